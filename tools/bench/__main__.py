@@ -34,6 +34,13 @@ REPEATING = ["paper"]
 @click.command(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
 @click.argument("names", nargs=-1, type=click.Choice([*BENCHMARKS, *REPEATING]))
 @click.option("--quick", is_flag=True, help="A short run on small data, to test the benchmark.")
+@click.option(
+    "--share",
+    type=click.FloatRange(0, 1, min_open=True),
+    default=1.0,
+    show_default=True,
+    help="Measure on this share of the data.",
+)
 @click.option("--rounds", type=click.IntRange(min=1), help="Runs of each side.")
 @click.option("--kills", type=click.IntRange(min=2), help="Nodes that `failover` loses.")
 @click.option(
@@ -53,6 +60,7 @@ REPEATING = ["paper"]
 def main(
     names: tuple[str, ...],
     quick: bool,
+    share: float,
     rounds: int | None,
     kills: int | None,
     folder: Path,
@@ -63,7 +71,7 @@ def main(
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     if figure is not None:
         import bench.drawing  # before the measurements, as matplotlib is optional
-    scale = QUICK if quick else FULL
+    scale = (QUICK if quick else FULL).part(share)
     scale = replace(scale, rounds=rounds or scale.rounds, kills=kills or scale.kills, figure=figure)
     facts = machine_facts(folder, sys.argv[1:])
     for name, fact in facts.items():

@@ -10,11 +10,12 @@ import matplotlib as mpl
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
 from bench.agreement import Storing, group_name
 from bench.failover import AFTER_S, BACK_SHARE, BEFORE_S, shares, smoothed
-from bench.paper_numbers import Compared
+from bench.paper_numbers import Compared, Experiment
 
 mpl.use("svg")
 mpl.rcParams["svg.hashsalt"] = "dieselfs"  # equal data gives an equal file
@@ -25,6 +26,8 @@ _THIN = 3
 _LOWEST = 0.6
 """Accuracies below are cut off."""
 _JOB_COLOURS = {"its job": "#c0392b", "another job": "#2980b9"}
+_THERE, _HERE = "#000000", "#c0392b"
+"""Colours of the paper's numbers and of ours."""
 _GROUP_COLOURS = {1: "#c0392b", 5: "#e67e22", 15: "#2980b9", 30: "#16a085", 0: "#000000"}
 
 
@@ -79,20 +82,38 @@ def draw_accuracy(storings: Sequence[Storing], file: Path) -> None:
             panel.legend(fontsize=8, loc="lower right")
 
 
-def draw_paper(found: Mapping[str, Sequence[Compared]], file: Path) -> None:
-    """A line for each ratio, by figure of the paper: its value there and here, on one logarithmic axis."""
-    lines = [(where.partition(",")[0], each) for where, of in found.items() for each in of]
-    figure = Figure(figsize=(9, 1 + 0.26 * len(lines)), layout="constrained")
-    panel: Axes = figure.subplots()
-    for name, colour, marker in (("paper", "#000000", "o"), ("here", "#c0392b", "D")):
-        drawn = {line: value for line, (_, each) in enumerate(lines) if (value := getattr(each, name))}
-        xs, ys = list(drawn.values()), list(drawn)
-        panel.scatter(xs, ys, s=22, color=colour, marker=marker, label=name, zorder=2)
-    panel.set_yticks(range(len(lines)), [f"{where}: {each.what}" for where, each in lines], fontsize=7)
-    panel.invert_yaxis()
-    panel.set_xscale("log")
-    panel.axvline(1, color="black", linewidth=0.6, linestyle=":")
-    panel.grid(alpha=0.25, linewidth=0.5)
-    panel.set_xlabel("ratio")
-    panel.legend(fontsize=8)
+def draw_paper(found: Sequence[tuple[Experiment, Sequence[Compared]]], file: Path) -> None:
+    """A panel for each experiment, all on one logarithmic axis. A line for each ratio: in the paper a ring, here the
+    median and, of several rounds, the range.
+    """
+    counts = [len(of) for _, of in found]
+    figure = Figure(figsize=(9, 1 + 0.5 * len(found) + 0.24 * sum(counts)), layout="constrained")
+    panels: list[Axes] = list(
+        np.atleast_1d(
+            figure.subplots(len(found), 1, sharex=True, height_ratios=[each + 0.6 for each in counts])
+        )
+    )
+    for panel, (experiment, of) in zip(panels, found, strict=True):
+        for line, each in enumerate(of):
+            if each.paper:
+                panel.scatter(each.paper, line, s=64, facecolors="none", edgecolors=_THERE, linewidths=1.4)
+            if each.here is not None:
+                median, low, high = each.here
+                panel.plot([low, high], [line, line], color=_HERE, linewidth=1.6, solid_capstyle="butt")
+                panel.scatter(median, line, s=20, color=_HERE, marker="D", zorder=3)
+        panel.set_title(f"{experiment.where.partition(',')[0]}: {experiment.title}", fontsize=9, loc="left")
+        panel.set_yticks(range(len(of)), [each.what for each in of], fontsize=8)
+        panel.set_ylim(len(of) - 0.3, -0.7)
+        panel.axvline(1, color="black", linewidth=0.8, linestyle=":")
+        panel.grid(alpha=0.25, linewidth=0.5)
+    last = panels[-1]
+    last.set_xscale("log")
+    last.xaxis.set_major_formatter("{x:g}")
+    last.set_xlabel("ratio: equal at 1", fontsize=9)
+    signs = [
+        Line2D([], [], color=_THERE, marker="o", markersize=8, markerfacecolor="none", linestyle="none"),
+        Line2D([], [], color=_HERE, marker="D", markersize=4.5, linewidth=1.6),
+    ]
+    labels = ["the paper, if it prints a number other than 0", "here: median and range of the rounds"]
+    figure.legend(signs, labels, fontsize=8, loc="outside upper right", ncols=2, frameon=False)
     figure.savefig(file, metadata={"Date": None})

@@ -1,7 +1,9 @@
 """Measurements and their arithmetic: order of the runs, medians, rates, ratios. No I/O."""
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from math import ceil
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -11,7 +13,7 @@ from typing import Any
 class Scale:
     """`rounds`: runs of each side; `entries`: files of the large dataset; `small_files`, `large_files`: of the source
     trees; `chunks`: in a store; `requests`: of all clients; `kills`: of nodes; `seeds`, `epochs`: of trainings;
-    `nodes`: limit of simulated jobs; `figure`: an SVG file to draw.
+    `nodes`: limit of simulated jobs; `figure`: an SVG file to draw; `only`: a pattern in the titles of wanted trials.
     """
 
     rounds: int
@@ -26,10 +28,20 @@ class Scale:
     nodes: int
     is_quick: bool = False
     figure: Path | None = None
+    only: str = ""
+
+    def wants(self, title: str) -> bool:
+        """Whether a trial is needed; others may be left out, with what has to be set up for them."""
+        return re.search(self.only, title) is not None
+
+    def part(self, share: float) -> "Scale":
+        """With this share of all data and requests, and as many runs, losses and trainings."""
+        names = ("entries", "small_files", "large_files", "chunks", "requests")
+        return replace(self, **{name: ceil(getattr(self, name) * share) for name in names})
 
 
 FULL = Scale(5, 1_280_000, 100_000, 5_000, 256, 12_000, 20, 12, 20, 1024)
-QUICK = Scale(3, 50_000, 5_000, 300, 32, 3_000, 2, 2, 2, 16, is_quick=True)
+QUICK = Scale(1, 10_000, 2_000, 100, 32, 600, 2, 2, 2, 16, is_quick=True)
 
 
 @dataclass(frozen=True, slots=True)

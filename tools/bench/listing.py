@@ -34,6 +34,12 @@ WALKS = {
 
 
 def listing(folder: Path, scale: Scale) -> Generator[Trial]:
+    if scale.wants(f"Listing of {scale.entries:,} files"):
+        yield from _large(folder, scale)
+    yield from _beside_files(folder, scale)
+
+
+def _large(folder: Path, scale: Scale) -> Generator[Trial]:
     mountpoint, rounds, files = folder / "mount", scale.rounds, scale.entries
     with running_home(folder / "home") as home:
         store_entries(home, files)
@@ -47,6 +53,10 @@ def listing(folder: Path, scale: Scale) -> Generator[Trial]:
                 _side(walk, files, partial(_walk_again, walk, files, mountpoint, mount)) for walk in WALKS
             ]
             yield Trial(f"{title}, warm", sides, rounds)
+
+
+def _beside_files(folder: Path, scale: Scale) -> Generator[Trial]:
+    mountpoint, rounds = folder / "mount", scale.rounds
     tree = make_tree(folder / "source", scale.small_files, SMALL_FILE_BYTES)
     local, files = filesystem_type(folder), tree.files
     with running_home(folder / "source-home") as home:
@@ -57,6 +67,8 @@ def listing(folder: Path, scale: Scale) -> Generator[Trial]:
                 ours = _side("mount", files, partial(_walk_cold, walk, files, mountpoint, home))
                 sides = [ours, _side(local, files, partial(_walk_cold, walk, files, tree.folder))]
                 yield Trial(f"{title}, cold", sides, rounds, local)
+            if not scale.wants(f"{title}, warm"):
+                continue
             with mounted(home, mountpoint) as mount:
                 ours = _side("mount", files, partial(_walk_again, walk, files, mountpoint, mount))
                 sides = [ours, _side(local, files, partial(_walk_again, walk, files, tree.folder))]

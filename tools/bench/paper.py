@@ -6,12 +6,12 @@ writes files.
 """
 
 import re
-from collections.abc import Generator, Iterable, Iterator, Mapping
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
-from statistics import fmean
+from statistics import fmean, median
 from tempfile import TemporaryDirectory
 
 from bench.agreement import PART_EPOCHS, Storing
@@ -22,11 +22,13 @@ from bench.paper_numbers import (
     BYTE_RATE,
     DURATION,
     EXPERIMENTS,
+    GROUP,
     RATE,
     Compared,
     Comparison,
     Experiment,
     Measure,
+    Ratio,
 )
 from bench.rounds import FAILURES, run_trial
 from lab.network import Unsuitable
@@ -36,8 +38,8 @@ DRAWING = Path(__file__).parents[2] / "docs/figures/paper.svg"
 _ALIKE = 0.15
 """Ratios this near to 1 count as equal."""
 
-Values = dict[tuple[str, str, str], Mapping[str, float]]
-"""By benchmark, title of the trial and side: its values by name."""
+Values = dict[tuple[str, str, str], Mapping[str, Sequence[float]]]
+"""By benchmark, title of the trial and side: by name, its value in each round."""
 
 Reasons = dict[tuple[str, str], str]
 """By benchmark and side: why it was not measured; the side is empty if none of them was."""
@@ -52,7 +54,7 @@ def paper(folder: Path, scale: Scale) -> Generator[Iterable[Row]]:
     for name in benchmarks_of(EXPERIMENTS):
         try:
             with TemporaryDirectory(dir=folder, ignore_cleanup_errors=True) as place:
-                for values in _measure(name, Path(place), replace(scale, figure=None), reasons):
+                for values in _measure(name, Path(place), scale, reasons):
                     measured |= values
         except (Unsuitable, *FAILURES) as reason:
             reasons[name, ""] = f"{name}: {reason}"
@@ -61,7 +63,7 @@ def paper(folder: Path, scale: Scale) -> Generator[Iterable[Row]]:
             waiting.remove(experiment)
             yield rows_of(experiment, compared(experiment, measured), reasons)
     if file is not None:
-        draw_paper({each.where: compared(each, measured) for each in EXPERIMENTS}, file)
+        draw_paper([(each, compared(each, measured)) for each in EXPERIMENTS], file)
 
 
 def _after(name: str) -> list[str]:
@@ -74,8 +76,11 @@ def _measure(name: str, folder: Path, scale: Scale, reasons: Reasons) -> Iterato
     if name == "accuracy":
         from bench.accuracy import storings
 
-        yield from map(values_of_storing, storings(folder, scale))
+        if scale.is_quick:
+            scale = replace(scale, seeds=scale.rounds)
+        yield from map(values_of_storing, storings(folder, scale, groups_of(EXPERIMENTS)))
         return
+    scale = replace(scale, figure=None, only=pattern_of(name))
     with closing(getattr(import_module(f"bench.{name}"), name)(folder, scale)) as trials:
         for trial in trials:
             if (chosen := chosen_sides(name, trial)).sides:
@@ -97,6 +102,19 @@ def benchmarks_of(experiments: Iterable[Experiment]) -> list[str]:
     return list(dict.fromkeys(measure.benchmark for measure in measures_of(experiments)))
 
 
+def pattern_of(name: str) -> str:
+    """Of the titles of a benchmark's trials that are compared."""
+    return "|".join(
+        {measure.trial: None for measure in measures_of(EXPERIMENTS) if measure.benchmark == name}
+    )
+
+
+def groups_of(experiments: Iterable[Experiment]) -> list[int]:
+    """The group sizes whose accuracies are compared."""
+    sides = {each.side for each in measures_of(experiments) if each.benchmark == "accuracy"}
+    return sorted(int(side.removeprefix(GROUP)) for side in sides)
+
+
 def chosen_sides(name: str, trial: Trial) -> Trial:
     """The trial with the sides that a comparison needs, if any."""
     wanted = {
@@ -111,35 +129,43 @@ def values_of(name: str, trial: Trial, found: Iterable[Figure]) -> Values:
     """The base of the trial also stands under BASE."""
     measured = Values()
     for figure in found:
-        values = {RATE: figure.rate, BYTE_RATE: figure.byte_rate, DURATION: figure.duration_s, **figure.seen}
-        for side in (figure.side.name, *([BASE] if figure.side.name == trial.base else [])):
-            measured[name, trial.title, side] = values
+        durations_s, side = figure.durations_s, figure.side
+        values: dict[str, Sequence[float]] = {
+            RATE: [side.amount / each for each in durations_s],
+            BYTE_RATE: [side.size_bytes / each for each in durations_s],
+            DURATION: durations_s,
+            **{what: [run.seen[what] for run in figure.runs if what in run.seen] for what in figure.seen},
+        }
+        for known_as in (side.name, *([BASE] if side.name == trial.base else [])):
+            measured[name, trial.title, known_as] = values
     return measured
 
 
 def values_of_storing(storing: Storing) -> Values:
-    """The mean accuracy of the last epochs of all runs, by group size."""
+    """The mean accuracy of the last epochs of each run, by group size."""
     return {
-        ("accuracy", storing.title, f"G = {group}"): {
-            ACCURACY: fmean(fmean(run[-PART_EPOCHS:]) for run in runs)
+        ("accuracy", storing.title, f"{GROUP}{group}"): {
+            ACCURACY: [fmean(run[-PART_EPOCHS:]) for run in runs]
         }
         for group, runs in storing.runs.items()
     }
 
 
 def compared(experiment: Experiment, measured: Values) -> list[Compared]:
-    def ratio(comparison: Comparison) -> float | None:
-        ours, base = _value(comparison.ours, measured), _value(comparison.base, measured)
-        return None if ours is None or not base else ours / base
+    def ratio(comparison: Comparison) -> Ratio | None:
+        ours, base = _rounds(comparison.ours, measured), _rounds(comparison.base, measured)
+        if not ours or not base or not min(base):
+            return None
+        return Ratio(median(ours) / median(base), min(ours) / max(base), max(ours) / min(base))
 
     return [Compared(each.what, each.paper, ratio(each)) for each in experiment.comparisons]
 
 
-def _value(measure: Measure, measured: Values) -> float | None:
-    values = None
+def _rounds(measure: Measure, measured: Values) -> Sequence[float]:
+    values: Sequence[float] = ()
     for (name, title, side), found in measured.items():
         if name == measure.benchmark and side == measure.side and re.search(measure.trial, title):
-            values = found.get(measure.value)
+            values = found.get(measure.value, ())
     return values
 
 
@@ -155,9 +181,12 @@ def rows_of(
         yield {
             head: what,
             "paper": "not printed" if paper is None else _short(paper),
-            "here": "not measured" if here is None else _short(here),
-            "here : paper": "" if not paper or here is None else _short(here / paper),
-            "shape": "" if paper is None or here is None else _shape(paper, here),
+            "here": "not measured" if here is None else _short(here.median),
+            "rounds": ""
+            if here is None or here.low == here.high
+            else f"{_short(here.low)} to {_short(here.high)}",
+            "here : paper": "" if not paper or here is None else _short(here.median / paper),
+            "shape": "" if paper is None or here is None else _shape(paper, here.median),
         }
     own = [reason for (name, _), reason in reasons.items() if name in benchmarks_of([experiment])]
     lacks = "" if is_whole or not own else f"; not measured: {'; '.join(own)}"
@@ -165,6 +194,7 @@ def rows_of(
         head: f"*differs:* {experiment.differs}{lacks}",
         "paper": "",
         "here": "",
+        "rounds": "",
         "here : paper": "",
         "shape": "",
     }

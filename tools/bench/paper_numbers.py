@@ -12,6 +12,8 @@ from bench.pool_rivals import MEMCACHED
 from bench.reading import GET, LIBRARY_PLAN, PLAN, RANDOM
 
 RATE, BYTE_RATE, DURATION, ACCURACY = "units a second", "bytes a second", "seconds", "accuracy"
+GROUP = "G = "
+"""What precedes the group size in the name of a side of `accuracy`."""
 BASE = ""
 """The side of a trial that its ratios refer to: the local file system, cp or dd."""
 
@@ -27,12 +29,20 @@ class Measure(NamedTuple):
     value: str = RATE
 
 
+class Ratio(NamedTuple):
+    """A quotient of medians. `low`, `high`: the smallest and the largest quotient of any two rounds."""
+
+    median: float
+    low: float
+    high: float
+
+
 class Compared(NamedTuple):
     """What came out of a comparison. `here`: None if it was not measured."""
 
     what: str
     paper: float | None
-    here: float | None
+    here: Ratio | None
 
 
 class Comparison(NamedTuple):
@@ -56,7 +66,7 @@ class Experiment(NamedTuple):
 _SMALL, _LARGE = "of 4,096 bytes", "of 110,000 bytes"
 _COLD = "{}, 4 readers, cold"
 _INSIDE = "{}, in the reader's process, cold"
-_LOSS, _LOADED = "nodes, .* read once by", "nodes?, .* loaded, cold"
+_LOSS, _LOADED, _ONE_BY_ONE = (f"nodes, .* {what}" for what in ("read once by", "loaded, cold", "one by one"))
 _RESIDENT = f"{_SMALL}, in the reader's process, resident, 4 readers"
 _DATA_ACCESS = "data access, ms a step"
 
@@ -84,8 +94,8 @@ def _after_loss(value: str) -> tuple[Measure, Measure]:
 
 
 def _beside_full_shuffle(storing: str, group: int) -> tuple[Measure, Measure]:
-    full = Measure("accuracy", storing, "G = 0", ACCURACY)
-    return full._replace(side=f"G = {group}"), full
+    full = Measure("accuracy", storing, f"{GROUP}0", ACCURACY)
+    return full._replace(side=f"{GROUP}{group}"), full
 
 
 def _trained(value: str) -> tuple[Measure, Measure]:
@@ -183,12 +193,12 @@ EXPERIMENTS = (
         "a cache in the memory of the nodes",
         "nodes are network namespaces of one machine, not ten; the recovery fetches the share of one lost node",
         (
-            Comparison("11a: DIESEL-API : memcached, 4 KB", 1.2e6 / 560e3, *_beside_memcached("one by one")),
+            Comparison("11a: DIESEL-API : memcached, 4 KB", 1.2e6 / 560e3, *_beside_memcached(_ONE_BY_ONE)),
             Comparison(
                 "11a: as before, by a library that has read its files",
                 1.2e6 / 560e3,
-                Measure("pool", "one by one", JOB_AGAIN),
-                Measure("pool", "one by one", MEMCACHED),
+                Measure("pool", _ONE_BY_ONE, JOB_AGAIN),
+                Measure("pool", _ONE_BY_ONE, MEMCACHED),
             ),
             Comparison(
                 "11a: DIESEL-FUSE : DIESEL-API",
@@ -199,7 +209,7 @@ EXPERIMENTS = (
             Comparison(
                 "11a: DIESEL-API : file system",
                 1.2e6 / 40e3,
-                Measure("pool", "one by one", JOB),
+                Measure("pool", _ONE_BY_ONE, JOB),
                 _COLD_FILES._replace(value=RATE),
             ),
             Comparison(

@@ -66,11 +66,16 @@ def pool(folder: Path, scale: Scale) -> Generator[Trial]:
         make_lmdb(whole.tree, folder / "data.mdb")
         for nodes in counts:
             stage = replace(whole, hosts=whole.hosts[:nodes])
-            yield from _reading(stage, folder / "data.mdb", rounds)
+            if any(scale.wants(_title(stage, _batching(batch))) for batch in BATCHES):
+                yield from _reading(stage, folder / "data.mdb", rounds)
             yield _beside_memcached(stage, "loaded, cold", _load_job, _load_memcached, rounds)
             if nodes > 1:
                 what = f"read once by {nodes - 1} after the loss of one"
                 yield _beside_memcached(stage, what, _recover_job, _recover_memcached, rounds)
+
+
+def _batching(batch: int) -> str:
+    return "one by one" if batch == 1 else f"{batch} at a time"
 
 
 def _title(stage: Stage, what: str) -> str:
@@ -110,7 +115,7 @@ def _reading(stage: Stage, lmdb: Path, rounds: int) -> Generator[Trial]:
                 ways[name] = Way(paths, partial(partial, cache_reads, fleet, batch), servers[name])
             if batch == 1 and len(stage.hosts) == 1:
                 ways[LMDB] = Way(paths, lambda _, share: partial(lmdb_reader, lmdb, share))
-            yield read_trial(stage, "one by one" if batch == 1 else f"{batch} at a time", ways, rounds)
+            yield read_trial(stage, _batching(batch), ways, rounds)
 
 
 def _planned(job: RunningJob, batch: int) -> Ask:

@@ -40,6 +40,9 @@ def servers(folder: Path, scale: Scale) -> Generator[Trial]:
 
 
 def _trials(folder: Path, options: Sequence[str], title: str, scale: Scale) -> Iterator[Trial]:
+    titles = {what: f"{title}: {what}, {CLIENTS} clients" for what in ASKING}
+    if not any(map(scale.wants, titles.values())):
+        return
     requests = scale.requests // CLIENTS
     with running_servers(folder, NAMES, options) as running:
         with Dataset(_settings(running[:1], folder), DATASET, is_created=False) as dataset:
@@ -55,7 +58,7 @@ def _trials(folder: Path, options: Sequence[str], title: str, scale: Scale) -> I
                 }
                 run: Callable[[], Run] = partial(read_together, clients, requests * CLIENTS, processes)
                 sides.append(Side(name, run, requests * CLIENTS, "requests"))
-            yield Trial(f"{title}: {what}, {CLIENTS} clients", sides, scale.rounds, base=NAMES[0])
+            yield Trial(titles[what], sides, scale.rounds, base=NAMES[0])
 
 
 def _settings(running: Sequence[RunningServer], folder: Path) -> Settings:

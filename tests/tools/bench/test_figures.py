@@ -2,7 +2,7 @@ from dataclasses import replace
 
 import pytest
 
-from bench.figures import Figure, Run, Side, Trial, figures
+from bench.figures import FULL, QUICK, Figure, Run, Side, Trial, figures
 
 
 def side(name: str = "ours", amount: float = 100, size_bytes: int = 0) -> Side:
@@ -60,3 +60,10 @@ def test_figures_of_a_trial_know_their_base() -> None:
     assert (ours.ratio, base.ratio) == (0.5, 1.0)
     alone = figures(replace(trial, base=None), {"ours": runs(2.0), "ext4": runs(1.0)})
     assert [figure.ratio for figure in alone] == [None, None]
+
+
+def test_a_part_has_less_data_but_as_many_runs() -> None:
+    part = FULL.part(0.1)
+    assert (part.entries, part.small_files, part.large_files, part.chunks) == (128_000, 10_000, 500, 26)
+    assert (part.rounds, part.kills, part.seeds, part.epochs) == (5, 20, 12, 20)
+    assert QUICK.part(1) == QUICK
