@@ -3,7 +3,8 @@
 import os
 import signal
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -39,10 +40,10 @@ def chunk(content: bytes, version: int = 5, chunk_id: bytes | None = None) -> tu
 
 
 @pytest.fixture
-def metadata() -> SqliteMetadata:
-    store = SqliteMetadata(":memory:")
-    store.create_dataset("data", DATASET)
-    return store
+def metadata() -> Iterator[SqliteMetadata]:
+    with closing(SqliteMetadata(":memory:")) as store:
+        store.create_dataset("data", DATASET)
+        yield store
 
 
 class FullStore(MemoryStore):
@@ -68,11 +69,11 @@ def test_a_chunk_is_stored_before_it_counts(metadata: SqliteMetadata) -> None:
 
 def test_a_chunk_that_is_stored_but_not_applied_counts_after_the_next_start(metadata: SqliteMetadata) -> None:
     store = MemoryStore()
-    failing = FailingMetadata(":memory:")
-    failing.create_dataset("data", DATASET)
     chunk_id, data = chunk(b"content")
-    with pytest.raises(Unavailable):
-        commit_chunk(store, failing, DATASET, chunk_id, data, NOW_NS)
+    with closing(FailingMetadata(":memory:")) as failing:
+        failing.create_dataset("data", DATASET)
+        with pytest.raises(Unavailable):
+            commit_chunk(store, failing, DATASET, chunk_id, data, NOW_NS)
     assert catch_up(store, metadata, NOW_NS) == 1
     record = metadata.lookup(DATASET, b"file")
     assert record is not None and record.size == 7
@@ -256,15 +257,16 @@ def test_versions_that_a_wrong_clock_has_reserved_are_accepted_and_named(metadat
 
 
 def test_a_chunk_stays_if_the_metadata_is_lost_and_goes_if_the_dataset_was_dropped() -> None:
-    store, empty = MemoryStore(), SqliteMetadata(":memory:")
-    names = DatasetNames(store)
-    names.claim("data", DATASET)
-    chunk_id, data = chunk(b"content")
-    with pytest.raises(Unavailable, match="dlcmd rebuild dl://data"):
-        commit_chunk(store, empty, DATASET, chunk_id, data, NOW_NS)
-    assert list(store.list_chunks(DATASET)) == [chunk_id]
-    names.release("data", DATASET)
-    chunk_id, data = chunk(b"other")
-    with pytest.raises(NotFound):
-        commit_chunk(store, empty, DATASET, chunk_id, data, NOW_NS)
-    assert chunk_id not in list(store.list_chunks(DATASET))
+    store = MemoryStore()
+    with closing(SqliteMetadata(":memory:")) as empty:
+        names = DatasetNames(store)
+        names.claim("data", DATASET)
+        chunk_id, data = chunk(b"content")
+        with pytest.raises(Unavailable, match="dlcmd rebuild dl://data"):
+            commit_chunk(store, empty, DATASET, chunk_id, data, NOW_NS)
+        assert list(store.list_chunks(DATASET)) == [chunk_id]
+        names.release("data", DATASET)
+        chunk_id, data = chunk(b"other")
+        with pytest.raises(NotFound):
+            commit_chunk(store, empty, DATASET, chunk_id, data, NOW_NS)
+        assert chunk_id not in list(store.list_chunks(DATASET))
