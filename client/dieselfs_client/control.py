@@ -176,7 +176,7 @@ def unmount(mountpoint: str | os.PathLike[str], lazily: bool = False) -> None:
     `lazily`: detach the mount at once; open files are served until they are closed.
     """
     place = mounted_place(mountpoint)
-    supervision = supervision_of(place)
+    supervision = _supervision_at(place)
     deadline_s = time.monotonic() + UNMOUNT_BUSY_TIMEOUT_S
     while True:
         try:
@@ -258,7 +258,7 @@ def upgrade(mountpoint: str | os.PathLike[str], timeout_s: float = UPGRADE_TIMEO
     deadline_s = time.monotonic() + timeout_s
     asked = 0
     while True:
-        now = supervision_of(place)
+        now = _supervision_at(place)
         if now is None and mount_at(place) is None:
             raise MountError(f"{place}: it was unmounted during the upgrade")
         if now is not None and now.refusals > before.refusals:
@@ -278,20 +278,33 @@ def upgrade(mountpoint: str | os.PathLike[str], timeout_s: float = UPGRADE_TIMEO
 def _living_supervision(place: str) -> SupervisorStatus | None:
     """The supervisor of a mount; waits for one that is being replaced, for REPLACEMENT_TIMEOUT_S at most."""
     deadline_s = time.monotonic() + REPLACEMENT_TIMEOUT_S
-    while (found := supervision_of(place)) is None and time.monotonic() < deadline_s and not is_stale(place):
+    while (found := _supervision_at(place)) is None and time.monotonic() < deadline_s and not is_stale(place):
         time.sleep(_POLL_S)
     return found
 
 
 def mounts() -> list[Mount]:
     """The mounts of dieselfs on this machine, oldest first."""
-    known = {one.mountpoint: one for one in supervisions()}
-    return [_described(record, known.get(record.mountpoint)) for record in dieselfs_mounts()]
+    known = {(one.mountpoint, one.device): one for one in supervisions()}
+    return [_described(record, known.get((record.mountpoint, record.device))) for record in dieselfs_mounts()]
+
+
+def daemon_at(mountpoint: str) -> int | None:
+    """The process that serves the mount on this (resolved) path; None as in `Mount`."""
+    record, supervision = mount_at(mountpoint), _supervision_at(mountpoint)
+    if record is None or supervision is None or supervision.device != record.device:
+        return None
+    return supervision.daemon or None
+
+
+def _supervision_at(place: str) -> SupervisorStatus | None:
+    record = mount_at(place)
+    return supervision_of(place, record.device if record is not None else "")
 
 
 def _described(record: MountRecord, supervision: SupervisorStatus | None) -> Mount:
     stale = is_stale(record.mountpoint)
-    if supervision is None or supervision.device != record.device:
+    if supervision is None:
         supervision = SupervisorStatus(record.mountpoint, resends=True)
     return Mount(
         record.mountpoint,

@@ -74,9 +74,13 @@ def supervisions() -> list[SupervisorStatus]:
     return found
 
 
-def supervision_of(mountpoint: str) -> SupervisorStatus | None:
-    """The supervisor of the mount on this (resolved) path, if it lives and belongs to this user."""
-    return next((one for one in supervisions() if one.mountpoint == mountpoint), None)
+def supervision_of(mountpoint: str, device: str = "") -> SupervisorStatus | None:
+    """The supervisor of the mount on this (resolved) path, if it lives and belongs to this user.
+
+    There may be several, because an earlier mount lives on while another mount namespace has it: then that of `device`.
+    """
+    found = [one for one in supervisions() if one.mountpoint == mountpoint]
+    return next((one for one in found if one.device == device), found[0] if found else None)
 
 
 def _read(process: str) -> SupervisorStatus | None:

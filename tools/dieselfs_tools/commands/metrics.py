@@ -1,8 +1,10 @@
 """`dlcmd metrics`: the metrics of this node's daemons, for Prometheus."""
 
 import threading
+from collections import Counter
 from collections.abc import Iterable
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -60,9 +62,17 @@ def metrics(session: Session, listen: "TcpAddress | None", textfile: str | None)
 
 
 def _reports() -> "list[Report]":
+    """Processes with the same labels get one more: Prometheus and node_exporter refuse all of them otherwise."""
     from dieselfs.process.metrics_socket import published
 
-    return [report for _, report in published()]
+    found = [*published()]
+    counts = Counter(tuple(sorted(report.about.items())) for _, report in found)
+    return [
+        report
+        if counts[tuple(sorted(report.about.items()))] == 1
+        else replace(report, about={**report.about, "process": str(process)})
+        for process, report in found
+    ]
 
 
 def _serve(session: Session, address: "TcpAddress") -> int:

@@ -54,12 +54,14 @@ def _histories(subject: str) -> "tuple[str, dict[str, Recorded], int | None]":
     of them, which knows the other nodes. Raises NotFound.
     """
     from dieselfs.process.metrics_socket import histories
+    from dieselfs_client import control
 
     place = os.path.realpath(subject)
     known = [*histories()]
-    for _, recorded in known:
-        if recorded.about.get("mountpoint") == place:
-            return place, {place: recorded}, None
+    here = {process: recorded for process, recorded in known if recorded.about.get("mountpoint") == place}
+    if here:
+        serving = control.daemon_at(place)  # as in `why`
+        return place, {place: here[serving if serving in here else min(here)]}, None
     members = [(process, recorded) for process, recorded in known if recorded.about.get("job") == subject]
     if members:
         return f"job {subject}", {_name(recorded): recorded for _, recorded in members}, members[0][0]

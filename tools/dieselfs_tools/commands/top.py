@@ -1,9 +1,10 @@
 """`dlcmd top`: what the mounts, cache daemons and servers of this node do."""
 
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from itertools import islice
 from typing import TYPE_CHECKING
 
@@ -15,6 +16,7 @@ from dieselfs_tools.output import Output
 from dieselfs_tools.session import Session
 
 if TYPE_CHECKING:
+    from dieselfs.activity import Activity, ServerActivity
     from dieselfs_tools.watching import Seen
 
 TOP_INTERVAL_S = 2.0
@@ -40,16 +42,34 @@ def top(session: Session, interval: float, has_nodes: bool, once: bool) -> int:
     if interval <= 0:
         raise InvalidInput("--interval needs a time, for example 2s")
     if once:
-        seen = next(islice(watched(interval, read), 1, None))
+        seen = _marked(next(islice(watched(interval, read), 1, None)))
         _print(session.output, seen)
         return session.output.summary("", {"processes": len(seen)})
     with suppress(KeyboardInterrupt):  # how it ends
         if session.output.is_json:
             for seen in watched(interval, read):
-                _print(session.output, seen)
+                _print(session.output, _marked(seen))
         else:
-            _watch(watched(interval, read))
+            _watch(map(_marked, watched(interval, read)))
     return session.output.summary("", {})
+
+
+def _marked(seen: "Seen") -> "Seen":
+    """With a mark on daemons that serve open files of an earlier mount of a path, until these are closed."""
+    from dieselfs_client import control
+
+    places = Counter(each.about.get("mountpoint") for each in seen if "node" not in each.about)
+    serving = {place: control.daemon_at(place) for place, count in places.items() if place and count > 1}
+
+    def is_earlier(each: "Activity | ServerActivity") -> bool:
+        return each.process != serving.get(each.about.get("mountpoint", ""), each.process)
+
+    return [
+        replace(each, about={**each.about, "mountpoint": f"{each.about['mountpoint']} (unmounted)"})
+        if is_earlier(each)
+        else each
+        for each in seen
+    ]
 
 
 def _watch(views: "Iterator[Seen]") -> None:

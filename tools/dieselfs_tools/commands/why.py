@@ -2,7 +2,6 @@
 
 import os
 from dataclasses import asdict
-from itertools import islice
 
 import click
 
@@ -22,21 +21,30 @@ WHY_S = 5.0
 def why(session: Session, mountpoint: str, duration_s: float, since_start: bool) -> int:
     """Say in one paragraph what limits the training that reads a mount now, and the one thing to change."""
     from dieselfs.activity import Activity, ServerActivity
+    from dieselfs_client import control
     from dieselfs_tools.diagnosis import diagnosis
     from dieselfs_tools.watching import watched
 
     if duration_s <= 0:
         raise InvalidInput("--for needs a time, for example 5s")
     place = os.path.realpath(mountpoint)
-    if not since_start:
-        session.output.aside(f"watching {place} for {duration_s:g} s ...")
-    seen = next(islice(watched(duration_s), 0 if since_start else 1, None))
-    mounts = [each for each in seen if isinstance(each, Activity) and each.about.get("mountpoint") == place]
-    if not mounts:
-        raise NotFound(
-            f"you have no mount of a dataset on {place}, or its daemon does not answer: see 'dlcmd mounts'"
-        )
-    found = diagnosis(mounts[0], [each for each in seen if isinstance(each, ServerActivity)])
+    views = watched(duration_s)
+    for since in (True, False):
+        seen = next(views)
+        mounts = [
+            each for each in seen if isinstance(each, Activity) and each.about.get("mountpoint") == place
+        ]
+        if not mounts:
+            raise NotFound(
+                f"you have no mount of a dataset on {place}, or its daemon does not answer: see 'dlcmd mounts'"
+            )
+        if since and since_start:
+            break
+        if since:
+            session.output.aside(f"watching {place} for {duration_s:g} s ...")
+    serving = control.daemon_at(place)  # that of an earlier mount may live on, for files that are still open
+    mount = next((each for each in mounts if each.process == serving), mounts[0])
+    found = diagnosis(mount, [each for each in seen if isinstance(each, ServerActivity)])
     text = f"{found.text}\n{found.advice}"
-    session.output.record("diagnosis", text, {**asdict(found), "activity": asdict(mounts[0])})
+    session.output.record("diagnosis", text, {**asdict(found), "activity": asdict(mount)})
     return session.output.summary("", {"limit": found.limit})
