@@ -36,8 +36,9 @@ class Activity:
     """One daemon over `seconds`, or since its start. Rates are for a second.
 
     `waiting`: how many reads waited on the average. `spent`: seconds of all its threads for each cause of stalls, for a
-    second. `hit_share`: planned files that were in the page cache when they were read, None without any;
-    `best_hit_share`: the share of the dataset that fits into memory.
+    second. `run_delay`: seconds for which its main thread waited for a processor, for a second. `reclaimed`: chunks of
+    which the kernel has dropped pages, for a second. `hit_share`: planned files that were in the page cache when they
+    were read, None without any; `best_hit_share`: the share of the dataset that fits into memory.
     """
 
     process: int
@@ -58,12 +59,15 @@ class Activity:
     plans: tuple[PlanProgress, ...]
     slowest_peer: Mapping[str, Any] | None = None
     """In a job: the `node` whose answers take longest, and their mean, `mean_s`."""
+    run_delay: float = 0.0
+    reclaimed: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class ServerActivity:
     """One server over `seconds`, or since its start. Rates are for a second; latencies are means, in seconds, None
-    without a call. `busy`: how many calls of the store were in progress on the average.
+    without a call. `busy`: how many calls of the store were in progress on the average. `limited`: how many calls of
+    users waited for their rates on the average. `run_delay`: as in `Activity`.
     """
 
     process: int
@@ -79,6 +83,8 @@ class ServerActivity:
     store_s: float | None
     busy: float
     connections: int
+    limited: float = 0.0
+    run_delay: float = 0.0
 
 
 class _Change:
@@ -142,6 +148,8 @@ def activity(process: int, before: Report | None, after: Report, seconds: float)
             change.mean("dieselfs_store_answered_seconds"),
             change.rate("dieselfs_store_answered_seconds"),
             int(after.total("dieselfs_rpc_connections")),
+            change.rate("dieselfs_rates_waited_seconds_total"),
+            change.rate("dieselfs_process_run_delay_seconds_total"),
         )
     planned = change.total(_PLANNED)
     return Activity(
@@ -163,6 +171,8 @@ def activity(process: int, before: Report | None, after: Report, seconds: float)
         next((value for _, value in after.values("dieselfs_hit_rate_best_possible")), None),
         tuple(_plans(after.infos.get("plans"))),
         _slowest(after.infos.get("job.slowest")),
+        change.rate("dieselfs_process_run_delay_seconds_total"),
+        change.rate("dieselfs_prefetch_reclaimed_chunks_total"),
     )
 
 

@@ -24,6 +24,7 @@ from dieselfs.history import SAMPLE_INTERVAL_S, History, Recorded, Window
 from dieselfs.limits import MIB
 from dieselfs.metrics import Registry, Report
 from dieselfs.process.state_dirs import check_private, make_private, runtime_folder
+from dieselfs.process.system_limits import run_delay_s
 from dieselfs.sockets import peer_user, reachable_path
 
 METRICS_TIMEOUT_S = 2.0
@@ -115,6 +116,11 @@ async def publish(publication: Publication, folder: Path | None = None) -> None:
     is only not seen by them.
     """
     publication.metrics.counter("process.cpu_s", "Processor time of the process.", time.process_time)
+    publication.metrics.counter(
+        "process.run_delay_s",
+        "Time for which the main thread was ready and waited for a processor.",
+        run_delay_s,
+    )
     path = (folder or sockets_folder()) / f"{os.getpid()}.sock"
     try:
         make_private(path.parent)

@@ -88,3 +88,11 @@ def available_bytes(file: Path = _MEMORY_FILE) -> int | None:
         return None
     numbers = (line.split() for line in lines if line.startswith("MemAvailable:"))
     return next((int(number) * KIB for _, number, *_ in numbers), None)
+
+
+def run_delay_s(file: Path = Path("/proc/self/schedstat")) -> float:
+    """How long the main thread of this process was ready and waited for a processor; 0 if unknown. Reads `file`."""
+    try:
+        return int(file.read_text().split()[1]) / 1e9
+    except (OSError, IndexError, ValueError):
+        return 0.0

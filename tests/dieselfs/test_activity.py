@@ -28,6 +28,8 @@ def mount(uptime_s: float, factor: int, plans: list[dict[str, Any]] | None = Non
     metrics.gauge("work.spent_s", "Time.", cause="server").value = 1.0 * factor
     metrics.counter("page_cache.planned_files", "Files.").value = 20 * factor
     metrics.counter("page_cache.hits", "Hits.").value = 15 * factor
+    metrics.counter("process.run_delay_s", "Waits.").value = 0.8 * factor
+    metrics.counter("prefetch.reclaimed_chunks", "Chunks.").value = 6 * factor
     metrics.info("plans", "Plans.", lambda: plans or [])
     return metrics.report({"component": "mount", "mountpoint": "/mnt/x"})
 
@@ -43,6 +45,7 @@ def test_rates_are_of_the_interval() -> None:
         0.75,
     )
     assert seen.spent == {"server": 0.5} and seen.hit_share == 0.75
+    assert (seen.run_delay, seen.reclaimed) == (0.4, 3.0)
     assert seen.plans == (PlanProgress(3, 300, 1000, 50.0, 14.0),)
 
 
@@ -60,6 +63,7 @@ def test_a_server_has_latencies_of_the_interval() -> None:
         metrics = Registry()
         metrics.gauge("uptime_s", "Age.").value = 100
         metrics.counter("rpc.requests", "Calls.").value = 10 * factor
+        metrics.counter("rates.waited_s", "Waits.").value = 15.0 * factor
         answers = metrics.histogram("rpc.answered_s", "Answers.", (1.0,), method="ping")
         for _ in range(factor):
             answers.observe(0.5 * factor)
@@ -68,6 +72,7 @@ def test_a_server_has_latencies_of_the_interval() -> None:
     seen = activity(8, server(1), server(2), 5.0)
     assert isinstance(seen, ServerActivity)
     assert (seen.calls, seen.answer_s, seen.store_s, seen.busy) == (2.0, 1.5, None, 0.0)
+    assert seen.limited == 3.0
 
 
 @pytest.mark.parametrize(

@@ -45,8 +45,19 @@ SERVER = ServerActivity(2, {}, 5.0, 0.2, 50, 0, 1e8, 0, 1e8, 0.02, 0.01, 0.1, 3)
         (replace(SLOW, spent={"disk": 1.0}), [], "disk", "faster disk"),
         (SLOW, [replace(SERVER, busy=1.2)], "store", "tiered:"),
         (SLOW, [replace(SERVER, cpu=0.9)], "server", "more servers"),
-        (SLOW, [SERVER], "server", "more memory"),
-        (replace(SLOW, best_hit_share=1.0), [SERVER], "server", "later epochs"),
+        (SLOW, [replace(SERVER, limited=3.0)], "rate", "dlcmd limit ls"),
+        (SLOW, [replace(SERVER, run_delay=0.6)], "cpu", "fewer programs"),
+        (replace(SLOW, run_delay=0.6), [], "cpu", "loader workers"),
+        (SLOW, [SERVER], "memory", "more memory"),
+        (replace(SLOW, best_hit_share=1.0, reclaimed=2.0), [SERVER], "memory", "control group"),
+        (replace(SLOW, best_hit_share=1.0), [SERVER], "server", "Later epochs"),
+        (replace(SLOW, hit_share=None, plans=(replace(PLAN, position=0),)), [], "order", "without another"),
+        (
+            replace(SLOW, hit_share=None, plans=(replace(PLAN, position=0),), reads=1.0),
+            [],
+            "memory",
+            "memory",
+        ),
     ],
 )
 def test_the_first_limit_that_fits_is_named_with_its_remedy(

@@ -13,7 +13,11 @@ BUSY_MIN = 0.8
 HIT_SHARE_MIN = 0.9
 """A plan that finds fewer of its files in the page cache has too little memory, or too little time."""
 STORE_SHARE_MIN = 0.5
-"""Of the time spent on servers, from which on their store is the limit."""
+"""Of the time spent on servers, from which on their store, or the rates of users, are the limit."""
+RUN_DELAY_MIN = 0.25
+"""Seconds a second for which the main thread of a daemon waits for a processor, from which on that is the limit."""
+OTHER_ORDER_READS_MIN = 50
+"""Reads without a planned file among them, from which on the programs follow another order than that of the plan."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +53,16 @@ def diagnosis(seen: Activity, servers: Sequence[ServerActivity]) -> Diagnosis:
         )
     if not any(plan.position < plan.positions for plan in seen.plans):
         return _without_plan(seen, f"{rates}, {waits}; no plan is read")
+    if (
+        seen.hit_share is None
+        and seen.reads * seen.seconds >= OTHER_ORDER_READS_MIN
+        and not any(plan.position for plan in seen.plans)
+    ):
+        return Diagnosis(
+            "order",
+            f"{rates}, {waits}; a plan was opened, but its files are read in another order.",
+            "Read the files in the order of the list, without another shuffle; a larger group makes it more random.",
+        )
     return _of_plan(seen, servers, f"{rates}, {waits}")
 
 
@@ -68,6 +82,12 @@ def _without_plan(seen: Activity, text: str) -> Diagnosis:
 
 def _of_plan(seen: Activity, servers: Sequence[ServerActivity], text: str) -> Diagnosis:
     hits = "" if seen.hit_share is None else f"; {seen.hit_share:.0%} of the planned files were there in time"
+    if seen.run_delay >= RUN_DELAY_MIN:
+        return Diagnosis(
+            "cpu",
+            f"{text}{hits}; the daemon waits {seen.run_delay:.2f} s a second for a processor that other programs use.",
+            "Run fewer programs or loader workers on this node, or keep a processor free for the mount.",
+        )
     if seen.cpu >= BUSY_MIN:
         return Diagnosis(
             "daemon",
@@ -97,7 +117,25 @@ def _of_plan(seen: Activity, servers: Sequence[ServerActivity], text: str) -> Di
             f"{text}.",
             "Look at the network between the nodes, and at job.suspected in .dieselfs/stats.",
         )
+    return _of_servers(seen, servers, text, spent)
+
+
+def _of_servers(seen: Activity, servers: Sequence[ServerActivity], text: str, spent: float) -> Diagnosis:
     busiest = max(servers, key=lambda server: server.busy, default=None)
+    limited = max((server.limited for server in servers), default=0.0)
+    if limited >= STORE_SHARE_MIN * spent:
+        return Diagnosis(
+            "rate",
+            f"{text}; {limited:.1f} calls wait at the server for the rates of their users.",
+            "Ask an administrator for a higher rate ('dlcmd limit ls'), or give the mount more memory.",
+        )
+    delayed = max((server.run_delay for server in servers), default=0.0)
+    if delayed >= RUN_DELAY_MIN:
+        return Diagnosis(
+            "cpu",
+            f"{text}; the server on this machine waits {delayed:.2f} s a second for a processor.",
+            "Run fewer programs on this machine, or the server on another one.",
+        )
     if busiest is not None and busiest.cpu >= BUSY_MIN:
         return Diagnosis(
             "server",
@@ -112,14 +150,20 @@ def _of_plan(seen: Activity, servers: Sequence[ServerActivity], text: str) -> Di
             "Put a faster tier before the store (tiered:), or give the mount more memory.",
         )
     if seen.best_hit_share is not None and seen.best_hit_share < 1:
-        share = f"{seen.best_hit_share:.0%} of the dataset"
         return Diagnosis(
-            "server",
-            f"{text}; the memory of the mount holds {share}, the rest comes again in each epoch.",
+            "memory",
+            f"{text}; the memory of the mount holds {seen.best_hit_share:.0%} of the dataset, the rest comes again in "
+            "each epoch.",
             "Give the mount more memory (--memory), or pool that of the job's nodes (--job).",
+        )
+    if seen.reclaimed > 0:
+        return Diagnosis(
+            "memory",
+            f"{text}; the kernel has reclaimed pages of {seen.reclaimed:.1f} chunks a second.",
+            "End other programs that use memory or read many files, or raise the limit of the control group.",
         )
     return Diagnosis(
         "server",
-        f"{text}: the network to the server, or the server and its store.",
-        "Compare with 'dlcmd top' on the server; later epochs come from memory.",
+        f"{text}, which is the network to the server, the server or its store.",
+        "Later epochs come from memory. For this one, see 'dlcmd top' where the server runs, and 'dlcmd limit ls'.",
     )

@@ -14,6 +14,7 @@ from dieselfs.process.system_limits import (
     available_bytes,
     cgroup_limits,
     room_bytes,
+    run_delay_s,
     segments_most,
 )
 
@@ -84,3 +85,10 @@ def test_what_programs_can_still_take_is_a_part_of_the_memory(tmp_path: Path) ->
 
 def resource_bytes() -> int:
     return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
+def test_how_long_the_main_thread_waited_for_a_processor(tmp_path: Path) -> None:
+    (tmp_path / "schedstat").write_text("2524069 13206895 5\n")
+    assert run_delay_s(tmp_path / "schedstat") == 0.013206895
+    assert run_delay_s(tmp_path / "none") == 0.0
+    assert run_delay_s() >= 0.0
