@@ -10,8 +10,8 @@ from dieselfs_tools.activity_tables import tables
 from tests.tools.test_diagnosis import SERVER, SLOW
 
 
-def shown(*seen: Activity | ServerActivity) -> str:
-    console = Console(width=200, record=True, file=StringIO())
+def shown(*seen: Activity | ServerActivity, width: int = 200) -> str:
+    console = Console(width=width, record=True, file=StringIO())
     console.print(tables(seen))
     return console.export_text()
 
@@ -24,7 +24,8 @@ def test_a_mount_and_a_server_have_a_row_each() -> None:
         "2.00",
         "50.0%",
         "server 1.50",
-        "epoch 0: 10%, 50 files/s",
+        "10%",
+        "18 s",
         "20.0 ms",
         "process 2",
     ):
@@ -40,6 +41,14 @@ def test_a_node_of_a_job_is_named_and_its_slowest_peer() -> None:
 def test_a_cache_has_its_dataset_and_no_server_no_table() -> None:
     text = shown(replace(SLOW, about={"dataset": "pets"}, plans=(), hit_share=None, spent={}))
     assert "dl://pets (cache)" in text and "clients" not in text
+
+
+def test_a_terminal_of_80_columns_has_room() -> None:
+    mount = replace(SLOW, about={"mountpoint": "/mnt/imagenet"}, reads=12345.0, fetched_bytes=1.5e9)
+    text = shown(mount, SERVER, width=80)
+    assert "…" not in text
+    for words in ("fetched/s", "reads/s", "waiting", "in time", "12,345", "1.4 GiB", "clients"):
+        assert words in text
 
 
 def test_without_daemons_there_is_one_line() -> None:

@@ -1,6 +1,6 @@
 """The activity of daemons as tables for a terminal, with `rich`. No I/O."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from rich import box
@@ -20,42 +20,58 @@ _DAEMONS = (
     "in time",
     "memory",
     "CPU",
-    "most time on",
+    "time on",
     "slowest peer",
-    "plan",
 )
+_PLANS = ("plan of", "epoch", "read", "files/s", "left")
+_WRAPPED = ("memory", "time on", "slowest peer")
+PLACE_COLUMNS_MIN = 10
+"""The least width of the first column, which wraps."""
 _SERVERS = ("server", "calls/s", "failed/s", "sent/s", "answer", "store", "CPU", "clients")
 
 
 def tables(seen: Iterable[Activity | ServerActivity]) -> Group:
-    """A table of mounts and caches, and one of servers; a line if there are none."""
-    daemons, servers = _table(_DAEMONS), _table(_SERVERS)
+    """A table of mounts and caches, one of their plans, and one of servers; a line if there are none."""
+    daemons: list[Activity] = []
+    servers: list[ServerActivity] = []
     for each in seen:
         if isinstance(each, Activity):
-            daemons.add_row(*_daemon(each))
+            daemons.append(each)
         else:
-            servers.add_row(*_server(each))
-    found = [table for table in (daemons, servers) if table.row_count]
-    return Group(*found) if found else Group(Text("no daemon of yours runs on this machine"))
+            servers.append(each)
+    found = [
+        _table(_DAEMONS, [_daemon(each) for each in daemons]),
+        _table(_PLANS, [_plan(each, plan) for each in daemons for plan in each.plans]),
+        _table(_SERVERS, [_server(each) for each in servers]),
+    ]
+    filled = [table for table in found if table.row_count]
+    return Group(*filled) if filled else Group(Text("no daemon of yours runs on this machine"))
 
 
-def _table(columns: Iterable[str]) -> Table:
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    first, *others = columns
-    table.add_column(first, overflow="fold")
-    for name in others:
-        table.add_column(name, justify="right")
+def _table(names: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
+    """Without the columns that are empty: a terminal has 80 characters."""
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
+    filled = [number for number in range(len(names)) if any(row[number] for row in rows)]
+    for number in filled:
+        if number:
+            table.add_column(names[number], justify="right", no_wrap=names[number] not in _WRAPPED)
+        else:
+            table.add_column(names[number], overflow="fold", min_width=PLACE_COLUMNS_MIN)
+    for row in rows:
+        table.add_row(*(Text(row[number]) for number in filled))
     return table
 
 
-def _daemon(seen: Activity) -> list[Text]:
+def _place(seen: Activity) -> str:
     about = seen.about
     place = about.get("mountpoint") or f"{SCHEME}{about.get('dataset', '')} (cache)"
-    if "node" in about:
-        place = f"{about['node']}: {place}"
+    return f"{about['node']}: {place}" if "node" in about else place
+
+
+def _daemon(seen: Activity) -> list[str]:
     cause, spent = max(seen.spent.items(), key=lambda item: item[1], default=("", 0.0))
-    cells = [
-        place,
+    return [
+        _place(seen),
         format_size(int(seen.fetched_bytes)),
         f"{seen.reads:,.0f}",
         f"{seen.waiting:.2f}",
@@ -64,24 +80,25 @@ def _daemon(seen: Activity) -> list[Text]:
         f"{seen.cpu:.2f}",
         f"{cause} {spent:.2f}" if spent > 0 else "",
         _peer(seen.slowest_peer),
-        "\n".join(map(_plan, seen.plans)),
     ]
-    return [Text(cell) for cell in cells]
 
 
 def _peer(slowest: Mapping[str, Any] | None) -> str:
     return f"{slowest['node']} {_latency(slowest['mean_s'])}" if slowest else ""
 
 
-def _plan(plan: PlanProgress) -> str:
-    done = plan.position / max(plan.positions, 1)
-    rate = f", {plan.files_per_s:,.0f} files/s" if plan.files_per_s else ""
-    left = f", {format_duration(plan.left_s)} left" if plan.left_s and plan.position < plan.positions else ""
-    return f"epoch {plan.epoch}: {done:.0%}{rate}{left}"
+def _plan(seen: Activity, plan: PlanProgress) -> list[str]:
+    return [
+        _place(seen),
+        f"{plan.epoch}",
+        f"{plan.position / max(plan.positions, 1):.0%}",
+        f"{plan.files_per_s:,.0f}" if plan.files_per_s else "",
+        format_duration(plan.left_s) if plan.left_s and plan.position < plan.positions else "",
+    ]
 
 
-def _server(seen: ServerActivity) -> list[Text]:
-    cells = [
+def _server(seen: ServerActivity) -> list[str]:
+    return [
         f"process {seen.process}",
         f"{seen.calls:,.1f}",
         f"{seen.failed:,.1f}",
@@ -91,7 +108,6 @@ def _server(seen: ServerActivity) -> list[Text]:
         f"{seen.cpu:.2f}",
         f"{seen.connections}",
     ]
-    return [Text(cell) for cell in cells]
 
 
 def _latency(mean_s: float | None) -> str:
