@@ -35,10 +35,11 @@ class PlanProgress:
 class Activity:
     """One daemon over `seconds`, or since its start. Rates are for a second.
 
-    `waiting`: how many reads waited on the average. `spent`: seconds of all its threads for each cause of stalls, for a
-    second. `run_delay`: seconds for which its main thread waited for a processor, for a second. `reclaimed`: chunks of
-    which the kernel has dropped pages, for a second. `hit_share`: planned files that were in the page cache when they
-    were read, None without any; `best_hit_share`: the share of the dataset that fits into memory.
+    `waiting`: how many reads waited on the average; `in_progress`: how many wait now, which count when they end.
+    `spent`: seconds of all its threads for each cause of stalls, for a second. `run_delay`: seconds for which its main
+    thread waited for a processor, for a second. `reclaimed`: chunks of which the kernel has dropped pages, for a
+    second. `hit_share`: planned files that were in the page cache when they were read, None without any;
+    `best_hit_share`: the share of the dataset that fits into memory.
     """
 
     process: int
@@ -61,6 +62,7 @@ class Activity:
     """In a job: the `node` whose answers take longest, and their mean, `mean_s`."""
     run_delay: float = 0.0
     reclaimed: float = 0.0
+    in_progress: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,6 +175,7 @@ def activity(process: int, before: Report | None, after: Report, seconds: float)
         _slowest(after.infos.get("job.slowest")),
         change.rate("dieselfs_process_run_delay_seconds_total"),
         change.rate("dieselfs_prefetch_reclaimed_chunks_total"),
+        int(after.total("dieselfs_reads_in_progress")),
     )
 
 

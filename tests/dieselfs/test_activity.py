@@ -30,6 +30,7 @@ def mount(uptime_s: float, factor: int, plans: list[dict[str, Any]] | None = Non
     metrics.counter("page_cache.hits", "Hits.").value = 15 * factor
     metrics.counter("process.run_delay_s", "Waits.").value = 0.8 * factor
     metrics.counter("prefetch.reclaimed_chunks", "Chunks.").value = 6 * factor
+    metrics.gauge("reads.in_progress", "Reads.").value = 3 * factor
     metrics.info("plans", "Plans.", lambda: plans or [])
     return metrics.report({"component": "mount", "mountpoint": "/mnt/x"})
 
@@ -45,7 +46,7 @@ def test_rates_are_of_the_interval() -> None:
         0.75,
     )
     assert seen.spent == {"server": 0.5} and seen.hit_share == 0.75
-    assert (seen.run_delay, seen.reclaimed) == (0.4, 3.0)
+    assert (seen.run_delay, seen.reclaimed, seen.in_progress) == (0.4, 3.0, 6)
     assert seen.plans == (PlanProgress(3, 300, 1000, 50.0, 14.0),)
 
 

@@ -34,6 +34,7 @@ SERVER = ServerActivity(2, {}, 5.0, 0.2, 50, 0, 1e8, 0, 1e8, 0.02, 0.01, 0.1, 3)
     [
         (replace(SLOW, failed=1.0), [], "failures", ".dieselfs/errors"),
         (replace(SLOW, reads=0, fetched_bytes=0, pushed_bytes=0, waiting=0), [], "idle", "decoding"),
+        (replace(SLOW, reads=0, fetched_bytes=0, in_progress=3), [], "stalled", "dlcmd server status"),
         (replace(SLOW, waiting=0.01), [], "none", "decoding"),
         (replace(SLOW, plans=()), [], "no-plan", ".dieselfs/shuffle"),
         (replace(SLOW, plans=(replace(PLAN, position=1000),)), [], "no-plan", ".dieselfs/shuffle"),

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from dieselfs.activity import Activity, ServerActivity
-from dieselfs.units import format_size
+from dieselfs.units import count, format_size
 
 WAITING_MIN = 0.05
 """Reads that wait on the average; below that, nobody notices them."""
@@ -38,6 +38,13 @@ def diagnosis(seen: Activity, servers: Sequence[ServerActivity]) -> Diagnosis:
             "failures",
             f"{seen.failed:,.1f} reads a second fail; {rates}.",
             "See .dieselfs/errors of the mount, and 'dlcmd mounts'.",
+        )
+    if not seen.reads and not seen.fetched_bytes and seen.in_progress:
+        return Diagnosis(
+            "stalled",
+            f"{count(seen.in_progress, 'read')} {'waits' if seen.in_progress == 1 else 'wait'}, and nothing arrived in "
+            f"{seen.seconds:.0f} s.",
+            "See 'dlcmd server status', the network, and .dieselfs/errors of the mount; reads fail after 30 s.",
         )
     if not seen.reads and not seen.fetched_bytes and not seen.pushed_bytes:
         return Diagnosis(

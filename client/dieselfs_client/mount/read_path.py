@@ -114,6 +114,7 @@ class ReadPath:
         self.metrics = metrics = metrics or Registry()
         self._at_once = metrics.counter("reads.at_once", "Reads answered from memory.")
         self._waited = metrics.histogram("reads.waited_s", "Time that reads waited.", _WAIT_BOUNDS_S)
+        self._in_progress = metrics.gauge("reads.in_progress", "Reads that wait now.")
         self._failed = metrics.counter("reads.failed", "Reads that failed or were interrupted.")
         self._core = core
         self._chunk_cache = chunk_cache
@@ -214,6 +215,7 @@ class ReadPath:
             self._failed.value += 1
             raise Unavailable(f"the bytes did not arrive within {self._timeout_s:g} s for the read before")
         is_done = False
+        self._in_progress.value += 1
         try:
             parts = self._core.parts(inode, offset, size)
             if (held := await self._held_back(inode - 1)) is not None:
@@ -230,6 +232,7 @@ class ReadPath:
                 self._late.note(inode, offset, offset + size, now_s)
             raise
         finally:
+            self._in_progress.value -= 1
             self._waited.observe(trio.current_time() - began_s)
             self._failed.value += not is_done
 

@@ -150,6 +150,21 @@ def test_what_does_not_come_in_time_is_an_error_that_says_so(packed: PackedDatas
     run(packed, scenario, timeout_s=0.05, kind=StuckSource)
 
 
+def test_reads_that_wait_are_counted_before_they_end(packed: PackedDataset) -> None:
+    """Else a mount whose server is away would look idle."""
+
+    async def scenario(reads: ReadPath, source: MemoryChunkSource) -> None:
+        StuckSource.gate.clear()
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(reads.fetch, inode(packed, 5), 0, 10)
+            await trio.testing.wait_all_tasks_blocked()
+            assert reads.metrics.as_dict()["reads"]["in_progress"] == 1
+            StuckSource.gate.set()
+        assert reads.metrics.as_dict()["reads"]["in_progress"] == 0
+
+    run(packed, scenario, kind=StuckSource)
+
+
 def test_the_second_request_of_the_kernel_for_a_late_page_fails_at_once(
     packed: PackedDataset, monkeypatch: pytest.MonkeyPatch
 ) -> None:
