@@ -1,6 +1,7 @@
 """What deploy/ has for containers: Helm accepts the chart, Kubernetes the manifests, and they are those of the chart.
 
-Compose and the image are run by deploy/container/try.sh and by hand, since they need an engine.
+deploy/container/try.sh runs the image, deploy/kubernetes/try.sh the manifests. Both are run by hand, and so is compose,
+because they need an engine or a cluster.
 """
 
 import json

@@ -1,0 +1,167 @@
+#!/bin/sh
+# Runs deploy/kubernetes in the cluster of `kubectl`: a server, an upload, the mounts of the nodes, and a pod that reads
+# all the time. Then a daemon of the mount is killed, then its whole container, then the server is replaced.
+#
+#   deploy/kubernetes/try.sh [IMAGE]         # dieselfs:VERSION by default; the nodes must have it, or can pull it
+#
+# Needs a cluster that allows privileged pods and makes volumes for claims. Everything is in the namespace dieselfs,
+# which must not exist before and is removed at the end; KEEP=1 leaves it.
+set -eu
+cd "$(dirname "$0")"
+version=$(sed -n 's/^__version__ = "\(.*\)"/\1/p' ../../dieselfs/__init__.py)
+image=${1:-dieselfs:$version}
+files=400
+scratch=$(mktemp -d)
+
+on() { kubectl --namespace dieselfs "$@"; }
+clean() {
+    [ "${KEEP:-}" ] || kubectl delete namespace dieselfs --ignore-not-found --timeout 120s >/dev/null || true
+    rm -rf "$scratch"
+}
+step() { printf '%s\n' "== $1"; }
+fail() { printf '%s\n' "try.sh: $1" >&2; exit 1; }
+# wait_for SECONDS COMMAND...
+wait_for() {
+    seconds=$1; shift
+    until "$@"; do
+        seconds=$((seconds - 1)); [ "$seconds" -gt 0 ] || fail "still fails: $*"
+        sleep 1
+    done
+}
+objects() { sed -e "s|image: dieselfs:.*|image: $image|" -e 's/memory=16GiB/memory=256MiB/' "$1"; }
+server() {
+    on exec dieselfs-server-0 -c server -- env DIESELFS_SERVER=unix:/var/lib/dieselfs/server.sock \
+        DIESELFS_KEY_FILE=/var/lib/dieselfs/keys/admin.key "$@"
+}
+node() {
+    on exec "$(on get pods -l app.kubernetes.io/component=nodes -o 'jsonpath={.items[0].metadata.name}')" -- "$@"
+}
+# A number of the reader.
+count() { on exec training -- python3 -c "import json; print(json.load(open('/tmp/counts'))['$1'])"; }
+has_read() { [ "$(count epochs)" -ge "$1" ]; }
+# read_on EPOCHS: the reader starts and ends that many.
+read_on() { wait_for 120 has_read $(($(count epochs) + $1 + 1)); }
+has_failed_no_more_than() {
+    [ "$(count wrong)" = 0 ] || fail "$(count wrong) files had wrong bytes"
+    [ "$(count failed)" -le "$1" ] || fail "$(count failed) reads failed, not $1"
+}
+# `rollout status` refuses a DaemonSet that is updated when its pods are deleted.
+nodes_are_ready() {
+    [ "$(on get daemonset/dieselfs-nodes -o 'jsonpath={.status.numberReady}/{.status.desiredNumberScheduled}')" != 0/0 ] &&
+        [ "$(on get daemonset/dieselfs-nodes -o 'jsonpath={.status.numberUnavailable}')" = "" ]
+}
+has_restarted() {
+    [ "$(on get pods -l app.kubernetes.io/component=nodes \
+        -o 'jsonpath={.items[0].status.containerStatuses[0].restartCount}')" -gt 0 ]
+}
+
+if kubectl get namespace dieselfs >/dev/null 2>&1; then fail "the namespace dieselfs exists"; fi
+trap clean EXIT
+trap 'exit 130' INT TERM
+
+step "a new store and its server, without rights"
+kubectl create namespace dieselfs >/dev/null
+objects first-start.yaml | on apply -f - >/dev/null
+on rollout status statefulset/dieselfs-server --timeout 300s
+objects server.yaml | on apply -f - >/dev/null
+on rollout status statefulset/dieselfs-server --timeout 300s
+
+step "an upload, and a key for the nodes"
+server sh -euc "
+    mkdir /tmp/files
+    for number in \$(seq $files); do head -c 50000 /dev/urandom > /tmp/files/\$number; done
+    dlcmd put -r /tmp/files/ dl://imagenet/
+    cd /tmp/files && sha256sum * > /tmp/sums
+    dlcmd user add nodes --out /tmp/nodes.key
+    dlcmd user grant nodes imagenet read"
+server cat /tmp/nodes.key > "$scratch/key"
+server cat /tmp/sums > "$scratch/sums"
+on create secret generic dieselfs-node-key --from-file=key="$scratch/key" >/dev/null
+cat > "$scratch/reader.py" <<'PYTHON'
+"""Reads and verifies all files in random order again and again, past the page cache. Counts in /tmp/counts."""
+
+import hashlib
+import json
+import os
+import random
+import time
+
+sums = dict(reversed(line.split()) for line in open("/reader/sums"))
+counts = {"epochs": 0, "failed": 0, "wrong": 0, "seconds_of_failures": 0.0}
+while True:
+    for name in random.sample(list(sums), len(sums)):
+        start_s = time.monotonic()
+        try:
+            with open(f"/data/imagenet/{name}", "rb") as file:
+                content = file.read()
+                os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+            counts["wrong"] += hashlib.sha256(content).hexdigest() != sums[name]
+        except OSError:
+            counts["failed"] += 1
+            time.sleep(0.01)
+            counts["seconds_of_failures"] += time.monotonic() - start_s
+    counts["epochs"] += 1
+    with open("/tmp/next", "w") as file:
+        json.dump(counts, file)
+    os.replace("/tmp/next", "/tmp/counts")
+PYTHON
+on create configmap reader --from-file="$scratch/sums" --from-file="$scratch/reader.py" >/dev/null
+
+step "the mounts of the nodes"
+objects nodes.yaml | on apply -f - >/dev/null
+wait_for 120 nodes_are_ready
+
+step "a pod that reads and verifies the dataset again and again"
+on apply -f - >/dev/null <<POD
+apiVersion: v1
+kind: Pod
+metadata: {name: training}
+spec:
+  restartPolicy: Never
+  terminationGracePeriodSeconds: 1
+  securityContext: {runAsNonRoot: true, runAsUser: 1000, seccompProfile: {type: RuntimeDefault}}
+  containers:
+    - name: training
+      image: $image
+      imagePullPolicy: IfNotPresent
+      command: [python3, /reader/reader.py]
+      volumeMounts:
+        - {name: data, mountPath: /data, readOnly: true, mountPropagation: HostToContainer}
+        - {name: reader, mountPath: /reader}
+        - {name: tmp, mountPath: /tmp}
+  volumes:
+    - {name: data, hostPath: {path: /var/lib/dieselfs-mounts, type: Directory}}
+    - {name: reader, configMap: {name: reader}}
+    - {name: tmp, emptyDir: {}}
+POD
+on wait pod/training --for condition=Ready --timeout 120s >/dev/null
+wait_for 60 on exec training -- sh -c 'until test -e /tmp/counts; do sleep 0.1; done'
+read_on 1
+
+step "the daemon of the mount is killed: another one takes over, and no read fails"
+# shellcheck disable=SC2016
+node sh -c 'kill -9 $(grep -l "^dieselfs-daemon\$" /proc/[0-9]*/comm | cut -d / -f 3)'
+read_on 2
+has_failed_no_more_than 0
+
+step "the server is replaced: no read fails"
+on rollout restart statefulset/dieselfs-server >/dev/null
+on rollout status statefulset/dieselfs-server --timeout 300s
+read_on 2
+has_failed_no_more_than 0
+
+step "the container of the mount is killed: Kubernetes starts it again, and the running pod reads on"
+node sh -c 'kill -9 -1' >/dev/null 2>&1 || true   # ends this shell too
+wait_for 120 has_restarted
+wait_for 120 nodes_are_ready
+read_on 1
+failed=$(count failed)
+read_on 2
+has_failed_no_more_than "$failed"
+result="$(count epochs) epochs of $files files, none wrong; reads failed for $(count seconds_of_failures) s"
+
+step "the mounts are removed: nothing stays on the node"
+on delete daemonset/dieselfs-nodes >/dev/null
+on wait pod -l app.kubernetes.io/component=nodes --for delete --timeout 120s >/dev/null
+on exec training -- sh -c '! grep -q " /data/" /proc/self/mounts' || fail "the dataset is still mounted"
+echo "all of it works with $image: $result, while the mount had no container"
