@@ -92,6 +92,7 @@ WITHOUT_TWIN: dict[str, str] = {
     "client/dieselfs_client/private_mount.py": "tests/tools/commands/test_run.py",
     "tools/dieselfs_tools/mount_options.py": "tests/tools/commands/test_mount.py: options, environment, configuration",
     "tools/dieselfs_tools/commands/umount.py": "tests/tools/commands/test_mount.py goes there and back",
+    "tools/dieselfs_tools/limit_list.py": "tests/tools/commands/test_limit.py and test_quota.py",
     "tools/dieselfs_tools/folder_sync.py": "tests/tools/commands/test_sync_to_folder.py",
     "tools/dieselfs_tools/local_trees.py": "tests/tools/commands/test_check.py and test_sync_to_folder.py",
     "tools/dieselfs_tools/check_runner.py": "tests/tools/commands/test_check.py",

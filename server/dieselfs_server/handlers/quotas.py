@@ -6,9 +6,9 @@ from dataclasses import astuple
 import trio
 
 from dieselfs.errors import InvalidInput
-from dieselfs.rpc.records import QuotaRecord, RateRecord, UsageRecord
+from dieselfs.rpc.records import NO_LIMIT, QuotaRecord, RateRecord, UsageRecord
 from dieselfs_server.accounts import ALL_DATASETS, Quota, Rate, Right, with_owner, with_quota, with_rate
-from dieselfs_server.quotas.usage import NO_LIMIT, limits
+from dieselfs_server.quotas.usage import limits
 from dieselfs_server.service import Call
 
 

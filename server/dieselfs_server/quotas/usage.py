@@ -4,14 +4,12 @@ from collections import defaultdict
 from collections.abc import Collection, Sequence
 
 from dieselfs.records import DatasetUsage
-from dieselfs.rpc.records import UsageRecord
+from dieselfs.rpc.records import NO_LIMIT, UsageRecord
 from dieselfs_server.accounts import USER_MARK, Accounts, Quota, dataset_account
 from dieselfs_server.metadata.interface import MetadataStore
 from dieselfs_server.quotas.admission import used
 from dieselfs_server.traffic import NOTHING, Table, Traffic
 from dieselfs_server.users import UserStore
-
-NO_LIMIT = -1
 
 
 class Usages:

@@ -1,9 +1,10 @@
 """What datasets and users take: with quotas and traffic, for those who own something, and for the users asked for."""
 
 from dieselfs.rpc.auth import Key
+from dieselfs.rpc.records import NO_LIMIT
 from dieselfs_server.accounts import Accounts, Quota, StoredKey, with_key, with_owner, with_quota
 from dieselfs_server.metadata.sqlite.store import SqliteMetadata
-from dieselfs_server.quotas.usage import NO_LIMIT, Usages
+from dieselfs_server.quotas.usage import Usages
 from dieselfs_server.store.memory import MemoryStore
 from dieselfs_server.traffic import Traffic, Transferred
 from dieselfs_server.users import UserStore

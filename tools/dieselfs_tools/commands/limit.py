@@ -2,14 +2,14 @@
 
 import click
 
-from dieselfs.errors import InvalidInput, NotFound
-from dieselfs.rpc.records import RateRecord
+from dieselfs.errors import InvalidInput
+from dieselfs.rpc.records import NO_LIMIT, RateRecord
 from dieselfs.units import parse_rate
 from dieselfs_tools import options
+from dieselfs_tools.limit_list import LimitList
 from dieselfs_tools.output import Output
 from dieselfs_tools.session import Session
 
-NO_LIMIT = -1
 RATE = options.Parsed("RATE", parse_rate)
 
 limit = options.verb_group(
@@ -67,13 +67,7 @@ def set_(
     if all(one is None for one in given):
         raise InvalidInput("name a rate: --rate, --job-rate or --requests; 'dlcmd limit rm' removes a limit")
     rate = RateRecord(user, *(NO_LIMIT if one is None else one for one in given))
-    fields = {**_fields(rate), "dry_run": is_dry_run}
-    text = f"{user}: {_text(session.output, rate)}"
-    if is_dry_run:
-        session.client.rates()  # raises AccessDenied without the right
-        return session.output.summary(f"would set {text}", fields)
-    session.client.set_rate(rate)
-    return session.output.summary(text, fields)
+    return _list(session).set(user, rate, is_dry_run)
 
 
 @options.verb("rm", "dlcmd limit rm anna", "dlcmd limit rm '*'", group=limit)
@@ -81,19 +75,15 @@ def set_(
 @options.dry_run
 def rm(session: Session, user: str, is_dry_run: bool) -> int:
     """Remove the limit of a user."""
-    if all(known.user != user for known in session.client.rates()):
-        raise NotFound(f"{user} has no limit")
-    fields = {**_fields(RateRecord(user)), "dry_run": is_dry_run}
-    if is_dry_run:
-        return session.output.summary(f"would remove the limit of {user}", fields)
-    session.client.set_rate(RateRecord(user))
-    return session.output.summary(f"removed the limit of {user}", fields)
+    return _list(session).remove(user, RateRecord(user), is_dry_run)
 
 
 @options.verb("ls", "dlcmd limit ls", "dlcmd limit ls --json", group=limit)
 def ls(session: Session) -> int:
     """List all limits. '*' is that of users without a limit of their own."""
-    rates = session.client.rates()
-    for one in rates:
-        session.output.record("limit", f"{one.user}: {_text(session.output, one)}", _fields(one))
-    return session.output.summary("" if rates else "there are no limits", {"limits": len(rates)})
+    return _list(session).show(lambda rate: rate.user)
+
+
+def _list(session: Session) -> LimitList[RateRecord]:
+    client = session.client
+    return LimitList("limit", session.output, client.rates, client.set_rate, _text, _fields)

@@ -3,12 +3,12 @@
 import click
 
 from dieselfs.errors import InvalidInput, NotFound
-from dieselfs.rpc.records import QuotaRecord
+from dieselfs.rpc.records import NO_LIMIT, QuotaRecord
 from dieselfs_tools import options
+from dieselfs_tools.limit_list import LimitList
 from dieselfs_tools.output import Output
 from dieselfs_tools.session import Session
 
-NO_LIMIT = -1
 _USER, _DATASET, _SCHEME = "user:", "dataset:", "dl://"
 
 quota = options.verb_group(
@@ -60,14 +60,7 @@ def set_(session: Session, target: str, stored_bytes: int | None, files: int | N
             "name a limit: --size SIZE, --files NUMBER, or both; 'dlcmd quota rm' removes a quota"
         )
     limits = (NO_LIMIT if limit is None else limit for limit in (stored_bytes, files))
-    wanted = QuotaRecord(account_of(target), *limits)
-    fields = {**_fields(wanted), "dry_run": is_dry_run}
-    text = f"{target}: {limits_text(session.output, wanted)}"
-    if is_dry_run:
-        session.client.quotas()  # raises AccessDenied without the right
-        return session.output.summary(f"would set {text}", fields)
-    session.client.set_quota(wanted)
-    return session.output.summary(text, fields)
+    return _list(session).set(target, QuotaRecord(account_of(target), *limits), is_dry_run)
 
 
 @options.verb("rm", "dlcmd quota rm dl://imagenet", "dlcmd quota rm anna", group=quota)
@@ -75,24 +68,18 @@ def set_(session: Session, target: str, stored_bytes: int | None, files: int | N
 @options.dry_run
 def rm(session: Session, target: str, is_dry_run: bool) -> int:
     """Remove the quota of a dataset or of a user."""
-    account = account_of(target)
-    if all(known.account != account for known in session.client.quotas()):
-        raise NotFound(f"{target} has no quota")
-    fields = {**_fields(QuotaRecord(account)), "dry_run": is_dry_run}
-    if is_dry_run:
-        return session.output.summary(f"would remove the quota of {target}", fields)
-    session.client.set_quota(QuotaRecord(account))
-    return session.output.summary(f"removed the quota of {target}", fields)
+    return _list(session).remove(target, QuotaRecord(account_of(target)), is_dry_run)
 
 
 @options.verb("ls", "dlcmd quota ls", "dlcmd quota ls --json", group=quota)
 def ls(session: Session) -> int:
     """List all quotas. '*' is that of users without a quota of their own."""
-    quotas = session.client.quotas()
-    for one in quotas:
-        text = f"{_shown(one.account)}: {limits_text(session.output, one)}"
-        session.output.record("quota", text, _fields(one))
-    return session.output.summary("" if quotas else "there are no quotas", {"quotas": len(quotas)})
+    return _list(session).show(lambda quota: _shown(quota.account))
+
+
+def _list(session: Session) -> LimitList[QuotaRecord]:
+    client = session.client
+    return LimitList("quota", session.output, client.quotas, client.set_quota, limits_text, _fields)
 
 
 @options.verb(

@@ -4,13 +4,11 @@ from collections.abc import Sequence
 
 import click
 
-from dieselfs.rpc.records import UsageRecord
+from dieselfs.rpc.records import NO_LIMIT, UsageRecord
 from dieselfs_tools import options
 from dieselfs_tools.entries import SIZE_COLUMNS
 from dieselfs_tools.output import Output
 from dieselfs_tools.session import Session
-
-NO_LIMIT = -1
 
 
 @options.verb(
