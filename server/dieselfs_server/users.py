@@ -44,6 +44,11 @@ class UserStore:
         with self._lock:
             return self._refresh(USERS_REFRESH_S)
 
+    def newest(self) -> Accounts:
+        """As `current`, with all changes of other servers."""
+        with self._lock:
+            return self._refresh(0)
+
     @property
     def latest(self) -> Accounts:
         """As `current`, but of the last time that anybody asked for that: it never blocks."""

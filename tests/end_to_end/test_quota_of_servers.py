@@ -97,7 +97,7 @@ def stop_with_holds(server: RunningServer, metadata: MetadataStore, chunks: set[
     deadline_s = time.monotonic() + TIMEOUT_S
     while True:
         os.kill(server.process.pid, signal.SIGSTOP)
-        held = {hold.chunk for hold in Holds.decode(metadata.common_note("quota/")).held}
+        held = {hold.chunk.rpartition("/")[0] for hold in Holds.decode(metadata.common_note("quota/")).held}
         if held & chunks:
             return
         os.kill(server.process.pid, signal.SIGCONT)

@@ -67,6 +67,7 @@ def _own(service: Service, name: str, owner: str, is_kept: bool = False) -> None
 
     if owner or service.users.current().users:
         service.users.change(owned)
+        service.quotas.announce()
 
 
 async def get_dataset(call: Call) -> DatasetRecord:

@@ -1,36 +1,51 @@
 """Handlers for quotas and rates, and for what datasets and users take."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import astuple
 
 import trio
 
 from dieselfs.errors import InvalidInput
 from dieselfs.rpc.records import NO_LIMIT, QuotaRecord, RateRecord, UsageRecord
-from dieselfs_server.accounts import ALL_DATASETS, Quota, Rate, Right, with_owner, with_quota, with_rate
-from dieselfs_server.quotas.usage import limits
+from dieselfs_server.accounts import (
+    ALL_DATASETS,
+    Accounts,
+    Quota,
+    Rate,
+    Right,
+    with_owner,
+    with_quota,
+    with_rate,
+)
+from dieselfs_server.quotas.usage import limits, shown_usage
 from dieselfs_server.service import Call
 
 
 async def usage(call: Call) -> Sequence[UsageRecord]:
-    usages = call.service.usages
-    if call.arguments.dataset:
+    usages, named = call.service.usages, call.arguments.dataset
+    users: list[str] | None = []
+    if named:
         names = [(await call.dataset(Right.READ)).name]
-        return await trio.to_thread.run_sync(usages.of_datasets, names)
-    datasets = await trio.to_thread.run_sync(call.service.metadata.datasets)
-    names = [dataset.name for dataset in datasets if await call.right(dataset.name) >= Right.READ]
-    users = None if await call.right(ALL_DATASETS) >= Right.ADMIN else [call.caller.name]
-    return await trio.to_thread.run_sync(lambda: [*usages.of_datasets(names), *usages.of_users(users)])
+    else:
+        names = [each.name for each in await trio.to_thread.run_sync(call.service.metadata.datasets)]
+        users = None if await call.right(ALL_DATASETS) >= Right.ADMIN else [call.caller.name]
+    found = {name: await call.right(name) for name in names}
+    rights = {name: right for name, right in found.items() if right >= Right.READ}
+
+    def read() -> list[UsageRecord]:
+        datasets = [
+            shown_usage(one, call.caller.name, rights[one.name]) for one in usages.of_datasets([*rights])
+        ]
+        return [*datasets, *usages.of_users(users)]
+
+    return await trio.to_thread.run_sync(read)
 
 
 async def set_quota(call: Call) -> None:
     await call.require_admin()
     arguments = call.arguments
     quota = Quota(_limit(arguments.stored_bytes), _limit(arguments.files))
-    users = call.service.users
-    await trio.to_thread.run_sync(
-        users.change, lambda accounts: with_quota(accounts, arguments.account, quota)
-    )
+    await _change(call, lambda accounts: with_quota(accounts, arguments.account, quota))
 
 
 def _limit(number: int) -> int | None:
@@ -66,8 +81,11 @@ async def list_rates(call: Call) -> Sequence[RateRecord]:
 async def set_owner(call: Call) -> None:
     await call.require_admin()
     arguments = call.arguments
-    users = call.service.users
     await call.dataset(Right.READ)
-    await trio.to_thread.run_sync(
-        users.change, lambda accounts: with_owner(accounts, arguments.dataset, arguments.user)
-    )
+    await _change(call, lambda accounts: with_owner(accounts, arguments.dataset, arguments.user))
+
+
+async def _change(call: Call, edit: Callable[[Accounts], Accounts]) -> None:
+    """Change what decides about quotas, for all servers at once."""
+    await trio.to_thread.run_sync(call.service.users.change, edit)
+    await trio.to_thread.run_sync(call.service.quotas.announce)

@@ -3,10 +3,14 @@
 Before a chunk is stored, its hold is added to the note of the owner, by compare and swap with what was compared with
 the quotas. So the decision has no window: of two servers that see the same room, one must look again. The hold ends
 once the chunk is counted as stored, or is refused.
+
+Servers read the table of users again only now and then. A note changes with each change of it that decides about
+quotas, so a server knows when its table is too old.
 """
 
 import logging
 import random
+import secrets
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
@@ -43,6 +47,9 @@ DELETE_BYTES_MAX, DELETES_BYTES_MAX = 128, 4096
 """Size limits of a chunk of deletes beside its paths: for each path, and for the whole chunk."""
 CHANGE_TRIES_MAX = 256
 """Attempts to change a note. An attempt fails only if another server has changed it."""
+
+TABLE_NOTE = "quota-table"
+"""A new random content with each change of owners and quotas. Notes of owners have a slash."""
 
 _NOT_STORED = (AccessDenied, AlreadyExists, Damaged, InvalidInput, StoreFull, NotFound)
 """Errors of a commit after which the chunk is not stored, and will not be. After others it may yet be applied."""
@@ -83,7 +90,29 @@ class Quotas:
         self._locks: defaultdict[str, Lock] = defaultdict(
             Lock
         )  # by note: this process makes one change at a time
+        self._seen: bytes | None = None  # the note of the table when `users` read it last for its sake
         self._refusals = metrics.counter("quota.refusals", "Chunks that did not fit into a quota.")
+
+    def announce(self) -> None:
+        """Let all servers decide about the next chunks by the present table of users. Raises Unavailable.
+
+        Without any quota in it, there is nothing to decide.
+        """
+        if not self._users.latest.quotas:
+            return
+        for _ in range(CHANGE_TRIES_MAX):
+            content = self._metadata.common_note(TABLE_NOTE)
+            if self._metadata.change_common_note(NoteChange(TABLE_NOTE, content, secrets.token_bytes(8))):
+                return
+        raise Unavailable("too many servers change quotas or owners at once; try again")
+
+    def _table(self) -> Accounts:
+        """The table of users, with all that was announced."""
+        accounts = self._users.current()
+        if accounts.quotas and (note := self._metadata.common_note(TABLE_NOTE)) != self._seen:
+            accounts = self._users.newest()
+            self._seen = note
+        return accounts
 
     @contextmanager
     def admitted(
@@ -94,7 +123,7 @@ class Quotas:
 
         Deletes of what exists always fit, and chunks that are applied already.
         """
-        accounts, name = self._users.current(), dataset.name
+        accounts, name = self._table(), dataset.name
         owner = accounts.owners.get(name, "")
         is_limited = accounts.quotas.get(dataset_account(name)) or (owner and accounts.quota_of_user(owner))
         is_file = header.ops == Op.FILE
@@ -106,7 +135,8 @@ class Quotas:
             yield
             return
         asked = Amount(preamble.object_length, int(is_file.sum()))
-        chunk = f"{dataset.dataset_id.hex()}/{chunk_name(preamble.chunk_id)}"
+        # With the digest: a client that sends two chunks of one ID must not replace the hold of the larger one.
+        chunk = f"{dataset.dataset_id.hex()}/{chunk_name(preamble.chunk_id)}/{preamble.header_digest.hex()}"
         note = f"quota/{owner}"
         self._take(accounts, name, owner, note, Hold(name, chunk, asked, int(self._clock()) + HOLD_S), wait_s)
         try:
@@ -117,15 +147,20 @@ class Quotas:
         self._end(note, chunk)
 
     def _is_of_deletes(self, dataset: DatasetRecord, preamble: Preamble, header: ChunkHeader) -> bool:
-        """Whether a chunk has nothing but deletes, mostly of what exists. So they cannot take more than was stored."""
-        paths = set(header.paths)
+        """Whether a chunk has nothing but deletes, most of which delete what exists. So they cannot take more than was
+        stored. A delete that is older than the entry of its path deletes nothing, and could be repeated for ever.
+        """
+        paths: dict[bytes, int] = dict(zip(header.paths, header.versions.tolist(), strict=True))
         if not paths or preamble.payload_length or not (header.ops == Op.DELETE).all():
             return False
         if preamble.header_length > DELETES_BYTES_MAX + sum(DELETE_BYTES_MAX + len(path) for path in paths):
             return False
         asked = random.sample(sorted(paths), min(len(paths), DELETES_LOOKED_UP))
-        found = sum(self._metadata.lookup(dataset.dataset_id, path) is not None for path in asked)
-        return 2 * found >= len(asked)
+        deleted = 0
+        for path in asked:
+            entry = self._metadata.lookup(dataset.dataset_id, path)
+            deleted += entry is not None and entry.version < paths[path]
+        return 2 * deleted >= len(asked)
 
     def _take(self, accounts: Accounts, name: str, owner: str, note: str, hold: Hold, wait_s: float) -> None:
         deadline_s = self._clock() + wait_s

@@ -5,7 +5,7 @@ from collections.abc import Collection, Sequence
 
 from dieselfs.records import DatasetUsage
 from dieselfs.rpc.records import NO_LIMIT, UsageRecord
-from dieselfs_server.accounts import USER_MARK, Accounts, Quota, dataset_account
+from dieselfs_server.accounts import USER_MARK, Accounts, Quota, Right, dataset_account
 from dieselfs_server.metadata.interface import MetadataStore
 from dieselfs_server.quotas.admission import used
 from dieselfs_server.traffic import NOTHING, Table, Traffic
@@ -71,6 +71,11 @@ class Usages:
 def _known(accounts: Accounts, traffic: Table) -> set[str]:
     limited = {name.removeprefix(USER_MARK) for name in accounts.quotas if name.startswith(USER_MARK)}
     return (limited & accounts.users.keys()) | set(accounts.owners.values()) | traffic.keys()
+
+
+def shown_usage(usage: UsageRecord, user: str, right: Right) -> UsageRecord:
+    """Of a dataset, what a user with this right may see: readers do not learn the names of other users."""
+    return usage if right >= Right.WRITE or usage.owner == user else usage._replace(owner="")
 
 
 def limits(quota: Quota | None) -> tuple[int, int]:

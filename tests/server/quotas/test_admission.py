@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from dieselfs.chunk.builder import ChunkBuilder
 from dieselfs.chunk.format import Op, decode_chunk
-from dieselfs.errors import Damaged, InvalidInput, StorageFull, Unavailable
+from dieselfs.errors import AlreadyExists, Damaged, InvalidInput, StorageFull, Unavailable
 from dieselfs.metrics import Registry
 from dieselfs.records import DatasetUsage
 from dieselfs.rpc.auth import Key
@@ -213,6 +213,52 @@ def test_what_only_looks_like_deletes_counts(make: Make) -> None:
         preamble, header, _ = decode_chunk(b"".join(parts), "chunk", identity, DATASET_ID)
         with pytest.raises(QuotaExceeded), here.quotas.admitted(dataset, preamble, header):
             pass
+
+
+def test_deletes_that_delete_nothing_count(make: Make) -> None:
+    """An old version deletes nothing, so the same delete could be put for ever, in chunks of new IDs."""
+    here, there = make()
+    here.put(1, Put(b"f00001", 100, size=100))
+    here.limit(f"dataset:{DATASET}", here.usage().stored_bytes)
+    for number in range(2, 5):
+        with pytest.raises(QuotaExceeded):
+            there.put(number, delete(b"f00001", number))
+    there.put(5, delete(b"f00001", 101))
+    with pytest.raises(QuotaExceeded):
+        there.put(6, delete(b"f00001", 102))
+
+
+def test_two_chunks_of_one_id_have_two_holds(make: Make) -> None:
+    here, there = make()
+    dataset = here.metadata.dataset(DATASET)
+    large, small = pack([Put(b"a", 1, size=5000)], chunk_id(1)), pack([Put(b"b", 1)], chunk_id(1))
+    rest = pack([Put(b"c", 2, size=100)], chunk_id(2))
+    here.limit(f"dataset:{DATASET}", large[0].object_length + small[0].object_length)
+    with here.quotas.admitted(dataset, *large):
+        with suppress(AlreadyExists), there.quotas.admitted(dataset, *small):
+            with pytest.raises(RoomAwaited), there.quotas.admitted(dataset, *rest, wait_s=0):
+                pass
+            raise AlreadyExists("as the object store says")
+        with pytest.raises(RoomAwaited), there.quotas.admitted(dataset, *rest, wait_s=0):
+            pass
+
+
+def test_a_server_knows_new_datasets_of_a_user_at_once(make: Make) -> None:
+    """Else a user could make datasets at one server, and fill them at others, which take them for nobody's."""
+    here, there = make()
+    here.users.change(lambda accounts: with_owner(accounts, OTHER, ""))
+    here.limit("user:ada", CHUNK_BYTES)
+    there.users.current()
+    here.users.change(lambda accounts: with_owner(accounts, OTHER, "ada"))
+    here.quotas.announce()
+    there.put(1, name=OTHER)
+    with pytest.raises(QuotaExceeded):
+        there.put(2, name=OTHER)
+    with pytest.raises(QuotaExceeded):
+        there.put(3)
+    here.limit("user:ada", 2 * CHUNK_BYTES)
+    here.quotas.announce()
+    there.put(4)
 
 
 def test_without_a_wait_the_caller_waits_for_the_room_of_others(make: Make) -> None:

@@ -35,6 +35,10 @@ def test_users_see_their_usage_and_are_limited_by_it(
     ]
     shown = admin("usage", "hers").text
     assert "dl://hers  of anna" in shown
+    admin("user", "grant", "group:everyone", "second", "read")
+    (second,) = bert("usage", "--json").objects
+    assert (second["name"], second["owner"]) == ("second", "")  # readers do not learn who has it
+    admin("user", "grant", "group:everyone", "second", "none")
     assert bert("usage").text == ""
     bert("usage", "hers", exit_code=EXIT_NOT_FOUND)
     admin("quota", "owner", "second", "bert")
