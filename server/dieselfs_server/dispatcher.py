@@ -26,7 +26,7 @@ from dieselfs.records import DatasetRecord
 from dieselfs.rpc import records
 from dieselfs.rpc.messages import decode_call, encode_refusal, encode_reply, thrift
 from dieselfs.rpc.serving.byte_budget import ByteBudget
-from dieselfs.rpc.serving.connection import ClientConnection, Pace
+from dieselfs.rpc.serving.connection import ClientConnection
 from dieselfs.rpc.serving.handshake import Identity
 from dieselfs.rpc.serving.keep_alive import LONG_METHODS, kept_alive
 from dieselfs_server.accounts import Caller
@@ -193,7 +193,8 @@ class Dispatcher:
         method, sequence, arguments = decode_call(message)
         if method in ("hello", "prove"):
             raise ProtocolError("a second handshake")
-        paced = self._throttle.call(user, method, connection.peer, getattr(arguments, "dataset", ""))
+        dataset = getattr(arguments, "dataset", "")
+        paced = self._throttle.call(user, method, connection.peer, dataset, len(message))
         async with AsyncExitStack() as reply_bytes:
             call = Call(
                 self._service, user, method, arguments, hold=partial(self._hold, reply_bytes, user.name)
@@ -210,7 +211,6 @@ class Dispatcher:
     ) -> None:
         """The bytes of the reply are held until this returns."""
         method, arguments, user = call.method, call.arguments, call.caller
-        pace = None if paced is None else paced.move
         noted = _Noted(connection.peer, f"{connection.name}-{sequence}", call)
         before_bytes = connection.bulk_bytes_received, connection.bulk_bytes_sent
         try:
@@ -231,6 +231,7 @@ class Dispatcher:
                     raise
                 if length:
                     with trio.fail_after(_longest_s(length)):
+                        pace = None if paced is None else paced.move
                         call.bulk = await connection.receive_bulk(length, pace)
                 self._service.requests.value += 1
                 if method in LONG_METHODS:
@@ -261,7 +262,7 @@ class Dispatcher:
             await connection.send(encode_refusal(method, sequence, fault))
         else:
             await _send(
-                connection, method, sequence, reply if isinstance(reply, Reply) else Reply(reply), pace
+                connection, method, sequence, reply if isinstance(reply, Reply) else Reply(reply), paced
             )
         finally:
             noted.end("interrupted")
@@ -282,12 +283,15 @@ class Dispatcher:
 
 
 async def _send(
-    connection: ClientConnection, method: str, sequence: int, reply: Reply, pace: Pace | None
+    connection: ClientConnection, method: str, sequence: int, reply: Reply, paced: PacedCall | None
 ) -> None:
     if not reply.files:
         length = sum(len(part) for part in reply.bulk)
+        message = encode_reply(method, sequence, as_struct(reply.value))
+        if paced is not None:
+            await paced.reply(len(message))
         with trio.fail_after(_longest_s(length)):
-            await connection.send(encode_reply(method, sequence, as_struct(reply.value)), reply.bulk, pace)
+            await connection.send(message, reply.bulk, None if paced is None else paced.move)
         return
     with ExitStack() as stack:
         files = [stack.enter_context(file) for file in reply.files]

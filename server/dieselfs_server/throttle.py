@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import trio
 
-from dieselfs.limits import LEAST_RATE_BYTES_PER_S, SERVER_SILENCE_S
+from dieselfs.limits import JOB_ANSWER_TIMEOUT_S, LEAST_RATE_BYTES_PER_S, SERVER_SILENCE_S
 from dieselfs.metrics import Registry
 from dieselfs_server.accounts import Caller, Rate
 from dieselfs_server.rates import Rates
@@ -18,9 +18,11 @@ from dieselfs_server.users import UserStore
 
 REQUEST_WAIT_S_MAX = 8.0
 SLOWEST_BYTES_PER_S = 2 * LEAST_RATE_BYTES_PER_S
-UNTHROTTLED = frozenset(("join_job", "leave_job", "pin"))
-"""Methods that renew leases, in time."""
+RENEWALS = frozenset(("join_job", "leave_job", "pin"))
+"""Methods that renew leases, in time: they wait for RENEWAL_WAIT_S_MAX at most."""
+RENEWAL_WAIT_S_MAX = 1.0
 
+assert RENEWAL_WAIT_S_MAX < JOB_ANSWER_TIMEOUT_S
 assert REQUEST_WAIT_S_MAX < SERVER_SILENCE_S
 
 
@@ -37,13 +39,16 @@ class Throttle:
         """A node of the caller, at `host`, is a member of a job."""
         self._rates.join(caller.name, host, dataset, job, trio.current_time())
 
-    def call(self, caller: Caller, method: str, host: str, dataset: str) -> "PacedCall | None":
-        """A call of a user with a rate; None for others, and for methods that do not wait."""
+    def call(
+        self, caller: Caller, method: str, host: str, dataset: str, message_bytes: int = 0
+    ) -> "PacedCall | None":
+        """A call, by a message of this length, of a user with a rate; None for others."""
         rate = None if caller.is_trusted else self._users.latest.rate_of(caller.name)
-        if rate is None or method in UNTHROTTLED:
+        if rate is None:
             return None
         job = self._rates.job_of(caller.name, host, dataset, trio.current_time())
-        return PacedCall(self._rates, caller.name, job, rate, self._wait)
+        patience_s = RENEWAL_WAIT_S_MAX if method in RENEWALS else REQUEST_WAIT_S_MAX
+        return PacedCall(self._rates, caller.name, job, rate, self._wait, patience_s, message_bytes)
 
     async def _wait(self, wait_s: float) -> None:
         if wait_s > 0:
@@ -64,14 +69,21 @@ class PacedCall:
     job: str | None
     rate: Rate
     wait: Callable[[float], Awaitable[None]]
-    patience_s: float = REQUEST_WAIT_S_MAX
+    patience_s: float
     """How long the client may yet wait for the first byte."""
+    message_bytes: int
+    """Of the call, without bulk bytes."""
     _announced_bytes: int = 0
     _owed_s: float = 0.0
     """The rest of the wait for the announced bytes."""
 
     async def begin(self) -> None:
         await self._pause(self.rates.request_wait_s(self.user, self.rate, trio.current_time()))
+        await self.reply(self.message_bytes)
+
+    async def reply(self, message_bytes: int) -> None:
+        """Before the message of a reply, which may have a small file in it; bulk bytes come after it."""
+        await self._pause(min(self._take(message_bytes), message_bytes / SLOWEST_BYTES_PER_S))
 
     async def announce(self, length_bytes: int) -> None:
         """Before the memory for bulk bytes is taken."""

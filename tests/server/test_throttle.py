@@ -1,5 +1,6 @@
 """A user with a rate slows down, on a clock of the test, and no wait lasts as long as a client's patience."""
 
+import pytest
 import trio
 from trio.testing import MockClock
 
@@ -8,7 +9,13 @@ from dieselfs.metrics import Registry
 from dieselfs.rpc.auth import Key
 from dieselfs_server.accounts import Accounts, Caller, Rate, StoredKey, with_key, with_rate
 from dieselfs_server.store.memory import MemoryStore
-from dieselfs_server.throttle import REQUEST_WAIT_S_MAX, SLOWEST_BYTES_PER_S, PacedCall, Throttle
+from dieselfs_server.throttle import (
+    RENEWAL_WAIT_S_MAX,
+    REQUEST_WAIT_S_MAX,
+    SLOWEST_BYTES_PER_S,
+    PacedCall,
+    Throttle,
+)
 from dieselfs_server.users import UserStore
 
 MIB = 1 << 20
@@ -27,8 +34,10 @@ def throttle(rate: Rate) -> Throttle:
     return Throttle(users, Registry())
 
 
-def call_of(slowed: Throttle, host: str = "node-1") -> PacedCall:
-    found = slowed.call(ADA, "get_payload", host, "pets")
+def call_of(
+    slowed: Throttle, host: str = "node-1", method: str = "get_payload", message_bytes: int = 0
+) -> PacedCall:
+    found = slowed.call(ADA, method, host, "pets", message_bytes)
     assert found is not None
     return found
 
@@ -41,11 +50,35 @@ async def test_calls_come_at_their_rate(autojump_clock: MockClock) -> None:
     assert trio.current_time() - start_s == 5.0
 
 
-def test_leases_other_users_and_the_user_of_the_server_are_not_slowed() -> None:
+async def test_files_inside_messages_count_and_small_messages_do_not_wait(autojump_clock: MockClock) -> None:
+    slowed, start_s = throttle(Rate(bytes_per_s=MIB)), trio.current_time()
+    for _ in range(3):
+        await call_of(slowed, method="write_file", message_bytes=MIB).begin()
+        await call_of(slowed, method="read_file").reply(MIB)
+    assert trio.current_time() - start_s == pytest.approx(5)
+    before_s = trio.current_time()
+    async with trio.open_nursery() as nursery:
+        for _ in range(64):
+            nursery.start_soon(call_of(slowed, message_bytes=MIB).begin)
+        await trio.sleep(1)
+        before_s = trio.current_time()
+        await call_of(slowed, method="stat", message_bytes=100).begin()
+        assert trio.current_time() - before_s < 1e-3
+
+
+async def test_renewals_of_leases_count_and_wait_shortly(autojump_clock: MockClock) -> None:
+    slowed = throttle(Rate(requests_per_s=2))
+    for _ in range(40):
+        start_s = trio.current_time()
+        await call_of(slowed, method="pin").begin()
+        assert trio.current_time() - start_s <= RENEWAL_WAIT_S_MAX
+    assert trio.current_time() > 15  # a flood on one connection
+
+
+def test_other_users_and_the_user_of_the_server_are_not_slowed() -> None:
     slowed = throttle(Rate(requests_per_s=2))
 
     async def run() -> None:
-        assert slowed.call(ADA, "join_job", "node-1", "pets") is None
         assert slowed.call(Caller("bob", "k"), "get_payload", "node-1", "pets") is None
         assert slowed.call(Caller("ada", "", is_trusted=True), "get_payload", "node-1", "pets") is None
 

@@ -192,6 +192,7 @@ async def read_file(call: Call) -> bytes:
     dataset, record = await _found(call)
     if record.op != Op.FILE or record.size > INLINE_FILE_BYTES_MAX:
         raise InvalidInput(f"read_file returns only files of at most {INLINE_FILE_BYTES_MAX} bytes")
+    await call.hold_first(record.size)
     content: list[memoryview] = []
     for extent in record.extents:
         span = np.array([(extent.offset, extent.length)], np.int64)

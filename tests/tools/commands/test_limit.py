@@ -5,6 +5,7 @@ from contextlib import closing
 
 from dieselfs.errors import EXIT_NOT_FOUND, EXIT_REFUSED, EXIT_USAGE
 from tests.server.test_jobs import join
+from tests.server.test_service import read, write
 from tests.support.dlcmd import Dlcmd
 from tests.support.server import RunningServer
 
@@ -43,6 +44,20 @@ def test_a_limited_user_waits_both_ways_and_others_do_not(
     assert (dlcmd.folder / "from-slow").read_bytes() == (dlcmd.folder / "f").read_bytes()
     slow("limit", "ls", exit_code=EXIT_REFUSED)
     slow("limit", "rm", "slow", exit_code=EXIT_REFUSED)
+
+
+def test_files_inside_messages_are_limited_as_well(own_server: RunningServer, admin: Dlcmd) -> None:
+    """`write_file` and `read_file`, which clients in other languages use."""
+    key_file = own_server.user("slow", pets="write")
+    with closing(own_server.client(key_file)) as client:
+        client.create_dataset("pets")
+        admin("limit", "set", "slow", "--rate", "1MiB/s")
+        start_s = time.monotonic()
+        for number in range(2):
+            content = bytes(1 << 20)
+            write(client, "pets", b"%d" % number, content)
+            assert read(client, "pets", b"%d" % number) == content
+        assert time.monotonic() - start_s > 2  # 4 MiB, of which one is free
 
 
 def test_limits_are_set_listed_and_removed(own_server: RunningServer, admin: Dlcmd) -> None:
