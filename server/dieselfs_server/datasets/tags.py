@@ -7,7 +7,7 @@ snapshot, the record has a signature of tag and digest, so that nobody can excha
 
 import numpy as np
 
-from dieselfs.errors import AccessDenied, AlreadyExists, Damaged, NotFound
+from dieselfs.errors import AccessDenied, AlreadyExists, Damaged, InvalidInput, NotFound
 from dieselfs.identity import SIGNATURE_BYTES, check_signature
 from dieselfs.names import check_tag_name
 from dieselfs.rpc.records import TagRecord
@@ -16,6 +16,9 @@ from dieselfs_server.datasets.snapshots import check_signed
 from dieselfs_server.identity import Identity
 from dieselfs_server.store.interface import ObjectStore
 
+TAGS_MAX = 1000
+"""Of a dataset. A quota counts chunks alone, and each tag takes as much of the object store as a snapshot."""
+
 
 class TagStore:
     def __init__(self, store: ObjectStore, identity: Identity) -> None:
@@ -23,11 +26,16 @@ class TagStore:
         self._identity = identity
 
     def add(self, snapshot: Snapshot, name: str) -> TagRecord:
-        """Tag a snapshot. Raises AlreadyExists: a tag never changes."""
+        """Tag a snapshot. Raises AlreadyExists: a tag never changes; and InvalidInput for more than TAGS_MAX."""
         dataset_id = snapshot.header.dataset_id
         record = _record_name(dataset_id, check_tag_name(name))
         if self._store.get_record(record) is not None:
             raise AlreadyExists(f"dataset {snapshot.dataset} already has a tag {name!r}; remove it first")
+        if len(self.names(dataset_id)) >= TAGS_MAX:
+            raise InvalidInput(
+                f"dataset {snapshot.dataset} has {TAGS_MAX:,} tags, the limit; remove one: "
+                f"dlcmd tag rm dl://{snapshot.dataset} TAG"
+            )
         signature = self._identity.sign(_message(name, snapshot))
         self._store.put_record(record, signature + snapshot.content)
         return _describe(name, snapshot)

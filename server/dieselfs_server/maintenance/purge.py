@@ -47,14 +47,17 @@ def purge(
         tags.needed_chunks(dataset.name, dataset.dataset_id),
     )
     died_before_ns = now_ns - grace_s * 10**9
-    expired = removable(dead, pins, set().union(*tagged.values()), died_before_ns)
+    needed = set().union(*tagged.values())
+    with_holes = [chunk for chunk in chunks if 0 < chunk.deleted_entries < chunk.entries]
+    # A chunk that a tag needs stays, so copies of what is live in it would only take more room.
+    held = [chunk for chunk in with_holes if chunk.chunk_id in needed]
     # An attached chunk takes no room for what was deleted, so it stays.
     holed = [
         chunk
-        for chunk in chunks
-        if 0 < chunk.deleted_entries < chunk.entries
-        and not is_attached(store, dataset.dataset_id, chunk.chunk_id)
+        for chunk in with_holes
+        if chunk.chunk_id not in needed and not is_attached(store, dataset.dataset_id, chunk.chunk_id)
     ]
+    expired = removable(dead, pins, needed, died_before_ns)
     bytes_freed = sum(_stored_bytes(store, dataset.dataset_id, chunk) for chunk in expired)
     if not is_dry_run:
         proceed = proceed or Proceed()
@@ -67,9 +70,9 @@ def purge(
     return PurgeReport(
         chunks_rewritten=len(holed),
         chunks_removed=len(expired),
-        chunks_waiting=len(dead) - len(expired) + len(holed),
+        chunks_waiting=len(dead) - len(expired) + len(holed) + len(held),
         bytes_freed=bytes_freed,
-        held_by=holders([chunk for chunk in dead if chunk.updated_ns <= died_before_ns], pins, tagged),
+        held_by=holders([chunk for chunk in dead if chunk.updated_ns <= died_before_ns], held, pins, tagged),
     )
 
 
@@ -132,10 +135,15 @@ def removable(
 
 
 def holders(
-    dead: Sequence[ChunkRecord], pins: Sequence[Pin], tagged: Mapping[str, Set[bytes]]
+    dead: Sequence[ChunkRecord],
+    held: Sequence[ChunkRecord],
+    pins: Sequence[Pin],
+    tagged: Mapping[str, Set[bytes]],
 ) -> tuple[str, ...]:
-    """The tags and pins that hold dead chunks which are older than the grace time, at most REPORT_LINES_MAX."""
-    chunk_ids = {chunk.chunk_id for chunk in dead}
+    """The tags and pins that hold dead chunks which are older than the grace time, and the tags that hold chunks with
+    dead entries: at most REPORT_LINES_MAX.
+    """
+    chunk_ids = {chunk.chunk_id for chunk in (*dead, *held)}
     newest_ns = max((chunk.updated_ns for chunk in dead), default=0)
     found = [f"tag {name}" for name, needed in tagged.items() if needed & chunk_ids]
     found += [f"pin of {pin.holder}" for pin in pins if pin.updated_ns < newest_ns]

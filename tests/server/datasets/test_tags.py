@@ -2,8 +2,9 @@
 
 import pytest
 
-from dieselfs.errors import Damaged
+from dieselfs.errors import Damaged, InvalidInput
 from dieselfs.snapshot.reader import Snapshot
+from dieselfs_server.datasets import tags as tag_records
 from dieselfs_server.datasets.snapshots import signed
 from dieselfs_server.datasets.tags import TagStore
 from dieselfs_server.store.memory import MemoryStore
@@ -29,6 +30,17 @@ def test_a_tag_that_stands_in_the_place_of_another_is_damage() -> None:
     assert tags.get("pets", DATASET_ID, "v2").generation == 7
     with pytest.raises(Damaged, match="tag v1 of pets: "):
         tags.get("pets", DATASET_ID, "v1")
+
+
+def test_a_dataset_has_a_bounded_number_of_tags(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They take room that no quota counts."""
+    tags = tagged(MemoryStore())
+    monkeypatch.setattr(tag_records, "TAGS_MAX", 2)
+    third = Snapshot(signed(snapshot_bytes({}), IDENTITY), SOURCE)
+    with pytest.raises(InvalidInput, match="dlcmd tag rm"):
+        tags.add(third, "v3")
+    tags.remove("pets", DATASET_ID, "v1")
+    tags.add(third, "v3")
 
 
 def test_any_altered_byte_of_a_tag_is_found() -> None:

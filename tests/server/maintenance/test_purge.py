@@ -8,7 +8,10 @@ from dieselfs.chunk.builder import ChunkBuilder
 from dieselfs.chunk.ids import ChunkIdSource
 from dieselfs.records import ChunkRecord, DatasetRecord
 from dieselfs.rpc.records import PurgeReport
+from dieselfs.snapshot.builder import build_snapshot
+from dieselfs.snapshot.reader import Snapshot
 from dieselfs_server.datasets.commit import commit_chunk, read_header
+from dieselfs_server.datasets.snapshots import signed
 from dieselfs_server.datasets.tags import TagStore
 from dieselfs_server.leases.pins import Pin
 from dieselfs_server.maintenance.purge import purge, removable
@@ -115,6 +118,23 @@ def test_holes_go_and_files_stay_whatever_clock_wrote_them(ahead_s: int) -> None
     assert len(list(world.store.list_chunks(DATASET))) == 2
     world.assert_whole()
     assert world.purge().chunks_rewritten == 0
+
+
+def test_what_a_tag_needs_is_not_copied() -> None:
+    """The chunks stay for the tag, so copies would only take more room: again with each tag, beside any quota."""
+    world = World()
+    snapshot = Snapshot(signed(build_snapshot(world.metadata.entry_table(DATASET)), IDENTITY), "v1")
+    tags = TagStore(world.store, IDENTITY)
+    tags.add(snapshot, "v1")
+    stored = set(world.store.list_chunks(DATASET))
+    for _ in range(2):
+        report = world.purge()
+        assert (report.chunks_rewritten, report.chunks_removed, report.chunks_waiting) == (0, 0, 3)
+        assert report.held_by == ("tag v1",) and set(world.store.list_chunks(DATASET)) == stored
+    world.assert_whole()
+    tags.remove("data", DATASET, "v1")
+    assert world.purge().chunks_rewritten == 3
+    world.assert_whole()
 
 
 def test_what_is_small_is_merged() -> None:
