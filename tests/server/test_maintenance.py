@@ -3,6 +3,7 @@
 import os
 import sqlite3
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
@@ -356,6 +357,10 @@ def test_pins_are_listed_until_they_end(server: RunningServer, data: Dataset) ->
     data.client.pin("data", "mount-1", header.generation, header.updated_ns, lease_s=0)
     (pin,) = data.client.pins("data")
     assert pin.holder == "local/mount-2" and pin.expires_ns > header.updated_ns
+    with closing(server.client(server.user("guest", data="read"))) as guest:
+        assert guest.pins("data") == []  # not the users, machines and folders of others
+        guest.pin("data", "own", header.generation, header.updated_ns, lease_s=600)
+        assert [pin.holder for pin in guest.pins("data")] == ["guest/own"]
 
 
 def test_rights(server: RunningServer, data: Dataset) -> None:

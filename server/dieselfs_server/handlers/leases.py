@@ -13,7 +13,7 @@ from dieselfs.rpc.messages import thrift
 from dieselfs.rpc.records import PinRecord
 from dieselfs_server.accounts import Right
 from dieselfs_server.leases.job_members import DIGEST_BYTES, JobMembers, JoinRequest
-from dieselfs_server.leases.pins import Pin, live_pins, put_pin_of, remove_pin
+from dieselfs_server.leases.pins import Pin, live_pins, put_pin_of, remove_pin, shown_pins
 from dieselfs_server.service import Call, Reply
 
 LEASE_S_MAX = 3600
@@ -50,7 +50,8 @@ async def pin(call: Call) -> None:
 async def list_pins(call: Call) -> Sequence[PinRecord]:
     dataset_id, service = await call.dataset_id(Right.READ), call.service
     pins = await trio.to_thread.run_sync(live_pins, service.metadata, dataset_id, service.now_ns())
-    return [PinRecord(pin.holder, pin.generation, pin.expires_ns) for pin in pins]
+    seen = shown_pins(pins, call.caller.name, await call.right(call.arguments.dataset))
+    return [PinRecord(pin.holder, pin.generation, pin.expires_ns) for pin in seen]
 
 
 async def join_job(call: Call) -> Reply:

@@ -1,10 +1,12 @@
 """Pins: leases of readers on generations of a dataset; a purge keeps the chunks that they need. Blocks."""
 
 import struct
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from dieselfs.errors import InvalidInput
 from dieselfs.records import NoteChange
+from dieselfs_server.accounts import Right
 from dieselfs_server.leases.lease import Lease, until_done
 from dieselfs_server.metadata.interface import MetadataStore
 
@@ -64,6 +66,11 @@ def _write(metadata: MetadataStore, dataset_id: bytes, holder: str, note: bytes 
         return metadata.change_notes(dataset_id, [NoteChange(FOLDER + holder, present, note)])
 
     until_done(attempt, f"the pin of {holder!r}")
+
+
+def shown_pins(pins: Iterable[Pin], user: str, right: Right) -> list[Pin]:
+    """What a user with this right may see. Holders name users, machines and folders, so readers see only their own."""
+    return [pin for pin in pins if right >= Right.WRITE or pin.holder.startswith(f"{user}/")]
 
 
 def live_pins(metadata: MetadataStore, dataset_id: bytes, now_ns: int) -> list[Pin]:

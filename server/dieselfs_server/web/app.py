@@ -20,6 +20,8 @@ from dieselfs import __version__
 from dieselfs.errors import AccessDenied, DieselfsError, InvalidInput, NotFound, Unavailable
 from dieselfs.rpc.auth import NONCE_BYTES, check_key_id, check_user_name
 from dieselfs_server.accounts import ALL_DATASETS, Accounts, Caller, Right
+from dieselfs_server.leases.pins import shown_pins
+from dieselfs_server.quotas.usage import shown_usage
 from dieselfs_server.service import Service
 from dieselfs_server.web import views
 from dieselfs_server.web.events import EventStream
@@ -297,11 +299,12 @@ class App:
             tags = await trio.to_thread.run_sync(facts.tags, dataset)
 
         def read() -> dict[str, Any]:
-            now_ns = self._service.now_ns()
-            chunks, usage = facts.chunks(dataset), facts.usage(dataset)
+            now_ns, right, user = self._service.now_ns(), viewer.right(name), viewer.caller.name
+            chunks, usage = facts.chunks(dataset), shown_usage(facts.usage(dataset), user, right)
+            readers = shown_pins(facts.readers(dataset), user, right)
             return {
                 **views.dataset_view(dataset),
-                "right": views.right_view(viewer.right(name)),
+                "right": views.right_view(right),
                 "usage": views.usage_view(usage),
                 "owner_usage": views.usage_view(facts.usage_of_user(usage.owner))
                 if viewer.may_see_user(usage.owner)
@@ -309,7 +312,7 @@ class App:
                 "dead_entries": chunks.deleted_entries,
                 "growth": views.growth_view(chunks, now_ns / 1e9),
                 "tags": [views.tag_view(tag_name, tag) for tag_name, tag in tags],
-                "readers": views.readers_view(facts.readers(dataset), now_ns),
+                "readers": views.readers_view(readers, now_ns),
                 "jobs": [views.job_summary(job, now_ns) for job in facts.jobs_of(dataset)],
             }
 
