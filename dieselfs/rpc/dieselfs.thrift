@@ -120,8 +120,9 @@ struct GroupInfo {
 }
 
 /**
- * What a dataset takes, or all datasets of their owner. `kind`: "dataset" or "user"; `owner`: of a dataset, or empty.
- * `total_bytes`: of the files; `stored_bytes`: of all chunks, also of what was replaced or deleted. Quotas: -1 for none.
+ * What a dataset takes, or all datasets of their owner. `kind`: "dataset" or "user"; `owner`: of a dataset, or
+ * empty, also to a caller who may only read. `total_bytes`: of the files; `stored_bytes`: of all chunks, also of what
+ * was replaced or deleted. Quotas: -1 for none.
  * `read_bytes`, `written_bytes`: sent and received by servers, for the dataset; of a user, for all datasets.
  */
 struct UsageInfo {
@@ -338,7 +339,7 @@ service ChunkServer extends Handshake {
   /** Protect the chunks of a snapshot from purges for `lease_s`; 0: end the pin. */
   void pin(1: string dataset, 2: string holder, 3: i64 generation, 4: i64 updated_ns, 5: i64 lease_s)
     throws (1: Refusal refusal)
-  /** The pins that have not expired. */
+  /** The pins that have not expired; to a caller who may only read, its own. */
   list<PinInfo> list_pins(1: string dataset) throws (1: Refusal refusal)
 
   // -- jobs (docs/internals/cache.md) --
