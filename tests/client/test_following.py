@@ -79,6 +79,12 @@ def info(place: Path) -> Any:
     return json.loads((place / ".dieselfs/info").read_bytes())
 
 
+def state(place: Path) -> str | None:
+    """What the mount does about the next generation; None from a daemon that has just replaced another one."""
+    follow = info(place)["follow"]
+    return None if follow is None else str(follow["state"])
+
+
 def seen(place: Path) -> int:
     """The number of the test's generation that a mount shows."""
     return int((place / "a/text").read_bytes().split()[1])
@@ -192,10 +198,10 @@ def test_a_plan_is_read_to_its_end(
         assert (mountpoint / path).read_bytes()
     data.delete(first[-1])
     data.flush()
-    wait_until(lambda: info(mountpoint)["follow"]["state"] == "waiting")
+    wait_until(lambda: state(mountpoint) == "waiting")
     for path in first[half:]:
         assert (mountpoint / path).read_bytes(), "also the file that was removed"
-    assert info(mountpoint)["follow"]["state"] == "waiting"
+    assert state(mountpoint) == "waiting"
     second = order(1)
     assert sorted(second) == sorted(set(first) - {first[-1]}), (
         "the next epoch begins with the next generation"
@@ -210,9 +216,9 @@ def test_a_daemon_that_is_killed_at_any_time_delays_the_move_only(
 ) -> None:
     control.mount(data.name, mountpoint, following)
     moments: list[Callable[[], bool]] = [
-        lambda: info(mountpoint)["follow"]["state"] == "preparing",
+        lambda: state(mountpoint) == "preparing",
         lambda: any(place.endswith("/.next") for place in places(data)),
-        lambda: places(data).count(str(mountpoint)) != 1 or info(mountpoint)["follow"]["state"] == "waiting",
+        lambda: places(data).count(str(mountpoint)) != 1 or state(mountpoint) == "waiting",
         lambda: len(places(data)) == 1,
     ]
     with reading(mountpoint):
@@ -247,7 +253,7 @@ def test_an_unmount_ends_what_was_prepared(data: Dataset, options: MountOptions,
     control.mount(data.name, mountpoint, replace(options, view=FUSE, follow_s=FOLLOW_S))
     (mountpoint / ".dieselfs/shuffle/seed=1,epoch=0").read_bytes()
     store(data, 1)
-    wait_until(lambda: info(mountpoint)["follow"]["state"] == "waiting")
+    wait_until(lambda: state(mountpoint) == "waiting")
     control.unmount(mountpoint)
     wait_until(lambda: not places(data))
 
@@ -283,7 +289,7 @@ def test_an_unmounted_mount_prepares_nothing_more(
     control.mount(data.name, mountpoint, replace(options, view=FUSE, follow_s=FOLLOW_S))
     (mountpoint / ".dieselfs/shuffle/seed=1,epoch=0").read_bytes()
     store(data, 1)
-    wait_until(lambda: info(mountpoint)["follow"]["state"] == "waiting")
+    wait_until(lambda: state(mountpoint) == "waiting")
     with open(mountpoint / "a/text", "rb") as held:
         subprocess.run(["umount", "-l", str(mountpoint)], check=True)
         wait_until(lambda: not places(data))
