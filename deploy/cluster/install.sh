@@ -11,6 +11,8 @@ set -euo pipefail
 ON=${ON:-ssh -l root}
 WHEELS=/opt/dieselfs/wheels
 if [ -d "$PACKAGE" ]; then
+    found=$(find "$PACKAGE" -maxdepth 1 -name 'dieselfs-*.whl' | wc -l)
+    [ "$found" = 1 ] || { echo "install.sh: $PACKAGE must have one dieselfs-*.whl, it has $found" >&2; exit 1; }
     packed=(-C "$PACKAGE" .) offline="--no-index --find-links $WHEELS"
 else
     packed=(-C "$(dirname "$PACKAGE")" "$(basename "$PACKAGE")") offline=

@@ -370,4 +370,4 @@ everywhere configure_server
 start_first_server
 everywhere start_server
 write_client
-say "done: copy $SECRETS/client to ~/.config/dieselfs of each user; the administrator's key is $SECRETS/admin.key"
+say "done: copy the files of $SECRETS/client to ~/.config/dieselfs of each user; the administrator's key is $SECRETS/admin.key"

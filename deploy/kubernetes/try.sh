@@ -11,7 +11,6 @@ cd "$(dirname "$0")"
 version=$(sed -n 's/^__version__ = "\(.*\)"/\1/p' ../../dieselfs/__init__.py)
 image=${1:-dieselfs:$version}
 files=400
-scratch=$(mktemp -d)
 
 on() { kubectl --namespace dieselfs "$@"; }
 clean() {
@@ -28,14 +27,18 @@ wait_for() {
         sleep 1
     done
 }
-objects() { sed -e "s|image: dieselfs:.*|image: $image|" -e 's/memory=16GiB/memory=256MiB/' "$1"; }
+objects() { sed -e "s|image: dieselfs:.*|image: $image|" -e 's/memory=16GiB/memory=12MiB/' "$1"; }
 server() {
     on exec dieselfs-server-0 -c server -- env DIESELFS_SERVER=unix:/var/lib/dieselfs/server.sock \
         DIESELFS_KEY_FILE=/var/lib/dieselfs/keys/admin.key "$@"
 }
-node() {
-    on exec "$(on get pods -l app.kubernetes.io/component=nodes -o 'jsonpath={.items[0].metadata.name}')" -- "$@"
+# The pod of the mounts on the node where the reader runs; a field of it.
+mounts() {
+    on get pods -l app.kubernetes.io/component=nodes -o "jsonpath={.items[0]$1}" \
+        --field-selector "spec.nodeName=$(on get pod training -o 'jsonpath={.spec.nodeName}')"
 }
+node() { on exec "$(mounts .metadata.name)" -- "$@"; }
+restarts() { mounts '.status.containerStatuses[0].restartCount'; }
 # A number of the reader.
 count() { on exec training -- python3 -c "import json; print(json.load(open('/tmp/counts'))['$1'])"; }
 has_read() { [ "$(count epochs)" -ge "$1" ]; }
@@ -50,12 +53,10 @@ nodes_are_ready() {
     [ "$(on get daemonset/dieselfs-nodes -o 'jsonpath={.status.numberReady}/{.status.desiredNumberScheduled}')" != 0/0 ] &&
         [ "$(on get daemonset/dieselfs-nodes -o 'jsonpath={.status.numberUnavailable}')" = "" ]
 }
-has_restarted() {
-    [ "$(on get pods -l app.kubernetes.io/component=nodes \
-        -o 'jsonpath={.items[0].status.containerStatuses[0].restartCount}')" -gt 0 ]
-}
+has_restarted() { [ "$(restarts)" -gt "$before" ]; }
 
 if kubectl get namespace dieselfs >/dev/null 2>&1; then fail "the namespace dieselfs exists"; fi
+scratch=$(mktemp -d)
 trap clean EXIT
 trap 'exit 130' INT TERM
 
@@ -135,7 +136,7 @@ spec:
     - {name: tmp, emptyDir: {}}
 POD
 on wait pod/training --for condition=Ready --timeout 120s >/dev/null
-wait_for 60 on exec training -- sh -c 'until test -e /tmp/counts; do sleep 0.1; done'
+wait_for 60 on exec training -- test -e /tmp/counts
 read_on 1
 
 step "the daemon of the mount is killed: another one takes over, and no read fails"
@@ -151,6 +152,7 @@ read_on 2
 has_failed_no_more_than 0
 
 step "the container of the mount is killed: Kubernetes starts it again, and the running pod reads on"
+before=$(restarts)
 node sh -c 'kill -9 -1' >/dev/null 2>&1 || true   # ends this shell too
 wait_for 120 has_restarted
 wait_for 120 nodes_are_ready

@@ -67,7 +67,8 @@ class Site:
         return self.client.run([*DLCMD, *words, "--key-file", self.secrets / "admin.key"], env=environment)
 
 
-def pip(*words: str | Path) -> None:
+def pip(*words: str | Path) -> str:
+    """What it complains about; empty if it succeeded."""
     command = [
         sys.executable,
         "-m",
@@ -78,12 +79,11 @@ def pip(*words: str | Path) -> None:
         *map(str, words),
     ]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=UP_TIMEOUT_S)
-    if done.returncode != 0:
-        raise Unsuitable(f"pip {words[0]}: {done.stderr[-1000:]}")
+    return done.stderr[-1000:] or f"exit {done.returncode}" if done.returncode != 0 else ""
 
 
 def make_wheels(folder: Path) -> Path:
-    """The wheel of this checkout and those that it needs. Raises Unsuitable."""
+    """The wheel of this checkout and those that it needs. Raises Unsuitable if some cannot be downloaded."""
     source, wheels = folder / "source", folder / "wheels"
     source.mkdir()
     for name in SOURCES:
@@ -92,9 +92,13 @@ def make_wheels(folder: Path) -> Path:
             shutil.copytree(place, source / name, ignore=shutil.ignore_patterns("__pycache__", "*.egg-info"))
         else:
             shutil.copy(place, source)
-    pip("wheel", "--quiet", "--no-deps", "--wheel-dir", wheels, source)
+    fault = pip("wheel", "--quiet", "--no-deps", "--wheel-dir", wheels, source)
+    assert not fault, fault
     (wheel,) = wheels.iterdir()
-    pip("download", "--quiet", "--only-binary", ":all:", "--dest", wheels, f"{wheel}[etcd]")
+    fault = pip("download", "--quiet", "--only-binary", ":all:", "--dest", wheels, f"{wheel}[etcd]")
+    if "No matching distribution" in fault or "ConnectionError" in fault:
+        raise Unsuitable(f"not all packages are to be had here: {fault}")
+    assert not fault, fault
     return wheels
 
 

@@ -1,4 +1,4 @@
-"""What it costs to look at a mount: reading with and without somebody who asks for its metrics, and one request.
+"""What it costs to look at a mount: reading with and without a scraper, and one request for its metrics.
 
 A scraper, in a process of its own, asks as Prometheus does through `dlcmd metrics --listen`: each second, as `dlcmd
 top` would, or every 15 s. The files are small and read cold, in the order of plans, so the daemon has most to do. This

@@ -1,6 +1,6 @@
 """Rivals of the memory of a job: memcached, by the client's sharding or through nutcracker, and Redis, on each node.
 
-Their clients are the fastest that pip installs without a compiler: pylibmc, redis-py with hiredis. All hash keys over
+Their clients are the fastest for Python: pylibmc, and redis-py with hiredis. All hash keys over
 the servers; a key is the path of a file, its value the content. This module starts processes.
 """
 
