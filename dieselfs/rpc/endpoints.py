@@ -77,13 +77,15 @@ class Endpoints:
         """`start`: the place in the list where this process starts; None for a random one."""
         self._source = source
         self.clock = clock
-        self._lock = Lock()  # guards the two below
+        self._lock = Lock()  # guards the two below, and the numbers
         self._turn = random.SystemRandom().randrange(1 << 30) if start is None else start
         self._avoided_until_s: dict[Address, float] = {}
         self.trouble = ""
         """Why the last call to a server failed; empty after a call that succeeded."""
         self.failures = 0
         """Connections and calls of this process that a server failed."""
+        self.retries = 0
+        """Further attempts of calls that a server had failed."""
 
     def forked(self) -> "Endpoints":
         """For a forked child: it starts at another place."""
@@ -120,6 +122,10 @@ class Endpoints:
             self.failures += 1
             self._avoided_until_s[server] = self.clock() + SERVER_AVOIDED_S
 
+    def count_retry(self) -> None:
+        with self._lock:
+            self.retries += 1
+
     def tries(self, is_patient: bool = False) -> "Tries":
         """The servers for a new call."""
         return Tries(self, is_patient)
@@ -147,6 +153,8 @@ class Tries:
         while not self._failed or self._clock() < self._deadline_s:
             server = self._endpoints.choose(self._failed)
             if server is not None:
+                if self.has_failed:
+                    self._endpoints.count_retry()
                 return server
             if not self._is_patient:
                 break

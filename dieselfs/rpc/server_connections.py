@@ -73,6 +73,10 @@ class ServerConnections:
         """How often a server failed this process: a connection or a call, which then went to another one."""
         return self._endpoints.failures
 
+    def retries(self) -> int:
+        """How often a call of this process was attempted again, there or at another server."""
+        return self._endpoints.retries
+
     def _connect(self, tries: Tries) -> Connection:
         while True:
             server = tries.next()

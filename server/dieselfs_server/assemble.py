@@ -206,7 +206,9 @@ async def open_server(settings: ServerSettings) -> AsyncIterator[RpcServer]:
                 stack.enter_context(locked(settings.lock, LOCK_TIMEOUT_S))
             except BlockingIOError:
                 raise Unavailable(f"another server holds {settings.lock}") from None
-        store = await trio.to_thread.run_sync(open_store, settings.store, settings.is_new, settings.bounds)
+        metrics, about = Registry(), {"component": "server"}
+        options = settings.store, settings.is_new, settings.bounds, metrics
+        store = await trio.to_thread.run_sync(open_store, *options)
         stack.callback(store.close)
         metadata = await trio.to_thread.run_sync(open_metadata, settings.metadata)
         stack.callback(metadata.close)
@@ -219,7 +221,6 @@ async def open_server(settings: ServerSettings) -> AsyncIterator[RpcServer]:
         applied = await trio.to_thread.run_sync(catch_up, store, metadata, int(time.time() * 10**9))
         if applied:
             log.info("applied %d chunks that were stored, but not applied", applied)
-        metrics = Registry()
         service = Service(
             MeasuredStore(store, metrics),
             metadata,
@@ -243,7 +244,6 @@ async def open_server(settings: ServerSettings) -> AsyncIterator[RpcServer]:
             surroundings=_surroundings(settings),
         )
         server = RpcServer(Dispatcher(service), tls, metrics=metrics)
-        about = {"component": "server"}
         stack.enter_context(noting_log(service.recent))
         page = service.page = _page(service, settings, identity)
         if page is not None and settings.web is not None:

@@ -89,10 +89,16 @@ def test_another_protocol_version_is_told_so(server: RunningServer, version: int
         decode_reply("hello", 1, reply[4:])
 
 
+def refused_logins(server: RunningServer) -> int:
+    with closing(server.client()) as client:
+        return client.status().metrics["rpc.refused_logins"]
+
+
 def test_unknown_user_removed_key_and_wrong_key_sound_the_same(server: RunningServer) -> None:
     path = server.user("mallory", all_datasets="read")
     right = Key.parse(path.read_text(), "key")
     address = parse_address(server.tcp)
+    before = refused_logins(server)
     answers = []
     for key in (
         replace(right, user="nobody", key_id="00000000"),
@@ -108,6 +114,7 @@ def test_unknown_user_removed_key_and_wrong_key_sound_the_same(server: RunningSe
     client = server.client(path)
     client.datasets()  # the right key passes
     client.close()
+    assert refused_logins(server) == before + 3
 
 
 def test_a_client_without_a_key_is_told_what_to_do(server: RunningServer) -> None:

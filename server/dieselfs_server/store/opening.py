@@ -17,6 +17,7 @@ from dieselfs.bucket.client import BUCKET_TIMEOUT_S, Bucket
 from dieselfs.bucket.url import BucketUrl
 from dieselfs.errors import InvalidInput, Unavailable
 from dieselfs.limits import REQUEST_TIMEOUT_S
+from dieselfs.metrics import Registry
 from dieselfs.units import parse_size
 from dieselfs.urls import split
 from dieselfs_server.store.bucket import BucketStore, check_exclusive
@@ -43,9 +44,11 @@ FAST_WAIT_S_MAX = 0.5
 _TIER_OPTIONS = ("fast", "slow", "size")
 
 
-def open_store(url: str, is_new: bool, bounds: Bounds | None = None) -> ObjectStore:
+def open_store(
+    url: str, is_new: bool, bounds: Bounds | None = None, metrics: Registry | None = None
+) -> ObjectStore:
     """The object store at `url`; each backend has its own limits and retries. `is_new` creates a missing marker.
-    `bounds`: the limits, except those of the fast one of two stores.
+    `bounds`: the limits, except those of the fast one of two stores. `metrics`: gets retries, and what tiers do.
 
     Raises InvalidInput for an invalid URL, Unavailable or NotFound if the store cannot be used or has no marker.
     """
@@ -58,10 +61,10 @@ def open_store(url: str, is_new: bool, bounds: Bounds | None = None) -> ObjectSt
         with ExitStack() as opened:
             opened.callback(fast.close)
             marked = open_marked(fast, fast_url, is_new=True)
-            slow = _guarded(slow_url, is_new, bounds)
+            slow = _guarded(slow_url, is_new, bounds, metrics)
             opened.pop_all()
-        return TieredStore(marked, slow, size_bytes)
-    return _guarded(url, is_new, bounds)
+        return TieredStore(marked, slow, size_bytes, metrics=metrics)
+    return _guarded(url, is_new, bounds, metrics)
 
 
 def open_unmarked(url: str) -> ObjectStore:
@@ -78,14 +81,15 @@ def folders(url: str) -> list[str]:
     return [unquote(parts.netloc + parts.path)] if parts.scheme == "posix" else []
 
 
-def _patient(backend: ObjectStore, bounds: Bounds | None) -> ObjectStore:
+def _patient(backend: ObjectStore, bounds: Bounds | None, metrics: Registry | None = None) -> ObjectStore:
     # Retries outside of the limits: a call that waits for its retry holds no token.
-    return RetryingStore(LimitedStore(backend, bounds or Bounds()), RetryPolicy(), random.Random())
+    limited = LimitedStore(backend, bounds or Bounds())
+    return RetryingStore(limited, RetryPolicy(), random.Random(), metrics=metrics)
 
 
-def _guarded(url: str, is_new: bool, bounds: Bounds | None) -> ObjectStore:
+def _guarded(url: str, is_new: bool, bounds: Bounds | None, metrics: Registry | None) -> ObjectStore:
     backend = _open_backend(url, is_new)
-    store = _patient(backend, bounds)
+    store = _patient(backend, bounds, metrics)
     with ExitStack() as opened:
         opened.callback(store.close)
         marked = open_marked(store, url, is_new or isinstance(backend, MemoryStore))

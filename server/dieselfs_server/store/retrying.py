@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from dieselfs.chunk.ids import chunk_time_s
 from dieselfs.errors import Unavailable
 from dieselfs.limits import REQUEST_TIMEOUT_S
+from dieselfs.metrics import Registry
 from dieselfs_server.store.interface import ObjectStore
 from dieselfs_server.store.wrapper import Arguments, Result, StoreWrapper
 
@@ -72,14 +73,19 @@ class RetryingStore(StoreWrapper):
         source: random.Random,
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
+        metrics: Registry | None = None,
     ) -> None:
         super().__init__(store)
+        self._metrics = metrics or Registry()
         self._policy = policy
         self._source = source
         self._clock = clock
         self._sleep = sleep
 
     def _pass(self, call: Callable[[*Arguments], Result], *args: *Arguments) -> Result:
+        return self._try(call.__name__, call, *args)
+
+    def _try(self, operation: str, call: Callable[[*Arguments], Result], *args: *Arguments) -> Result:
         started_s = self._clock()
         failed_tries = 0
         while True:
@@ -92,6 +98,11 @@ class RetryingStore(StoreWrapper):
                 is_lasting = getattr(error.__cause__, "errno", None) in LASTING
                 if failed_tries >= self._policy.tries_max or is_late or is_lasting:
                     raise
+            metrics = self._metrics
+            retries = metrics.counter(
+                "store.retries", "Repeated calls of the object store.", operation=operation
+            )
+            metrics.add(retries)
             self._sleep(wait_s)
 
     def list_chunks(self, dataset_id: bytes, since_s: int = 0) -> Iterator[bytes]:
@@ -107,9 +118,9 @@ class RetryingStore(StoreWrapper):
                 chunk_ids = self.store.list_chunks(dataset_id, chunk_time_s(seen) if seen else since_s)
                 raise
 
-        while (chunk_id := self._pass(following)) is not None:
+        while (chunk_id := self._try("list_chunks", following)) is not None:
             seen = chunk_id
             yield chunk_id
 
     def list_datasets(self) -> Iterator[bytes]:
-        yield from self._pass(lambda: list(self.store.list_datasets()))
+        yield from self._try("list_datasets", lambda: list(self.store.list_datasets()))

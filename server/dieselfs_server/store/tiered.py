@@ -15,6 +15,7 @@ from threading import Lock
 from dieselfs.chunk.format import decode_stored
 from dieselfs.chunk.ids import chunk_name
 from dieselfs.errors import AlreadyExists, Damaged, DieselfsError, NotFound
+from dieselfs.metrics import Registry
 from dieselfs_server.store.interface import Buffer, ObjectStore
 from dieselfs_server.store.tier_filler import SLOW_SHARE, TierFiller
 from dieselfs_server.store.tier_index import Copy, Fingerprint, TierIndex
@@ -26,6 +27,44 @@ log = logging.getLogger(__name__)
 def check_chunk(dataset_id: bytes, chunk_id: bytes, content: Buffer) -> None:
     """Raise Damaged unless `content` is this whole object of this dataset: a chunk, or an attached one's header."""
     decode_stored(content, f"chunk {chunk_name(chunk_id)}", chunk_id, dataset_id, are_extents_checked=True)
+
+
+class _TierMetrics:
+    """What the fast tier does. Counted by the threads of readers, and that of the filler."""
+
+    def __init__(self, metrics: Registry, index: TierIndex) -> None:
+        self._metrics = metrics
+        self._hits = metrics.counter("tier.hits", "Reads that the fast one of two stores answered.")
+        self._hit_bytes = metrics.counter("tier.hit_bytes", "Bytes of these reads.")
+        self._misses = metrics.counter("tier.misses", "Reads that the slow one of two stores answered.")
+        self._missed_bytes = metrics.counter("tier.missed_bytes", "Bytes of these reads.")
+        self._filled = metrics.counter("tier.filled_chunks", "Chunks copied into the fast store.")
+        self._filled_bytes = metrics.counter("tier.filled_bytes", "Bytes of these chunks.")
+        self._evicted = metrics.counter("tier.evicted_chunks", "Chunks that made room in the fast store.")
+        self._lost = metrics.counter("tier.lost_chunks", "Damaged or missing chunks of the fast store.")
+        metrics.gauge("tier.used_bytes", "Bytes in the fast store.", lambda: index.used_bytes)
+        metrics.gauge("tier.size_bytes", "Limit of the fast store.", lambda: index.capacity_bytes)
+
+    def hit(self, length: int) -> None:
+        with self._metrics.lock:
+            self._hits.value += 1
+            self._hit_bytes.value += length
+
+    def missed(self, length: int) -> None:
+        with self._metrics.lock:
+            self._misses.value += 1
+            self._missed_bytes.value += length
+
+    def filled(self, length: int) -> None:
+        with self._metrics.lock:
+            self._filled.value += 1
+            self._filled_bytes.value += length
+
+    def evicted(self) -> None:
+        self._metrics.add(self._evicted)
+
+    def lost(self) -> None:
+        self._metrics.add(self._lost)
 
 
 class TieredStore(StoreWrapper):
@@ -42,6 +81,7 @@ class TieredStore(StoreWrapper):
         check: Callable[[bytes, bytes, Buffer], None] = check_chunk,
         slow_share: float = SLOW_SHARE,
         clock: Callable[[], float] = time.monotonic,
+        metrics: Registry | None = None,
     ) -> None:
         super().__init__(slow)
         self._fast = fast
@@ -49,6 +89,7 @@ class TieredStore(StoreWrapper):
         self._lock = Lock()  # guards the two below
         self._index = TierIndex(capacity_bytes, clock)
         self._arriving: set[tuple[bytes, bytes]] = set()  # being copied, and not deleted meanwhile
+        self._counted = _TierMetrics(metrics or Registry(), self._index)
         self._enter_found()
         self._filler = TierFiller(self._admit, self._lacking, self._fetch, slow_share, clock)
 
@@ -58,8 +99,10 @@ class TieredStore(StoreWrapper):
 
     def get_range(self, dataset_id: bytes, chunk_id: bytes, offset: int, length: int) -> bytes:
         if (data := self._from_copy(dataset_id, chunk_id, offset, length)) is not None:
+            self._counted.hit(length)
             return data
         data = self.store.get_range(dataset_id, chunk_id, offset, length)
+        self._counted.missed(length)
         self._filler.want(dataset_id)
         return data
 
@@ -133,6 +176,7 @@ class TieredStore(StoreWrapper):
         return fingerprint
 
     def _replace(self, dataset_id: bytes, chunk_id: bytes) -> None:
+        self._counted.lost()
         self._drop(dataset_id, chunk_id)
         self._filler.copy_again(dataset_id, chunk_id)
 
@@ -172,6 +216,7 @@ class TieredStore(StoreWrapper):
             victims = self._index.victims(dataset_id, length)
         for victim in victims or ():
             self._drop(*victim)
+            self._counted.evicted()
         return victims is not None
 
     def _admit(self, dataset_id: bytes, chunk_id: bytes, content: bytes) -> None:
@@ -196,7 +241,9 @@ class TieredStore(StoreWrapper):
                 self._arriving.discard(chunk)
                 if is_there and is_wanted:
                     self._index.add(dataset_id, chunk_id, Copy(len(content), Fingerprint.of(content)))
-        if not is_wanted:
+        if is_wanted:
+            self._counted.filled(len(content))
+        else:
             self._fast.delete(dataset_id, chunk_id)
 
     def _drop(self, dataset_id: bytes, chunk_id: bytes) -> None:

@@ -97,7 +97,8 @@ def test_a_server_that_failed_is_avoided_for_a_while() -> None:
 
 
 def test_a_call_tries_each_server_once() -> None:
-    tries = Endpoints(ServerDirectory(SERVERS), 1, Clock()).tries()
+    endpoints = Endpoints(ServerDirectory(SERVERS), 1, Clock())
+    tries = endpoints.tries()
     seen = []
     for number in range(3):
         seen.append(tries.next())
@@ -105,6 +106,7 @@ def test_a_call_tries_each_server_once() -> None:
     assert seen == [B, C, A]
     with pytest.raises(Unavailable, match="none of 3 servers answers; the last one: failure 2"):
         tries.next()
+    assert (endpoints.failures, endpoints.retries) == (3, 2)
 
 
 def test_of_one_server_the_error_is_its_own() -> None:

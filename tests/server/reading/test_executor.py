@@ -2,10 +2,12 @@
 
 import os
 from pathlib import Path
+from threading import Event
 
 import numpy as np
 import pytest
 import trio
+import trio.testing
 
 from dieselfs.arrays import Ranges
 from dieselfs.chunk.blocks import block_checksums
@@ -13,6 +15,7 @@ from dieselfs.chunk.format import PREAMBLE_BYTES, decode_preamble
 from dieselfs.errors import Damaged, InvalidInput, NotFound, Unavailable
 from dieselfs.metrics import Registry
 from dieselfs_server.reading import executor as executor_module
+from dieselfs_server.reading import request_path
 from dieselfs_server.reading.executor import RequestExecutor, open_payload
 from dieselfs_server.store.limited import Bounds, LimitedStore
 from dieselfs_server.store.memory import MemoryStore
@@ -25,6 +28,7 @@ from tests.support.chunks import CHUNK_ID, DATASET_ID, chunk_object, sample_fiel
 
 PAYLOAD = bytes(range(250)) * 4000
 CHUNK = chunk_object(sample_fields(PAYLOAD), PAYLOAD)
+HELD_S_MAX = 20.0
 
 
 def ranges(*pairs: tuple[int, int]) -> Ranges:
@@ -71,6 +75,44 @@ async def test_requests_of_many_clients_cost_few_reads(store: CountingStore) -> 
     assert counts["store_reads"] == store.metrics.numbers()["store.reads"] <= 4
     assert counts["requests"] == 40 and counts["ranges"] == 20 + 20 * 45
     assert counts["merged"] == round(counts["ranges"] / counts["store_reads"], 3) and counts["waiting"] == 0
+
+
+class HeldStore(StoreWrapper):
+    """Reads wait until they are let go."""
+
+    def __init__(self, store: CountingStore) -> None:
+        super().__init__(store)
+        self.go = Event()
+
+    def get_range(self, dataset_id: bytes, chunk_id: bytes, offset: int, length: int) -> bytes:
+        assert self.go.wait(HELD_S_MAX)
+        return self.store.get_range(dataset_id, chunk_id, offset, length)
+
+
+async def test_reads_that_wait_and_are_merged_are_counted(
+    store: CountingStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(request_path, "STORE_READS_MAX", 1)
+    other_id = CHUNK_ID[:-1] + b"\xff"
+    store.put(DATASET_ID, other_id, [chunk_object(sample_fields(PAYLOAD), PAYLOAD, other_id)])
+    held, metrics = HeldStore(store), Registry()
+    executor = RequestExecutor(held, metrics)
+    held.go.set()
+    for chunk_id in (CHUNK_ID, other_id):
+        await executor.preamble(DATASET_ID, chunk_id)
+    held.go.clear()
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(executor.payload, DATASET_ID, other_id)
+        await trio.testing.wait_all_tasks_blocked()
+        for place in range(4):
+            nursery.start_soon(executor.ranges, DATASET_ID, CHUNK_ID, ranges((place * 10, 10)))
+        await trio.testing.wait_all_tasks_blocked()
+        waiting = metrics.as_dict()["reading"]["waiting"]
+        held.go.set()
+    counts = metrics.as_dict()["reading"]
+    assert (waiting, counts["waiting"]) == (1, 0)  # one read, for four ranges
+    # Two preambles and the payload were a read each.
+    assert (counts["ranges"], counts["store_reads"], counts["merged"]) == (7, 4, 1.75)
 
 
 async def test_what_lies_outside_is_refused(store: CountingStore) -> None:

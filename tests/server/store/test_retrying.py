@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from dieselfs.errors import Damaged, DieselfsError, NotFound, StorageFull, Unavailable
+from dieselfs.metrics import Registry
 from dieselfs_server.store.memory import MemoryStore
 from dieselfs_server.store.retrying import RetryingStore, RetryPolicy, wait_before
 from tests.conformance.chunk_store_suite import CHUNK_ID, DATASET_ID, ChunkStoreSuite, chunk_at
@@ -53,7 +54,14 @@ class Bench:
         self.call_s = call_s
         self.flaky = FlakyStore()
         self.flaky.put(DATASET_ID, CHUNK_ID, [b"content"])
-        self.store = RetryingStore(self.flaky, patience, random.Random(5), self._clock, self._sleep)
+        self.metrics = Registry()
+        self.store = RetryingStore(
+            self.flaky, patience, random.Random(5), self._clock, self._sleep, self.metrics
+        )
+
+    def retries(self) -> dict[str, int]:
+        """By operation."""
+        return {labels[0]: value for _, labels, value in self.metrics.collect(("store.retries",))}
 
     def _clock(self) -> float:
         self.now_s += self.call_s
@@ -76,7 +84,7 @@ def test_a_passing_failure_is_tried_again() -> None:
     bench = Bench()
     bench.flaky.failures = [failure(), failure(errno.EIO), failure(errno.ETIMEDOUT)]
     assert bench.get() == b"content"
-    assert bench.flaky.calls == 4
+    assert bench.flaky.calls == 4 and bench.retries() == {"get_range": 3}
     for wait_s, full_s in zip(bench.waits_s, (1, 2, 3), strict=True):
         assert full_s / 2 <= wait_s < full_s
 
@@ -87,6 +95,7 @@ def test_tries_are_bounded() -> None:
     with pytest.raises(Unavailable):
         bench.get()
     assert bench.flaky.calls == PATIENCE.tries_max
+    assert bench.retries() == {"get_range": PATIENCE.tries_max - 1}
 
 
 def test_time_is_bounded() -> None:
@@ -112,7 +121,7 @@ def test_what_lasts_is_not_tried_again(error: DieselfsError) -> None:
     bench.flaky.failures = [error]
     with pytest.raises(type(error)):
         bench.get()
-    assert bench.flaky.calls == 1 and bench.waits_s == []
+    assert bench.flaky.calls == 1 and bench.waits_s == [] and bench.retries() == {}
 
 
 def test_a_listing_goes_on_where_it_broke_off() -> None:
@@ -125,7 +134,7 @@ def test_a_listing_goes_on_where_it_broke_off() -> None:
     for chunk_id in bench.store.list_chunks(DATASET_ID):
         listed.append(chunk_id)
         bench.flaky.failures = [failure()]
-    assert listed == chunk_ids
+    assert listed == chunk_ids and bench.retries() == {"list_chunks": len(chunk_ids) - 1}
 
 
 def test_waits_grow_and_those_who_failed_together_part() -> None:

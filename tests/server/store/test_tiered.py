@@ -12,6 +12,7 @@ import pytest
 
 from dieselfs.chunk.ids import chunk_name
 from dieselfs.errors import NotFound
+from dieselfs.metrics import Registry
 from dieselfs_server.store.memory import MemoryStore
 from dieselfs_server.store.posix import PosixStore
 from dieselfs_server.store.tier_index import BLOCK_BYTES, BUSY_S
@@ -57,8 +58,15 @@ class Tiers:
     ) -> None:
         self.fast = CountingStore(PosixStore(self.folder))
         options = {"check": check} if check else {}
+        self.metrics = Registry()
         self.store = TieredStore(
-            self.fast, self.slow, capacity_bytes, **options, slow_share=1, clock=lambda: self.now_s
+            self.fast,
+            self.slow,
+            capacity_bytes,
+            **options,
+            slow_share=1,
+            clock=lambda: self.now_s,
+            metrics=self.metrics,
         )
 
     def put(self, chunk_id: bytes, content: bytes = CONTENT, dataset_id: bytes = DATASET_ID) -> None:
@@ -101,6 +109,36 @@ def test_a_miss_is_served_at_once_and_the_dataset_follows(tiers: Tiers) -> None:
         tiers.slow.put(DATASET_ID, chunk_at(number), [CONTENT])
     assert not tiers.read(chunk_at(3))
     assert all(tiers.read(chunk_at(number)) for number in range(5))
+
+
+def test_what_the_tiers_do_is_counted(tmp_path: Path) -> None:
+    size = len(CONTENT)
+    tiers = Tiers(tmp_path / "fast", capacity_bytes=2 * size)
+    try:
+        tiers.slow.put(OTHER_ID, chunk_at(0), [CONTENT])
+        assert not tiers.read(chunk_at(0), dataset_id=OTHER_ID) and tiers.read(
+            chunk_at(0), dataset_id=OTHER_ID
+        )
+        tiers.store.get_range(OTHER_ID, chunk_at(0), 5, 7)
+        tiers.now_s = BUSY_S
+        for number in range(2):  # the second makes room
+            tiers.put(chunk_at(number))
+        flip(tiers.path(chunk_at(1)), 0)
+        assert not tiers.read(chunk_at(1))
+        assert tiers.metrics.as_dict()["tier"] == {
+            "hits": 2,
+            "hit_bytes": size + 7,
+            "misses": 2,
+            "missed_bytes": 2 * size,
+            "filled_chunks": 4,  # the damaged one twice
+            "filled_bytes": 4 * size,
+            "evicted_chunks": 1,
+            "lost_chunks": 1,
+            "used_bytes": 2 * size,
+            "size_bytes": 2 * size,
+        }
+    finally:
+        tiers.store.close()
 
 
 def test_the_dataset_of_another_stays_while_it_is_read(tmp_path: Path) -> None:
