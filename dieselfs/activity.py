@@ -13,7 +13,8 @@ DAEMON_SOURCES = {
     "node": "dieselfs_requested_node_bytes_total",
 }
 """Bytes by where they came from; counted in jobs and by cache daemons."""
-_FETCHED = ("chunk", "range", "block")
+_FETCHED = tuple(f"dieselfs_fetches_{each}_bytes_total" for each in ("chunk", "range", "block"))
+_FETCHED_BY_CACHE = ("dieselfs_node_cache_fetched_bytes_total",)
 _NO_FIELDS = (LookupError, TypeError, ValueError, ArithmeticError)
 _PLANNED = "dieselfs_page_cache_planned_files_total"
 
@@ -154,12 +155,13 @@ def activity(process: int, before: Report | None, after: Report, seconds: float)
             change.rate("dieselfs_process_run_delay_seconds_total"),
         )
     planned = change.total(_PLANNED)
+    fetched = _FETCHED_BY_CACHE if after.about.get("component") == "cache" else _FETCHED
     return Activity(
         process,
         after.about,
         change.seconds,
         change.rate("dieselfs_process_cpu_seconds_total"),
-        change.rate(*(f"dieselfs_fetches_{each}_bytes_total" for each in _FETCHED)),
+        change.rate(*fetched),
         {source: change.rate(name) for source, name in DAEMON_SOURCES.items()},
         change.rate("dieselfs_prefetch_pushed_bytes_total"),
         change.count("dieselfs_reads_waited_seconds") / change.seconds

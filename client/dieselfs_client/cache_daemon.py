@@ -34,6 +34,7 @@ from dieselfs.snapshot.reader import Snapshot
 from dieselfs.sources.server import ServerSource
 from dieselfs_client.cluster.local_service import LocalService, bound
 from dieselfs_client.cluster.node_paths import lock_of, path_of
+from dieselfs_client.daemon_metrics import declare_daemon, declare_servers
 from dieselfs_client.memory.budget import EVICTABLE_BYTES, EVICTABLE_SHARE
 from dieselfs_client.memory.fd_limits import usable_bytes
 from dieselfs_client.memory.foreground import Foreground
@@ -83,11 +84,15 @@ async def serve_cache(
     ):
         async with trio.open_nursery() as nursery:
             service.join(lock, memory_bytes, nursery, Foreground())
-            metrics = service.metrics
+            metrics, shared = service.metrics, None
             if listener is not None:
-                _share(snapshot, service.reader or source, options, memory_bytes, listener, nursery, metrics)
-            began_s = trio.current_time()
-            metrics.gauge("uptime_s", "Age of the process.", lambda: round(trio.current_time() - began_s, 3))
+                reader = service.reader or source
+                shared = _share(snapshot, reader, options, memory_bytes, listener, nursery, metrics)
+            role = service.role
+            used = _used_bytes(lambda: shared if role is None else role.node_cache)
+            declare_daemon(metrics, snapshot, memory_bytes, used, trio.current_time)
+            if client is not None:
+                declare_servers(metrics, client)
             service.publication.about = {"component": "cache", **service.labels()}
             nursery.start_soon(publish, service.publication)
             if job and is_until_idle:
@@ -114,8 +119,8 @@ def _share(
     listener: trio.socket.SocketType,
     nursery: trio.Nursery,
     metrics: Registry,
-) -> None:
-    """Share chunks with all processes of this user, outside any job."""
+) -> NodeCache:
+    """Share chunks with all processes of this user, outside any job; returns them."""
     foreground, pace = Foreground(), Pace(rate_bytes=options.warm_rate_bytes)
     memory_bytes = usable_bytes(memory_bytes, snapshot)
     evictable_bytes = min(EVICTABLE_BYTES, int(memory_bytes * EVICTABLE_SHARE))
@@ -130,6 +135,19 @@ def _share(
         warming = Warming(node_cache, lambda: chunks, snapshot.chunk_payload_length, foreground, pace)
         warming.start()
         nursery.start_soon(warming.run)
+    return node_cache
+
+
+def _used_bytes(current: Callable[[], NodeCache | None]) -> dict[str, Callable[[], int]]:
+    """Reads the memory of each part; 0 while another process is the node master, which has the node cache."""
+
+    def pinned() -> int:
+        return 0 if (node_cache := current()) is None else node_cache.policy.pinned_bytes
+
+    def evictable() -> int:
+        return 0 if (node_cache := current()) is None else node_cache.policy.evictable_bytes
+
+    return {"pinned": pinned, "evictable": evictable}
 
 
 @contextmanager

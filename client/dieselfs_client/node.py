@@ -1,14 +1,9 @@
-"""The parts of a mount's node together: chunk cache, prefetcher, control tree, warming, and their statistics.
-
-This module reads files of /proc for `stats`.
-"""
+"""The parts of a mount's node together: chunk cache, prefetcher, control tree, warming, and their statistics."""
 
 import logging
-import time
 from collections.abc import Callable
 from dataclasses import asdict
 from functools import lru_cache, partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import trio
@@ -33,6 +28,7 @@ from dieselfs.snapshot.reader import Snapshot
 from dieselfs.sources.interface import CountedSource, FetchMetrics, Source
 from dieselfs.stalls import DAEMON_CAUSES, METER
 from dieselfs_client.cluster.job_warmth import warmth_fields
+from dieselfs_client.daemon_metrics import declare_daemon, declare_servers
 from dieselfs_client.memory.budget import Allotment, allot_for
 from dieselfs_client.memory.buffer_pool import BufferPool
 from dieselfs_client.memory.chunk_cache import ChunkCache
@@ -131,7 +127,6 @@ class Node:
         self._clock = clock
         self._nursery = nursery
         self.follower: Follower | None = None
-        self._started_s = clock()
         self._layout = lru_cache(_LAYOUTS_MAX)(lambda folder: Layout.of(snapshot, folder))
         self._chunk_cache = ChunkCache(
             snapshot,
@@ -286,12 +281,10 @@ class Node:
     def watch_servers(self, client: ServerClient) -> None:
         """Show in errors and in the statistics how the servers answer."""
         self.control.errors.trouble = client.trouble
-        self.metrics.gauge("servers.failures", "Calls and connections that a server failed.", client.failures)
+        declare_servers(self.metrics, client)
 
     def _declare_metrics(self, metrics: Registry) -> None:
         prefetcher, allotment = self._prefetcher, self._allotment
-        metrics.gauge("uptime_s", "Age of the process.", lambda: round(self._clock() - self._started_s, 3))
-        metrics.gauge("memory.granted_bytes", "Memory that the mount may use.", lambda: allotment.total)
         for part, size_bytes in asdict(allotment).items():
             metrics.gauge("memory.allotted_bytes", "Limit of each part.", part=part).value = size_bytes
         used: dict[str, Callable[[], int]] = {
@@ -300,8 +293,7 @@ class Node:
             "pinned": lambda: prefetcher.budget.pinned_bytes,
             "tripwires": lambda: prefetcher.tripwires.held_bytes,
         }
-        for part, read in used.items():
-            metrics.gauge("memory.used_bytes", "Memory that each part uses.", read, part=part)
+        declare_daemon(metrics, self._snapshot, allotment.total, used, self._clock)
         for cause in DAEMON_CAUSES:
             metrics.gauge(
                 "work.spent_s",
@@ -309,13 +301,8 @@ class Node:
                 partial(METER.spent_for, cause),
                 cause=cause,
             )
-        metrics.gauge("memory.process_bytes", "Memory of the process, without mapped files.", process_bytes)
         best = round(min(allotment.pinned / max(self._dataset_bytes, 1), 1), 4)
         metrics.gauge("hit_rate.best_possible", "Share of the dataset that can be pinned.").value = best
-        updated_s = self._snapshot.header.updated_ns / 1e9
-        metrics.gauge(
-            "snapshot.age_s", "Time since the generation was made.", lambda: round(time.time() - updated_s)
-        )
         metrics.gauge("hit_rate.actual", "Pinned share of the planned bytes.", self._actual_hit_rate)
         metrics.info(
             "view", "How the kernel shows the files, and why no better way is possible.", self._view_fields
@@ -357,11 +344,3 @@ class Node:
             }
             for window in self._prefetcher.windows
         ]
-
-
-def process_bytes() -> int:
-    """Anonymous memory of this process, in bytes: without mapped files."""
-    for line in Path("/proc/self/status").read_text().splitlines():
-        if line.startswith("RssAnon:"):
-            return int(line.split()[1]) * 1024
-    return 0

@@ -1,5 +1,6 @@
 import json
 import os
+import time
 from collections.abc import Awaitable, Callable
 
 import numpy as np
@@ -82,6 +83,8 @@ def test_what_it_tells_goes_into_json(packed: PackedDataset) -> None:
         await settled(node)
         stats = json.loads(json.dumps(node.stats()))
         assert stats["memory"]["granted_bytes"] <= 32 * MIB
+        updated_s = packed.snapshot.header.updated_ns / 1e9
+        assert stats["snapshot"]["age_s"] == pytest.approx(time.time() - updated_s, abs=10)
         assert stats["hit_rate"] == {"best_possible": 1.0, "actual": 0.0}
         assert stats["fetches"]["chunks"] >= 10
         (plan,) = stats["plans"]

@@ -70,13 +70,17 @@ def _place(seen: Activity) -> str:
 
 def _daemon(seen: Activity) -> list[str]:
     cause, spent = max(seen.spent.items(), key=lambda item: item[1], default=("", 0.0))
+    has_reads = "mountpoint" in seen.about  # readers map the chunks of a cache daemon
+    granted_bytes = int(seen.memory_granted_bytes)
     return [
         _place(seen),
         format_size(int(seen.fetched_bytes)),
-        f"{seen.reads:,.0f}",
-        f"{seen.waiting:.2f}",
+        f"{seen.reads:,.0f}" if has_reads else "",
+        f"{seen.waiting:.2f}" if has_reads else "",
         "" if seen.hit_share is None else f"{seen.hit_share:.1%}",
-        f"{format_size(int(seen.memory_used_bytes))} of {format_size(int(seen.memory_granted_bytes))}",
+        f"{format_size(int(seen.memory_used_bytes))} of {format_size(granted_bytes)}"
+        if granted_bytes
+        else "",
         f"{seen.cpu:.2f}",
         f"{cause} {spent:.2f}" if spent > 0 else "",
         _peer(seen.slowest_peer),

@@ -95,7 +95,7 @@ class Prefetcher:
         self.table = ExtentTable(snapshot)
         self.budget = PrefetchBudget(self.table, allotment, clock)
         self.tripwires = Tripwires(snapshot)
-        self._hit_rate = HitRate(len(snapshot), metrics)
+        self._hit_rate = HitRate(snapshot.column("sizes"), metrics)
         self._chunk_cache = chunk_cache
         self._batches = FetchBatches(snapshot, chunk_cache, source)
         self._pages = pages

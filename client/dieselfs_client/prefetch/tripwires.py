@@ -97,15 +97,17 @@ class Tripwires:
 class HitRate:
     """Counts the files of plans that were read from the page cache: those that a reader has passed, and that were not
     requested from the daemon since the reader began. Files after its last tripwire are counted at the next one.
-    `nodes`: of the snapshot; takes 4 bytes for each.
+    `sizes`: of the files of the snapshot, in bytes; takes 4 bytes for each.
     """
 
-    def __init__(self, nodes: int, metrics: Registry) -> None:
+    def __init__(self, sizes: npt.NDArray[np.integer], metrics: Registry) -> None:
+        self._sizes = sizes
         self._files = metrics.counter("page_cache.planned_files", "Planned files read: hits and misses.")
         self._hits = metrics.counter("page_cache.hits", "Planned files found in the page cache.")
+        self._hit_bytes = metrics.counter("page_cache.hit_bytes", "Bytes of these files.")
         self._misses = metrics.counter("page_cache.misses", "Planned files that the daemon had to answer.")
         self._readers = 0
-        self._requested = np.zeros(nodes, np.uint32)  # number of the latest reader at the last request
+        self._requested = np.zeros(len(sizes), np.uint32)  # number of the latest reader at the last request
 
     def begin(self) -> int:
         """Note that a reader begins; returns its number."""
@@ -118,7 +120,8 @@ class HitRate:
 
     def passed(self, reader: int, nodes: npt.NDArray[np.integer]) -> None:
         """Note that the reader with this number has read these files."""
-        requested = int((self._requested[nodes] >= reader).sum())
+        found = nodes[self._requested[nodes] < reader]
         self._files.value += len(nodes)
-        self._misses.value += requested
-        self._hits.value += len(nodes) - requested
+        self._misses.value += len(nodes) - len(found)
+        self._hits.value += len(found)
+        self._hit_bytes.value += int(self._sizes[found].sum(dtype=np.int64))
