@@ -3,16 +3,17 @@
 import json
 import os
 import re
-import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from urllib.request import urlopen
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from dieselfs.dataset import Dataset
 from dieselfs.errors import EXIT_NOT_FOUND
 from dieselfs.limits import MIB
 from dieselfs_client import control
@@ -21,7 +22,8 @@ from dieselfs_client.supervision.status import supervision_of
 from lab.network import clear
 from tests.support.dlcmd import Dlcmd
 from tests.support.job_mounts import JOB, job_mounts
-from tests.support.server import RunningServer, running_server
+from tests.support.promtool import check_metrics, needs_promtool
+from tests.support.server import RunningServer, free_port, running_server
 from tests.support.small_chunks import FILES, store
 
 needs_fuse = pytest.mark.skipif(not os.access("/dev/fuse", os.W_OK), reason="needs /dev/fuse")
@@ -29,8 +31,6 @@ needs_fuse = pytest.mark.skipif(not os.access("/dev/fuse", os.W_OK), reason="nee
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
-    from dieselfs.dataset import Dataset
-
     with running_server(tmp_path_factory.mktemp("server")) as server:
         with Dataset(server.settings(), "counted", is_created=False) as data:
             store(data, tmp_path_factory.mktemp("files"))
@@ -72,12 +72,32 @@ def test_one_command_has_the_metrics_of_a_mount_that_is_read(dlcmd: Dlcmd, place
     }
     assert 0 < found["dieselfs_page_cache_planned_files_total", str(place)] <= FILES  # as far as it is known
     assert found["dieselfs_fetches_chunk_bytes_total", str(place)] > 0
-    promtool = shutil.which("promtool")
-    if promtool is not None:
-        checked = subprocess.run(
-            [promtool, "check", "metrics"], input=text.encode(), capture_output=True, timeout=60
-        )
-        assert (checked.returncode, checked.stderr) == (0, b"")
+
+
+@needs_fuse
+@needs_promtool
+def test_prometheus_accepts_the_metrics_of_a_mount_and_a_cache(dlcmd: Dlcmd, place: Path) -> None:
+    read_in_order(place)
+    with cache_daemon(dlcmd):
+        text = dlcmd("metrics").stdout
+    assert b'component="mount"' in text and b'component="cache"' in text
+    check_metrics(text)
+
+
+@needs_promtool
+def test_prometheus_accepts_the_metrics_of_a_server(tmp_path: Path) -> None:
+    (tmp_path / "files").mkdir()
+    port, folder = free_port(), tmp_path / "server"
+    tiers = f"tiered:fast=posix://{folder}/fast,slow=posix://{folder}/chunks,size=1GiB"
+    with running_server(folder, ["--metrics", f"127.0.0.1:{port}", "--store", tiers]) as server:
+        with Dataset(server.settings(), "few", is_created=False) as data:
+            store(data, tmp_path / "files")
+            assert all(data.get_many(data.files()))
+        with urlopen(f"http://127.0.0.1:{port}/metrics", timeout=30) as answer:
+            text = answer.read()
+    for name in (b"store_answered_seconds_bucket", b"rpc_answered_seconds_bucket", b"tier_hits_total"):
+        assert b"\ndieselfs_" + name in text
+    check_metrics(text)
 
 
 @needs_fuse
@@ -130,15 +150,35 @@ def test_the_nodes_of_a_job_are_seen_from_one_of_them(
         assert {each["rank"] for each in epoch["ranks"]} == {0, 1}
 
 
-def test_a_cache_daemon_is_seen(dlcmd: Dlcmd) -> None:
+@contextmanager
+def cache_daemon(dlcmd: Dlcmd) -> Iterator[None]:
     dlcmd("cache", "counted", "--memory", "128MiB")
     try:
+        yield
+    finally:
+        dlcmd("cache", "--stop", "counted")
+
+
+def test_a_cache_daemon_is_seen(dlcmd: Dlcmd, server: RunningServer) -> None:
+    with cache_daemon(dlcmd):
+        with Dataset(server.settings(), "counted") as data:
+            assert all(data.get_many(data.files()))
         seen = [json.loads(line) for line in dlcmd("metrics", "--json").stdout.splitlines()]
         (cache,) = (each for each in seen if each.get("about", {}).get("component") == "cache")
         assert cache["about"]["dataset"] == "counted"
-        assert "dieselfs_node_cache_hits_total" in {family["name"] for family in cache["families"]}
-    finally:
-        dlcmd("cache", "--stop", "counted")
+        values = {family["name"]: family["samples"] for family in cache["families"]}
+        assert "dieselfs_node_cache_hits_total" in values
+        assert values["dieselfs_memory_granted_bytes"] == [[[], 128 * MIB]]
+        used = {labels[0]: value for labels, value in values["dieselfs_memory_used_bytes"]}
+        ((_, fetched_bytes),) = values["dieselfs_node_cache_fetched_bytes_total"]
+        assert used["pinned"] + used["evictable"] == fetched_bytes > 0
+        ((_, process_bytes),) = values["dieselfs_memory_process_bytes"]
+        ((_, age_s),) = values["dieselfs_snapshot_age_seconds"]
+        assert process_bytes > MIB and 0 <= age_s < 3600
+        assert {"dieselfs_servers_failures", "dieselfs_servers_retries_total"} <= values.keys()
+        shown = dlcmd("top", "--once", "--interval", "0.1s").stdout.decode()
+        assert "dl://counted (cache)" in shown and "of 128 MiB" in shown
+        assert "reads/s" not in shown and "waiting" not in shown  # a cache daemon has none
 
 
 def test_a_server_serves_its_metrics_at_an_address(tmp_path: Path) -> None:

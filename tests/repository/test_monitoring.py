@@ -2,18 +2,14 @@
 
 import json
 import re
-import shutil
-import subprocess
 from pathlib import Path
 
 import pytest
 
 from tests.support.counters_page import declarations
+from tests.support.promtool import needs_promtool, promtool
 
 FOLDER = Path(__file__).parents[2] / "deploy/monitoring"
-needs_promtool = pytest.mark.skipif(
-    shutil.which("promtool") is None, reason="needs promtool, of Debian's package prometheus"
-)
 _NAME = re.compile(r"dieselfs_\w+")
 
 
@@ -39,22 +35,12 @@ def test_alerts_and_panels_use_metrics_that_exist() -> None:
 @needs_promtool
 @pytest.mark.parametrize(("kind", "name"), [("rules", "alerts.yml"), ("config", "prometheus.yml")])
 def test_prometheus_accepts(kind: str, name: str) -> None:
-    ran = subprocess.run(
-        ["promtool", "check", kind, str(FOLDER / name)],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
-    assert ran.returncode == 0, ran.stderr
+    promtool("check", kind, FOLDER / name)
 
 
 @needs_promtool
 def test_alerts_fire_when_they_should() -> None:
     tests = Path(__file__).parent / "alerts_test.yml"
-    ran = subprocess.run(
-        ["promtool", "test", "rules", tests], capture_output=True, text=True, timeout=60, check=False
-    )
-    assert ran.returncode == 0, ran.stdout + ran.stderr
+    promtool("test", "rules", tests)
     alerts = re.findall(r"- alert: (\w+)", (FOLDER / "alerts.yml").read_text())
     assert [name for name in alerts if name not in tests.read_text()] == []
