@@ -79,15 +79,20 @@ def supervision_of(mountpoint: str, device: str = "") -> SupervisorStatus | None
 
     There may be several, because an earlier mount lives on while another mount namespace has it: then that of `device`.
     """
-    found = [one for one in supervisions() if one.mountpoint == mountpoint]
-    return next((one for one in found if one.device == device), found[0] if found else None)
+    found = (one for one in supervisions() if one.mountpoint == mountpoint)
+    return next((one for one in found if not device or one.device == device), None)
+
+
+def shares_mounts(process: str) -> bool:
+    """Whether a process, as its folder in `/proc`, is in the mount namespace of this one. Raises OSError."""
+    return os.readlink(f"{process}/ns/mnt") == os.readlink("/proc/self/ns/mnt")
 
 
 def _read(process: str) -> SupervisorStatus | None:
     try:
         if os.stat(process).st_uid != os.geteuid():
             return None
-        if os.readlink(f"{process}/ns/mnt") != os.readlink("/proc/self/ns/mnt"):
+        if not shares_mounts(process):
             return None
         place = _status_file(process)
         for _ in range(_READS_MAX if place else 0):

@@ -38,6 +38,17 @@ def test_it_can_be_found_by_its_mount_point() -> None:
     assert supervision_of(STATE.mountpoint) is None
 
 
+def test_the_supervisor_of_an_earlier_mount_of_the_path_is_not_that_of_the_mount() -> None:
+    """Else `dlcmd upgrade` would send it a signal, and `dlcmd umount` would wait for its end."""
+    status = MemoryFile(STATUS_NAME)
+    status.write(encoded(STATE))
+    try:
+        assert supervision_of(STATE.mountpoint, STATE.device) == STATE
+        assert supervision_of(STATE.mountpoint, "0:46") is None
+    finally:
+        os.close(status.descriptor)
+
+
 def test_who_says_that_he_is_another_process_is_not_believed() -> None:
     status = MemoryFile(STATUS_NAME)
     status.write(encoded(STATE._replace(supervisor=1)))
