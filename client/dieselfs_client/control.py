@@ -97,7 +97,7 @@ def mount(
     Returns the process ID of its supervisor, once the mount can be used. `owner`: the read end of a pipe; the mount
     ends when the other end is closed. `destination`: the path that the caller will move the mount to.
     Raises MountError (mount point or kernel), what `dieselfs.connect` raises, and Unavailable if it is not ready within
-    `timeout_s`. After an error nothing is mounted but what was: a dead mount stays until another has taken its place.
+    `timeout_s`. After an error no new mount is left.
     """
     options = options or MountOptions()
     place = resolved_mountpoint(mountpoint)

@@ -162,7 +162,7 @@ def cover(layers: Layers, dataset: str, noexec: bool = False) -> Layers:
 
 
 def _cover_staged(layers: Layers, dataset: str, noexec: bool) -> None:
-    """Mount all layers where nobody sees them, then in the place of the dead mount."""
+    """Mount all layers on the staging folder, then put them in the place of the dead mount."""
     with suppress(FileExistsError):  # of a process that was killed
         os.mkdir(layers.staging, mode=0o700)
     cover(replace(layers, mountpoint=layers.staging), dataset, noexec)

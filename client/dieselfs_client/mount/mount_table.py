@@ -109,6 +109,13 @@ def uppermost(found: Sequence[MountRecord]) -> MountRecord | None:
     return next((record for record in reversed(found) if not _is_covered(record, found)), None)
 
 
+def is_on_another(mountpoint: str) -> bool:
+    """Whether the uppermost mount on this path lies on the root of another mount of dieselfs."""
+    found = [record for record in parse_mountinfo(MOUNTINFO.read_bytes()) if record.mountpoint == mountpoint]
+    top = uppermost(found)
+    return top is not None and any(one.number == top.below != 0 and one.is_dieselfs for one in found)
+
+
 def is_above(upper: str, lower: str, mountpoint: str) -> bool:
     """Whether on this path the mount of the device `upper` covers that of the device `lower`."""
     found = [record for record in parse_mountinfo(MOUNTINFO.read_bytes()) if record.mountpoint == mountpoint]

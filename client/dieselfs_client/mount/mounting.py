@@ -21,7 +21,14 @@ from dieselfs.errors import MountDenied, MountError, MountNotFound
 from dieselfs.limits import KIB, READ_BYTES_MAX, UNMOUNT_TIMEOUT_S
 from dieselfs.names import CONTROL_FOLDER
 from dieselfs.settings import FUSE, IMAGE
-from dieselfs_client.mount.mount_table import MOUNTINFO, dieselfs_mounts, is_stale, mount_at, parse_mountinfo
+from dieselfs_client.mount.mount_table import (
+    MOUNTINFO,
+    dieselfs_mounts,
+    is_on_another,
+    is_stale,
+    mount_at,
+    parse_mountinfo,
+)
 from dieselfs_client.mount.view import FILESYSTEMS, Facts
 
 DEVICE = "/dev/fuse"
@@ -95,14 +102,9 @@ def prepare_mountpoint(mountpoint: str) -> None:
 
     Raises MountError, with the remedy.
     """
-    record = mount_at(mountpoint)
-    if record is not None and record.is_dieselfs:
-        if is_stale(mountpoint):
-            return
-        raise MountError(
-            f"{mountpoint}: {record.source} is mounted there already; "
-            f"to replace it, unmount it first: dlcmd umount {shlex.quote(mountpoint)}"
-        )
+    _check_not_alive(mountpoint)
+    if has_dead_mount(mountpoint):
+        return
     try:
         if not stat.S_ISDIR(os.stat(mountpoint).st_mode):
             raise MountError(f"{mountpoint}: not a folder; give an empty folder to mount on")
@@ -121,6 +123,15 @@ def prepare_mountpoint(mountpoint: str) -> None:
         ) from None
 
 
+def _check_not_alive(mountpoint: str) -> None:
+    record = mount_at(mountpoint)
+    if record is not None and record.is_dieselfs and not is_stale(mountpoint):
+        raise MountError(
+            f"{mountpoint}: {record.source} is mounted there already; "
+            f"to replace it, unmount it first: dlcmd umount {shlex.quote(mountpoint)}"
+        )
+
+
 def has_dead_mount(mountpoint: str) -> bool:
     """Whether the mount that users see there is one of dieselfs, and its daemon is dead."""
     record = mount_at(mountpoint)
@@ -128,9 +139,10 @@ def has_dead_mount(mountpoint: str) -> bool:
 
 
 def unmount_dead(mountpoint: str) -> None:
-    """Unmount all dead mounts of dieselfs there. Raises MountError."""
+    """Unmount all dead mounts of dieselfs there. Raises MountError, also if a live one is below them."""
     while has_dead_mount(mountpoint):
         unmount(mountpoint, lazily=True)
+    _check_not_alive(mountpoint)
 
 
 def mount_device(
@@ -238,8 +250,9 @@ def raise_read_ahead(mountpoint: str) -> bool:
 
 
 def read_aheads() -> list[ReadAhead]:
-    """The read-ahead of the mounts of dieselfs in the view `fuse`; and of images, if all EROFS mounts are of dieselfs,
-    because their names do not say whose they are. Those that the kernel does not tell are left out.
+    """The read-ahead of the mounts of dieselfs in the view `fuse`; and of images, if all EROFS file systems are of
+    those, also in other mount namespaces, because their names do not say whose they are. Those that the kernel does not
+    tell are left out.
     """
     mounts = dieselfs_mounts()
     found = [(record.mountpoint, FUSE, record.device) for record in mounts if record.view == FUSE]
@@ -249,8 +262,9 @@ def read_aheads() -> list[ReadAhead]:
         for record in parse_mountinfo(MOUNTINFO.read_bytes())
         if record.filesystem == FILESYSTEMS[IMAGE]
     }
-    if images == others:
-        found += [(name, IMAGE, name) for name in sorted(image_read_aheads())]
+    names = image_read_aheads()
+    if images == others and len(names) == len(images):
+        found += [(name, IMAGE, name) for name in sorted(names)]
     result = []
     for place, view, name in found:
         with suppress(OSError, ValueError):
@@ -345,11 +359,13 @@ def put_in_place(staged: str, mountpoint: str) -> None:
 
 
 def replace_dead(staged: str, mountpoint: str) -> None:
-    """As `put_in_place`, for a dead mount of dieselfs on `mountpoint`, and those on which it is. Raises MountError."""
-    records = parse_mountinfo(MOUNTINFO.read_bytes())
-    found = [one for one in records if one.mountpoint == mountpoint and one.is_dieselfs]
-    for _ in found[1:]:
+    """As `put_in_place`, for a dead mount of dieselfs on `mountpoint`, and the dead ones on which it is.
+
+    Raises MountError, also if a live one is below them, which then shows.
+    """
+    while is_on_another(mountpoint):
         uncover(mountpoint)
+        _check_not_alive(mountpoint)
     put_in_place(staged, mountpoint)
 
 

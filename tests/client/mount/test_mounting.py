@@ -18,6 +18,7 @@ from dieselfs_client.mount.mounting import (
     image_read_aheads,
     limit_image_read_ahead,
     mount_device,
+    mount_kernel_file_system,
     prepare_mountpoint,
     read_aheads,
     replace_dead,
@@ -119,6 +120,52 @@ def test_dead_mounts_are_replaced_in_one_step(tmp_path: Path) -> None:
         clear(place)
 
 
+@pytest.mark.skipif(not facts().may_mount_beneath, reason="needs root, and Linux 6.5")
+@pytest.mark.parametrize("is_staged", [True, False])
+def test_a_live_mount_below_a_dead_one_is_not_covered(
+    tmp_path: Path, packed: PackedDataset, is_staged: bool
+) -> None:
+    staged = tmp_path / STAGED
+    staged.mkdir()
+    with mounted(packed, tmp_path) as running:
+        place = str(running.path)
+        os.close(mount_device(place, "dl://cats"))
+        prepare_mountpoint(place)  # which sees only the dead one
+        device = mount_device(str(staged), "dl://dogs")
+        try:
+            with pytest.raises(MountError, match="dl://pets is mounted there already"):
+                if is_staged:
+                    replace_dead(str(staged), place)
+                else:
+                    unmount_dead(place)
+            assert (running.path / "file").read_bytes() == b"content"
+        finally:
+            os.close(device)
+            clear(staged)
+
+
+@pytest.mark.skipif(not facts().may_mount_beneath, reason="needs root, and Linux 6.5")
+def test_a_dead_mount_in_a_covered_folder_is_not_one_below(tmp_path: Path) -> None:
+    """It has the same path, but no path reaches it."""
+    folder, staged = tmp_path / "folder", tmp_path / STAGED
+    place = folder / "mount"
+    place.mkdir(parents=True)
+    staged.mkdir()
+    try:
+        os.close(mount_device(str(place), "dl://pets"))
+        mount_kernel_file_system("none", str(folder), "tmpfs", is_writable=True)
+        place.mkdir()
+        os.close(mount_device(str(place), "dl://pets"))
+        device = mount_device(str(staged), "dl://cats")
+        replace_dead(str(staged), str(place))
+        record = mount_at(str(place))
+        assert record is not None and record.source == "dl://cats"
+        os.close(device)
+    finally:
+        for each in (staged, place, folder, place):
+            clear(each)
+
+
 def test_nobody_waits_for_a_mount_that_is_cut_off(tmp_path: Path) -> None:
     device = mount_device(str(tmp_path), "dl://pets")  # which nobody serves
 
@@ -212,5 +259,9 @@ def test_the_read_ahead_of_mounts(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     bdi(tmp_path, "erofs-4")
     of_fuse = ReadAhead("/mnt/a", FUSE, "0:50", 128 * KIB)
     assert read_aheads() == [of_fuse, ReadAhead("erofs-4", IMAGE, "erofs-4", 128 * KIB)]
+    bdi(tmp_path, "erofs-5")  # of another mount namespace
+    assert read_aheads() == [of_fuse]
+    (tmp_path / "erofs-5/read_ahead_kb").unlink()
+    (tmp_path / "erofs-5").rmdir()
     table.write_text("\n".join([*lines, "23 1 0:53 / /mnt/other ro - erofs /dev/loop1 ro"]))
     assert read_aheads() == [of_fuse]
