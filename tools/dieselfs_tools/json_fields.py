@@ -236,6 +236,9 @@ FIELDS: Mapping[str, Field] = {
         schema=_array({"type": "object"}),
     ),
     "processes": Field(WHOLE, "Number of daemons and servers."),
+    "is_unmounted": Field(
+        YES_NO, "Whether it only serves open files of an earlier mount of its path, until these are closed."
+    ),
     "activity": Field(
         "object",
         "What it does: `seconds` watched, rates for a second, times in seconds.",

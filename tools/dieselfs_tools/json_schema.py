@@ -185,7 +185,7 @@ VERB_LINES: Mapping[str, Mapping[str, list[str]]] = {
     },
     "server": {"server": ["address version started_s store metadata metrics"], "summary": ["servers"]},
     "doctor": {"check": ["name state text fix"], "summary": ["ok warnings failures"]},
-    "top": {"activity": ["process about activity"], "summary": ["processes?"]},
+    "top": {"activity": ["process about is_unmounted activity"], "summary": ["processes?"]},
     "dashboard": {"page": ["url fingerprint expires_s"], "summary": [""]},
     "why": {"diagnosis": ["limit text advice activity"], "summary": ["limit"]},
     "report": {

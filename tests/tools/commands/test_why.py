@@ -38,9 +38,13 @@ def test_a_mount_that_is_gone_but_read_to_the_end_is_not_the_one_that_is_meant(
             assert daemon() != earlier
             (found,) = dlcmd("why", str(place), "--since-start", "--json").objects
             assert found["activity"]["process"] == daemon()
-            shown = [each["about"] for each in dlcmd("top", "--once", "--json", "--interval", "0.1s").objects]
-            places = {each["mountpoint"] for each in shown if "mountpoint" in each}
-            assert {str(place), f"{place} (unmounted)"} <= places
+            shown = dlcmd("top", "--once", "--json", "--interval", "0.1s").objects
+            here = {
+                each["process"]: each["is_unmounted"]
+                for each in shown
+                if each["about"].get("mountpoint") == str(place)
+            }
+            assert here == {earlier: True, daemon(): False}
             families = text_string_to_metric_families(dlcmd("metrics").text)
             counts = Counter(
                 (each.name, *sorted(each.labels.items())) for one in families for each in one.samples

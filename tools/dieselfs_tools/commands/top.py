@@ -42,33 +42,56 @@ def top(session: Session, interval: float, has_nodes: bool, once: bool) -> int:
     if interval <= 0:
         raise InvalidInput("--interval needs a time, for example 2s")
     if once:
-        seen = _marked(next(islice(watched(interval, read), 1, None)))
+        seen = next(islice(watched(interval, read), 1, None))
         _print(session.output, seen)
         return session.output.summary("", {"processes": len(seen)})
     with suppress(KeyboardInterrupt):  # how it ends
         if session.output.is_json:
             for seen in watched(interval, read):
-                _print(session.output, _marked(seen))
+                _print(session.output, seen)
         else:
-            _watch(map(_marked, watched(interval, read)))
+            _watch(watched(interval, read))
     return session.output.summary("", {})
 
 
-def _marked(seen: "Seen") -> "Seen":
-    """With a mark on daemons that serve open files of an earlier mount of a path, until these are closed."""
+def _unmounted(seen: "Seen") -> list[bool]:
+    """For each daemon, whether it only serves open files of an earlier mount of its path, until these are closed.
+
+    Known of those on this machine, in the mount namespace of this process.
+    """
     from dieselfs_client import control
 
-    places = Counter(each.about.get("mountpoint") for each in seen if "node" not in each.about)
-    serving = {place: control.daemon_at(place) for place, count in places.items() if place and count > 1}
+    here: dict[int, Activity | ServerActivity] = {}
+    for each in seen:
+        here.setdefault(
+            each.process, each
+        )  # other nodes of a job follow, with the process here that asked them
+    places = {
+        process: each.about.get("mountpoint", "") for process, each in here.items() if _shares_mounts(process)
+    }
+    several = {place for place, count in Counter(places.values()).items() if place and count > 1}
+    serving = {place: control.daemon_at(place) for place in several}
+    return [
+        here[each.process] is each and serving.get(places.get(each.process, "")) not in (None, each.process)
+        for each in seen
+    ]
 
-    def is_earlier(each: "Activity | ServerActivity") -> bool:
-        return each.process != serving.get(each.about.get("mountpoint", ""), each.process)
 
+def _shares_mounts(process: int) -> bool:
+    from dieselfs_client.supervision.status import shares_mounts
+
+    with suppress(OSError):  # it has ended
+        return shares_mounts(f"/proc/{process}")
+    return False
+
+
+def _shown(seen: "Seen") -> "Seen":
+    """With a mark for people on the mount point of each daemon that is `_unmounted`."""
     return [
         replace(each, about={**each.about, "mountpoint": f"{each.about['mountpoint']} (unmounted)"})
-        if is_earlier(each)
+        if is_unmounted
         else each
-        for each in seen
+        for each, is_unmounted in zip(seen, _unmounted(seen), strict=True)
     ]
 
 
@@ -79,18 +102,19 @@ def _watch(views: "Iterator[Seen]") -> None:
 
     with Live(auto_refresh=False, screen=True) as live:
         for seen in views:
-            live.update(tables(seen), refresh=True)
+            live.update(tables(_shown(seen)), refresh=True)
 
 
 def _print(output: Output, seen: "Seen") -> None:
     if output.is_json:
-        for each in seen:
+        for each, is_unmounted in zip(seen, _unmounted(seen), strict=True):
             shown = asdict(each)
-            fields = {"process": shown.pop("process"), "about": shown.pop("about"), "activity": shown}
+            process, about = shown.pop("process"), shown.pop("about")
+            fields = {"process": process, "about": about, "is_unmounted": is_unmounted, "activity": shown}
             output.record("activity", "", fields)
         return
     from rich.console import Console
 
     from dieselfs_tools.activity_tables import tables
 
-    Console(width=None if sys.stdout.isatty() else FILE_COLUMNS).print(tables(seen))
+    Console(width=None if sys.stdout.isatty() else FILE_COLUMNS).print(tables(_shown(seen)))
