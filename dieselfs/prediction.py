@@ -68,9 +68,9 @@ class Speeds:
 @dataclass(frozen=True, slots=True)
 class Job:
     """`kept_bytes`: of the dataset, which each node keeps in its page cache. `is_pooled`: the nodes' memory is one
-    cache; `pooled_bytes`: which each node keeps there for all. `readers`: processes that read on each node, of which as
-    many run at a time as there are `processors`. Rates are bytes per second; `servers_bytes_s`: what all servers
-    together send; `network_bytes_s`: what a node receives. `computing_s`: of an epoch.
+    cache; `pooled_bytes`: which each node keeps there for all. `readers`: reading processes on each node; at most
+    `processors` of them run at the same time. Rates are bytes per second; `servers_bytes_s`: what all servers together
+    send; `network_bytes_s`: what a node receives. `computing_s`: of an epoch.
     """
 
     nodes: int

@@ -13,9 +13,10 @@ Record = TypeVar("Record", QuotaRecord, RateRecord)
 
 @dataclass(frozen=True, slots=True)
 class LimitList(Generic[Record]):
-    """`noun`: of one of the list. `listed` and `put` call the server; a record without limits removes what was put.
+    """`noun`: the word for one record. `listed` and `put` call the server; a record without limits removes what was
+    put.
 
-    `text` and `fields` are what users and programs read of a record, whose first value says for what it is.
+    `text` and `fields` are what users and programs read of a record. Its first field names its user or dataset.
     """
 
     noun: str
