@@ -34,7 +34,13 @@ SERVER = ServerActivity(2, {}, 5.0, 0.2, 50, 0, 1e8, 0, 1e8, 0.02, 0.01, 0.1, 3)
     [
         (replace(SLOW, failed=1.0), [], "failures", ".dieselfs/errors"),
         (replace(SLOW, reads=0, fetched_bytes=0, pushed_bytes=0, waiting=0), [], "idle", "decoding"),
-        (replace(SLOW, reads=0, fetched_bytes=0, in_progress=3), [], "stalled", "dlcmd server status"),
+        (
+            replace(SLOW, reads=0, fetched_bytes=0, in_progress=3, seconds=10),
+            [],
+            "stalled",
+            "dlcmd server status",
+        ),
+        (replace(SLOW, reads=0, fetched_bytes=0, in_progress=3), [], "unknown", "--for 30s"),
         (replace(SLOW, waiting=0.01), [], "none", "decoding"),
         (replace(SLOW, plans=()), [], "no-plan", ".dieselfs/shuffle"),
         (replace(SLOW, plans=(replace(PLAN, position=1000),)), [], "no-plan", ".dieselfs/shuffle"),
@@ -47,12 +53,21 @@ SERVER = ServerActivity(2, {}, 5.0, 0.2, 50, 0, 1e8, 0, 1e8, 0.02, 0.01, 0.1, 3)
         (SLOW, [replace(SERVER, busy=1.2)], "store", "tiered:"),
         (SLOW, [replace(SERVER, cpu=0.9)], "server", "more servers"),
         (SLOW, [replace(SERVER, limited=3.0)], "rate", "dlcmd limit ls"),
+        (SLOW, [replace(SERVER, limited=3.0, cpu=0.9)], "server", "more servers"),
+        (SLOW, [replace(SERVER, limited=3.0, busy=1.2)], "store", "tiered:"),
+        (replace(SLOW, spent={}), [replace(SERVER, busy=0.0)], "memory", "more memory"),
         (SLOW, [replace(SERVER, run_delay=0.6)], "cpu", "fewer programs"),
         (replace(SLOW, run_delay=0.6), [], "cpu", "loader workers"),
         (SLOW, [SERVER], "memory", "more memory"),
         (replace(SLOW, best_hit_share=1.0, reclaimed=2.0), [SERVER], "memory", "control group"),
         (replace(SLOW, best_hit_share=1.0), [SERVER], "server", "Later epochs"),
-        (replace(SLOW, hit_share=None, plans=(replace(PLAN, position=0),)), [], "order", "without another"),
+        (
+            replace(SLOW, hit_share=None, plans=(replace(PLAN, position=0),), pushed_bytes=0),
+            [],
+            "order",
+            "without another",
+        ),
+        (replace(SLOW, hit_share=None, plans=(replace(PLAN, position=0),)), [], "memory", "memory"),
         (
             replace(SLOW, hit_share=None, plans=(replace(PLAN, position=0),), reads=1.0),
             [],
@@ -67,3 +82,12 @@ def test_the_first_limit_that_fits_is_named_with_its_remedy(
     found = diagnosis(seen, servers)
     assert found.limit == limit and advice in found.advice
     assert found.text.endswith(".") and found.advice.endswith(".")
+
+
+def test_no_cause_is_named_that_is_not_known() -> None:
+    """Other programs may use the processors, or threads of the daemon itself; a slow network is no silent server."""
+    assert "other programs" not in diagnosis(replace(SLOW, run_delay=0.6), []).text
+    assert "''" not in diagnosis(replace(SLOW, spent={}), []).text
+    waiting = replace(SLOW, reads=0, fetched_bytes=0, in_progress=1, seconds=200)
+    text = "1 read waits, and no chunk was complete after 3 min 20 s (a slow network, or no answer)."
+    assert diagnosis(waiting, []).text == text

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from dieselfs.activity import Activity, ServerActivity
-from dieselfs.units import count, format_size
+from dieselfs.units import count, format_duration, format_size
 
 WAITING_MIN = 0.05
 """Reads that wait on the average; below that, nobody notices them."""
@@ -16,6 +16,8 @@ STORE_SHARE_MIN = 0.5
 """Of the time spent on servers, from which on their store, or the rates of users, are the limit."""
 RUN_DELAY_MIN = 0.25
 """Seconds a second for which the main thread of a daemon waits for a processor, from which on that is the limit."""
+STALLED_MIN_S = 10.0
+"""Without a complete chunk; over a slow network, one takes seconds."""
 OTHER_ORDER_READS_MIN = 50
 """Reads without a planned file among them, from which on the programs follow another order than that of the plan."""
 
@@ -40,12 +42,7 @@ def diagnosis(seen: Activity, servers: Sequence[ServerActivity]) -> Diagnosis:
             "See .dieselfs/errors of the mount, and 'dlcmd mounts'.",
         )
     if not seen.reads and not seen.fetched_bytes and seen.in_progress:
-        return Diagnosis(
-            "stalled",
-            f"{count(seen.in_progress, 'read')} {'waits' if seen.in_progress == 1 else 'wait'}, and nothing arrived in "
-            f"{seen.seconds:.0f} s.",
-            "See 'dlcmd server status', the network, and .dieselfs/errors of the mount; reads fail after 30 s.",
-        )
+        return _without_chunks(seen)
     if not seen.reads and not seen.fetched_bytes and not seen.pushed_bytes:
         return Diagnosis(
             "idle",
@@ -63,6 +60,7 @@ def diagnosis(seen: Activity, servers: Sequence[ServerActivity]) -> Diagnosis:
     if (
         seen.hit_share is None
         and seen.reads * seen.seconds >= OTHER_ORDER_READS_MIN
+        and not seen.pushed_bytes  # else the first files of the plan are on their way, and no position is known yet
         and not any(plan.position for plan in seen.plans)
     ):
         return Diagnosis(
@@ -71,6 +69,22 @@ def diagnosis(seen: Activity, servers: Sequence[ServerActivity]) -> Diagnosis:
             "Read the files in the order of the list, without another shuffle; a larger group makes it more random.",
         )
     return _of_plan(seen, servers, f"{rates}, {waits}")
+
+
+def _without_chunks(seen: Activity) -> Diagnosis:
+    text = (
+        f"{count(seen.in_progress, 'read')} {'waits' if seen.in_progress == 1 else 'wait'}, and no chunk was complete "
+        f"after {format_duration(seen.seconds)}"
+    )
+    if seen.seconds < STALLED_MIN_S:
+        return Diagnosis(
+            "unknown", f"{text}.", "Watch the mount for longer: 'dlcmd why MOUNTPOINT --for 30s'."
+        )
+    return Diagnosis(
+        "stalled",
+        f"{text} (a slow network, or no answer).",
+        "See 'dlcmd server status', the network, and .dieselfs/errors of the mount; reads fail after 30 s.",
+    )
 
 
 def _without_plan(seen: Activity, text: str) -> Diagnosis:
@@ -92,7 +106,7 @@ def _of_plan(seen: Activity, servers: Sequence[ServerActivity], text: str) -> Di
     if seen.run_delay >= RUN_DELAY_MIN:
         return Diagnosis(
             "cpu",
-            f"{text}{hits}; the daemon waits {seen.run_delay:.2f} s a second for a processor that other programs use.",
+            f"{text}{hits}; the daemon waits {seen.run_delay:.2f} s a second for a processor.",
             "Run fewer programs or loader workers on this node, or keep a processor free for the mount.",
         )
     if seen.cpu >= BUSY_MIN:
@@ -103,7 +117,7 @@ def _of_plan(seen: Activity, servers: Sequence[ServerActivity], text: str) -> Di
         )
     cause = max(seen.spent, key=lambda each: seen.spent[each], default="")
     spent = seen.spent.get(cause, 0.0)
-    text = f"{text}{hits}; its threads spend {spent:.2f} s a second on '{cause}'"
+    text = f"{text}{hits}" + (f"; its threads spend {spent:.2f} s a second on '{cause}'" if cause else "")
     if cause == "verification":
         return Diagnosis("cpu", f"{text}.", "Give the daemon a processor of its own.")
     if cause == "push":
@@ -129,13 +143,6 @@ def _of_plan(seen: Activity, servers: Sequence[ServerActivity], text: str) -> Di
 
 def _of_servers(seen: Activity, servers: Sequence[ServerActivity], text: str, spent: float) -> Diagnosis:
     busiest = max(servers, key=lambda server: server.busy, default=None)
-    limited = max((server.limited for server in servers), default=0.0)
-    if limited >= STORE_SHARE_MIN * spent:
-        return Diagnosis(
-            "rate",
-            f"{text}; {limited:.1f} calls wait at the server for the rates of their users.",
-            "Ask an administrator for a higher rate ('dlcmd limit ls'), or give the mount more memory.",
-        )
     delayed = max((server.run_delay for server in servers), default=0.0)
     if delayed >= RUN_DELAY_MIN:
         return Diagnosis(
@@ -149,12 +156,19 @@ def _of_servers(seen: Activity, servers: Sequence[ServerActivity], text: str, sp
             f"{text}; the server uses {busiest.cpu:.2f} processors.",
             "Start more servers over the same stores.",
         )
-    if busiest is not None and busiest.busy >= STORE_SHARE_MIN * spent:
+    if busiest is not None and busiest.busy > 0 and busiest.busy >= STORE_SHARE_MIN * spent:
         return Diagnosis(
             "store",
             f"{text}; {busiest.busy:.2f} calls of its object store are in progress on the average, "
             f"{(busiest.store_s or 0) * 1000:.1f} ms each.",
             "Put a faster tier before the store (tiered:), or give the mount more memory.",
+        )
+    limited = max((server.limited for server in servers), default=0.0)
+    if limited > 0 and limited >= STORE_SHARE_MIN * spent:
+        return Diagnosis(
+            "rate",
+            f"{text}; {limited:.1f} calls of users wait for their rates at a server on this machine.",
+            "See with 'dlcmd limit ls' whether you have a limit; if so, ask an administrator for a higher one.",
         )
     if seen.best_hit_share is not None and seen.best_hit_share < 1:
         return Diagnosis(
