@@ -1,7 +1,7 @@
 """What deploy/ has for containers: Helm accepts the chart, Kubernetes the manifests, and they are those of the chart.
 
-deploy/container/try.sh runs the image, deploy/kubernetes/try.sh the manifests. Both are run by hand, and so is compose,
-because they need an engine or a cluster.
+deploy/container/try.sh runs the image, deploy/compose/try.sh the compose file, deploy/kubernetes/try.sh the manifests.
+They are run by hand, because they need an engine or a cluster.
 """
 
 import json
