@@ -19,6 +19,7 @@ from dieselfs_server.settings import RegistrySettings
 from dieselfs_server.store.memory import MemoryStore
 from lab.ports import free_port
 from tests.support.block_device import devices_of
+from tests.support.etcd import running_etcd
 
 
 class ReadOnlyStore(MemoryStore):
@@ -118,6 +119,32 @@ def test_etcd_that_is_away() -> None:
     address = EtcdAddress((TcpAddress("127.0.0.1", free_port()),))
     found = condition.etcd(RegistrySettings(address, EtcdAccess(), []))
     assert found.state == FAILURE and "cannot reach etcd" in found.text
+
+
+def test_etcd_that_others_can_change(tmp_path: Path) -> None:
+    password = tmp_path / "password"
+    password.write_text("word")
+    password.chmod(0o600)
+    user = EtcdAccess("root", str(password))
+    with running_etcd(tmp_path / "etcd") as running:
+        here = running.address
+        network = EtcdAddress((*here.members, TcpAddress("192.0.2.1", 2379)))  # the first one answers
+
+        def found(address: EtcdAddress, access: EtcdAccess) -> tuple[str, str, bool]:
+            check = condition.etcd(RegistrySettings(address, access, []))
+            assert str(address) in check.text
+            return check.state, check.text, bool(check.fix)
+
+        for address, others in (
+            (here, "every user of this machine"),
+            (network, "every host that can connect"),
+        ):
+            state, text, has_fix = found(address, EtcdAccess())
+            assert (state, has_fix) == (WARNING, True) and others in text
+        running.require_users()
+        assert found(here, user)[::2] == (OK, False)
+        state, text, has_fix = found(network, user)
+        assert (state, has_fix) == (WARNING, True) and "used without TLS" in text
 
 
 def test_metadata_that_is_away_is_a_failure_among_others() -> None:

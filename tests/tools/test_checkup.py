@@ -15,6 +15,7 @@ from dieselfs_tools.checkup import Facts, findings
 
 GOOD = Facts(
     mount=MountFacts(True, False, (6, 18)),
+    kernel="6.18.2-amd64",
     filesystems=frozenset(("erofs", "overlay", "fuse")),
     has_fuse_device=True,
     has_fusermount=True,
@@ -31,6 +32,8 @@ GOOD = Facts(
 )
 USER = MountFacts(False, False, (6, 18))
 OF_USER = ReadAhead("/home/ada/a", FUSE, "0:51", 128 * KIB)
+OLD = {"mount": MountFacts(True, False, (5, 10)), "kernel": "5.10.0-28-amd64"}
+OLDEST = {"mount": MountFacts(True, False, (4, 19)), "kernel": "4.19.0-26-amd64"}
 RACED = ReadAhead("erofs-2", IMAGE, "erofs-2", 128 * KIB)
 
 
@@ -44,6 +47,9 @@ def test_nothing_is_found_on_a_good_machine() -> None:
 @pytest.mark.parametrize(
     ("change", "name", "state", "said", "fix"),
     [
+        (OLD, "kernel", WARNING, "5.10.0-28-amd64 is new enough for mounts", "6.9 for reads that survive"),
+        (OLD, "view", WARNING, "view overlay", "6.12"),
+        (OLDEST, "kernel", FAILURE, "too old", "5.1 for mounts, 5.11 for the view overlay without root"),
         ({"has_fuse_device": False}, "fuse", FAILURE, "nothing can be mounted", "--device /dev/fuse"),
         ({"mount": USER, "has_fusermount": False}, "fuse", FAILURE, "fusermount3", "package fuse3"),
         ({"mount": USER}, "view", WARNING, "view fuse", "dlcmd run"),
@@ -69,6 +75,15 @@ def test_a_fault_is_found_with_its_remedy(
 ) -> None:
     (found,) = (each for each in findings(replace(GOOD, **change)) if each.name == name)
     assert (found.state, said in found.text, fix in found.fix) == (state, True, True), found
+
+
+@pytest.mark.parametrize(
+    ("linux", "lacks"), [((6, 4), 3), ((6, 5), 2), ((6, 9), 1), ((6, 11), 1), ((6, 12), 0), ((7, 0), 0)]
+)
+def test_a_kernel_is_upgraded_for_what_it_lacks(linux: tuple[int, int], lacks: int) -> None:
+    kernel, *_ = findings(replace(GOOD, mount=MountFacts(True, False, linux)))
+    assert kernel.name == "kernel" and kernel.state == (WARNING if lacks else OK)
+    assert kernel.fix.count(" for ") == lacks
 
 
 def test_a_user_who_may_share_mounts_is_told_so() -> None:

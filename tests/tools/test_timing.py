@@ -1,13 +1,14 @@
 """The parts of `dlcmd bench` that need no mount; tests/tools/commands/test_bench.py has the others."""
 
 from dataclasses import astuple
+from itertools import count
 from pathlib import Path
 
 import pytest
 
 from dieselfs.dataset import Dataset
 from dieselfs.settings import Settings
-from dieselfs_tools.timing import FEW, Form, fetch_rate, speeds_of
+from dieselfs_tools.timing import FEW, ROUNDS_S, Form, fetch_rate, rounds_in_time, speeds_of
 
 
 def test_chunks_are_fetched_until_the_time_is_over(tmp_path: Path) -> None:
@@ -17,6 +18,16 @@ def test_chunks_are_fetched_until_the_time_is_over(tmp_path: Path) -> None:
         data.flush()
         assert fetch_rate(data.chunks) > 0
         assert fetch_rate(data.chunks, seconds=0.0) == 0
+
+
+@pytest.mark.parametrize(
+    ("round_s", "rounds", "done"),
+    [(10.0, 3, 3), (50.0, 3, 3), (60.0, 3, 2), (61.0, 100, 2), (500.0, 3, 1), (0.0, 100, 100)],
+)
+def test_no_round_begins_after_two_minutes(round_s: float, rounds: int, done: int) -> None:
+    """The round that passes the bound is the last one, and there is always one."""
+    clock = count(1000.0 + round_s, round_s).__next__  # asked after each round
+    assert [*rounds_in_time(rounds, 1000.0 + ROUNDS_S, clock)] == [*range(done)]
 
 
 def test_the_beginning_of_an_epoch_is_no_cost_of_its_files() -> None:

@@ -10,8 +10,8 @@ from dieselfs.rpc.records import CheckRecord as Finding
 from dieselfs.settings import AUTO, FUSE, IMAGE
 from dieselfs.units import format_size
 from dieselfs_client.mount.mounting import IMAGE_READ_AHEAD_BYTES, ReadAhead
+from dieselfs_client.mount.view import BENEATH_LINUX, EROFS_FILE_LINUX, OVERLAY_NAMESPACE_LINUX, choices
 from dieselfs_client.mount.view import Facts as MountFacts
-from dieselfs_client.mount.view import choices
 
 STATES = (OK, WARNING, FAILURE)
 
@@ -22,13 +22,24 @@ MAPPINGS_MIN = 65_530
 MEMORY_MIN_BYTES = 1 * GIB
 """A mount works with less, but reads each chunk again and again."""
 FREE_MIN_BYTES = 1 * GIB
+KERNELS = (
+    ((5, 1), "mounts"),
+    (OVERLAY_NAMESPACE_LINUX, "the view overlay without root"),
+    (BENEATH_LINUX, "replacing a mount in one step"),
+    ((6, 9), "reads that survive the end of a daemon"),
+    (EROFS_FILE_LINUX, "the view image"),
+)
+"""The first Linux that has each, oldest first. Without the first one nothing can be mounted."""
 
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What `machine_facts` has read. `folders`: by purpose, the folder, whether it is writable, and free bytes."""
+    """What `machine_facts` has read. `folders`: by purpose, the folder, whether it is writable, and free bytes.
+    `kernel`: its release.
+    """
 
     mount: MountFacts
+    kernel: str
     filesystems: frozenset[str]
     has_fuse_device: bool
     has_fusermount: bool
@@ -47,6 +58,18 @@ class Facts:
 def findings(facts: Facts) -> list[Finding]:
     """One for each check, in the order of `CHECKS`; those of folders last."""
     return [*(check(facts) for check in CHECKS), *_folders(facts)]
+
+
+def _kernel(facts: Facts) -> Finding:
+    """What the kernel is new enough for, whatever this user may do with it."""
+    has = [what for first, what in KERNELS if facts.mount.linux >= first]
+    lacks = [(f"{first[0]}.{first[1]}", what) for first, what in KERNELS if facts.mount.linux < first]
+    if not lacks:
+        return Finding("kernel", OK, f"Linux {facts.kernel} is new enough for everything")
+    fix = "upgrade Linux: " + ", ".join(f"{first} for {what}" for first, what in lacks)
+    if not has:
+        return Finding("kernel", FAILURE, f"Linux {facts.kernel} is too old: nothing can be mounted", fix)
+    return Finding("kernel", WARNING, f"Linux {facts.kernel} is new enough for {', '.join(has)}", fix)
 
 
 def _fuse(facts: Facts) -> Finding:
@@ -162,6 +185,7 @@ def _folders(facts: Facts) -> list[Finding]:
 
 
 CHECKS: tuple[Callable[[Facts], Finding], ...] = (
+    _kernel,
     _fuse,
     _view,
     _allow_other,

@@ -299,6 +299,7 @@ FIELDS: Mapping[str, Field] = {
         schema={"type": "object"},
     ),
     "measured_s": Field(WHOLE, "When it was measured, in seconds since 1970."),
+    "rounds": Field(WHOLE, "Rounds that were measured."),
     "speeds_file": Field(TEXT, "The file for `plan`."),
     "form": Field(TEXT, "small or large: the size of the files."),
     "reader": Field(TEXT, "What was read: the mount, plain files, a tar file, or LMDB."),

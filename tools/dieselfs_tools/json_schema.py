@@ -202,7 +202,7 @@ VERB_LINES: Mapping[str, Mapping[str, list[str]]] = {
     },
     "bench": {
         "timing": ["form files size reader first_files_s later_files_s"],
-        "summary": ["speeds chunks_from measured_s view speeds_file"],
+        "summary": ["speeds chunks_from measured_s view rounds seconds speeds_file"],
     },
     "metrics": {"process": ["about families"], "summary": ["processes", "address"]},
     "config": {

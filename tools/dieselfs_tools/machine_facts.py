@@ -15,6 +15,8 @@ from dieselfs_client.mount.mounting import read_aheads
 from dieselfs_tools.checkup import Facts
 
 _FILESYSTEMS = ("erofs", "overlay", "fuse")
+_KNOWN_FILESYSTEMS = Path("/proc/filesystems")
+_MODULES = Path("/lib/modules")
 _MAPPINGS = Path("/proc/sys/vm/max_map_count")
 _HUGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 _FUSE_CONFIG = Path("/etc/fuse.conf")
@@ -25,6 +27,7 @@ def machine_facts(folders: Mapping[str, Path]) -> Facts:
     memory_bytes, memory_limit = room_bytes()
     return Facts(
         mount=mount_facts(),
+        kernel=os.uname().release,
         filesystems=frozenset(name for name in _FILESYSTEMS if _has_filesystem(name)),
         has_fuse_device=os.access("/dev/fuse", os.R_OK | os.W_OK),
         has_fusermount=shutil.which("fusermount3") is not None,
@@ -43,8 +46,8 @@ def machine_facts(folders: Mapping[str, Path]) -> Facts:
 
 def _has_filesystem(name: str) -> bool:
     """Whether the kernel has it, or a module that it loads when it is mounted."""
-    listed = _text(Path("/proc/filesystems")).split()
-    modules = Path("/lib/modules", os.uname().release)
+    listed = _text(_KNOWN_FILESYSTEMS).split()
+    modules = _MODULES / os.uname().release
     known = _text(modules / "modules.builtin") + _text(modules / "modules.dep")
     return name in listed or bool(re.search(rf"/{name}(fs)?\.ko", known))
 

@@ -28,6 +28,8 @@ from dieselfs_tools.private_home import private_home
 
 PREFETCH_REQUESTS = 8
 """At a time, as many as a server reads from its store."""
+ROUNDS_S = 120.0
+"""From the first written file on; no round begins later."""
 FETCH_S, FETCH_BYTES = 5.0, 1024 * MIB
 """Chunks are fetched until one of these is reached."""
 GROUP_CHUNKS = 4
@@ -73,11 +75,13 @@ class Timing:
 
 @dataclass(frozen=True, slots=True)
 class SpeedTest:
-    """`view`: of the mounts."""
+    """`view`: of the mounts. `rounds`: how many there were. `seconds`: what all of it took."""
 
     timings: Sequence[Timing]
     fetch_bytes_s: float
     view: str
+    rounds: int
+    seconds: float
     few: Times
     """Of FEW, in the mount."""
 
@@ -103,12 +107,14 @@ def run(
     rounds: int,
     chunks: ServerSource | None,
     note: Callable[[str], None],
+    clock: Callable[[], float] = time.monotonic,
 ) -> SpeedTest:
-    """`folder`: on the file system that is compared; None: where temporary files are. `chunks`: fetched from; None: the
-    scratch store.
+    """`folder`: on the file system that is compared; None: where temporary files are. `rounds`: fewer, if they take
+    longer than ROUNDS_S. `chunks`: fetched from; None: the scratch store. `clock`: in seconds.
 
     Raises MountError if nothing can be mounted; DieselfsError, OSError.
     """
+    began_s = clock()
     with private_home(folder) as home:
         settings = Settings(home=home, cache=home / "cache")
         store(FEW, settings)
@@ -119,16 +125,28 @@ def run(
             readers |= {(form, name): read for name, read in _stored(form, settings).items()}
         seen: dict[tuple[Form, str], list[Times]] = {each: [] for each in readers}
         # A round has all of them, so that a change of the machine's load is not taken for a cost of bytes.
-        for number in range(rounds):
+        done = 0
+        for number in rounds_in_time(rounds, began_s + ROUNDS_S, clock):
             note(f"reading, round {number + 1} of {rounds}")
             for each, read in readers.items():
                 seen[each].append(read(number))
+            done += 1
+        if done < rounds:
+            note(f"no more rounds: {ROUNDS_S:.0f} s have passed")
         medians = {each: _medians(times) for each, times in seen.items()}
         few = medians.pop((FEW, MOUNT))
         timings = [Timing(form, name, *times) for (form, name), times in medians.items()]
         note("fetching chunks")
         rate = scratch_fetch_rate(forms[-1], settings) if chunks is None else fetch_rate(chunks)
-    return SpeedTest(timings, rate, mount.view, few)
+    return SpeedTest(timings, rate, mount.view, done, clock() - began_s, few)
+
+
+def rounds_in_time(rounds: int, end_s: float, clock: Callable[[], float]) -> Iterator[int]:
+    """The numbers of rounds: the first one, and the others that begin before the clock shows `end_s`."""
+    for number in range(rounds):
+        if number and clock() >= end_s:
+            return
+        yield number
 
 
 def _medians(times: Sequence[Times]) -> Times:

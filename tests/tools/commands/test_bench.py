@@ -23,6 +23,7 @@ def test_each_reader_is_timed_and_the_speeds_are_for_plan(dlcmd: Dlcmd, dataset:
     assert {MOUNT, PLAIN, TAR} <= {each["reader"] for each in timings} <= {MOUNT, PLAIN, TAR, LMDB}
     assert all(min(each["first_files_s"], each["later_files_s"]) > 0 for each in timings)
     assert summary["speeds"]["fetch_bytes_s"] > 0 and summary["view"] in ("image", "overlay", "fuse")
+    assert summary["rounds"] == 1 and summary["seconds"] > 0
     assert os.listdir(scratch) == [] and str(scratch) not in Path("/proc/mounts").read_text()
 
     (tmp_path / "file").write_bytes(bytes(100_000))

@@ -6,6 +6,7 @@ from pathlib import Path
 import click
 
 from dieselfs.errors import InvalidInput
+from dieselfs.units import count, format_duration
 from dieselfs_tools import options
 from dieselfs_tools.session import Session
 
@@ -25,7 +26,7 @@ ROUNDS = 3
     help="Where scratch files are written. [the folder for temporary files]",
 )
 @click.option(
-    "--rounds", type=click.IntRange(min=1, max=100), default=ROUNDS, help="Rounds; medians count. [3]"
+    "--rounds", type=click.IntRange(min=1, max=100), default=ROUNDS, help="Rounds at most; medians count. [3]"
 )
 @options.flag("--quick", "is_quick", text="A twentieth of the files: to try it out.")
 @click.option(
@@ -39,7 +40,8 @@ def bench(
 ) -> int:
     """Time a mount against plain files, a tar file and LMDB, and the fetching of chunks from the servers.
 
-    It takes a minute or two, and 1 GB of disk space that is freed at the end. `dlcmd plan` uses the result.
+    No round begins later than two minutes after the start. It takes 1 GB of disk space, which is freed at the end.
+    `dlcmd plan` uses the result.
     """
     from dieselfs_tools import measured_speeds
     from dieselfs_tools.timing import FORMS, QUICK_FORMS, run
@@ -75,6 +77,7 @@ def bench(
     measured = measured_speeds.save(found.speeds, source, path)
     text = (
         f"chunks from {source}: {output.size(round(found.fetch_bytes_s))}/s; view {found.view}, one reader\n"
+        f"{count(found.rounds, 'round')} in {format_duration(found.seconds)}\n"
         f"'dlcmd plan' uses these speeds: {path}"
     )
     return output.summary(
@@ -84,6 +87,8 @@ def bench(
             "chunks_from": measured.source,
             "measured_s": measured.measured_s,
             "view": found.view,
+            "rounds": found.rounds,
+            "seconds": round(found.seconds, 3),
             "speeds_file": str(path),
         },
     )
