@@ -6,10 +6,11 @@ import shutil
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import pytest
 from axe_playwright_python.sync_playwright import Axe
-from playwright.sync_api import Browser, Page, expect, sync_playwright
+from playwright.sync_api import Browser, Locator, Page, expect, sync_playwright
 
 from dieselfs.address import TcpAddress
 from dieselfs.cluster.member import Member
@@ -32,6 +33,12 @@ PLACES = ("", "datasets", "datasets/counted", "jobs", "jobs/counted/train/{job}"
 SECRET = JobSecret(b"s" * 32)
 NODES = 12
 TIMEOUT_MS = 60_000
+TABS_MAX = 50
+DRAWN = """canvas => {
+    const { data } = canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height);
+    return data.some((value, place) => place % 4 === 3 && value > 0);
+}"""
+"""Whether a canvas shows anything."""
 FETCHED = """async () => {
     const live = await (await fetch("/api/live?span_s=600")).json();
     return Math.max(...live.mount_bytes);
@@ -88,8 +95,10 @@ def browser() -> Iterator[Browser]:
 
 @pytest.fixture
 def page(browser: Browser) -> Iterator[Page]:
-    """A page that must log no error; the answer 401 to a first look is none."""
+    """A page that must log no error, and ask no host but the server's; the answer 401 to a first look is no error."""
     with browser.new_context(ignore_https_errors=True) as context:
+        hosts: set[str | None] = set()
+        context.on("request", lambda request: hosts.add(urlsplit(request.url).hostname))
         page = context.new_page()
         page.set_default_timeout(TIMEOUT_MS)
         faults: list[str] = []
@@ -102,6 +111,7 @@ def page(browser: Browser) -> Iterator[Page]:
         )
         yield page
         assert not faults, faults
+        assert hosts == {"127.0.0.1"}, hosts
 
 
 def log_in(page: Page, server: RunningServer, key_file: Path | None = None) -> str:
@@ -118,6 +128,21 @@ def show(page: Page, address: str, place: str) -> None:
     page.goto(f"{address}{place}")
     page.locator(f"main[data-place='{place}']:not([aria-busy]) h1").wait_for()
     expect(page.locator("#state")).to_have_text("live", timeout=TIMEOUT_MS)
+
+
+def screenshots(folder: Path) -> Path:
+    """Where they are written, for people who look: a folder that they name, or else that of the test."""
+    return Path(os.environ.get("DIESELFS_SCREENSHOTS", folder))
+
+
+def tab_to(page: Page, target: Locator, key: str = "Tab") -> None:
+    """Press a key until the target has the focus."""
+    target.wait_for()
+    for _ in range(TABS_MAX):
+        page.keyboard.press(key)
+        if target.evaluate("element => element === document.activeElement"):
+            return
+    raise AssertionError(f"{target} cannot be reached with {key}")
 
 
 def test_a_link_a_key_and_logging_out(page: Page, server: RunningServer) -> None:
@@ -151,9 +176,9 @@ def test_an_open_page_follows_again_after_a_refusal_or_asks_for_a_login(
     page.get_by_label("Key file").wait_for()
 
 
-@pytest.mark.parametrize(("scheme", "widths"), [("light", (1280, 390)), ("dark", (1280,))])
+@pytest.mark.parametrize(("scheme", "widths"), [("light", (1280, 390)), ("dark", (1280, 390))])
 def test_layout_and_accessibility(
-    page: Page, server: RunningServer, scheme: str, widths: tuple[int, ...]
+    page: Page, server: RunningServer, scheme: str, widths: tuple[int, ...], tmp_path: Path
 ) -> None:
     page.emulate_media(color_scheme="dark" if scheme == "dark" else "light")
     address = log_in(page, server)
@@ -166,10 +191,8 @@ def test_layout_and_accessibility(
             show(page, address, place)
             if page.evaluate("document.documentElement.scrollWidth > innerWidth"):
                 found.append(f"{place} at {width}: wider than the window")
-            if folder := os.environ.get("DIESELFS_SCREENSHOTS"):
-                page.screenshot(
-                    path=f"{folder}/{place.split('/')[0] or 'now'}{place.count('/')}-{width}-{scheme}.png"
-                )
+            name = f"{place.split('/')[0] or 'now'}{place.count('/')}-{width}-{scheme}.png"
+            page.screenshot(path=screenshots(tmp_path) / name)
             for violation in Axe().run(page).response["violations"]:
                 nodes = [node["html"][:120] for node in violation["nodes"][:3]]
                 found.append(f"{place} at {width}: {violation['impact']} {violation['id']} {nodes}")
@@ -190,6 +213,36 @@ def test_ten_thousand_datasets_by_keyboard(page: Page, server: RunningServer) ->
     page.get_by_role("link", name="counted").click()
     expect(page.get_by_role("heading", name="counted")).to_be_focused()
     expect(page.get_by_role("rowheader", name="v1")).to_be_visible()
+
+
+def test_a_dataset_and_back_by_keyboard_alone(page: Page, server: RunningServer) -> None:
+    with closing(server.client()) as client:
+        page.goto(client.open_page(0).address)
+    tab_to(page, page.get_by_label("or its line"))
+    page.keyboard.insert_text((server.folder / "ann.key").read_text().strip())
+    page.keyboard.press("Enter")
+    tab_to(page, page.get_by_role("navigation").get_by_role("link", name="Datasets"))
+    page.keyboard.press("Enter")
+    tab_to(page, page.get_by_role("rowheader").get_by_role("link", name="counted"))
+    page.keyboard.press("Enter")
+    expect(page.get_by_role("heading", name="counted")).to_be_focused(timeout=TIMEOUT_MS)
+    tab_to(page, page.locator("main").get_by_role("link", name="Datasets"), "Shift+Tab")
+    page.keyboard.press("Enter")
+    expect(page.get_by_role("heading", name="Datasets")).to_be_focused(timeout=TIMEOUT_MS)
+    expect(page.get_by_role("row")).to_have_count(2, timeout=TIMEOUT_MS)
+
+
+@pytest.mark.parametrize("width", [1280, 390])
+def test_the_growth_of_a_dataset_is_drawn(page: Page, server: RunningServer, width: int) -> None:
+    page.set_viewport_size({"width": width, "height": 900})
+    show(page, log_in(page, server), "datasets/counted")
+    growth = page.locator("figure", has_text="Growth")
+    canvas = growth.locator("canvas")
+    expect(canvas).to_be_visible(timeout=TIMEOUT_MS)
+    wait_until(lambda: canvas.evaluate(DRAWN))
+    box = canvas.bounding_box()
+    assert box is not None and box["width"] > width / 2 - 150 and box["x"] + box["width"] <= width
+    expect(growth.locator("b")).to_have_text(re.compile(r"^6\.\d+\sMiB$"))
 
 
 def test_text_of_others_is_not_parsed(page: Page, server: RunningServer) -> None:
@@ -274,8 +327,7 @@ def test_figures_change_while_a_mount_reads(page: Page, server: RunningServer, t
             expect(fetched).to_be_visible(timeout=TIMEOUT_MS)
             wait_until(lambda: page.evaluate(FETCHED) > 0)
             expect(fetched.locator("b")).not_to_have_text("–")
-            if folder := os.environ.get("DIESELFS_SCREENSHOTS"):
-                page.screenshot(path=f"{folder}/mount.png", full_page=True)
+            page.screenshot(path=screenshots(tmp_path) / "mount.png", full_page=True)
         finally:
             clear(place)
     expect(local).to_have_count(0, timeout=TIMEOUT_MS)
