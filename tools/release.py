@@ -5,8 +5,8 @@
     dist/SHA256SUMS                of all of them
 
 The wheel is installed into a new environment of each Python that is there, with the newest packages, and for the first
-one also with the lowest that `pyproject.toml` allows of numpy. There dlcmd stores, lists, reads back and verifies
-files.
+one also with the lowest that `pyproject.toml` allows of numpy. There the manual pages, completions and units must be,
+and dlcmd stores, reads back and verifies files, also through a mount where /dev/fuse can be opened.
 """
 
 import argparse
@@ -39,6 +39,7 @@ def main() -> None:
     for number, (version, python) in enumerate(pythons):
         with tempfile.TemporaryDirectory() as folder:
             own = environment(python, Path(folder), str(wheel))
+            check_files(own.parents[1])
             try_out(own, Path(folder))
             print(f"release: {wheel.name} works with Python {version}", flush=True)
             if number == 0:
@@ -96,8 +97,25 @@ def write_sbom(python: Path, path: Path) -> None:
     path.write_text(json.dumps(found, indent=1) + "\n")
 
 
+def check_files(prefix: Path) -> None:
+    """Compare the manual pages, completions, units and scripts of an environment with ours. Raises SystemExit."""
+    places = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["data-files"]
+    wrong = []
+    for place, patterns in places.items():
+        ours = [path for pattern in patterns for path in ROOT.glob(pattern) if path.is_file()]
+        theirs = {path: prefix / place / path.name for path in ours}
+        wrong += [
+            str(its)
+            for path, its in theirs.items()
+            if not its.is_file() or its.read_bytes() != path.read_bytes()
+        ]
+        wrong += [str(prefix / place)] * (not ours)
+    if wrong:
+        raise SystemExit(f"release: not in the wheel, or not as here: {', '.join(sorted(wrong))}")
+
+
 def try_out(python: Path, folder: Path) -> None:
-    """Store, list, read back and verify some files with the installed dlcmd. Raises CalledProcessError."""
+    """Store, read back and verify some files with the installed dlcmd, and mount them. Raises CalledProcessError."""
     source, home, target = folder / "source", folder / "home", folder / "target"
     shutil.rmtree(target, ignore_errors=True)
     source.mkdir(exist_ok=True)
@@ -113,6 +131,11 @@ def try_out(python: Path, folder: Path) -> None:
     ):
         run(dlcmd, *words, DIESELFS_HOME=str(home))
     run("diff", "-r", str(source), str(target))
+    if os.access("/dev/fuse", os.R_OK | os.W_OK):
+        compared = ("sh", "-c", 'diff -r --exclude=.dieselfs "$0" "$DIESELFS_MOUNT"', str(source))
+        run(dlcmd, "run", "dl://x", "--", *compared, DIESELFS_HOME=str(home))
+    else:
+        print("release: no /dev/fuse, so nothing was mounted", flush=True)
 
 
 if __name__ == "__main__":
