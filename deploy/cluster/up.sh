@@ -309,6 +309,7 @@ etcd_user = "dieselfs-server"
 etcd_password_file = "/etc/dieselfs/etcd-password"
 etcd_tls_ca = "$tls/ca.pem"
 admin_key = "/etc/dieselfs/keys/admin.key"
+metrics = "127.0.0.1:9568"
 END
     for unit in "$UNITS"/dieselfs-{server.service,purge.service,purge.timer,fsck.service,fsck.timer,backup.service,backup.timer}; do
         put "$1" "/etc/systemd/system/$(basename "$unit")" root 644 < "$unit"

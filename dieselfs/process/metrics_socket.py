@@ -1,8 +1,8 @@
-"""The metrics of each daemon, for the tools of the same user on the same machine. This module opens sockets.
+"""The metrics of each daemon, for the tools of its user and of root on the same machine. This module opens sockets.
 
 A daemon listens on a Unix socket of its own, in the private folder of the user's daemons. A tool connects, writes what
 it asks for, and ends its side. The daemon answers with one JSON object: its metrics if nothing was written, or its
-`history`. So no daemon needs a port, and tools find all of them.
+`history`. So no daemon needs a port, and tools find all of them: those of their user, and tools of root those of all.
 """
 
 import errno
@@ -23,12 +23,15 @@ from dieselfs.errors import AccessDenied
 from dieselfs.history import SAMPLE_INTERVAL_S, History, Recorded, Window
 from dieselfs.limits import MIB
 from dieselfs.metrics import Registry, Report
+from dieselfs.process.node_sockets import METRICS, DaemonSocket, is_for_all_users, node_sockets
 from dieselfs.process.state_dirs import check_private, make_private, runtime_folder
 from dieselfs.process.system_limits import run_delay_s
-from dieselfs.sockets import peer_user, reachable_path
+from dieselfs.sockets import peer_process, peer_user, reachable_path
 
 METRICS_TIMEOUT_S = 2.0
 """For one answer of a daemon. One that takes longer is left out."""
+USER_TIMEOUT_S = 5.0
+"""For the answers of all daemons of another user, in a tool of root. Those that come later are left out."""
 METRICS_REQUEST_S = 0.2
 """How long a tool may take to send its request. A tool that sends none in this time gets the metrics."""
 METRICS_BYTES_MAX = 4 * MIB
@@ -52,7 +55,7 @@ _log = logging.getLogger(__name__)
 
 
 def sockets_folder() -> Path:
-    return runtime_folder() / "metrics"
+    return runtime_folder() / METRICS
 
 
 class Publication:
@@ -112,8 +115,8 @@ def _joined(found: Mapping[str, bytes]) -> bytes:
 
 
 async def publish(publication: Publication, folder: Path | None = None) -> None:
-    """Answer tools of this user until cancelled, and keep the history meanwhile. A daemon that cannot make its socket
-    is only not seen by them.
+    """Answer tools of this user and of root until cancelled, and keep the history meanwhile. A daemon that cannot make
+    its socket is only not seen by them.
     """
     publication.metrics.counter("process.cpu_s", "Processor time of the process.", time.process_time)
     publication.metrics.counter(
@@ -146,7 +149,7 @@ async def publish(publication: Publication, folder: Path | None = None) -> None:
                     trio.move_on_after(METRICS_TIMEOUT_S),
                     suppress(OSError, trio.BrokenResourceError),
                 ):
-                    if peer_user(connection) == os.getuid():
+                    if peer_user(connection) in (os.getuid(), 0):
                         stream = trio.SocketStream(connection)
                         await stream.send_all(await publication.answer(await _request(stream)))
     finally:
@@ -191,7 +194,8 @@ def _listening(path: Path) -> socket.socket:
 
 
 def published(folder: Path | None = None) -> Iterator[tuple[int, Report]]:
-    """The process ID and the metrics of each daemon of this user that answers. Removes sockets of dead ones.
+    """The process ID and the metrics of each daemon that answers: those of this user in `folder` (`sockets_folder`).
+    For root without `folder`, those of all users (`is_for_all_users`). Removes sockets of dead ones of this user.
 
     Raises AccessDenied if other users can enter the folder.
     """
@@ -216,47 +220,68 @@ def histories_of_nodes(process: int, window: Window, folder: Path | None = None)
 def _of_nodes(
     parse: Callable[[bytes], _Answer], request: bytes, process: int, folder: Path | None
 ) -> dict[str, _Answer]:
-    path = (folder or sockets_folder()) / f"{process}.sock"
-    try:
-        contents = dict(json.loads(_answer(path, request, NODES_BYTES_MAX)))
-    except (OSError, ValueError, TypeError, RecursionError) as error:
-        _log.info("%s gives no metrics of other nodes: %s", path, error)
-        return {}
+    contents: dict[str, Any] = {}
+    for daemon in _sockets(folder):
+        if daemon.process == process:
+            try:
+                contents |= dict(json.loads(_answer(daemon, request, NODES_BYTES_MAX)))
+            except (OSError, ValueError, TypeError, RecursionError) as error:
+                _log.info("process %d gives no metrics of other nodes: %s", process, error)
     found = {}
     for node, content in contents.items():
         try:
             found[node] = parse(json.dumps(content).encode())
         except (ValueError, RecursionError) as error:
-            _log.info("%s gives no metrics of node %s: %s", path, node, error)
+            _log.info("process %d gives no metrics of node %s: %s", process, node, error)
     return found
 
 
-def _parsed(
-    parse: Callable[[bytes], _Answer], request: bytes, folder: Path | None
-) -> Iterator[tuple[int, _Answer]]:
+def _sockets(folder: Path | None) -> Iterator[DaemonSocket]:
+    if folder is None and is_for_all_users():
+        yield from node_sockets()
+        return
     folder = folder or sockets_folder()
     if not folder.is_dir():
         return
     check_private(folder)
     for path in sorted(folder.glob("*.sock"), key=lambda path: path.name.zfill(16)):
+        if path.stem.isdecimal():
+            yield DaemonSocket(int(path.stem), os.getuid(), str(path))
+
+
+def _parsed(
+    parse: Callable[[bytes], _Answer], request: bytes, folder: Path | None
+) -> Iterator[tuple[int, _Answer]]:
+    is_own = folder is not None or not is_for_all_users()
+    spent_s: dict[int, float] = {}
+    for daemon in _sockets(folder):
+        if spent_s.get(daemon.user, 0.0) > USER_TIMEOUT_S and daemon.user != os.getuid():
+            continue
+        answer, began_s = None, time.monotonic()
         try:
-            process, answer = int(path.stem), parse(_answer(path, request))
-        except ConnectionRefusedError:
-            path.unlink(missing_ok=True)
+            answer = parse(_answer(daemon, request))
         except (OSError, ValueError) as error:
-            _log.info("%s gives no metrics: %s", path, error)
-        else:
-            yield process, answer
+            if is_own and isinstance(error, ConnectionRefusedError):
+                Path(daemon.path).unlink(missing_ok=True)
+            else:
+                _log.info("process %d of user %d gives no metrics: %s", daemon.process, daemon.user, error)
+        spent_s[daemon.user] = spent_s.get(daemon.user, 0.0) + time.monotonic() - began_s
+        if answer is not None:
+            yield daemon.process, answer
 
 
-def _answer(path: Path, request: bytes, bytes_max: int = 0) -> bytes:
+def _answer(daemon: DaemonSocket, request: bytes, bytes_max: int = 0) -> bytes:
     bytes_max = bytes_max or METRICS_BYTES_MAX
+    end_s = time.monotonic() + 2 * METRICS_TIMEOUT_S  # it may answer another tool first
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC) as connection:
         connection.settimeout(METRICS_TIMEOUT_S)
-        with reachable_path(str(path)) as reachable:
+        with reachable_path(daemon.path) as reachable:
             connection.connect(reachable)
-        if peer_user(connection) != os.getuid():
-            raise PermissionError(f"{path} is another user's")
+        if peer_user(connection) != daemon.user:
+            raise PermissionError("it is another user's")
+        # The socket of another user may have the number of any process, which would then seem to say this.
+        if daemon.user != os.getuid() and peer_process(connection) != daemon.process:
+            raise PermissionError("another process listens there")
         connection.sendall(request)
         connection.shutdown(socket.SHUT_WR)
         content = bytearray()
@@ -264,4 +289,6 @@ def _answer(path: Path, request: bytes, bytes_max: int = 0) -> bytes:
             content += part
             if len(content) > bytes_max:
                 raise ValueError(f"more than {bytes_max} bytes")
+            if time.monotonic() > end_s:
+                raise TimeoutError("no whole answer in time")
         return bytes(content)

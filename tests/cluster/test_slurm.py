@@ -153,7 +153,12 @@ def test_torchrun_reads_over_mounts_that_pool_their_memory(site: Site) -> None:
 
 
 def test_a_cancelled_job_leaves_nothing(site: Site) -> None:
+    """Until then root sees its mounts, as an exporter of each node does."""
     job = site.start_reading()
+    place = f"/run/dieselfs-jobs/{job}/photos"
+    for node in site.slurm.nodes:
+        assert f'mountpoint="{place}"' in node.run("dlcmd", "metrics")
+        assert '"limit"' in node.run("dlcmd", "why", place, "--since-start", "--json")
     site.slurm.control.run("scancel", str(job))
     site.check_nothing_is_left()
     assert site.slurm.state(job) == "CANCELLED"

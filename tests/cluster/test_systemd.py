@@ -97,6 +97,24 @@ def test_a_service_that_has_started_can_be_used(site: Site) -> None:
         site.storage.shell(f"{DLCMD} server status > /dev/null")
 
 
+@pytest.mark.parametrize("runtime", [(), ("env", "XDG_RUNTIME_DIR=/run/user/0")], ids=["service", "login"])
+def test_root_sees_the_daemons_of_the_units(site: Site, runtime: tuple[str, ...]) -> None:
+    assert site.reads()
+    assert 'mountpoint="/data/letters"' in site.node.run(*runtime, "dlcmd", "metrics")
+    assert '"limit"' in site.node.run(*runtime, "dlcmd", "why", "/data/letters", "--since-start", "--json")
+    assert 'component="server"' in site.storage.run(*runtime, "dlcmd", "metrics")
+
+
+def test_another_user_is_told_who_sees_a_mount(site: Site) -> None:
+    said = site.node.shell("runuser -u nobody -- dlcmd why /data/letters --since-start 2>&1 || true")
+    assert "sudo dlcmd why /data/letters" in said
+
+
+def test_the_server_has_an_address_for_prometheus(site: Site) -> None:
+    url = f"http://{site.storage.host.address}:9568/metrics"
+    assert "dieselfs_uptime_seconds" in site.node.run("curl", "--silent", "--fail", url)
+
+
 def test_a_killed_server_starts_again(site: Site) -> None:
     before = main_process(site.storage, SERVER)
     site.storage.run("systemctl", "kill", "--signal=KILL", "--kill-whom=main", SERVER)

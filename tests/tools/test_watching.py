@@ -1,11 +1,16 @@
 """Daemons that come and go while they are watched."""
 
+import os
 from collections.abc import Iterator
 from itertools import islice
 
+import pytest
+
 from dieselfs.activity import ServerActivity
 from dieselfs.metrics import Registry, Report
-from dieselfs_tools.watching import watched, with_nodes
+from dieselfs_client.mount import mount_table
+from dieselfs_client.mount.mount_table import MountRecord
+from dieselfs_tools.watching import not_found, watched, with_nodes
 
 
 def server(uptime_s: float, calls: int) -> Report:
@@ -51,3 +56,17 @@ def test_the_other_nodes_of_a_job_are_asked_once() -> None:
     found = [*with_nodes(lambda: iter(here), ask)]
     assert asked == [2] and found[:3] == here
     assert [(process, report.about["node"]) for process, report in found[3:]] == [(2, "c")]
+
+
+def test_who_sees_the_mount_of_another_user_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    mounted = MountRecord("/data/my pets", "dl://pets", "fuse.dieselfs", "0:50", ("ro",))
+    assert mounted.is_dieselfs
+    monkeypatch.setattr(mount_table, "mount_at", {mounted.mountpoint: mounted}.get)
+    for user, place, said in (
+        (7, "/data/my pets", "sudo dlcmd why '/data/my pets'"),
+        (7, "/data", "dlcmd mounts"),
+        (0, "/data/my pets", "dlcmd mounts"),
+    ):
+        monkeypatch.setattr(os, "geteuid", lambda user=user: user)
+        error = str(not_found(place, "why"))
+        assert error.startswith(f"{place}: ") and said in error

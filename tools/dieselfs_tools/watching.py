@@ -1,14 +1,33 @@
 """Watches the daemons of this node: reads their metrics again and again. This module reads sockets, and waits."""
 
+import os
+import shlex
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 
 from dieselfs.activity import Activity, ServerActivity, activity
+from dieselfs.errors import NotFound
 from dieselfs.metrics import Report
 from dieselfs.process.metrics_socket import of_nodes, published
 
 Seen = list[Activity | ServerActivity]
+
+
+def not_found(place: str, command: str) -> NotFound:
+    """The error that no daemon tells what it does for a mount, or a job, which `command` asked for."""
+    from dieselfs_client.mount.mount_table import mount_at
+
+    mount = mount_at(place)
+    if mount is not None and mount.is_dieselfs and os.geteuid() != 0:
+        return NotFound(
+            f"{place}: the daemon of this mount is another user's, or does not answer; run as that user, or as root: "
+            f"sudo dlcmd {command} {shlex.quote(place)}"
+        )
+    return NotFound(
+        f"{place}: no daemon on this machine that you may ask has a mount there or a job of that name, or it does not "
+        "answer; see 'dlcmd mounts'"
+    )
 
 
 def with_nodes(

@@ -10,7 +10,7 @@ import trio
 
 from dieselfs.activity import Activity, activity
 from dieselfs.metrics import Report
-from dieselfs.process.metrics_socket import published
+from dieselfs.process.metrics_socket import published, sockets_folder
 from dieselfs_server.web.figures import SERIES, local_sample, local_view, server_sample
 from dieselfs_server.web.history import SAMPLE_S, History, Sample
 
@@ -26,7 +26,7 @@ class Live:
     def __init__(
         self,
         report: Callable[[], Report],
-        others: Callable[[], Iterable[tuple[int, Report]]] = published,
+        others: Callable[[], Iterable[tuple[int, Report]]] = lambda: published(sockets_folder()),
     ) -> None:
         self.history = History(SERIES)
         self.watchers = 0

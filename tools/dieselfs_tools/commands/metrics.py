@@ -40,9 +40,9 @@ if TYPE_CHECKING:
 def metrics(session: Session, listen: "TcpAddress | None", textfile: str | None) -> int:
     """Print the metrics of your mounts, cache daemons and servers on this machine.
 
-    The node's daemons are read at each request, so one endpoint serves all of them. Prometheus may
-    ask --listen for OpenMetrics; else it is the older format, which files need. Labels say which daemon a value is
-    of: component, dataset, mountpoint or job.
+    For root, those of all users. The node's daemons are read at each request, so one endpoint serves all of them.
+    Prometheus may ask --listen for OpenMetrics; else it is the older format, which files need. Labels say which daemon
+    a value is of: component, dataset, mountpoint or job.
     """
     if listen is not None and textfile is not None:
         raise InvalidInput("--listen and --textfile exclude each other")

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from dieselfs.errors import DieselfsError, InvalidInput, NotFound
+from dieselfs.errors import DieselfsError, InvalidInput
 from dieselfs_tools import options
 from dieselfs_tools.output import replace_file
 from dieselfs_tools.session import Session
@@ -55,6 +55,8 @@ def _histories(subject: str) -> "tuple[str, dict[str, Recorded], int | None]":
     """
     from dieselfs.process.metrics_socket import histories
     from dieselfs_client import control
+    from dieselfs_client.mount.mount_table import mount_at
+    from dieselfs_tools.watching import not_found
 
     place = os.path.realpath(subject)
     known = [*histories()]
@@ -65,10 +67,7 @@ def _histories(subject: str) -> "tuple[str, dict[str, Recorded], int | None]":
     members = [(process, recorded) for process, recorded in known if recorded.about.get("job") == subject]
     if members:
         return f"job {subject}", {_name(recorded): recorded for _, recorded in members}, members[0][0]
-    raise NotFound(
-        f"{subject}: you have no mount there and no job of that name on this machine, or its daemon does not answer; "
-        "see 'dlcmd mounts'"
-    )
+    raise not_found(place if mount_at(place) else subject, "report -o report.html")
 
 
 def _others(nodes: "dict[str, Recorded]", process: int | None, found: "EpochReport") -> "dict[str, Recorded]":

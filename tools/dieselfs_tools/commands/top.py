@@ -33,7 +33,7 @@ FILE_COLUMNS = 160
 def top(session: Session, interval: float, has_nodes: bool, once: bool) -> int:
     """Watch your mounts, cache daemons and servers on this machine: rates, waits, memory and plans.
 
-    The first view is of the time since their start. Ctrl-C ends it.
+    For root, those of all users. The first view is of the time since their start. Ctrl-C ends it.
     """
     from dieselfs.process.metrics_socket import published
     from dieselfs_tools.watching import watched, with_nodes

@@ -5,7 +5,7 @@ from dataclasses import asdict
 
 import click
 
-from dieselfs.errors import InvalidInput, NotFound
+from dieselfs.errors import InvalidInput
 from dieselfs_tools import options
 from dieselfs_tools.session import Session
 
@@ -23,7 +23,7 @@ def why(session: Session, mountpoint: str, duration_s: float, since_start: bool)
     from dieselfs.activity import Activity, ServerActivity
     from dieselfs_client import control
     from dieselfs_tools.diagnosis import diagnosis
-    from dieselfs_tools.watching import watched
+    from dieselfs_tools.watching import not_found, watched
 
     if duration_s <= 0:
         raise InvalidInput("--for needs a time, for example 5s")
@@ -35,9 +35,7 @@ def why(session: Session, mountpoint: str, duration_s: float, since_start: bool)
             each for each in seen if isinstance(each, Activity) and each.about.get("mountpoint") == place
         ]
         if not mounts:
-            raise NotFound(
-                f"you have no mount of a dataset on {place}, or its daemon does not answer: see 'dlcmd mounts'"
-            )
+            raise not_found(place, "why")
         if since and since_start:
             break
         if since:
