@@ -7,7 +7,11 @@ from trio.testing import MockClock
 from dieselfs.limits import SERVER_SILENCE_S
 from dieselfs.metrics import Registry
 from dieselfs.rpc.auth import Key
+from dieselfs.rpc.messages import FRAME_HEADER_BYTES, encode_reply, thrift
+from dieselfs.rpc.serving.connection import ClientConnection
 from dieselfs_server.accounts import Accounts, Caller, Rate, StoredKey, with_key, with_rate
+from dieselfs_server.dispatcher import _send
+from dieselfs_server.service import Reply
 from dieselfs_server.store.memory import MemoryStore
 from dieselfs_server.throttle import (
     RENEWAL_WAIT_S_MAX,
@@ -64,6 +68,28 @@ async def test_files_inside_messages_count_and_small_messages_do_not_wait(autoju
         before_s = trio.current_time()
         await call_of(slowed, method="stat", message_bytes=100).begin()
         assert trio.current_time() - before_s < 1e-3
+
+
+@pytest.mark.parametrize("is_bulk", [False, True])
+async def test_each_byte_of_a_reply_counts_once(is_bulk: bool, autojump_clock: MockClock) -> None:
+    content = bytes(32 << 10)
+    reply = Reply(thrift.Bulk(bulk_length=len(content)), [content]) if is_bulk else Reply(content)
+    method = "get_payload" if is_bulk else "read_file"
+    message = encode_reply(method, 1, reply.value)
+    sent_bytes = FRAME_HEADER_BYTES + len(message) + is_bulk * len(content)
+    slowed, start_s = throttle(Rate(bytes_per_s=MIB)), trio.current_time()
+    near, far = (trio.SocketStream(end) for end in trio.socket.socketpair())
+    async with near, far:
+        for _ in range(64):
+            one = call_of(slowed, method=method)
+            if is_bulk:
+                await one.announce(len(content))
+            await _send(ClientConnection(near), method, 1, reply, one)
+            left = sent_bytes
+            while left:
+                left -= len(await far.receive_some(left))
+    # 2 MiB, of which the rate gives 1 MiB at once.
+    assert trio.current_time() - start_s == pytest.approx(1, rel=0.02)
 
 
 async def test_renewals_of_leases_count_and_wait_shortly(autojump_clock: MockClock) -> None:

@@ -144,13 +144,16 @@ class ClientConnection:
 
     async def send(self, message: bytes, bulk: Iterable[Buffer] = (), pace: Pace | None = None) -> None:
         """Send a reply and the bulk bytes behind it; `bulk` is consumed as it is sent. If the kernel takes all at once,
-        there is no checkpoint. `pace` is called with the number of bytes before some of them are sent.
+        there is no checkpoint. `pace` is called with the number of bulk bytes before some of them are sent.
         """
         framed = frame(message)
+        message_bytes = len(framed)  # that are not sent yet
         send_bytes = _SEND_BYTES if pace is None else PACED_BYTES
         for batch, batch_bytes in _batches(chain([framed], bulk), send_bytes):
-            if pace is not None:
-                await pace(batch_bytes)
+            of_message = min(batch_bytes, message_bytes)
+            message_bytes -= of_message
+            if pace is not None and batch_bytes > of_message:
+                await pace(batch_bytes - of_message)
             if self._tls is None:
                 await self._send_batch(self._stream.socket, batch, batch_bytes)
             else:
