@@ -312,6 +312,7 @@ class App:
                 "dead_entries": chunks.deleted_entries,
                 "growth": views.growth_view(chunks, now_ns / 1e9),
                 "tags": [views.tag_view(tag_name, tag) for tag_name, tag in tags],
+                "reader_count": len(readers),
                 "readers": views.readers_view(readers, now_ns),
                 "jobs": [views.job_summary(job, now_ns) for job in facts.jobs_of(dataset)],
             }
@@ -348,9 +349,10 @@ class App:
 
         def read() -> dict[str, Any]:
             dataset = self._facts.dataset(named["dataset"])
+            right = viewer.right(dataset.name)
             for found in self._facts.jobs_of(dataset):
                 if found.job == named["job"] and found.fingerprint.startswith(named["id"]):
-                    return views.job_view(found, self._facts.chunks(dataset), self._service.now_ns())
+                    return views.job_view(found, self._facts.chunks(dataset), self._service.now_ns(), right)
             raise NotFound(f"job {named['job']} has ended: it has no members")
 
         return await self._read(read)

@@ -149,7 +149,7 @@ def tag_view(name: str, tag: TagRecord | None) -> dict[str, Any]:
 
 
 def readers_view(pins: Iterable[Pin], now_ns: int) -> list[dict[str, Any]]:
-    """Mounts and programs that hold a generation. `holder`: user, node, process and place."""
+    """The first READERS_MAX mounts and programs that hold a generation. `holder`: user, node, process and place."""
     return [
         {"holder": pin.holder, "generation": pin.generation, "expires_in_s": (pin.expires_ns - now_ns) / 1e9}
         for pin in [*pins][:READERS_MAX]
@@ -190,8 +190,10 @@ def _is_late(head: Head, expires_ns: int, now_ns: int) -> bool:
     return _silent_s(head, expires_ns, now_ns) > LATE_INTERVALS * interval_s(head.members)
 
 
-def job_view(found: FoundJob, facts: ChunkFacts, now_ns: int) -> dict[str, Any]:
-    """The nodes of a job, ordered by rank: memory, share of the chunks, and whether the node is suspected."""
+def job_view(found: FoundJob, facts: ChunkFacts, now_ns: int, right: Right) -> dict[str, Any]:
+    """The nodes of a job, ordered by rank: memory, share of the chunks, and whether the node is suspected. With the
+    right to read alone, numbers take the place of names and addresses.
+    """
     live = {node: lease for node, lease in found.leases.items() if lease.expires_ns > now_ns}
     members = {node: Member.of(lease.value[SEAL_BYTES:]) for node, lease in live.items()}
     owned = _owned_bytes(members, facts)
@@ -210,6 +212,9 @@ def job_view(found: FoundJob, facts: ChunkFacts, now_ns: int) -> dict[str, Any]:
         for node, member in members.items()
     ]
     nodes.sort(key=lambda node: (node["rank"], node["node"]))
+    if right < Right.WRITE:
+        for number, node in enumerate(nodes, 1):
+            node |= {"node": f"node {number}", "address": ""}
     return {**job_summary(found, now_ns), "dataset_bytes": total_bytes, "members": nodes}
 
 

@@ -16,6 +16,7 @@ from dieselfs.rpc.client import ServerClient
 from dieselfs.rpc.records import QuotaRecord
 from dieselfs_server.web.guard import HEADERS
 from dieselfs_server.web.login_rate import TRIES_PER_ADDRESS
+from dieselfs_server.web.views import READERS_MAX
 from tests.support.many_datasets import add_datasets
 from tests.support.server import RunningServer, running_server, start_server
 
@@ -151,6 +152,20 @@ def test_users_see_what_they_may_read(user: Browser, admin: Browser) -> None:
     assert user.get("/api/jobs/closed/j/0").status_code == 404
     assert user.get("/api/live").status_code == 403
     assert "sent_bytes" in admin.get("/api/live?span_s=60").json()
+
+
+def test_all_readers_count_beyond_those_that_are_shown(
+    local: ServerClient, user: Browser, admin: Browser
+) -> None:
+    local.create_dataset("read")
+    local.grant("ann", "read", "read")
+    for number in range(READERS_MAX + 1):
+        local.pin("read", f"mount-{number}", 0, 0, 60)
+    for browser, found, shown in ((user, 0, 0), (admin, READERS_MAX + 1, READERS_MAX)):
+        dataset = browser.get("/api/datasets/read").json()
+        assert (dataset["reader_count"], len(dataset["readers"])) == (found, shown)
+    local.drop_dataset("read")
+    local.grant("ann", "read", "none")
 
 
 def test_usage_is_seen_as_in_the_api(server: RunningServer, user: Browser, admin: Browser) -> None:

@@ -13,6 +13,7 @@ from dieselfs.limits import GIB
 from dieselfs.records import ChunkRecord, DatasetRecord
 from dieselfs.rpc.members import JobId
 from dieselfs.rpc.records import UsageRecord
+from dieselfs_server.accounts import Right
 from dieselfs_server.leases.job_members import Head, interval_s, lease_ns
 from dieselfs_server.leases.lease import Lease
 from dieselfs_server.recent import Failure
@@ -97,7 +98,7 @@ def job(silent_s: dict[str, float], memory: dict[str, int] | None = None) -> Fou
 
 
 def test_a_job_shows_who_owns_what_share() -> None:
-    shown = views.job_view(job({"n0": 0, "n1": 1}, {"n0": 3 * GIB}), facts([1] * 2000), NOW_NS)
+    shown = views.job_view(job({"n0": 0, "n1": 1}, {"n0": 3 * GIB}), facts([1] * 2000), NOW_NS, Right.WRITE)
     first, second = shown["members"]
     assert (first["node"], first["rank"], first["address"]) == ("n0", 0, "10.0.0.1:7000")
     assert first["owned_bytes"] + second["owned_bytes"] == shown["dataset_bytes"] == 200_000
@@ -105,9 +106,16 @@ def test_a_job_shows_who_owns_what_share() -> None:
     assert (shown["nodes"], shown["suspected"], shown["memory_bytes"]) == (2, 0, 4 * GIB)
 
 
+def test_readers_do_not_learn_the_machines_of_others() -> None:
+    found = job({"login-of-ada": 0, "gpu-7": 1})
+    shown = views.job_view(found, facts([1] * 2000), NOW_NS, Right.READ)
+    assert [node["node"] for node in shown["members"]] == ["node 1", "node 2"]
+    assert not any(secret in str(shown) for secret in ("login-of-ada", "gpu-7", "10.0.0.1"))
+
+
 def test_a_node_that_missed_renewals_is_suspected_and_one_without_lease_is_gone() -> None:
     late_s = LATE_INTERVALS * interval_s(3) + 0.5
-    shown = views.job_view(job({"n0": 0, "n1": late_s, "n2": 3600}), facts([1]), NOW_NS)
+    shown = views.job_view(job({"n0": 0, "n1": late_s, "n2": 3600}), facts([1]), NOW_NS, Right.WRITE)
     assert {node["node"]: node["is_suspected"] for node in shown["members"]} == {"n0": False, "n1": True}
     assert (shown["nodes"], shown["suspected"]) == (2, 1)
 

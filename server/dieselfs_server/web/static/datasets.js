@@ -60,6 +60,7 @@ export async function datasetView(main, { parts: [name], signal }) {
     if (text === last) return;
     last = text;
     const { usage } = found;
+    const readers = found.right === "read" ? "Your readers" : "Readers";
     fill(facts, tiles(`Totals of ${name}`, [
       ["Files", show.count(found.files)],
       ["Size", show.bytes(found.bytes)],
@@ -70,7 +71,7 @@ export async function datasetView(main, { parts: [name], signal }) {
       ["Changed", found.updated_s ? show.ago(found.updated_s) : "never"],
       ["Read by all", show.bytes(usage.read_bytes)],
       ["Written by all", show.bytes(usage.written_bytes)],
-      ["Readers now", show.count(found.readers.length)],
+      [`${readers} now`, show.count(found.reader_count)],
       ["Owner", usage.owner || "–"],
       ["Your right", found.right],
     ]), quotaPanel(usage, found.owner_usage));
@@ -84,11 +85,12 @@ export async function datasetView(main, { parts: [name], signal }) {
         { label: "Of", number: true, wide: true, cell: (row) => (row.is_damaged ? "–" : show.when(row.updated_s)) },
       ], found.tags, { empty: `No tag. Keep this generation: dlcmd tag add dl://${name} NAME` })),
       panel("Jobs", jobsTable(found.jobs, "No job reads this dataset now.", false)),
-      panel("Readers that hold a generation", table("Readers", [
+      panel(`${readers} that hold a generation`, table("Readers", [
         { label: "User, node, process, place", name: true, cell: (row) => h("code", {}, row.holder) },
         { label: "Generation", number: true, cell: (row) => show.count(row.generation) },
         { label: "Lease", number: true, cell: (row) => show.duration(row.expires_in_s) },
-      ], found.readers, { empty: "Nobody." })));
+      ], found.readers, { empty: "None." }),
+      found.reader_count > found.readers.length ? h("p", { class: "dim" }, `The first ${found.readers.length} of ${found.reader_count} readers.`) : null));
   };
   await load();
   let ticks = 0;

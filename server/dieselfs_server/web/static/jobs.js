@@ -75,7 +75,7 @@ export async function jobView(main, { parts: [dataset, job, id], signal }) {
         { label: "Owns", number: true, cell: (row) => show.bytes(row.owned_bytes) },
         { label: "Share", number: true, wide: true, cell: (row) => show.share(row.owned_share) },
         { label: "Last renewal", number: true, wide: true, cell: (row) => `${show.duration(row.silent_s)} ago` },
-        { label: "Address", wide: true, cell: (row) => h("code", {}, row.address) },
+        { label: "Address", wide: true, cell: (row) => (row.address ? h("code", {}, row.address) : "–") },
       ], found.members.slice(0, ROWS)),
       found.members.length > ROWS ? h("p", { class: "dim" }, `The first ${ROWS} of ${found.members.length} members.`) : null));
   };
