@@ -49,14 +49,11 @@ def purge(
     died_before_ns = now_ns - grace_s * 10**9
     needed = set().union(*tagged.values())
     with_holes = [chunk for chunk in chunks if 0 < chunk.deleted_entries < chunk.entries]
-    # A chunk that a tag needs stays, so copies of what is live in it would only take more room.
-    held = [chunk for chunk in with_holes if chunk.chunk_id in needed]
     # An attached chunk takes no room for what was deleted, so it stays.
-    holed = [
-        chunk
-        for chunk in with_holes
-        if chunk.chunk_id not in needed and not is_attached(store, dataset.dataset_id, chunk.chunk_id)
-    ]
+    with_gaps = [chunk for chunk in with_holes if not is_attached(store, dataset.dataset_id, chunk.chunk_id)]
+    # A chunk that a tag needs stays, so copies of what is live in it would only take more room.
+    held = [chunk for chunk in with_gaps if chunk.chunk_id in needed]
+    holed = [chunk for chunk in with_gaps if chunk.chunk_id not in needed]
     expired = removable(dead, pins, needed, died_before_ns)
     bytes_freed = sum(_stored_bytes(store, dataset.dataset_id, chunk) for chunk in expired)
     if not is_dry_run:

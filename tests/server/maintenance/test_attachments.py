@@ -11,7 +11,10 @@ from dieselfs.chunk.source import Source
 from dieselfs.errors import Damaged, NotFound
 from dieselfs.limits import ATTACHED_PER_REPLY_MAX
 from dieselfs.rpc.records import PurgeReport
+from dieselfs.snapshot.builder import build_snapshot
+from dieselfs.snapshot.reader import Snapshot
 from dieselfs_server.datasets.commit import commit_chunk, read_header
+from dieselfs_server.datasets.snapshots import signed
 from dieselfs_server.datasets.tags import TagStore
 from dieselfs_server.maintenance.attachments import detach, is_attached, list_attached
 from dieselfs_server.maintenance.purge import copy_attached, purge
@@ -181,6 +184,15 @@ def test_purge_keeps_attached_chunks(world: World) -> None:
     assert world.purge().chunks_rewritten == 0
     assert world.attached() == 4
     world.assert_whole()
+
+
+def test_attached_chunks_that_a_tag_needs_wait_for_nothing(world: World) -> None:
+    TagStore(world.store, IDENTITY).add(
+        Snapshot(signed(build_snapshot(world.metadata.entry_table(DATASET)), IDENTITY), "v1"), "v1"
+    )
+    world.put({b"a.tar/0000": b"new"})
+    report = world.purge()
+    assert (report.chunks_waiting, report.held_by) == (0, ())
 
 
 def test_copies_need_no_sources(world: World) -> None:
