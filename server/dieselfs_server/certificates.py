@@ -55,9 +55,11 @@ def browser_tls(identity: Identity, names: Sequence[str]) -> ServerTls:
     """TLS for the web page without a certificate of an authority: with a key for P-256, as browsers know no Ed25519.
 
     Key and signature are derived from the identity, so a server has the same certificate after each start, and
-    browsers warn of it once. `names`: of the server, or its addresses.
+    browsers warn of it once. With an OpenSSL before 3.2 the signature is random, and browsers warn after each start.
+    `names`: of the server, or its addresses.
     """
     from cryptography import x509
+    from cryptography.exceptions import UnsupportedAlgorithm
     from cryptography.hazmat.primitives import hashes, serialization
     from cryptography.hazmat.primitives.asymmetric import ec
     from cryptography.hazmat.primitives.kdf.hkdf import HKDF
@@ -71,7 +73,10 @@ def browser_tls(identity: Identity, names: Sequence[str]) -> ServerTls:
     builder = x509.CertificateBuilder(name, name, key.public_key(), serial + 1, _BEGIN, _END).add_extension(
         x509.SubjectAlternativeName([_general_name(each) for each in shown]), critical=False
     )
-    certificate = builder.sign(key, hashes.SHA256(), ecdsa_deterministic=True)
+    try:
+        certificate = builder.sign(key, hashes.SHA256(), ecdsa_deterministic=True)
+    except UnsupportedAlgorithm:
+        certificate = builder.sign(key, hashes.SHA256())
     pem = certificate.public_bytes(serialization.Encoding.PEM)
     form, encryption = serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
     context = new_context(ssl.PROTOCOL_TLS_SERVER)

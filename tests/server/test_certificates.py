@@ -4,9 +4,11 @@ import ssl
 from contextlib import suppress
 from ipaddress import ip_address
 from pathlib import Path
+from typing import Any
 
 import pytest
 from cryptography import x509
+from cryptography.exceptions import UnsupportedAlgorithm
 
 from dieselfs.errors import InvalidInput
 from dieselfs.rpc.tls import ServerTls
@@ -33,6 +35,19 @@ def test_browsers_know_the_certificate_again_after_a_restart() -> None:
     names = ["storage-1", "10.0.0.5", "::1"]
     assert browser_tls(identity, names).channel == browser_tls(identity, names).channel
     assert browser_tls(Identity.generate(), names).channel != browser_tls(identity, names).channel
+
+
+def test_an_old_openssl_makes_a_certificate_for_browsers(monkeypatch: pytest.MonkeyPatch) -> None:
+    sign = x509.CertificateBuilder.sign
+
+    def sign_as_before(*arguments: Any, **options: Any) -> x509.Certificate:
+        if options.get("ecdsa_deterministic"):
+            raise UnsupportedAlgorithm("ECDSA with deterministic signature (RFC 6979) is not supported")
+        return sign(*arguments, **options)
+
+    monkeypatch.setattr(x509.CertificateBuilder, "sign", sign_as_before)
+    made = shown(browser_tls(Identity.generate(), ["storage-1"]))
+    assert made.extensions.get_extension_for_class(x509.SubjectAlternativeName)
 
 
 def shown(tls: ServerTls) -> x509.Certificate:
