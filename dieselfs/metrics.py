@@ -212,6 +212,11 @@ class Registry:
             self._metrics[key] = metric  # reads the part that is in use now
             return metric
 
+    def remove(self, name: str, *labels: str) -> None:
+        """The metric with these values of its labels, of what is no longer there."""
+        with self.lock:
+            self._metrics.pop((name, labels), None)
+
     def add(self, metric: Metric, more: int = 1) -> None:
         """For a metric that several threads change."""
         with self.lock:

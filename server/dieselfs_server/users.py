@@ -71,10 +71,12 @@ class UserStore:
                 return int(records[-1].removeprefix(USERS_PREFIX)), decode_accounts(content)
         raise Unavailable("the table of users changes too fast to be read; try again")
 
-    def change(self, edit: Callable[[Accounts], Accounts]) -> None:
+    def change(self, edit: Callable[[Accounts], Accounts]) -> bool:
         """Replace the table by `edit` of it, unless that is the same; durable when this returns. No change of another
-        server is lost: `edit` is repeated if there was one. Raises Unavailable if there are too many.
+        server is lost: `edit` is repeated if there was one. Returns whether the table is another one now. Raises
+        Unavailable if there are too many other changes.
         """
+        has_changed = False
         with self._lock:
             for _ in range(CHANGE_TRIES_MAX):
                 newest = self._refresh(0)
@@ -84,11 +86,13 @@ class UserStore:
                 number = self._number + 1
                 if self._store.create_record(_record_name(number), encode_accounts(accounts)):
                     self._number, self._accounts, self._read_s = number, accounts, self._clock()
+                    has_changed = True
                     break
             else:
                 raise Unavailable("too many servers change the table of users at once; try again")
         for old in self._store.list_records(USERS_PREFIX)[:-VERSIONS_KEPT]:
             self._store.delete_record(old)
+        return has_changed
 
     def verifier(self, name: str, key_id: str) -> Verifier | None:
         """The verifier of a valid key of user `name`, or None."""

@@ -13,19 +13,22 @@ from dieselfs_server.accounts import (
     SHARED,
     Accounts,
     Caller,
+    Quota,
     Right,
     StoredKey,
     with_grant,
     with_key,
     with_members,
+    with_quota,
     without_key,
 )
 from dieselfs_server.handlers import HANDLERS
 from dieselfs_server.metadata.sqlite.store import SqliteMetadata
+from dieselfs_server.quotas.admission import TABLE_NOTE
 from dieselfs_server.service import Call, Service
 from dieselfs_server.store.memory import MemoryStore
 from dieselfs_server.users import UserStore
-from tests.support.own_service import own_service
+from tests.support.own_service import call, own_service
 
 KEY, NEW = Key.generate("bob"), Key.generate("bob")
 BOB = Caller("bob", KEY.key_id)
@@ -116,3 +119,26 @@ def test_the_owner_ends_before_the_name_can_be_taken(
     monkeypatch.setattr(service.names_of_datasets, "release", released)
     by_bob(service, "drop_dataset", name="pets")
     assert seen == [{}]
+
+
+def table_note(service: Service) -> bytes | None:
+    return service.metadata.common_note(TABLE_NOTE)
+
+
+def test_other_servers_learn_at_once_that_a_user_is_gone(service: Service) -> None:
+    """Its datasets have no owner then, whose quota would count."""
+    service.users.change(lambda accounts: with_quota(accounts, "user:*", Quota(1000, None)))
+    before = table_note(service)
+    call(service, "remove_key", user="bob", key_id=KEY.key_id)
+    assert table_note(service) == before
+    call(service, "remove_key", user="bob", key_id="")
+    assert table_note(service) != before
+
+
+def test_a_dataset_without_an_owner_changes_no_table(service: Service) -> None:
+    service.users.change(lambda accounts: with_quota(accounts, "user:*", Quota(1000, None)))
+    call(service, "create_dataset", name="ants")
+    call(service, "drop_dataset", name="ants")
+    assert table_note(service) is None
+    by_bob(service, "create_dataset", name="pets")
+    assert table_note(service) is not None

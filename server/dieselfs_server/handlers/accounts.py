@@ -59,7 +59,10 @@ async def expire_key(call: Call) -> None:
 
 async def remove_key(call: Call) -> None:
     await call.require_admin()
-    await _change(call, lambda accounts: without_key(accounts, call.arguments.user, call.arguments.key_id))
+    arguments, quotas = call.arguments, call.service.quotas
+    await _change(call, lambda accounts: without_key(accounts, arguments.user, arguments.key_id))
+    if not arguments.key_id:  # its quota and datasets, too, are no longer those of a user
+        await trio.to_thread.run_sync(quotas.announce)
 
 
 async def grant(call: Call) -> None:

@@ -65,8 +65,7 @@ def _own(service: Service, name: str, owner: str, is_kept: bool = False) -> None
     def owned(accounts: Accounts) -> Accounts:
         return accounts if is_kept and name in accounts.owners else with_owner(accounts, name, owner)
 
-    if owner or service.users.current().users:
-        service.users.change(owned)
+    if (owner or service.users.current().users) and service.users.change(owned):
         service.quotas.announce()
 
 

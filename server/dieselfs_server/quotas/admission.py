@@ -109,10 +109,16 @@ class Quotas:
     def _table(self) -> Accounts:
         """The table of users, with all that was announced."""
         accounts = self._users.current()
-        if accounts.quotas and (note := self._metadata.common_note(TABLE_NOTE)) != self._seen:
+        if not accounts.quotas:
+            return accounts
+        note = self._metadata.common_note(TABLE_NOTE)
+        if note != self._seen:
             accounts = self._users.newest()
             self._seen = note
-        return accounts
+            return accounts
+        return (
+            self._users.latest
+        )  # after `_seen`: as new as what another thread has read for the sake of the note
 
     @contextmanager
     def admitted(

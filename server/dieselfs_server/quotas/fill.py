@@ -3,9 +3,11 @@
 `update` is called periodically, so that a request for metrics never waits for a store.
 """
 
+from collections import defaultdict
 from collections.abc import Iterator
 from heapq import nlargest
 
+from dieselfs.errors import Damaged
 from dieselfs.metrics import Registry
 from dieselfs_server.accounts import DATASET_MARK, Accounts, Quota, user_account
 from dieselfs_server.metadata.interface import MetadataStore
@@ -41,23 +43,28 @@ class QuotaFill:
         self._declared: set[Fill] = set()
 
     def update(self) -> None:
-        """Blocks; for one thread at a time. Raises Unavailable."""
-        found = self._found(self._users.current())
+        """Blocks; for one thread at a time. Raises Unavailable; and Damaged, after the update of all other quotas."""
+        damages: list[Damaged] = []
+        found = self._found(self._users.current(), damages)
         self._shares = dict(nlargest(FILLS_MAX, found, key=lambda each: each[1]))
         for fill in self._shares.keys() - self._declared:
             self._declare(fill)
+        for fill in self._declared - self._shares.keys():
+            self._metrics.remove("quota.used_share", *fill)
+        self._declared = set(self._shares)
+        if damages:
+            raise damages[0]
 
-    def _found(self, accounts: Accounts) -> Iterator[tuple[Fill, float]]:
-        for account, quota in accounts.quotas.items():
-            if account.startswith(DATASET_MARK):
-                yield from self._of(account, quota, [account.removeprefix(DATASET_MARK)])
-        for user in sorted(set(accounts.owners.values())):
-            if quota_of_user := accounts.quota_of_user(user):
-                yield from self._of(user_account(user), quota_of_user, accounts.datasets_of(user))
-
-    def _of(self, account: str, quota: Quota, datasets: list[str]) -> Iterator[tuple[Fill, float]]:
-        for limit, share in used_shares(quota, used(self._metadata.usage(datasets))):
-            yield (account, limit), share
+    def _found(self, accounts: Accounts, damages: list[Damaged]) -> Iterator[tuple[Fill, float]]:
+        """Accounts with damaged metadata are left out, and are added to `damages`."""
+        for account, quota, datasets in _limited(accounts):
+            try:
+                amount = used(self._metadata.usage(datasets))
+            except Damaged as error:
+                damages.append(error)
+                continue
+            for limit, share in used_shares(quota, amount):
+                yield (account, limit), share
 
     def _declare(self, fill: Fill) -> None:
         (account, limit), metrics = fill, self._metrics
@@ -68,4 +75,16 @@ class QuotaFill:
             account=account,
             limit=limit,
         )
-        self._declared.add(fill)
+
+
+def _limited(accounts: Accounts) -> Iterator[tuple[str, Quota, list[str]]]:
+    """Each account with a quota, and its datasets."""
+    owned: defaultdict[str, list[str]] = defaultdict(list)
+    for dataset, owner in accounts.owners.items():
+        owned[owner].append(dataset)
+    for account, quota in accounts.quotas.items():
+        if account.startswith(DATASET_MARK):
+            yield account, quota, [account.removeprefix(DATASET_MARK)]
+    for user, datasets in sorted(owned.items()):
+        if quota_of_user := accounts.quota_of_user(user):
+            yield user_account(user), quota_of_user, datasets

@@ -22,7 +22,7 @@ from dieselfs_server.maintenance.purge import purge
 from dieselfs_server.metadata.interface import MetadataStore
 from dieselfs_server.metadata.redis.store import RedisMetadata
 from dieselfs_server.metadata.sqlite.store import SqliteMetadata
-from dieselfs_server.quotas.admission import HOLD_S, QuotaExceeded, Quotas, RoomAwaited
+from dieselfs_server.quotas.admission import HOLD_S, TABLE_NOTE, QuotaExceeded, Quotas, RoomAwaited
 from dieselfs_server.store.memory import MemoryStore
 from dieselfs_server.users import UserStore
 from tests.support.identity import IDENTITY
@@ -259,6 +259,28 @@ def test_a_server_knows_new_datasets_of_a_user_at_once(make: Make) -> None:
     here.limit("user:ada", 2 * CHUNK_BYTES)
     here.quotas.announce()
     there.put(4)
+
+
+def test_a_thread_that_another_one_overtakes_uses_the_newer_table(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here, there = make()
+    here.limit(f"dataset:{DATASET}", 10 * CHUNK_BYTES)
+    there.users.current()
+    overtaken: list[str] = []
+    read = there.metadata.common_note
+
+    def common_note(name: str) -> bytes | None:
+        if name == TABLE_NOTE and not overtaken:
+            overtaken.append(name)
+            here.limit(f"dataset:{DATASET}", CHUNK_BYTES)
+            here.quotas.announce()
+            there.put(1)  # by another thread, after this one has its copy of the table
+        return read(name)
+
+    monkeypatch.setattr(there.metadata, "common_note", common_note)
+    with pytest.raises(QuotaExceeded):
+        there.put(2)
 
 
 def test_without_a_wait_the_caller_waits_for_the_room_of_others(make: Make) -> None:

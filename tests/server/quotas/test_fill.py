@@ -1,10 +1,12 @@
 """Metrics of quotas: a share for each limit, gone with the quota, and only of the fullest."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import pytest
 
+from dieselfs.errors import Damaged
 from dieselfs.metrics import Registry
+from dieselfs.records import DatasetUsage
 from dieselfs.rpc.auth import Key
 from dieselfs_server.accounts import Accounts, Quota, StoredKey, with_key, with_owner, with_quota
 from dieselfs_server.metadata.sqlite.store import SqliteMetadata
@@ -41,6 +43,9 @@ class Rig:
 
     def shares(self) -> dict[tuple[str, ...], float]:
         self.fill.update()
+        return self.samples()
+
+    def samples(self) -> dict[tuple[str, ...], float]:
         (family,) = self.metrics.families(["quota.used_share"]) or [{"samples": []}]
         return {tuple(labels): value for labels, value in family["samples"]}
 
@@ -68,3 +73,32 @@ def test_only_the_fullest_have_metrics(monkeypatch: pytest.MonkeyPatch) -> None:
     rig.limit(f"dataset:{DATASET}", None, 8)
     rig.limit("user:ada", None, 4)
     assert rig.shares() == {("user:ada", "files"): 0.5}
+
+
+def test_damaged_metadata_hides_only_its_own_quota(monkeypatch: pytest.MonkeyPatch) -> None:
+    rig = Rig()
+    for name in ("aged", "zebras"):
+        rig.limit(f"dataset:{name}", None, 8)
+    rig.limit(f"dataset:{DATASET}", None, 8)
+    usage = rig.metadata.usage
+
+    def damaged(names: Sequence[str]) -> list[DatasetUsage | None]:
+        if "aged" in names:
+            raise Damaged("aged: damaged")
+        return usage(names)
+
+    monkeypatch.setattr(rig.metadata, "usage", damaged)
+    with pytest.raises(Damaged, match="aged"):
+        rig.fill.update()
+    assert rig.samples() == {(f"dataset:{DATASET}", "files"): 0.25, ("dataset:zebras", "files"): 0.0}
+
+
+def test_metrics_of_quotas_that_ended_take_no_room() -> None:
+    rig = Rig()
+    for number in range(3):
+        rig.limit(f"dataset:{DATASET}", None, 8 + number)
+        rig.limit(f"dataset:other-{number}", None, 8)
+        rig.fill.update()
+        rig.limit(f"dataset:other-{number}")
+    rig.fill.update()
+    assert len([*rig.metrics.collect(["quota.used_share"])]) == 1
