@@ -4,25 +4,32 @@ This module calls the metadata store. A server counts in memory, and adds its co
 each minute and at its end. So all servers have one sum, and a restart keeps it. A killed server loses the counts since
 its last flush, and lost metadata loses all. If a reply of the metadata store is lost, one flush may count twice.
 
-The bytes are those that follow calls and replies: chunks, parts of chunks, and snapshots.
+The bytes are all that follow calls and replies: chunks, parts of chunks, snapshots, and the small lists of members of
+jobs and of checksums. Bytes within messages, such as those of small files, do not count.
 """
 
 import json
+import random
 import struct
-from collections.abc import Sequence
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from threading import Lock
 from typing import NamedTuple
 
-from dieselfs.errors import Damaged, NotFound
+from dieselfs.errors import Damaged, DieselfsError, NotFound, Unavailable
 from dieselfs.records import DatasetRecord, NoteChange
+from dieselfs_server.accounts import Accounts
 from dieselfs_server.leases.lease import until_done
 from dieselfs_server.metadata.interface import MetadataStore
 from dieselfs_server.users import UserStore
 
 NOTE = "traffic"
 """The note of a dataset, and the common note of all users."""
+
+AWAY_MAX = 3
+"""A flush ends when this many notes could not be reached: each of them takes seconds."""
 
 _TOTAL = struct.Struct("<qq")
 _INVALID = "metadata store: a note about traffic is invalid"
@@ -90,6 +97,10 @@ class _Recent:
             if left != NOTHING:
                 self._counts[name] = left
 
+    def forget(self, name: str) -> None:
+        with self._lock:
+            self._counts.pop(name, None)
+
     def get(self, name: str) -> Transferred:
         with self._lock:
             return self._counts.get(name, NOTHING)
@@ -114,11 +125,13 @@ class Traffic:
         if dataset:
             self._of_datasets.add(dataset, more)
 
-    def of_datasets(self, datasets: Sequence[DatasetRecord]) -> list[Transferred]:
-        """In their order. Raises Unavailable."""
-        return [self._of_dataset(dataset) for dataset in datasets]
+    def forget(self, dataset: str) -> None:
+        """A dataset was dropped: a new one of its name begins at zero."""
+        with self._lock:
+            self._of_datasets.forget(dataset)
 
-    def _of_dataset(self, dataset: DatasetRecord) -> Transferred:
+    def of_dataset(self, dataset: DatasetRecord) -> Transferred:
+        """Raises Damaged, Unavailable."""
         stored = NOTHING
         with self._lock:
             with suppress(NotFound):  # dropped meanwhile
@@ -128,15 +141,28 @@ class Traffic:
     def of_users(self) -> Table:
         """Of the users with traffic, ordered by name. Raises Unavailable."""
         with self._lock:
-            return self._with(self._metadata.common_note(NOTE), self._of_users.copy())
+            note, accounts = self._metadata.common_note(NOTE), self._users.current()
+            return _of_users(accounts, note, self._of_users.copy())
 
     def flush(self) -> None:
-        """Raises Unavailable; counts that are not stored then stay for the next flush."""
-        for name in self._of_datasets.copy():
-            with self._lock:
-                self._flush_dataset(name)
-        with self._lock:
-            self._flush_users()
+        """Raises the first of the errors, after all that can be stored; the other counts stay for the next flush."""
+        names = [*self._of_datasets.copy()]
+        random.shuffle(names)  # so that after AWAY_MAX it is not always the same ones that wait
+        failures: list[DieselfsError] = []
+        parts: list[Callable[[], None]] = [
+            self._flush_users,
+            *(partial(self._flush_dataset, name) for name in names),
+        ]
+        for part in parts:
+            try:
+                with self._lock:
+                    part()
+            except DieselfsError as error:
+                failures.append(error)
+                if sum(isinstance(each, Unavailable) for each in failures) == AWAY_MAX:
+                    break
+        if failures:
+            raise failures[0]
 
     def _flush_dataset(self, name: str) -> None:
         counted = self._of_datasets.get(name)
@@ -157,11 +183,12 @@ class Traffic:
         counted = self._of_users.copy()
         if not counted:
             return
+        accounts = self._users.newest()  # the counts of a user that is not there end here
 
         def attempt() -> bool:
             note = self._metadata.common_note(NOTE)
             return self._metadata.change_common_note(
-                NoteChange(NOTE, note, table_note(self._with(note, counted)))
+                NoteChange(NOTE, note, table_note(_of_users(accounts, note, counted)))
             )
 
         until_done(attempt, "the traffic of users")
@@ -172,8 +199,9 @@ class Traffic:
         (note,) = self._metadata.notes(dataset_id, [NOTE])
         return note, Transferred.of(note)
 
-    def _with(self, note: bytes | None, counted: Table) -> Table:
-        """The table in a note with what was counted since, of users that exist."""
-        stored = table_of(note)
-        names = self._users.current().users.keys() & (stored.keys() | counted.keys())
-        return {name: stored.get(name, NOTHING).plus(counted.get(name, NOTHING)) for name in sorted(names)}
+
+def _of_users(accounts: Accounts, note: bytes | None, counted: Table) -> Table:
+    """The table in a note with what was counted since, of users that exist."""
+    stored = table_of(note)
+    names = accounts.users.keys() & (stored.keys() | counted.keys())
+    return {name: stored.get(name, NOTHING).plus(counted.get(name, NOTHING)) for name in sorted(names)}

@@ -15,7 +15,7 @@ from dieselfs_server.metadata.interface import MetadataStore
 from dieselfs_server.metadata.redis.store import RedisMetadata
 from dieselfs_server.metadata.sqlite.store import SqliteMetadata
 from dieselfs_server.store.memory import MemoryStore
-from dieselfs_server.traffic import NOTE, Traffic, Transferred
+from dieselfs_server.traffic import AWAY_MAX, NOTE, Traffic, Transferred
 from dieselfs_server.users import UserStore
 from tests.support.metadata_chunks import DATASET, DATASET_ID
 from tests.support.redis import running_redis
@@ -54,8 +54,7 @@ def users() -> UserStore:
 
 
 def of(traffic: Traffic, metadata: MetadataStore) -> Transferred:
-    (found,) = traffic.of_datasets([metadata.dataset(DATASET)])
-    return found
+    return traffic.of_dataset(metadata.dataset(DATASET))
 
 
 def test_servers_have_one_sum_that_outlives_them(
@@ -109,15 +108,59 @@ def test_a_dropped_dataset_takes_its_counts_along(
     stores[0].drop_dataset(DATASET_ID)
     traffic.flush()
     stores[0].create_dataset(DATASET, bytes(16))
-    assert of(traffic, stores[0]) == (0, 0) and traffic.of_datasets([dropped]) == [(0, 0)]
+    assert of(traffic, stores[0]) == (0, 0) and traffic.of_dataset(dropped) == (0, 0)
     assert traffic.of_users() == {"ada": (10, 10)}
+
+
+def test_a_new_dataset_of_the_name_of_a_dropped_one_begins_at_zero(
+    stores: tuple[MetadataStore, MetadataStore], users: UserStore
+) -> None:
+    traffic = Traffic(stores[0], users)
+    traffic.count("ada", DATASET, Transferred(5, 5))
+    stores[0].drop_dataset(DATASET_ID)
+    traffic.forget(DATASET)
+    stores[0].create_dataset(DATASET, bytes(16))
+    traffic.flush()
+    assert of(traffic, stores[0]) == (0, 0)
+
+
+def test_a_damaged_note_keeps_no_other_count_from_the_store(
+    stores: tuple[MetadataStore, MetadataStore], users: UserStore
+) -> None:
+    names = [f"set-{number}" for number in range(8)]
+    traffic = Traffic(stores[0], users)
+    stores[0].change_notes(DATASET_ID, [NoteChange(NOTE, None, b"?")])
+    traffic.count("ada", DATASET, Transferred(1, 1))
+    for number, name in enumerate(names):
+        stores[0].create_dataset(name, bytes([number]) * 16)
+        traffic.count("ada", name, Transferred(1, 1))
+    with pytest.raises(Damaged):
+        traffic.flush()
+    later = Traffic(stores[1], users)
+    assert [later.of_dataset(stores[1].dataset(name)) for name in names] == [(1, 1)] * 8
+    assert later.of_users() == {"ada": (9, 9)}
+
+
+def test_a_user_that_another_server_has_just_added_is_counted(
+    stores: tuple[MetadataStore, MetadataStore],
+) -> None:
+    table = MemoryStore()
+    here, there = (UserStore(table, lambda: 0.0) for _ in stores)
+    here.change(lambda accounts: accounts)  # reads the table, which is empty
+    there.change(with_users)
+    traffic = Traffic(stores[0], here)
+    traffic.count("ada", "", Transferred(5, 0))
+    traffic.flush()
+    assert traffic.of_users() == {"ada": (5, 0)}
 
 
 class _Away(SqliteMetadata):
     is_away = False
+    tries = 0
 
     def dataset(self, name: str) -> DatasetRecord:
         if self.is_away:
+            self.tries += 1
             raise Unavailable("the store is away")
         return super().dataset(name)
 
@@ -127,9 +170,12 @@ def test_counts_wait_for_a_metadata_store_that_is_away(users: UserStore) -> None
     metadata.create_dataset(DATASET, DATASET_ID)
     traffic = Traffic(metadata, users)
     traffic.count("ada", DATASET, Transferred(5, 5))
+    for number in range(2 * AWAY_MAX):
+        traffic.count("ada", f"other-{number}", Transferred(5, 5))
     metadata.is_away = True
     with pytest.raises(Unavailable):
         traffic.flush()
+    assert metadata.tries == AWAY_MAX  # each of which may take seconds
     metadata.is_away = False
     traffic.flush()
     assert of(Traffic(metadata, users), metadata) == (5, 5)

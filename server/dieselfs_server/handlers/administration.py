@@ -93,6 +93,7 @@ async def drop_dataset(call: Call) -> None:
         _own(service, dataset.name, "")  # while nobody else can have the name
         service.names_of_datasets.release(dataset.name, dataset.dataset_id)
         service.metadata.drop_dataset(dataset.dataset_id)
+        service.traffic.forget(dataset.name)
         service.store.delete_dataset(dataset.dataset_id)  # chunks of puts that were in flight
         service.snapshots.drop(dataset.dataset_id)
         service.tags.drop(dataset.dataset_id)

@@ -1,15 +1,19 @@
 """What datasets and users take of their quotas, and have read and written. This module calls the metadata store."""
 
+import logging
 from collections import defaultdict
 from collections.abc import Collection, Sequence
 
-from dieselfs.records import DatasetUsage
+from dieselfs.errors import Damaged
+from dieselfs.records import DatasetRecord, DatasetUsage
 from dieselfs.rpc.records import NO_LIMIT, UsageRecord
 from dieselfs_server.accounts import USER_MARK, Accounts, Quota, Right, dataset_account
 from dieselfs_server.metadata.interface import MetadataStore
 from dieselfs_server.quotas.admission import used
-from dieselfs_server.traffic import NOTHING, Table, Traffic
+from dieselfs_server.traffic import NOTHING, Table, Traffic, Transferred
 from dieselfs_server.users import UserStore
+
+log = logging.getLogger(__name__)
 
 
 class Usages:
@@ -24,7 +28,6 @@ class Usages:
         """In their order, without those that do not exist."""
         accounts = self._users.current()
         usages = [one for one in self._metadata.usage(names) if one is not None]
-        traffic = self._traffic.of_datasets([one.record for one in usages])
         return [
             UsageRecord(
                 "dataset",
@@ -34,10 +37,18 @@ class Usages:
                 one.record.total_bytes,
                 one.stored_bytes,
                 *limits(accounts.quotas.get(dataset_account(one.record.name))),
-                *moved,
+                *self._moved(one.record),
             )
-            for one, moved in zip(usages, traffic, strict=True)
+            for one in usages
         ]
+
+    def _moved(self, dataset: DatasetRecord) -> Transferred:
+        """Nothing if the note is damaged, which must not hide all other figures."""
+        try:
+            return self._traffic.of_dataset(dataset)
+        except Damaged as error:
+            log.warning("the traffic of %s is not shown: %s", dataset.name, error)
+            return NOTHING
 
     def of_users(self, users: Collection[str] | None = None) -> list[UsageRecord]:
         """Ordered by name. None: all who own datasets, have a quota of their own, or have read or written."""

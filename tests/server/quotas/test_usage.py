@@ -1,12 +1,13 @@
 """What datasets and users take: with quotas and traffic, for those who own something, and for the users asked for."""
 
+from dieselfs.records import NoteChange
 from dieselfs.rpc.auth import Key
 from dieselfs.rpc.records import NO_LIMIT
 from dieselfs_server.accounts import Accounts, Quota, StoredKey, with_key, with_owner, with_quota
 from dieselfs_server.metadata.sqlite.store import SqliteMetadata
 from dieselfs_server.quotas.usage import Usages
 from dieselfs_server.store.memory import MemoryStore
-from dieselfs_server.traffic import Traffic, Transferred
+from dieselfs_server.traffic import NOTE, Traffic, Transferred
 from dieselfs_server.users import UserStore
 from tests.support.metadata_chunks import NOW_NS, Put, chunk_id, pack
 
@@ -61,3 +62,10 @@ def test_users_have_the_sum_of_their_datasets() -> None:
 def test_a_user_without_anything_has_a_usage_too() -> None:
     (dan,) = Rig().usages.of_users(["dan"])
     assert (dan.name, dan.files, dan.stored_bytes, dan.quota_files) == ("dan", 0, 0, 9)
+
+
+def test_a_damaged_note_of_traffic_hides_nothing_else() -> None:
+    rig = Rig()
+    rig.metadata.change_notes(bytes(16), [NoteChange(NOTE, None, b"?")])
+    a, b = rig.usages.of_datasets(["a", "b"])
+    assert (a.name, a.files, a.read_bytes) == ("a", 2, 0) and b.files == 2
