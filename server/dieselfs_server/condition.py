@@ -77,7 +77,7 @@ def disk(folder: str, devices: Path = DEVICES) -> CheckRecord:
     """How the kernel reads chunks in `folder`."""
     reads = disk_reads(folder, devices)
     if reads is None:
-        return CheckRecord("disk", OK, f"{folder}: the kernel tells no read-ahead")
+        return CheckRecord("disk", OK, f"{folder}: its read-ahead is not known")
     step_bytes = max(reads.read_ahead_bytes, reads.request_bytes)
     text = f"{folder}: read-ahead of {format_size(reads.read_ahead_bytes)}"
     fix = f"as root: echo {CHUNK_TARGET_BYTES // KIB} > {reads.setting}"

@@ -106,7 +106,7 @@ TABLES = (
     ) STRICT, WITHOUT ROWID
     """,
     """
-    -- One row per note: a temporary value, such as a lease.
+    -- One row per note: a small value that no chunk has, such as a lease.
     CREATE TABLE note (
         dataset  INTEGER NOT NULL,
         name     TEXT NOT NULL,
