@@ -10,7 +10,7 @@ set -eu
 cd "$(dirname "$0")"
 version=$(sed -n 's/^__version__ = "\(.*\)"/\1/p' ../../dieselfs/__init__.py)
 image=${1:-dieselfs:$version}
-files=400
+files=300
 
 on() { kubectl --namespace dieselfs "$@"; }
 clean() {
@@ -70,7 +70,7 @@ on rollout status statefulset/dieselfs-server --timeout 300s
 step "an upload, and a key for the nodes"
 server sh -euc "
     mkdir /tmp/files
-    for number in \$(seq $files); do head -c 50000 /dev/urandom > /tmp/files/\$number; done
+    for number in \$(seq $files); do head -c 200000 /dev/urandom > /tmp/files/\$number; done
     dlcmd put -r /tmp/files/ dl://imagenet/
     cd /tmp/files && sha256sum * > /tmp/sums
     dlcmd user add nodes --out /tmp/nodes.key
@@ -126,6 +126,7 @@ spec:
       image: $image
       imagePullPolicy: IfNotPresent
       command: [python3, /reader/reader.py]
+      resources: {limits: {memory: 40Mi}}   # the page cache counts: less than the dataset, so the daemon is needed
       volumeMounts:
         - {name: data, mountPath: /data, readOnly: true, mountPropagation: HostToContainer}
         - {name: reader, mountPath: /reader}
@@ -136,7 +137,7 @@ spec:
     - {name: tmp, emptyDir: {}}
 POD
 on wait pod/training --for condition=Ready --timeout 120s >/dev/null
-wait_for 60 on exec training -- test -e /tmp/counts
+wait_for 120 on exec training -- test -e /tmp/counts
 read_on 1
 
 step "the daemon of the mount is killed: another one takes over, and no read fails"
