@@ -35,6 +35,8 @@ def test_a_damaged_dataset_among_all_is_named(dlcmd: Dlcmd, pets: str) -> None:
     dlcmd("put", "f", "dl://zoo/")
     os.truncate(chunk, chunk.stat().st_size - 1)
     found = dlcmd("fsck", "--all", "--json", exit_code=EXIT_DAMAGED)
-    problems = {line["dataset"]: line["problems"] for line in found.objects if line["type"] == "dataset"}
+    checked = [line for line in found.objects if line["type"] == "dataset"]
+    problems = {line["dataset"]: line["problems"] for line in checked}
     assert problems[pets] > 0 and problems["zoo"] == 0
-    assert (found.summary["datasets"], found.summary["exit_code"]) == (len(problems), EXIT_DAMAGED)
+    # Tests before this one may have left two datasets of one name: one was dropped.
+    assert (found.summary["datasets"], found.summary["exit_code"]) == (len(checked), EXIT_DAMAGED)
