@@ -23,6 +23,7 @@ from dieselfs.errors import AccessDenied
 from dieselfs.history import SAMPLE_INTERVAL_S, History, Recorded, Window
 from dieselfs.limits import MIB
 from dieselfs.metrics import Registry, Report
+from dieselfs.names import printable
 from dieselfs.process.node_sockets import METRICS, DaemonSocket, is_for_all_users, node_sockets
 from dieselfs.process.state_dirs import check_private, make_private, runtime_folder
 from dieselfs.process.system_limits import run_delay_s
@@ -291,4 +292,24 @@ def _answer(daemon: DaemonSocket, request: bytes, bytes_max: int = 0) -> bytes:
                 raise ValueError(f"more than {bytes_max} bytes")
             if time.monotonic() > end_s:
                 raise TimeoutError("no whole answer in time")
-        return bytes(content)
+    return bytes(content) if daemon.user == os.getuid() else harmless(bytes(content))
+
+
+def harmless(content: bytes) -> bytes:
+    """JSON whose texts have escapes in place of control characters, which another user could send to the terminal of
+    root. Raises ValueError.
+    """
+    try:
+        return json.dumps(_escaped(json.loads(content))).encode()
+    except RecursionError:
+        raise ValueError("nested too deeply") from None
+
+
+def _escaped(value: Any) -> Any:
+    if isinstance(value, str):
+        return printable(value.encode("utf-8", "surrogatepass"))
+    if isinstance(value, list):
+        return [_escaped(each) for each in value]
+    if isinstance(value, dict):
+        return {_escaped(name): _escaped(each) for name, each in value.items()}
+    return value

@@ -1,5 +1,6 @@
 """Daemons publish over real sockets, and tools find those that live."""
 
+import json
 import os
 import socket
 from pathlib import Path
@@ -14,6 +15,7 @@ from dieselfs.process import metrics_socket
 from dieselfs.process.metrics_socket import (
     HISTORY,
     Publication,
+    harmless,
     histories,
     histories_of_nodes,
     of_nodes,
@@ -195,6 +197,20 @@ def test_a_daemon_that_hangs_is_left_out(folder: Path, monkeypatch: pytest.Monke
         listener.bind(str(folder / "7.sock"))
         listener.listen()
         assert [*published(folder)] == []
+
+
+def test_texts_of_other_users_cannot_control_a_terminal() -> None:
+    content = json.dumps(
+        {"about": {"mountpoint": "/data\x1b[2J\x9b1A"}, "times_s": [1.5, None], "n": [["a\r"]]}
+    )
+    assert json.loads(harmless(content.encode())) == {
+        "about": {"mountpoint": "/data\\x1b[2J\\x9b1A"},
+        "times_s": [1.5, None],
+        "n": [["a\\r"]],
+    }
+    for damaged in (b"", b"{", b"[" * 100_000):
+        with pytest.raises(ValueError):
+            harmless(damaged)
 
 
 def test_no_daemon_has_run_yet(tmp_path: Path) -> None:
