@@ -14,7 +14,7 @@ from dieselfs.etcd.keys import CONFIG_PREFIX
 from dieselfs.limits import CHUNK_TARGET_BYTES, KIB
 from dieselfs.rpc.records import FAILURE, OK, WARNING, CheckRecord
 from dieselfs.settings import OFF
-from dieselfs.units import count, format_duration, format_size
+from dieselfs.units import count, format_size
 from dieselfs_server.metadata.interface import MetadataStore
 from dieselfs_server.settings import RegistrySettings
 from dieselfs_server.store.disk_reads import DEVICES, disk_reads
@@ -67,7 +67,7 @@ def object_store(store: ObjectStore, clock: Callable[[], float] = time.monotonic
             "store", FAILURE, f"a record {what}", "use a store that is consistent, without a cache before it"
         )
     took_s = clock() - began_s
-    text = f"wrote, read and removed a record in {format_duration(took_s)}"
+    text = f"wrote, read and removed a record in {took_s * 1000:,.1f} ms"
     if took_s > SLOW_STORE_S:
         return CheckRecord("store", WARNING, text, "look at the network to the store, and at its load")
     return CheckRecord("store", OK, text)
