@@ -1,13 +1,18 @@
 """Metrics of a real mount, cache daemon and server: `dlcmd metrics`, `top`, `why`, and a server's HTTP address."""
 
+import fcntl
 import json
 import os
+import pty
 import re
 import subprocess
 import sys
+import termios
 from collections.abc import Iterator
 from contextlib import contextmanager
+from io import FileIO
 from pathlib import Path
+from select import POLLIN, poll
 from urllib.request import urlopen
 
 import pytest
@@ -25,6 +30,10 @@ from tests.support.job_mounts import JOB, job_mounts
 from tests.support.promtool import check_metrics, needs_promtool
 from tests.support.server import RunningServer, free_port, running_server
 from tests.support.small_chunks import FILES, store
+
+TIMEOUT_S = 60.0
+ENTERED_SCREEN, LEFT_SCREEN = b"\x1b[?1049h", b"\x1b[?1049l"
+HIDDEN_CURSOR, SHOWN_CURSOR = b"\x1b[?25l", b"\x1b[?25h"
 
 needs_fuse = pytest.mark.skipif(not os.access("/dev/fuse", os.W_OK), reason="needs /dev/fuse")
 
@@ -108,6 +117,44 @@ def test_top_and_why_name_the_mount(dlcmd: Dlcmd, place: Path) -> None:
     record, summary = map(json.loads, dlcmd("why", place, "--since-start", "--json").stdout.splitlines())
     assert record["limit"] == summary["limit"] and record["activity"]["plans"][0]["positions"] == FILES
     assert dlcmd("why", place, "--for", "0.1s").stdout.startswith(b"No read reaches the daemon")
+
+
+@needs_fuse
+def test_the_live_view_shows_a_mount_and_restores_the_terminal(dlcmd: Dlcmd, place: Path) -> None:
+    ours, theirs = pty.openpty()
+    with open(ours, "r+b", buffering=0) as screen, open(theirs, "r+b", buffering=0) as terminal:
+        termios.tcsetwinsize(theirs, (40, 200))
+        before = termios.tcgetattr(theirs)
+        process = dlcmd.start(
+            *("top", "--interval", "0.1s"),
+            stdin=terminal,
+            stdout=terminal,
+            stderr=terminal,
+            env={**dlcmd.environment(), "TERM": "xterm-256color"},
+            start_new_session=True,
+            preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),
+        )
+        try:
+            shown = until(screen, os.fsencode(place))
+            screen.write(b"\x03")
+            shown += until(screen, LEFT_SCREEN)
+            assert process.wait(TIMEOUT_S) == 0
+        finally:
+            process.kill()
+            process.wait()
+        assert shown.startswith(ENTERED_SCREEN) and b"Traceback" not in shown
+        assert shown.rfind(HIDDEN_CURSOR) < shown.rfind(SHOWN_CURSOR)
+        assert termios.tcgetattr(theirs) == before
+
+
+def until(screen: FileIO, end: bytes) -> bytes:
+    """What a program writes to a terminal, up to `end`."""
+    shown, waiting = b"", poll()
+    waiting.register(screen, POLLIN)
+    while end not in shown:
+        assert waiting.poll(TIMEOUT_S * 1000), shown
+        shown += screen.read(4096)
+    return shown
 
 
 @needs_fuse
