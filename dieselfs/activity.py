@@ -15,6 +15,16 @@ DAEMON_SOURCES = {
 """Bytes by where they came from; counted in jobs and by cache daemons."""
 _FETCHED = tuple(f"dieselfs_fetches_{each}_bytes_total" for each in ("chunk", "range", "block"))
 _FETCHED_BY_CACHE = ("dieselfs_node_cache_fetched_bytes_total",)
+SERVER_METRICS = frozenset(
+    (
+        *("uptime_s", "process.cpu_s", "process.run_delay_s", "rates.waited_s", "store.answered_s"),
+        *("rpc.requests", "rpc.failures", "rpc.received_bytes", "rpc.answered_s", "rpc.connections"),
+        *("payloads.sent_bytes", "reading.store_bytes", "reading.waiting"),
+    )
+)
+"""What `ServerActivity` is made of, by their names in the registry."""
+_READS = ("get_payload", "get_ranges", "get_block_checksums", "open_payload", "share_payloads")
+"""Calls of a server that answer with bytes of chunks."""
 _NO_FIELDS = (LookupError, TypeError, ValueError, ArithmeticError)
 _PLANNED = "dieselfs_page_cache_planned_files_total"
 
@@ -30,6 +40,8 @@ class PlanProgress:
     positions: int
     files_per_s: float | None
     left_s: float | None
+    group_bytes: int = 0
+    """Of one group: the files that are read on this node."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,13 +76,17 @@ class Activity:
     run_delay: float = 0.0
     reclaimed: float = 0.0
     in_progress: int = 0
+    window_bytes: float = 0.0
+    """Memory for files of plans, fetched ahead of their readers."""
 
 
 @dataclass(frozen=True, slots=True)
 class ServerActivity:
     """One server over `seconds`, or since its start. Rates are for a second; latencies are means, in seconds, None
     without a call. `busy`: how many calls of the store were in progress on the average. `limited`: how many calls of
-    users waited for their rates on the average. `run_delay`: as in `Activity`.
+    users waited for their rates on the average. `run_delay`: as in `Activity`. `answering`: how many reads of chunks
+    were in progress on the average, without the time in which answers are sent. `waiting`: reads of the store that wait
+    for others now.
     """
 
     process: int
@@ -88,6 +104,8 @@ class ServerActivity:
     connections: int
     limited: float = 0.0
     run_delay: float = 0.0
+    answering: float = 0.0
+    waiting: int = 0
 
 
 class _Change:
@@ -129,14 +147,15 @@ class _Change:
     @staticmethod
     def _labelled(report: Report, name: str, label: str) -> Iterable[tuple[str, float]]:
         for labels, value in report.values(name):
-            if label in labels and not isinstance(value, dict):
-                yield labels[label], value
+            if label in labels:
+                yield labels[label], value["sum"] if isinstance(value, dict) else value
 
 
 def activity(process: int, before: Report | None, after: Report, seconds: float) -> Activity | ServerActivity:
     """What a daemon or server did in the `seconds` between two reports; since its start without an earlier one."""
     change = _Change(before, after, seconds)
     if after.about.get("component") == "server":
+        answers = change.by_label("dieselfs_rpc_answered_seconds", "method")
         return ServerActivity(
             process,
             after.about,
@@ -153,9 +172,12 @@ def activity(process: int, before: Report | None, after: Report, seconds: float)
             int(after.total("dieselfs_rpc_connections")),
             change.rate("dieselfs_rates_waited_seconds_total"),
             change.rate("dieselfs_process_run_delay_seconds_total"),
+            sum(answers.get(method, 0.0) for method in _READS),
+            int(after.total("dieselfs_reading_waiting")),
         )
     planned = change.total(_PLANNED)
     fetched = _FETCHED_BY_CACHE if after.about.get("component") == "cache" else _FETCHED
+    parts = after.values("dieselfs_memory_allotted_bytes")
     return Activity(
         process,
         after.about,
@@ -178,6 +200,7 @@ def activity(process: int, before: Report | None, after: Report, seconds: float)
         change.rate("dieselfs_process_run_delay_seconds_total"),
         change.rate("dieselfs_prefetch_reclaimed_chunks_total"),
         int(after.total("dieselfs_reads_in_progress")),
+        next((value for part, value in parts if part.get("part") == "window"), 0.0),
     )
 
 
@@ -188,7 +211,8 @@ def _plans(plans: Any) -> Iterable[PlanProgress]:
             position = min((_number(reader["position"]) for reader in plan["readers"]), default=0)
             positions, rate = _number(plan["positions"]), plan["files_per_s"]
             left_s = _number((positions - position) / _number(rate)) if rate else None
-            progress = PlanProgress(_number(plan["epoch"]), position, positions, rate, left_s)
+            group_bytes = _number(plan.get("group_bytes", 0))
+            progress = PlanProgress(_number(plan["epoch"]), position, positions, rate, left_s, group_bytes)
         except _NO_FIELDS:
             continue
         yield progress

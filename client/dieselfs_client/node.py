@@ -320,6 +320,15 @@ class Node:
         planned_bytes = self._prefetcher.planned.value
         return round(self._prefetcher.planned_hits.value / planned_bytes, 4) if planned_bytes else None
 
+    def _group_bytes(self, window: PlanWindow) -> int:
+        """The files of an average group that the readers here read."""
+        chunks = max(self._snapshot.chunk_count, 1)
+        group_chunks = min(window.plan.spec.group_chunks or chunks, chunks)
+        ranks = {(share.rank, share.world) for share, _ in window.positions()}
+        return round(
+            self._dataset_bytes * group_chunks / chunks * min(sum(1 / world for _, world in ranks), 1)
+        )
+
     def _plans(self) -> list[dict[str, Any]]:
         return [
             {
@@ -328,6 +337,7 @@ class Node:
                 "seed": window.plan.spec.seed,
                 "epoch": window.plan.spec.epoch,
                 "group": window.plan.spec.group_chunks,
+                "group_bytes": self._group_bytes(window),
                 "positions": len(window.plan),
                 "fetched_to": window.ahead,
                 "dropped_to": window.behind,

@@ -241,6 +241,8 @@ struct StatusInfo {
   3: required string store
   4: required string metadata
   5: required map<string, i64> metrics
+  /** Calls, times and processors of the server, as JSON of `dieselfs.metrics.Report`. */
+  6: optional binary report
 }
 
 /**

@@ -239,13 +239,17 @@ class FsckReport(NamedTuple):
 
 
 class ServerStatus(NamedTuple):
-    """`started_s` in seconds since 1970; `store` and `metadata` as configured; `metrics` by name, since the start."""
+    """`started_s` in seconds since 1970; `store` and `metadata` as configured; `metrics` by name, since the start.
+    `report`: JSON of a `dieselfs.metrics.Report` with the families that `dieselfs.activity` reads; None from a server
+    of an earlier version.
+    """
 
     version: str
     started_s: int
     store: str
     metadata: str
     metrics: Mapping[str, int]
+    report: bytes | None = None
 
 
 OK, WARNING, FAILURE = "ok", "warning", "failure"

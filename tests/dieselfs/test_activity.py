@@ -11,6 +11,7 @@ PLAN = {
     "epoch": 3,
     "positions": 1000,
     "files_per_s": 50.0,
+    "group_bytes": 4000,
     "readers": [{"rank": 0, "world": 2, "position": 400}, {"rank": 1, "world": 2, "position": 300}],
 }
 
@@ -31,6 +32,8 @@ def mount(uptime_s: float, factor: int, plans: list[dict[str, Any]] | None = Non
     metrics.counter("process.run_delay_s", "Waits.").value = 0.8 * factor
     metrics.counter("prefetch.reclaimed_chunks", "Chunks.").value = 6 * factor
     metrics.gauge("reads.in_progress", "Reads.").value = 3 * factor
+    metrics.gauge("memory.allotted_bytes", "Limits.", part="window").value = 2000
+    metrics.gauge("memory.allotted_bytes", "Limits.", part="pinned").value = 9000
     metrics.info("plans", "Plans.", lambda: plans or [])
     return metrics.report({"component": "mount", "mountpoint": "/mnt/x"})
 
@@ -47,7 +50,7 @@ def test_rates_are_of_the_interval() -> None:
     )
     assert seen.spent == {"server": 0.5} and seen.hit_share == 0.75
     assert (seen.run_delay, seen.reclaimed, seen.in_progress) == (0.4, 3.0, 6)
-    assert seen.plans == (PlanProgress(3, 300, 1000, 50.0, 14.0),)
+    assert seen.plans == (PlanProgress(3, 300, 1000, 50.0, 14.0, 4000),) and seen.window_bytes == 2000
 
 
 @pytest.mark.parametrize(
@@ -66,14 +69,18 @@ def test_a_server_has_latencies_of_the_interval() -> None:
         metrics.counter("rpc.requests", "Calls.").value = 10 * factor
         metrics.counter("rates.waited_s", "Waits.").value = 15.0 * factor
         answers = metrics.histogram("rpc.answered_s", "Answers.", (1.0,), method="ping")
+        reads = metrics.histogram("rpc.answered_s", "Answers.", (1.0,), method="get_ranges")
         for _ in range(factor):
             answers.observe(0.5 * factor)
+        reads.value = 10.0 * factor
+        metrics.gauge("reading.waiting", "Reads.").value = factor
         return metrics.report({"component": "server"})
 
     seen = activity(8, server(1), server(2), 5.0)
     assert isinstance(seen, ServerActivity)
-    assert (seen.calls, seen.answer_s, seen.store_s, seen.busy) == (2.0, 1.5, None, 0.0)
-    assert seen.limited == 3.0
+    assert (seen.calls, seen.store_s, seen.busy) == (2.0, None, 0.0)
+    assert seen.answer_s == 1.5 + 10.0
+    assert (seen.limited, seen.answering, seen.waiting) == (3.0, 2.0, 2)
 
 
 @pytest.mark.parametrize(

@@ -27,6 +27,9 @@ SLOW = Activity(
     (PLAN,),
 )
 SERVER = ServerActivity(2, {}, 5.0, 0.2, 50, 0, 1e8, 0, 1e8, 0.02, 0.01, 0.1, 3)
+ASKED = replace(SERVER, about={"component": "server", "address": "tcp://storage-1:7070"})
+GROUPED = replace(PLAN, group_bytes=10**9)
+"""Of which 600 MB are not pinned."""
 
 
 @pytest.mark.parametrize(
@@ -59,6 +62,14 @@ SERVER = ServerActivity(2, {}, 5.0, 0.2, 50, 0, 1e8, 0, 1e8, 0.02, 0.01, 0.1, 3)
         (SLOW, [replace(SERVER, run_delay=0.6)], "cpu", "fewer programs"),
         (replace(SLOW, run_delay=0.6), [], "cpu", "loader workers"),
         (SLOW, [SERVER], "memory", "more memory"),
+        (replace(SLOW, plans=(GROUPED,), window_bytes=0.5e9), [], "group", "smaller groups"),
+        (replace(SLOW, plans=(GROUPED,), window_bytes=0.7e9), [SERVER], "memory", "more memory"),
+        (replace(SLOW, plans=(GROUPED,), window_bytes=0.5e9, hit_share=0.95), [], "memory", "more memory"),
+        (replace(SLOW, reads=0, waiting=0, in_progress=2), [replace(SERVER, busy=1.2)], "store", "tiered:"),
+        (SLOW, [replace(ASKED, answering=0.2)], "network", "the servers"),
+        (SLOW, [replace(ASKED, answering=1.2)], "memory", "more memory"),
+        (SLOW, [replace(ASKED, answering=0.2, busy=1.2)], "store", "tiered:"),
+        (replace(SLOW, best_hit_share=1.0), [replace(ASKED, answering=1.2)], "server", "Later epochs"),
         (replace(SLOW, best_hit_share=1.0, reclaimed=2.0), [SERVER], "memory", "control group"),
         (replace(SLOW, best_hit_share=1.0), [SERVER], "server", "Later epochs"),
         (
@@ -91,3 +102,13 @@ def test_no_cause_is_named_that_is_not_known() -> None:
     waiting = replace(SLOW, reads=0, fetched_bytes=0, in_progress=1, seconds=200)
     text = "1 read waits, and no chunk was complete after 3 min 20 s (a slow network, or no answer)."
     assert diagnosis(waiting, []).text == text
+
+
+def test_what_the_servers_do_not_tell_is_in_the_line() -> None:
+    for seen in (SLOW, replace(SLOW, best_hit_share=1.0)):
+        assert "(only administrators see it)" in diagnosis(seen, [], "only administrators see it").text
+    assert "(" not in diagnosis(replace(SLOW, best_hit_share=1.0), []).text
+    assert (
+        "of which the servers need 1.20 s"
+        in diagnosis(replace(SLOW, best_hit_share=1.0), [replace(ASKED, answering=1.2)]).text
+    )

@@ -31,10 +31,13 @@ class Diagnosis:
     advice: str
 
 
-def diagnosis(seen: Activity, servers: Sequence[ServerActivity]) -> Diagnosis:
-    """`servers`: those on this machine, which answer this daemon among others; none if it uses others."""
+def diagnosis(seen: Activity, servers: Sequence[ServerActivity], unknown: str = "") -> Diagnosis:
+    """`servers`: those of the mount, with their `address`, if they could be asked; else those on this machine, which
+    may answer this daemon among others. `unknown`: why they could not be asked.
+    """
     rates = f"{seen.reads:,.0f} reads a second reach the daemon, {format_size(int(seen.fetched_bytes))}/s are fetched"
-    waits = f"on the average {seen.waiting:.2f} of them wait"
+    waiting = seen.waiting if seen.reads else seen.in_progress  # counted when they end
+    waits = f"on the average {waiting:.2f} of them wait"
     if seen.failed:
         return Diagnosis(
             "failures",
@@ -49,7 +52,7 @@ def diagnosis(seen: Activity, servers: Sequence[ServerActivity]) -> Diagnosis:
             "No read reaches the daemon: programs read nothing, or all of it from the page cache.",
             "If the training is slow all the same, its own work is the limit: decoding, transforms, the model.",
         )
-    if seen.waiting < WAITING_MIN:
+    if waiting < WAITING_MIN:
         return Diagnosis(
             "none",
             f"Reading is not the limit: {rates}, {waits}.",
@@ -68,7 +71,7 @@ def diagnosis(seen: Activity, servers: Sequence[ServerActivity]) -> Diagnosis:
             f"{rates}, {waits}; a plan was opened, but its files are read in another order.",
             "Read the files in the order of the list, without another shuffle; a larger group makes it more random.",
         )
-    return _of_plan(seen, servers, f"{rates}, {waits}")
+    return _of_plan(seen, servers, f"{rates}, {waits}", unknown)
 
 
 def _without_chunks(seen: Activity) -> Diagnosis:
@@ -101,8 +104,17 @@ def _without_plan(seen: Activity, text: str) -> Diagnosis:
     )
 
 
-def _of_plan(seen: Activity, servers: Sequence[ServerActivity], text: str) -> Diagnosis:
+def _of_plan(seen: Activity, servers: Sequence[ServerActivity], text: str, unknown: str) -> Diagnosis:
     hits = "" if seen.hit_share is None else f"; {seen.hit_share:.0%} of the planned files were there in time"
+    unpinned = 1 - min(seen.best_hit_share or 0, 1)
+    group_bytes = unpinned * sum(plan.group_bytes for plan in seen.plans if plan.position < plan.positions)
+    if group_bytes > seen.window_bytes > 0 and (seen.hit_share or 0) < HIT_SHARE_MIN:
+        return Diagnosis(
+            "group",
+            f"{text}{hits}; reads are random over groups of {format_size(group_bytes)}, for which the mount has "
+            f"{format_size(seen.window_bytes)} of memory, so chunks come again.",
+            "Read in smaller groups (group=), or give the mount more memory (--memory).",
+        )
     if seen.run_delay >= RUN_DELAY_MIN:
         return Diagnosis(
             "cpu",
@@ -138,17 +150,19 @@ def _of_plan(seen: Activity, servers: Sequence[ServerActivity], text: str) -> Di
             f"{text}.",
             "Look at the network between the nodes, and at job.suspected in .dieselfs/stats.",
         )
-    return _of_servers(seen, servers, text, spent)
+    return _of_servers(seen, servers, text, spent, unknown)
 
 
-def _of_servers(seen: Activity, servers: Sequence[ServerActivity], text: str, spent: float) -> Diagnosis:
+def _of_servers(
+    seen: Activity, servers: Sequence[ServerActivity], text: str, spent: float, unknown: str
+) -> Diagnosis:
     busiest = max(servers, key=lambda server: server.busy, default=None)
     delayed = max((server.run_delay for server in servers), default=0.0)
     if delayed >= RUN_DELAY_MIN:
         return Diagnosis(
             "cpu",
-            f"{text}; the server on this machine waits {delayed:.2f} s a second for a processor.",
-            "Run fewer programs on this machine, or the server on another one.",
+            f"{text}; the server waits {delayed:.2f} s a second for a processor.",
+            "Run fewer programs on the machine of the server, or the server on another one.",
         )
     if busiest is not None and busiest.cpu >= BUSY_MIN:
         return Diagnosis(
@@ -160,16 +174,25 @@ def _of_servers(seen: Activity, servers: Sequence[ServerActivity], text: str, sp
         return Diagnosis(
             "store",
             f"{text}; {busiest.busy:.2f} calls of its object store are in progress on the average, "
-            f"{(busiest.store_s or 0) * 1000:.1f} ms each.",
+            f"{(busiest.store_s or 0) * 1000:.1f} ms each, and {count(busiest.waiting, 'more read')} wait for them.",
             "Put a faster tier before the store (tiered:), or give the mount more memory.",
         )
     limited = max((server.limited for server in servers), default=0.0)
     if limited > 0 and limited >= STORE_SHARE_MIN * spent:
         return Diagnosis(
             "rate",
-            f"{text}; {limited:.1f} calls of users wait for their rates at a server on this machine.",
+            f"{text}; {limited:.1f} calls of users wait for their rates at a server.",
             "See with 'dlcmd limit ls' whether you have a limit; if so, ask an administrator for a higher one.",
         )
+    answering = sum(server.answering for server in servers)
+    if any(_is_remote(server) for server in servers) and answering < STORE_SHARE_MIN * spent:
+        return Diagnosis(
+            "network",
+            f"{text}; the servers need only {answering:.2f} s a second for all reads of chunks.",
+            "Look at the network between this node and the servers, or give the mount more memory.",
+        )
+    if unknown:
+        text += f" ({unknown})"
     if seen.best_hit_share is not None and seen.best_hit_share < 1:
         return Diagnosis(
             "memory",
@@ -183,8 +206,20 @@ def _of_servers(seen: Activity, servers: Sequence[ServerActivity], text: str, sp
             f"{text}; the kernel has reclaimed pages of {seen.reclaimed:.1f} chunks a second.",
             "End other programs that use memory or read many files, or raise the limit of the control group.",
         )
+    if any(map(_is_asked, servers)):
+        part = f", of which the servers need {answering:.2f} s"
+    else:
+        part = ", which is the network to the server, the server or its store"
     return Diagnosis(
         "server",
-        f"{text}, which is the network to the server, the server or its store.",
+        f"{text}{part}.",
         "Later epochs come from memory. For this one, see 'dlcmd top' where the server runs, and 'dlcmd limit ls'.",
     )
+
+
+def _is_asked(server: ServerActivity) -> bool:
+    return "address" in server.about
+
+
+def _is_remote(server: ServerActivity) -> bool:
+    return server.about.get("address", "").startswith("tcp:")

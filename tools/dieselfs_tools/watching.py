@@ -55,12 +55,12 @@ def watched(
     wait: Callable[[float], object] = time.sleep,
 ) -> Iterator[Seen]:
     """What the daemons do: first since their start, then in each interval."""
-    before: dict[tuple[int, str], tuple[float, Report]] = {}
+    before: dict[tuple[int, str, str], tuple[float, Report]] = {}
     while True:
         seen: Seen = []
-        now: dict[tuple[int, str], tuple[float, Report]] = {}
+        now: dict[tuple[int, str, str], tuple[float, Report]] = {}
         for process, report in read():
-            key = process, report.about.get("node", "")
+            key = process, report.about.get("node", ""), report.about.get("address", "")
             now[key] = (clock(), report)
             since_s, earlier = before.get(key, (0.0, None))
             seen.append(activity(process, earlier, report, now[key][0] - since_s))

@@ -17,6 +17,7 @@ from dieselfs.settings import Settings
 from dieselfs.transfer.upload import TreeUpload, walk_source
 from lab.ports import free_port
 
+MODULE = "dieselfs_server.main"
 START_TIMEOUT_S = 30.0
 STOP_TIMEOUT_S = 20.0
 
@@ -63,13 +64,17 @@ class RunningServer:
         return self.process.wait(STOP_TIMEOUT_S)
 
 
-def start_server(folder: Path, options: Sequence[str] = (), is_new: bool = True) -> RunningServer:
-    """Start a server over `folder` and wait until it listens. With `is_new`, its store may be without a marker."""
+def start_server(
+    folder: Path, options: Sequence[str] = (), is_new: bool = True, module: str = MODULE
+) -> RunningServer:
+    """Start a server over `folder` and wait until it listens. With `is_new`, its store may be without a marker.
+    `module`: the program, which takes the options of `dieselfs-server`.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     tcp, unix = f"tcp://127.0.0.1:{free_port()}", f"unix:{folder}/server.sock"
     ready, report = os.pipe()
     command = [
-        *(sys.executable, "-m", "dieselfs_server.main"),
+        *(sys.executable, "-m", module),
         *("--listen", tcp, "--listen", unix),
         *("--store", f"posix://{folder}/chunks", "--metadata", f"sqlite://{folder}/metadata.db"),
         *("--ready-fd", str(report), *(("--init",) if is_new else ()), *options),
@@ -100,9 +105,11 @@ def upload(dataset: Dataset, folder: Path, chunk_bytes: int = CHUNK_TARGET_BYTES
 
 
 @contextmanager
-def running_server(folder: Path, options: Sequence[str] = ()) -> Iterator[RunningServer]:
+def running_server(
+    folder: Path, options: Sequence[str] = (), module: str = MODULE
+) -> Iterator[RunningServer]:
     """A server until the end of the block."""
-    server = start_server(folder, options)
+    server = start_server(folder, options, module=module)
     try:
         yield server
     finally:

@@ -1,14 +1,18 @@
 """Handlers for datasets as a whole, their tags and maintenance, and for the server's status."""
 
+import json
 import logging
 import secrets
 from collections.abc import Sequence
+from dataclasses import asdict
 
 import trio
 
 from dieselfs import __version__
+from dieselfs.activity import SERVER_METRICS
 from dieselfs.errors import AlreadyExists, InvalidInput, Unavailable
 from dieselfs.fields import DATASET_ID_BYTES
+from dieselfs.metrics import Report
 from dieselfs.names import printable
 from dieselfs.records import DatasetRecord
 from dieselfs.rpc.records import (
@@ -248,7 +252,9 @@ async def server_pin(call: Call) -> bytes:
 async def status(call: Call) -> ServerStatus:
     await call.require_admin()
     service = call.service
-    return ServerStatus(__version__, service.started_s, *service.names, service.metrics.numbers())
+    report = Report({"component": "server"}, service.metrics.families(SERVER_METRICS))
+    content = json.dumps(asdict(report)).encode()
+    return ServerStatus(__version__, service.started_s, *service.names, service.metrics.numbers(), content)
 
 
 async def check_server(call: Call) -> ServerCheck:

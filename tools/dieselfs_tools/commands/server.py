@@ -63,4 +63,5 @@ def _show(output: Output, client: "ServerClient") -> None:
         f"  sent         {output.size(metrics['rpc.sent_bytes'])}",
         f"  of chunks    {output.size(metrics['payloads.sent_bytes'])}",
     ]
-    output.record("server", "\n".join(lines), {"address": address, **found._asdict()})
+    fields = {name: value for name, value in found._asdict().items() if name != "report"}
+    output.record("server", "\n".join(lines), {"address": address, **fields})
