@@ -57,7 +57,7 @@ def test_a_mount_of_this_user_names_its_servers(
 def test_a_server_that_is_away_or_old(server: RunningServer, monkeypatch: pytest.MonkeyPatch) -> None:
     away = MountServers(f"tcp://127.0.0.1:{free_port()}", server.settings())
     assert [*away.with_published(lambda: iter(()))] == []
-    assert away.unknown.startswith("the server does not tell: ")
+    assert away.unknown.startswith("no status of the server: ")
     status = ServerClient.status
     monkeypatch.setattr(ServerClient, "status", lambda client: status(client)._replace(report=None))
     assert [*MountServers(server.unix, server.settings()).with_published(lambda: iter(()))] == []

@@ -21,7 +21,7 @@ ELSEWHERE = 0
 
 class MountServers:
     """Asks the servers at some addresses with the key of `settings`, as only administrators may. An embedded server
-    (None) is not asked, as it is on this machine. `unknown`: why they did not tell; then they are not asked again.
+    (None) is not asked, as it is on this machine. `unknown`: why a server gave no answer; then none is asked again.
     """
 
     def __init__(self, server: str | None, settings: Settings) -> None:
@@ -39,7 +39,7 @@ class MountServers:
             except AccessDenied:
                 self.unknown = "only administrators see how long the server and its store take"
             except DieselfsError as error:
-                self.unknown = f"the server does not tell: {error}"
+                self.unknown = f"no status of the server: {error}"
 
     def _asked(self) -> Iterator[tuple[int, Report]]:
         with closing(ServerClient(self._settings)) as client:
