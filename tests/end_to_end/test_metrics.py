@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 import termios
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from io import FileIO
@@ -149,9 +150,10 @@ def test_the_live_view_shows_a_mount_and_restores_the_terminal(dlcmd: Dlcmd, pla
 
 def until(screen: FileIO, end: bytes) -> bytes:
     """What a program writes to a terminal, up to `end`."""
-    shown, waiting = b"", poll()
+    shown, waiting, end_s = b"", poll(), time.monotonic() + TIMEOUT_S
     waiting.register(screen, POLLIN)
     while end not in shown:
+        assert time.monotonic() < end_s, shown[-1000:]
         assert waiting.poll(TIMEOUT_S * 1000), shown
         shown += screen.read(4096)
     return shown
