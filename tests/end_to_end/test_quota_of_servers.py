@@ -106,8 +106,8 @@ def stop_with_holds(server: RunningServer, metadata: MetadataStore, chunks: set[
 
 @needs_redis
 def test_a_server_that_is_killed_takes_no_room_along(tmp_path: Path) -> None:
-    """Writers are busy at two servers over one Redis. One server is killed while it has holds; its writers go on with
-    the other, with the same chunks.
+    """Writers are busy at two servers over one Redis. One server is killed while it has holds. Its writers
+    then send the same chunks to the other.
     """
     with running_redis(tmp_path / "redis") as redis:
         url = f"redis://127.0.0.1:{redis.port}/0"
