@@ -3,6 +3,7 @@
 import html
 import sys
 import time
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from dieselfs.errors import DieselfsError
 from dieselfs.private_file import write_private_file
 from dieselfs.process.state_dirs import make_private, runtime_folder
 from dieselfs_tools import options
+from dieselfs_tools.output import Output
 from dieselfs_tools.session import Session
 
 LEASE_S = 20
@@ -37,21 +39,27 @@ def dashboard(session: Session, is_opened: bool) -> int:
         shown = ":".join(f"{byte:02X}" for byte in link.fingerprint)
         output.note(f"certificate of the page (SHA-256): {shown}")
     fields = {"url": url, "expires_s": link.expires_s, "fingerprint": link.fingerprint.hex()}
+    if not is_embedded:
+        _show(output, url, fields, is_opened)
+        return output.summary("", {})
+    try:
+        with suppress(KeyboardInterrupt):  # how it ends, also just after the link
+            _show(output, url, fields, is_opened)
+            output.note("serving the page; Ctrl-C ends it")
+            while True:
+                time.sleep(RENEW_S)
+                client.keep_page(LEASE_S)
+    finally:
+        with suppress(DieselfsError):
+            client.keep_page(0)
+    return output.summary("", {})
+
+
+def _show(output: Output, url: str, fields: Mapping[str, object], is_opened: bool) -> None:
     output.record("page", url, fields)
     sys.stdout.flush()
     if is_opened and click.launch(str(_redirect(url))) != 0:
         output.aside("no browser could be started: open the link yourself")
-    if is_embedded:
-        output.note("serving the page; Ctrl-C ends it")
-        try:
-            with suppress(KeyboardInterrupt):  # how it ends
-                while True:
-                    time.sleep(RENEW_S)
-                    client.keep_page(LEASE_S)
-        finally:
-            with suppress(DieselfsError):
-                client.keep_page(0)
-    return output.summary("", {})
 
 
 def _redirect(url: str) -> Path:
