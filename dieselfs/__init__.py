@@ -28,7 +28,7 @@ from dieselfs.errors import (
 
 if TYPE_CHECKING:
     from dieselfs.dataset import Dataset, connect
-    from dieselfs.locations import open_file as open
+    from dieselfs.dataset.locations import open_file as open
     from dieselfs.shuffle.cursor import Cursor
     from dieselfs.shuffle.opportunistic import ServedLog
     from dieselfs.shuffle.plan import Plan, Share, ShuffledPaths
@@ -49,7 +49,7 @@ _MODULES = {
     "ShuffledPaths": "dieselfs.shuffle.plan",
     "Stat": "dieselfs.snapshot.reader",
     "connect": "dieselfs.dataset",
-    "open": "dieselfs.locations",
+    "open": "dieselfs.dataset.locations",
 }
 """Where the names above come from that are not errors."""
 _OTHER_NAMES = {"open": "open_file"}

@@ -15,9 +15,9 @@ from typing import Any, NoReturn
 from fsspec.spec import AbstractFileSystem
 
 from dieselfs.dataset import Dataset
+from dieselfs.dataset.locations import Locations
 from dieselfs.errors import NotFound
 from dieselfs.limits import LIBRARY_MEMORY_BYTES
-from dieselfs.locations import Locations
 from dieselfs.names import SCHEME, Location, parse_location, printable
 from dieselfs.rpc.client import ServerClient
 from dieselfs.settings import Settings

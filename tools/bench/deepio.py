@@ -17,8 +17,8 @@ import numpy.typing as npt
 
 from bench.figures import Row, Scale
 from bench.forms import DATASET, make_tree
-from dieselfs.batches import Batch, BatchReader, PlanMaker, opportunistic_batches
 from dieselfs.dataset import Dataset
+from dieselfs.dataset.batches import Batch, BatchReader, PlanMaker, opportunistic_batches
 from dieselfs.shuffle.order import chunks_of
 from dieselfs.shuffle.plan import Plan, Share
 from dieselfs.shuffle.quality import mean_distance_moved, order_entropy_ratio, repeats

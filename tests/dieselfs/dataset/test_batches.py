@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dieselfs.batches import BatchReader, opportunistic_batches
 from dieselfs.dataset import Dataset
+from dieselfs.dataset.batches import BatchReader, opportunistic_batches
 from dieselfs.errors import InvalidInput, Unavailable
 from dieselfs.shuffle.opportunistic import Parts, ServedLog, served
 from dieselfs.shuffle.plan import Plan

@@ -8,8 +8,8 @@ import pytest
 
 import dieselfs
 from dieselfs.dataset import Dataset
+from dieselfs.dataset.locations import Locations
 from dieselfs.errors import InvalidInput, NotFound, PathNotFound
-from dieselfs.locations import Locations
 from tests.support.server import RunningServer
 
 

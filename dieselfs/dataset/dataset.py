@@ -24,19 +24,19 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from dieselfs.batches import (
+from dieselfs.cache.file_reader import Path
+from dieselfs.cache.look_ahead import LookAhead
+from dieselfs.cluster.access import JobAccess
+from dieselfs.dataset.batches import (
     DEFAULT_BATCHES_AHEAD,
     DEFAULT_BUFFER_BYTES,
     BatchReader,
     PlanMaker,
     opportunistic_batches,
 )
-from dieselfs.cache.file_reader import Path
-from dieselfs.cache.look_ahead import LookAhead
-from dieselfs.cluster.access import JobAccess
-from dieselfs.dataset_file import DatasetFile, buffered
+from dieselfs.dataset.file import DatasetFile, buffered
+from dieselfs.dataset.reader import FrozenReader
 from dieselfs.errors import AlreadyExists, DieselfsError, InvalidInput, NotFound
-from dieselfs.frozen_reader import FrozenReader
 from dieselfs.limits import CHUNK_TARGET_BYTES, LIBRARY_MEMORY_BYTES
 from dieselfs.names import SCHEME, check_dataset_name, is_location, parse_location, printable, user_path
 from dieselfs.records import DatasetRecord

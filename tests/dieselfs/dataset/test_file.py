@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dieselfs.dataset_file import DatasetFile, buffered
+from dieselfs.dataset.file import DatasetFile, buffered
 
 CONTENT = bytes(range(256)) * 4
 

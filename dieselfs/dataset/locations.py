@@ -9,7 +9,7 @@ from functools import lru_cache
 from threading import Lock
 from typing import Any
 
-from dieselfs.dataset import Dataset, connect
+from dieselfs.dataset.dataset import Dataset, connect
 from dieselfs.errors import InvalidInput
 from dieselfs.names import parse_location
 

@@ -1,0 +1,5 @@
+"""The library: a dataset as an object, and its files."""
+
+from dieselfs.dataset.dataset.dataset import Dataset, connect
+
+__all__ = ["Dataset", "connect"]
