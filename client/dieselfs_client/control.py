@@ -19,7 +19,7 @@ from dieselfs.names import SCHEME, is_file_path, is_location, parse_location
 from dieselfs.process.launch import ProcessHandle, launch, module_environment, python_command, wait_for_end
 from dieselfs.process.state_dirs import log_path
 from dieselfs.process.system_limits import room_bytes
-from dieselfs.settings import KERNEL, CacheOptions
+from dieselfs.settings.table import KERNEL, CacheOptions
 from dieselfs_client.daemon_list import CACHE_DAEMON, cache_daemons
 from dieselfs_client.memory.room import granted
 from dieselfs_client.mount.layers import remove_bases

@@ -16,7 +16,7 @@ from dieselfs.errors import EXIT_OK, DieselfsError, InvalidInput, MountError
 from dieselfs.limits import KIB
 from dieselfs.process.metrics_socket import publish
 from dieselfs.rpc.client import ServerClient
-from dieselfs.settings import FUSE, IMAGE
+from dieselfs.settings.table import FUSE, IMAGE
 from dieselfs.snapshot.pin import holder_name
 from dieselfs.snapshot.reader import Snapshot
 from dieselfs.sources.interface import Source

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dieselfs.names import SCHEME
-from dieselfs.settings import BY_NAME
+from dieselfs.settings.table import BY_NAME
 
 CACHE_DAEMON = "dieselfs_client.cache_daemon"
 

@@ -10,8 +10,8 @@ import click
 
 from dieselfs import __version__
 from dieselfs.errors import EXIT_BUG, EXIT_INTERRUPTED, EXIT_OK, EXIT_USAGE, DieselfsError, InvalidInput
-from dieselfs.flags import settings_options
-from dieselfs.settings import Place
+from dieselfs.settings.flags import settings_options
+from dieselfs.settings.table import Place
 from dieselfs_client import control
 from dieselfs_client.mount.options import MountOptions, parse_options
 

@@ -18,7 +18,7 @@ from dieselfs.prefetch.extent_table import Pages
 from dieselfs.prefetch.window import PlanWindow
 from dieselfs.process.system_limits import room_bytes
 from dieselfs.rpc.client import ServerClient
-from dieselfs.settings import FUSE, ONESHOT
+from dieselfs.settings.table import FUSE, ONESHOT
 from dieselfs.shuffle.listed import ListedPlan
 from dieselfs.shuffle.order import Layout
 from dieselfs.shuffle.plan import Plan, Share

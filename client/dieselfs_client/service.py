@@ -21,7 +21,7 @@ from dieselfs.names import SCHEME, is_file_path, is_location, parse_location
 from dieselfs.process.metrics_socket import Publication
 from dieselfs.process.state_dirs import open_private
 from dieselfs.rpc.client import ServerClient
-from dieselfs.settings import ONESHOT, CacheOptions, Settings
+from dieselfs.settings.table import ONESHOT, CacheOptions, Settings
 from dieselfs.snapshot.pin import holder_name, keep_pinned, unpin
 from dieselfs.snapshot.reader import Snapshot
 from dieselfs.snapshot.store import SnapshotStore, stored_subtree

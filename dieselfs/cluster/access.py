@@ -12,7 +12,7 @@ from dieselfs.cluster.job import Job, find_job, required_job
 from dieselfs.cluster.node_client import NodeClient, job_socket_path
 from dieselfs.cluster.secret import JobSecret, find_secret
 from dieselfs.process.state_dirs import log_path, runtime_folder
-from dieselfs.settings import EMBEDDED, JOB_FIELDS, OFF, CacheOptions, Settings
+from dieselfs.settings.table import EMBEDDED, JOB_FIELDS, OFF, CacheOptions, Settings
 from dieselfs.snapshot.format import PREAMBLE_BYTES
 from dieselfs.snapshot.reader import Snapshot
 from dieselfs.sources.server import ServerSource

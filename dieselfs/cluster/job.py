@@ -12,7 +12,7 @@ from typing import TypeVar
 from dieselfs.cluster.member import RANK_MAX, check_job_name, check_node_name
 from dieselfs.errors import InvalidInput
 from dieselfs.limits import JOB_NAME_CHARACTERS_MAX
-from dieselfs.settings import AUTO, BY_NAME, JOB_FIELDS, JobSettings
+from dieselfs.settings.table import AUTO, BY_NAME, JOB_FIELDS, JobSettings
 
 _Environment = Mapping[str, str]
 _Settings = TypeVar("_Settings", bound=JobSettings)

@@ -17,7 +17,7 @@ from dieselfs.limits import KIB, SEAL_BYTES
 from dieselfs.private_file import read_private_file
 from dieselfs.rpc.auth import Key, read_key_file
 from dieselfs.rpc.members import JobId
-from dieselfs.settings import BY_NAME
+from dieselfs.settings.table import BY_NAME
 
 JOB_SECRET_FILE_BYTES_MAX = 4 * KIB
 

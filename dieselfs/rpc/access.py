@@ -15,7 +15,7 @@ from dieselfs.address import Servers, UnixAddress
 from dieselfs.errors import AccessDenied
 from dieselfs.private_file import file_version
 from dieselfs.rpc.auth import Key, read_key_file
-from dieselfs.settings import OFF, Settings
+from dieselfs.settings.table import OFF, Settings
 
 if TYPE_CHECKING:  # imported for TCP alone
     from dieselfs.rpc.tls import ClientTls

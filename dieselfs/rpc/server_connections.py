@@ -17,7 +17,7 @@ from dieselfs.process.forks import renew_after_fork
 from dieselfs.rpc.access import AccessFiles, warn_of_plain_tcp
 from dieselfs.rpc.connection import Connection, connected
 from dieselfs.rpc.endpoints import Tries, open_endpoints
-from dieselfs.settings import OFF, Settings
+from dieselfs.settings.table import OFF, Settings
 
 EMBEDDED_TRIES_MAX = 3
 EMBEDDED_PAUSE_S = 0.05

@@ -25,7 +25,7 @@ from dieselfs.rpc.records import CheckRecord
 from dieselfs.rpc.serving.handshake import LOCAL_USER
 from dieselfs.rpc.serving.server import RpcServer, open_listeners
 from dieselfs.rpc.tls import ServerTls
-from dieselfs.settings import OFF
+from dieselfs.settings.table import OFF
 from dieselfs_server import condition
 from dieselfs_server.accounts import ALL_DATASETS, Accounts, Right, StoredKey, with_grant, with_key
 from dieselfs_server.certificates import CertificateFiles, browser_tls, identity_tls

@@ -13,7 +13,7 @@ from dieselfs.etcd.client import Etcd
 from dieselfs.etcd.keys import CONFIG_PREFIX
 from dieselfs.limits import CHUNK_TARGET_BYTES, KIB
 from dieselfs.rpc.records import FAILURE, OK, WARNING, CheckRecord
-from dieselfs.settings import OFF
+from dieselfs.settings.table import OFF
 from dieselfs.units import count, format_size
 from dieselfs_server.metadata.interface import MetadataStore
 from dieselfs_server.settings import RegistrySettings

@@ -15,9 +15,9 @@ import trio
 
 from dieselfs import __version__
 from dieselfs.errors import EXIT_BUG, EXIT_OK, EXIT_USAGE, DieselfsError, InvalidInput
-from dieselfs.flags import settings_options
 from dieselfs.process.launch import Report
-from dieselfs.settings import Place
+from dieselfs.settings.flags import settings_options
+from dieselfs.settings.table import Place
 from dieselfs_server.assemble import initialize, run_server
 from dieselfs_server.logs import FORMATS, TEXT, configure
 from dieselfs_server.settings import ServerSettings, split_url

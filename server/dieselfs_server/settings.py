@@ -24,7 +24,7 @@ from dieselfs.address import (
 from dieselfs.errors import InvalidInput
 from dieselfs.etcd.client import Etcd, EtcdAccess
 from dieselfs.etcd.keys import CONFIG_PREFIX, decode_settings
-from dieselfs.settings import BY_NAME, DEFAULT_LISTEN, ON, Place, check_known, read_config
+from dieselfs.settings.table import BY_NAME, DEFAULT_LISTEN, ON, Place, check_known, read_config
 from dieselfs.urls import split
 from dieselfs_server.reading.request_path import RequestPath
 from dieselfs_server.store.limited import Bounds

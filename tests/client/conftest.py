@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from dieselfs.dataset import Dataset
-from dieselfs.settings import FUSE, IMAGE, OVERLAY
+from dieselfs.settings.table import FUSE, IMAGE, OVERLAY
 from dieselfs_client import control
 from dieselfs_client.mount.options import MountOptions
 from lab.network import clear

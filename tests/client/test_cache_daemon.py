@@ -22,7 +22,7 @@ from dieselfs.errors import AlreadyExists, DieselfsError, InvalidInput, NotFound
 from dieselfs.limits import MIB
 from dieselfs.process.launch import wait_for_end
 from dieselfs.process.state_dirs import runtime_folder
-from dieselfs.settings import CacheOptions
+from dieselfs.settings.table import CacheOptions
 from dieselfs.sources.interface import Slices
 from dieselfs.sources.server import is_intact
 from dieselfs_client import control

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from dieselfs.errors import MountError
-from dieselfs.settings import PYFUSE3
+from dieselfs.settings.table import PYFUSE3
 from dieselfs_client import control
 from dieselfs_client.mount.mount_table import mount_at
 from dieselfs_client.mount.options import MountOptions

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from dieselfs.errors import MountError
-from dieselfs.settings import FUSE
+from dieselfs.settings.table import FUSE
 from dieselfs_client.mount.mount_table import mount_at
 from dieselfs_client.mount.mounting import unmount
 from dieselfs_client.mount.options import MountOptions

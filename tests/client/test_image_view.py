@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from threading import Event
 
-from dieselfs.settings import IMAGE
+from dieselfs.settings.table import IMAGE
 from dieselfs_client import control
 from dieselfs_client.mount.image_core import IMAGE_NAME
 from dieselfs_client.mount.mount_table import MOUNTINFO, mount_at, parse_mountinfo

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from dieselfs.settings import IMAGE, OVERLAY
+from dieselfs.settings.table import IMAGE, OVERLAY
 from dieselfs_client import control
 from dieselfs_client.mount.mount_table import mount_at
 from dieselfs_client.mount.options import MountOptions

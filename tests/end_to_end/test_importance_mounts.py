@@ -10,7 +10,7 @@ import pytest
 
 from dieselfs.dataset import Dataset
 from dieselfs.limits import KIB, MIB
-from dieselfs.settings import FUSE, IMAGE, OVERLAY
+from dieselfs.settings.table import FUSE, IMAGE, OVERLAY
 from dieselfs.transfer.upload import TreeUpload, walk_source
 from dieselfs_client import control
 from dieselfs_client.mount.options import MountOptions

@@ -10,7 +10,7 @@ import pytest
 from dieselfs.chunk.builder import ChunkBuilder, SealedChunk
 from dieselfs.dataset import Dataset
 from dieselfs.errors import DieselfsError
-from dieselfs.settings import FUSE, IMAGE, OVERLAY
+from dieselfs.settings.table import FUSE, IMAGE, OVERLAY
 from dieselfs.snapshot.store import save_snapshot
 from dieselfs.transfer.sender import ChunkSender
 from dieselfs_client import control

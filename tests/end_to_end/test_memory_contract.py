@@ -17,7 +17,7 @@ from dieselfs.errors import EXIT_USAGE
 from dieselfs.limits import KIB, MIB
 from dieselfs.names import CONTROL_FOLDER
 from dieselfs.prefetch.extent_table import PAGE_BYTES
-from dieselfs.settings import AUTO, FUSE, IMAGE
+from dieselfs.settings.table import AUTO, FUSE, IMAGE
 from dieselfs_client.memory.room import PROGRAM_BYTES
 from dieselfs_client.mount.layers import IMAGE_FILE
 from dieselfs_client.mount.mount_table import MOUNTINFO, mount_at, parse_mountinfo

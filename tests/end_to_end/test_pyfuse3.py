@@ -9,7 +9,7 @@ import pytest
 
 from dieselfs.dataset import Dataset
 from dieselfs.limits import MIB
-from dieselfs.settings import PYFUSE3
+from dieselfs.settings.table import PYFUSE3
 from dieselfs_client import control
 from dieselfs_client.mount.options import MountOptions
 from lab.network import clear

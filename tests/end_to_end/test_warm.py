@@ -11,7 +11,7 @@ import pytest
 from dieselfs.dataset import Dataset
 from dieselfs.errors import EXIT_NOT_FOUND, EXIT_PARTIAL, EXIT_USAGE
 from dieselfs.limits import MIB
-from dieselfs.settings import AUTO, FUSE
+from dieselfs.settings.table import AUTO, FUSE
 from dieselfs_client import control
 from dieselfs_client.mount.options import MountOptions
 from dieselfs_client.supervision.status import supervision_of

@@ -11,7 +11,7 @@ from dieselfs.errors import Unavailable
 from dieselfs.etcd.client import EtcdAccess
 from dieselfs.limits import CHUNK_TARGET_BYTES, KIB
 from dieselfs.rpc.records import FAILURE, OK, WARNING
-from dieselfs.settings import OFF, ON
+from dieselfs.settings.table import OFF, ON
 from dieselfs_server import condition
 from dieselfs_server.metadata.sqlite.connections import MEMORY
 from dieselfs_server.metadata.sqlite.store import SqliteMetadata

@@ -12,7 +12,7 @@ from dieselfs.errors import InvalidInput, Unavailable
 from dieselfs.etcd.client import EtcdAccess
 from dieselfs.etcd.keys import CONFIG_PREFIX, SERVERS_PREFIX
 from dieselfs.limits import SERVER_LEASE_S
-from dieselfs.settings import Place, given_at
+from dieselfs.settings.table import Place, given_at
 from dieselfs_server.main import serve
 from dieselfs_server.settings import RegistrySettings, ServerSettings, advertised
 from dieselfs_server.store.limited import Bounds

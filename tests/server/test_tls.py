@@ -21,7 +21,7 @@ from dieselfs.rpc.auth import Key, read_key_file
 from dieselfs.rpc.client import ServerClient
 from dieselfs.rpc.connection import Connection, connected
 from dieselfs.rpc.tls import ClientTls, ServerTls, new_context
-from dieselfs.settings import OFF, Settings
+from dieselfs.settings.table import OFF, Settings
 from dieselfs.snapshot.store import SnapshotStore
 from dieselfs_server.certificates import identity_tls
 from dieselfs_server.identity import Identity

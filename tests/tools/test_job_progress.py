@@ -2,7 +2,7 @@
 
 import pytest
 
-from dieselfs.settings import JobSettings
+from dieselfs.settings.table import JobSettings
 from dieselfs_tools.job_progress import announce, report
 from dieselfs_tools.output import Output
 

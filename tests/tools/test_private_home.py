@@ -8,7 +8,7 @@ import pytest
 
 import dieselfs
 from dieselfs.process.embedded_server import log_path
-from dieselfs.settings import EMBEDDED
+from dieselfs.settings.table import EMBEDDED
 from dieselfs_tools.private_home import private_home, stop_server
 
 

@@ -8,7 +8,7 @@ from dieselfs import __version__
 from dieselfs.address import TcpAddress, UnixAddress
 from dieselfs.metrics import Report
 from dieselfs.rpc.records import FAILURE, OK, WARNING
-from dieselfs.settings import OFF, ON
+from dieselfs.settings.table import OFF, ON
 from dieselfs_tools.server_checkup import clock, peers, transport, versions
 
 

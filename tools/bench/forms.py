@@ -23,7 +23,7 @@ from dieselfs.errors import MountError, Unavailable
 from dieselfs.limits import LIBRARY_MEMORY_BYTES
 from dieselfs.process.embedded_server import socket_path
 from dieselfs.process.launch import ProcessHandle
-from dieselfs.settings import AUTO, FUSE, IMAGE, KERNEL, OVERLAY, Settings
+from dieselfs.settings.table import AUTO, FUSE, IMAGE, KERNEL, OVERLAY, Settings
 from dieselfs.sockets import open_socket, peer_process
 from dieselfs_client import control
 from dieselfs_client.mount.options import MountOptions

@@ -18,7 +18,7 @@ from bench.figures import Run, Scale, Side, Trial
 from bench.forms import Home, SourceTree, drop_caches, make_tree, mounted, running_home, store_tree
 from bench.readers import Work, plain_reader, read_together
 from dieselfs.limits import MIB
-from dieselfs.settings import IMAGE, OVERLAY
+from dieselfs.settings.table import IMAGE, OVERLAY
 
 FILES, QUICK_FILES, FILE_BYTES = 4000, 800, 110_000
 READERS = 2

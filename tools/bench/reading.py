@@ -39,7 +39,7 @@ from bench.readers import (
     shares_of,
 )
 from dieselfs.dataset import Dataset
-from dieselfs.settings import KERNEL, PYFUSE3
+from dieselfs.settings.table import KERNEL, PYFUSE3
 from dieselfs_client.mount.drivers import driver_class
 
 READERS = (1, 4)

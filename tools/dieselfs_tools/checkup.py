@@ -7,7 +7,7 @@ from pathlib import Path
 from dieselfs.limits import GIB, KIB, MIB, MOUNT_MEMORY_BYTES_MIN, READ_BYTES_MAX
 from dieselfs.rpc.records import FAILURE, OK, WARNING
 from dieselfs.rpc.records import CheckRecord as Finding
-from dieselfs.settings import AUTO, FUSE, IMAGE
+from dieselfs.settings.table import AUTO, FUSE, IMAGE
 from dieselfs.units import format_size
 from dieselfs_client.mount.mounting import IMAGE_READ_AHEAD_BYTES, ReadAhead
 from dieselfs_client.mount.view import BENEATH_LINUX, EROFS_FILE_LINUX, OVERLAY_NAMESPACE_LINUX, choices

@@ -166,7 +166,7 @@ def _mountpoints(_: click.Context, incomplete: str) -> Iterable[str]:
 
 
 def _settings(_: click.Context, incomplete: str) -> Iterable[str]:
-    from dieselfs.config_file import names
+    from dieselfs.settings.file import names
 
     return [name for name in names() if name.startswith(incomplete)]
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from dieselfs import __version__
 from dieselfs.errors import EXIT_OK, AccessDenied
 from dieselfs.names import Location
-from dieselfs.settings import EMBEDDED
+from dieselfs.settings.table import EMBEDDED
 from dieselfs.units import count, format_duration
 from dieselfs_tools.session import Session
 

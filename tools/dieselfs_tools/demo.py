@@ -17,7 +17,7 @@ from typing import NoReturn
 import dieselfs
 from dieselfs.dataset import Dataset
 from dieselfs.errors import EXIT_INTERRUPTED, EXIT_OK, DieselfsError, InvalidInput, NotFound
-from dieselfs.settings import EMBEDDED
+from dieselfs.settings.table import EMBEDDED
 from dieselfs.transfer.upload import Failed, SourceEntry, TreeUpload, walk_source
 from dieselfs.units import count, format_duration, format_size
 from dieselfs_client import control

@@ -15,7 +15,7 @@ import dieselfs
 from dieselfs.dataset import Dataset
 from dieselfs.errors import InvalidInput, StorageFull, Unavailable
 from dieselfs.limits import MIB
-from dieselfs.settings import EMBEDDED
+from dieselfs.settings.table import EMBEDDED
 from dieselfs_client import control
 from dieselfs_client.mount.mount_table import mount_at
 from dieselfs_client.mount.mounting import unmount

@@ -4,7 +4,7 @@ from collections.abc import Collection, Mapping
 
 from dieselfs.cluster.job import expected_nodes
 from dieselfs.limits import JOB_GATHER_TIMEOUT_S
-from dieselfs.settings import JobSettings
+from dieselfs.settings.table import JobSettings
 from dieselfs_tools.output import Output
 
 

@@ -13,7 +13,7 @@ from dieselfs.errors import AccessDenied, DieselfsError
 from dieselfs.metrics import Report
 from dieselfs.process.metrics_socket import published
 from dieselfs.rpc.client import ServerClient
-from dieselfs.settings import EMBEDDED, Settings
+from dieselfs.settings.table import EMBEDDED, Settings
 
 ELSEWHERE = 0
 """In place of the process of a server, which may be on another machine."""

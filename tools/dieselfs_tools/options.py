@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any, TextIO
 import click
 
 from dieselfs.errors import InvalidInput
-from dieselfs.flags import attributes
 from dieselfs.limits import CHUNK_TARGET_BYTES
 from dieselfs.names import SCHEME, Location, check_dataset_name, is_file_path, is_location, parse_location
-from dieselfs.settings import BY_NAME, Place
+from dieselfs.settings.flags import attributes
+from dieselfs.settings.table import BY_NAME, Place
 from dieselfs.units import format_size, parse_duration, parse_rate, parse_size
 from dieselfs_tools.patterns import Patterns
 

@@ -7,7 +7,7 @@ from dieselfs.address import Address, TcpAddress
 from dieselfs.limits import CHUNK_AHEAD_S_MAX
 from dieselfs.metrics import Report
 from dieselfs.rpc.records import FAILURE, OK, WARNING, CheckRecord
-from dieselfs.settings import OFF
+from dieselfs.settings.table import OFF
 from dieselfs.units import count, format_duration
 
 CLOCK_OFF_S = 5.0

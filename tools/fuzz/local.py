@@ -12,7 +12,6 @@ from dieselfs.attached.web_url import http_time_ns, is_address, is_below, parse_
 from dieselfs.bucket.errors import parse_failure
 from dieselfs.bucket.url import parse_object
 from dieselfs.cluster.chunk_requests import decode_requests
-from dieselfs.config_file import changed
 from dieselfs.etcd.keys import CONFIG_PREFIX, decode_server, decode_settings, encode_server
 from dieselfs.history import History, Recorded
 from dieselfs.importance.score_lines import ScoreLines
@@ -21,6 +20,7 @@ from dieselfs.metrics import Registry, Report
 from dieselfs.openmetrics import prometheus_text
 from dieselfs.rpc.messages import PEER_METHODS, decode_call, encode_call
 from dieselfs.samples.file_lists import match_files
+from dieselfs.settings.file import changed
 from dieselfs.shuffle.opportunistic import Arrival, ServedLog
 from dieselfs.snapshot.reader import Snapshot
 from dieselfs_client.mount import kernel_protocol

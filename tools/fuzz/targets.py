@@ -34,7 +34,7 @@ from dieselfs.names import check_path, parse_location
 from dieselfs.rpc.auth import Key
 from dieselfs.rpc.members import decode_members, encode_members
 from dieselfs.rpc.messages import decode_call, decode_reply, encode_call, encode_reply
-from dieselfs.settings import Place, read_config
+from dieselfs.settings.table import Place, read_config
 from dieselfs.shuffle.cursor import Cursor
 from dieselfs.shuffle.share_name import ShareName
 from dieselfs.snapshot.delta import apply_delta, delta_between

@@ -29,7 +29,7 @@ from dieselfs.process.metrics_socket import Publication
 from dieselfs.rpc.client import ServerClient
 from dieselfs.rpc.members import JobId
 from dieselfs.rpc.serving.server import open_listeners
-from dieselfs.settings import OFF, JobSettings
+from dieselfs.settings.table import OFF, JobSettings
 from dieselfs.sources.server import ServerSource
 from dieselfs_client.cluster.membership import Members, Membership, RemoteRegistry
 from dieselfs_client.cluster.peer_service import PeerService

@@ -31,7 +31,7 @@ from dieselfs.limits import (
 )
 from dieselfs.metrics import Registry
 from dieselfs.rpc.client import ServerClient
-from dieselfs.settings import OFF
+from dieselfs.settings.table import OFF
 from dieselfs.sources.interface import CountedSource, FetchMetrics, RequestMetrics, Source
 from dieselfs.sources.server import ServerSource
 from dieselfs_client.cluster.job_warmth import JobWarmth, answers_of, job_fields

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from dieselfs.errors import MountError
 from dieselfs.names import SCHEME
-from dieselfs.settings import KERNEL
+from dieselfs.settings.table import KERNEL
 from dieselfs_client.mount.layers import Layers, detach
 from dieselfs_client.mount.mount_table import mount_at
 from dieselfs_client.mount.mounting import (

@@ -1,7 +1,7 @@
 """The two kernel drivers. Their replies are the same; docs/guide/mount.md lists the differences."""
 
 from dieselfs.errors import MountError
-from dieselfs.settings import PYFUSE3
+from dieselfs.settings.table import PYFUSE3
 from dieselfs_client.mount.driver import Driver
 
 

@@ -24,7 +24,7 @@ from typing import Self
 from dieselfs.errors import MountError
 from dieselfs.names import CONTROL_FOLDER, SCHEME
 from dieselfs.process.state_dirs import is_at, make_private, runtime_folder
-from dieselfs.settings import FUSE, IMAGE, OVERLAY
+from dieselfs.settings.table import FUSE, IMAGE, OVERLAY
 from dieselfs_client.mount import utab
 from dieselfs_client.mount.mount_table import MOUNTINFO, STAGED, is_staged, mount_at, parse_mountinfo
 from dieselfs_client.mount.mounting import (
@@ -55,7 +55,7 @@ _libc = ctypes.CDLL(None, use_errno=True)
 class Layers:
     """The layers of one mount.
 
-    - `mountpoint`: the path that users see, resolved; `view`: one of `dieselfs.settings.VIEWS` without AUTO
+    - `mountpoint`: the path that users see, resolved; `view`: one of `dieselfs.settings.table.VIEWS` without AUTO
     - `reason`: why there is no better view, or empty
     - `base`: the folder of the FUSE mount. The view FUSE needs none; it has one, with `staging`, if the mount follows,
       or has replaced a dead mount; else empty

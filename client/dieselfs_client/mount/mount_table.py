@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dieselfs.names import CONTROL_FOLDER, SCHEME
-from dieselfs.settings import IMAGE
+from dieselfs.settings.table import IMAGE
 from dieselfs_client.mount.view import FILESYSTEMS, view_of
 
 MOUNT_PROBE_TIMEOUT_S = 2.0

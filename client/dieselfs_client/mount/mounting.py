@@ -20,7 +20,7 @@ from typing import NamedTuple
 from dieselfs.errors import MountDenied, MountError, MountNotFound
 from dieselfs.limits import KIB, READ_BYTES_MAX, UNMOUNT_TIMEOUT_S
 from dieselfs.names import CONTROL_FOLDER
-from dieselfs.settings import FUSE, IMAGE
+from dieselfs.settings.table import FUSE, IMAGE
 from dieselfs_client.mount.mount_table import (
     MOUNTINFO,
     dieselfs_mounts,

@@ -6,14 +6,14 @@ from dataclasses import dataclass, replace
 from dieselfs.errors import InvalidInput, MountError
 from dieselfs.limits import READ_TIMEOUT_S
 from dieselfs.names import Location
-from dieselfs.setting_kinds import SWITCH
-from dieselfs.settings import AUTO, KERNEL, CacheOptions, Place, given_at
+from dieselfs.settings.kinds import SWITCH
+from dieselfs.settings.table import AUTO, KERNEL, CacheOptions, Place, given_at
 from dieselfs_client.mount.view import Facts
 
 
 @dataclass(frozen=True, slots=True)
 class MountOptions(CacheOptions):
-    """The options of a mount; the table of settings (`dieselfs.settings`) explains them.
+    """The options of a mount; the table of settings (`dieselfs.settings.table`) explains them.
 
     - `follow_s`: 0: stay at one generation
     - `uid`, `gid`: None for the user who mounts

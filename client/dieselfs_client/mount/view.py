@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from dieselfs.errors import MountError
-from dieselfs.settings import AUTO, FUSE, IMAGE, OVERLAY
+from dieselfs.settings.table import AUTO, FUSE, IMAGE, OVERLAY
 
 EROFS_FILE_LINUX = 6, 12
 """The first Linux that mounts EROFS on a file (CONFIG_EROFS_FS_BACKED_BY_FILE)."""

@@ -20,7 +20,7 @@ from dieselfs.dataset import Dataset
 from dieselfs.errors import AlreadyExists
 from dieselfs.limits import JOB_GATHER_TIMEOUT_S, MASTER_SILENCE_S, MIB
 from dieselfs.process.state_dirs import runtime_folder
-from dieselfs.settings import CacheOptions
+from dieselfs.settings.table import CacheOptions
 from dieselfs.sources.interface import Slices
 from dieselfs.sources.server import ServerSource, is_intact
 from dieselfs_client import control

@@ -7,7 +7,7 @@ from typing import cast
 import pytest
 
 from dieselfs.rpc.client import ServerClient
-from dieselfs.settings import CacheOptions
+from dieselfs.settings.table import CacheOptions
 from dieselfs.sources.server import ServerSource
 from dieselfs_client.cache_daemon import serve_cache
 from dieselfs_client.memory import fd_limits

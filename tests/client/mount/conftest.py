@@ -4,7 +4,7 @@ from importlib.util import find_spec
 
 import pytest
 
-from dieselfs.settings import KERNEL, PYFUSE3
+from dieselfs.settings.table import KERNEL, PYFUSE3
 from dieselfs_client.mount.options import MountOptions
 
 needs_pyfuse3 = pytest.mark.skipif(

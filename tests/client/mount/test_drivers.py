@@ -4,7 +4,7 @@ import pytest
 import trio
 
 from dieselfs.errors import MountError
-from dieselfs.settings import KERNEL, PYFUSE3
+from dieselfs.settings.table import KERNEL, PYFUSE3
 from dieselfs_client.memory.chunk_cache import ChunkCache
 from dieselfs_client.mount.core import MountCore
 from dieselfs_client.mount.drivers import driver_class

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from dieselfs.settings import FUSE
+from dieselfs.settings.table import FUSE
 from dieselfs_client.mount.options import MountOptions
 from tests.support.dataset import pack_tree
 from tests.support.mounted import RunningMount, mounted

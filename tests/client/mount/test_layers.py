@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from dieselfs.errors import AccessDenied, MountError
-from dieselfs.settings import FUSE, OVERLAY
+from dieselfs.settings.table import FUSE, OVERLAY
 from dieselfs.snapshot.erofs_image import Ownership, build_image
 from dieselfs_client import control
 from dieselfs_client.mount import layers, mounting

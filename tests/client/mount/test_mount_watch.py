@@ -5,7 +5,7 @@ import pytest
 import trio
 import trio.testing
 
-from dieselfs.settings import OVERLAY
+from dieselfs.settings.table import OVERLAY
 from dieselfs_client.mount import mount_watch
 from dieselfs_client.mount.layers import Layers
 from dieselfs_client.mount.mount_table import mount_at

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from dieselfs.settings import FUSE, KERNEL
+from dieselfs.settings.table import FUSE, KERNEL
 from dieselfs.shuffle.plan import Plan
 from dieselfs.shuffle.spec import PlanSpec
 from dieselfs_client.mount.options import MountOptions

@@ -17,7 +17,7 @@ import pytest
 
 from dieselfs.errors import Unavailable
 from dieselfs.limits import READ_TIMEOUT_S
-from dieselfs.settings import IMAGE, PYFUSE3
+from dieselfs.settings.table import IMAGE, PYFUSE3
 from dieselfs.snapshot.reader import ExtentRef
 from dieselfs.sources.interface import Arrival
 from dieselfs_client.mount.mount_table import mount_at

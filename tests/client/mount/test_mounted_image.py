@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from dieselfs.settings import IMAGE
+from dieselfs.settings.table import IMAGE
 from dieselfs_client.mount.options import MountOptions
 from tests.client.conftest import needs_root
 from tests.support.dataset import TreeEntry, pack_entries

@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 
 from dieselfs.limits import MIB
-from dieselfs.settings import FUSE, IMAGE, PYFUSE3
+from dieselfs.settings.table import FUSE, IMAGE, PYFUSE3
 from dieselfs_client.mount.core import FOLDER_BLOCK_BYTES, IO_BLOCK_BYTES, STAT_BLOCK_BYTES
 from dieselfs_client.mount.options import MountOptions
 from tests.support.dataset import PackedDataset, TreeEntry, pack_entries, pack_tree

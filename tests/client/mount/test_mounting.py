@@ -8,7 +8,7 @@ import pytest
 
 from dieselfs.errors import MountError
 from dieselfs.limits import KIB
-from dieselfs.settings import FUSE, IMAGE
+from dieselfs.settings.table import FUSE, IMAGE
 from dieselfs_client.mount import mount_table, mounting
 from dieselfs_client.mount.mount_table import MOUNTINFO, STAGED, is_stale, mount_at, parse_mountinfo
 from dieselfs_client.mount.mounting import (

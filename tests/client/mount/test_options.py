@@ -5,7 +5,7 @@ import pytest
 from dieselfs.errors import InvalidInput, MountError
 from dieselfs.limits import GIB
 from dieselfs.names import Location
-from dieselfs.settings import Place, given_at
+from dieselfs.settings.table import Place, given_at
 from dieselfs_client.mount.options import MountOptions, check_following, format_options, parse_options
 from dieselfs_client.mount.view import Facts
 

@@ -1,7 +1,7 @@
 import pytest
 
 from dieselfs.errors import MountError
-from dieselfs.settings import AUTO, FUSE, IMAGE, OVERLAY
+from dieselfs.settings.table import AUTO, FUSE, IMAGE, OVERLAY
 from dieselfs_client.mount.view import Choice, Facts, after_refusal, choices, obstacle, view_of
 
 ROOT = Facts(may_mount=True, is_in_user_namespace=False, linux=(6, 18))

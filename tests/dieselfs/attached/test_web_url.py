@@ -12,7 +12,7 @@ from dieselfs.attached.web_url import (
     with_host,
 )
 from dieselfs.errors import AccessDenied, InvalidInput
-from dieselfs.setting_kinds import ROOTS
+from dieselfs.settings.kinds import ROOTS
 
 
 def test_urls_of_files() -> None:

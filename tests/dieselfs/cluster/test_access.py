@@ -8,7 +8,7 @@ import pytest
 from dieselfs.cluster.access import JobAccess, open_snapshot
 from dieselfs.cluster.secret import read_secret_file
 from dieselfs.errors import AccessDenied, InvalidInput
-from dieselfs.settings import JobSettings, Settings
+from dieselfs.settings.table import JobSettings, Settings
 from dieselfs.snapshot.reader import Snapshot
 from tests.support.dataset import TreeEntry, pack_entries
 

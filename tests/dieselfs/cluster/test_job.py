@@ -6,7 +6,7 @@ import pytest
 
 from dieselfs.cluster.job import Job, count_nodes, expected_nodes, find_job, required_job, with_configured
 from dieselfs.errors import InvalidInput
-from dieselfs.settings import JobSettings
+from dieselfs.settings.table import JobSettings
 
 SLURM = {"SLURM_JOB_ID": "4711", "SLURM_PROCID": "5", "SLURM_NTASKS": "16", "SLURMD_NODENAME": "gpu07"}
 TORCHRUN = {

@@ -10,7 +10,7 @@ from dieselfs.errors import AccessDenied
 from dieselfs.private_file import write_private_file
 from dieselfs.rpc.access import CHANGES_LOOK_S, AccessFiles, read_access
 from dieselfs.rpc.auth import Key
-from dieselfs.settings import OFF, Settings
+from dieselfs.settings.table import OFF, Settings
 from tests.support.certificates import make_certificate
 
 KEY = Key.generate("ada", bytes(range(32)))

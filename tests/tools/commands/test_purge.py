@@ -4,7 +4,7 @@ import pytest
 
 import dieselfs
 from dieselfs.errors import EXIT_NOT_FOUND, EXIT_USAGE
-from dieselfs.settings import EMBEDDED
+from dieselfs.settings.table import EMBEDDED
 from tests.support.dlcmd import Dlcmd
 
 

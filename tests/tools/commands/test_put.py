@@ -21,7 +21,7 @@ from dieselfs.errors import (
 )
 from dieselfs.limits import MIB
 from dieselfs.rpc.client import ServerClient
-from dieselfs.settings import EMBEDDED, Settings
+from dieselfs.settings.table import EMBEDDED, Settings
 from dieselfs_tools.comparison import compare_trees
 from tests.support.dlcmd import Dlcmd
 from tests.support.server import running_server, start_server

@@ -6,7 +6,7 @@ import pytest
 
 import dieselfs
 from dieselfs.errors import EXIT_NOT_FOUND, EXIT_OK, EXIT_USAGE
-from dieselfs.settings import EMBEDDED
+from dieselfs.settings.table import EMBEDDED
 from dieselfs.snapshot.pin import holder_name
 from tests.support.dlcmd import Dlcmd
 

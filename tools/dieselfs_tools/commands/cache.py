@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from dieselfs.errors import InvalidInput, NotFound
-from dieselfs.flags import settings_options
-from dieselfs.settings import JOB_FIELDS, CacheOptions, JobSettings, Place
+from dieselfs.settings.flags import settings_options
+from dieselfs.settings.table import JOB_FIELDS, CacheOptions, JobSettings, Place
 from dieselfs_client import control
 from dieselfs_tools import options
 from dieselfs_tools.session import Session

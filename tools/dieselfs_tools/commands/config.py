@@ -5,9 +5,9 @@ import sys
 
 import click
 
-from dieselfs.config_file import checked_text, client_setting, write_setting
 from dieselfs.errors import EXIT_OK, InvalidInput, NotFound
-from dieselfs.settings import EMBEDDED, Given, Place, Setting, given_at, given_values, user_config
+from dieselfs.settings.file import checked_text, client_setting, write_setting
+from dieselfs.settings.table import EMBEDDED, Given, Place, Setting, given_at, given_values, user_config
 from dieselfs_tools import options
 from dieselfs_tools.session import Session
 

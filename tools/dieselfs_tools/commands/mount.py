@@ -8,9 +8,9 @@ from typing import Any
 import click
 
 from dieselfs.errors import InvalidInput
-from dieselfs.flags import settings_options
 from dieselfs.names import SCHEME, Location, printable
-from dieselfs.settings import Place
+from dieselfs.settings.flags import settings_options
+from dieselfs.settings.table import Place
 from dieselfs_client import control
 from dieselfs_client.mount.mounting import prepare_mountpoint, resolved_mountpoint
 from dieselfs_tools import options

@@ -5,9 +5,9 @@ from typing import Any
 
 import click
 
-from dieselfs.flags import settings_options
 from dieselfs.names import Location
-from dieselfs.settings import Place
+from dieselfs.settings.flags import settings_options
+from dieselfs.settings.table import Place
 from dieselfs_tools import options
 from dieselfs_tools.mount_options import mount_options
 from dieselfs_tools.session import Session

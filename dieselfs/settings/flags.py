@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from dieselfs.errors import InvalidInput
-from dieselfs.setting_kinds import ADDRESSES, FILE, FOLDER, SWITCH
-from dieselfs.settings import Place, Setting, given_at
+from dieselfs.settings.kinds import ADDRESSES, FILE, FOLDER, SWITCH
+from dieselfs.settings.table import Place, Setting, given_at
 
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem

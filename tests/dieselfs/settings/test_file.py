@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dieselfs.config_file import changed, checked_text, client_setting, names, write_setting
 from dieselfs.errors import DieselfsError, InvalidInput
+from dieselfs.settings.file import changed, checked_text, client_setting, names, write_setting
 
 FILE = """\
 # the cluster

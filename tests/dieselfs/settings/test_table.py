@@ -9,7 +9,7 @@ import pytest
 
 from dieselfs.errors import InvalidInput
 from dieselfs.limits import GIB, MIB
-from dieselfs.settings import (
+from dieselfs.settings.table import (
     BY_NAME,
     SETTINGS,
     CacheOptions,

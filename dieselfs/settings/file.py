@@ -7,8 +7,8 @@ from pathlib import Path
 
 from dieselfs.errors import DieselfsError, InvalidInput
 from dieselfs.private_file import write_private_file
-from dieselfs.setting_kinds import FILE, FOLDER
-from dieselfs.settings import BY_NAME, Place, Setting, check_known, given_at, stable_path
+from dieselfs.settings.kinds import FILE, FOLDER
+from dieselfs.settings.table import BY_NAME, Place, Setting, check_known, given_at, stable_path
 
 _ESCAPES = {'"': '\\"', "\\": "\\\\", "\n": "\\n", "\r": "\\r", "\t": "\\t"}
 

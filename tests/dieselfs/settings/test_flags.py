@@ -7,9 +7,9 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from dieselfs.flags import settings_options
 from dieselfs.limits import GIB
-from dieselfs.settings import CacheOptions, Place
+from dieselfs.settings.flags import settings_options
+from dieselfs.settings.table import CacheOptions, Place
 
 ALL = CacheOptions(
     "train", 8, "node-3", 0, "10.0.0.3", "/run/secret",

@@ -4,7 +4,7 @@ import pytest
 
 from dieselfs.errors import InvalidInput
 from dieselfs.limits import GIB, MIB
-from dieselfs.setting_kinds import DISK_SIZE, MEMORY, NUMBER, ROOTS, TIME_LIMIT, YES_OR_NO, Kind, choice
+from dieselfs.settings.kinds import DISK_SIZE, MEMORY, NUMBER, ROOTS, TIME_LIMIT, YES_OR_NO, Kind, choice
 
 
 @pytest.mark.parametrize(

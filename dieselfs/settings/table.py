@@ -22,7 +22,7 @@ from typing import Any, Self, TypeVar
 from dieselfs.errors import InvalidInput
 from dieselfs.etcd.client import EtcdAccess
 from dieselfs.limits import MOUNT_MEMORY_BYTES, READ_TIMEOUT_S
-from dieselfs.setting_kinds import (
+from dieselfs.settings.kinds import (
     ADDRESS,
     ADDRESSES,
     DISK_SIZE,
@@ -491,7 +491,3 @@ def reference() -> str:
         )
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
-
-
-if __name__ == "__main__":
-    print(reference(), end="")
