@@ -25,7 +25,7 @@ from threading import Lock
 from typing import Any, TypeVar
 
 from dieselfs.errors import InvalidInput
-from dieselfs.process.forks import renew_after_fork
+from dieselfs.forks import renew_after_fork
 
 _UNITS = {"bytes": "bytes", "s": "seconds", "share": "ratio"}
 """By the last word of a name."""

@@ -22,7 +22,7 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from dieselfs.process.forks import renew_after_fork
+from dieselfs.forks import renew_after_fork
 
 CAUSES = ("server", "peer", "disk", "verification", "push", "reading", "loading")
 STEPS_KEPT = 10_000

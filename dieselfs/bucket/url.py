@@ -11,9 +11,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from urllib.parse import parse_qsl, unquote, urlsplit
 
-from dieselfs.address import TcpAddress
 from dieselfs.errors import InvalidInput
-from dieselfs.urls import split
+from dieselfs.net.address import TcpAddress
+from dieselfs.net.urls import split
 
 OPTIONS: Mapping[str, frozenset[str]] = {
     "s3": frozenset(("endpoint", "region", "profile", "ca", "anonymous")),

@@ -21,11 +21,11 @@ import numpy.typing as npt
 from dieselfs.arrays import Numbers
 from dieselfs.cache.policy import PREFETCH_WHOLE_SHARE, is_worth_whole
 from dieselfs.errors import DieselfsError
+from dieselfs.forks import renew_after_fork
 from dieselfs.limits import FETCHES_AT_ONCE_MAX, MIB
 from dieselfs.metrics import Registry
 from dieselfs.prefetch.extent_table import Extents, ExtentTable
 from dieselfs.prefetch.window import PlanWindow, Span
-from dieselfs.process.forks import renew_after_fork
 from dieselfs.shuffle.listed import ListedPlan
 from dieselfs.shuffle.plan import Share, ShuffledPaths
 from dieselfs.shuffle.spec import ReaderSpec

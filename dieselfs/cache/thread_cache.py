@@ -26,8 +26,8 @@ from dieselfs.cache.policy import (
 from dieselfs.chunk.segment import Memory, readonly_view
 from dieselfs.cluster.node_client import NodeClient
 from dieselfs.errors import Damaged, DieselfsError, Unavailable
+from dieselfs.forks import renew_after_fork
 from dieselfs.limits import SHARED_PAYLOADS_MAX
-from dieselfs.process.forks import renew_after_fork
 from dieselfs.snapshot.reader import ExtentRef
 from dieselfs.sources.interface import Arrival, RequestMetrics, Source
 from dieselfs.sources.server import ServerSource

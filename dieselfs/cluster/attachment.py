@@ -14,7 +14,6 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from threading import Lock
 
-from dieselfs.address import TcpAddress
 from dieselfs.chunk.segment import Memory, readonly_view
 from dieselfs.cluster.chunk_requests import PeerRequest
 from dieselfs.cluster.credential import JobCredential
@@ -25,9 +24,10 @@ from dieselfs.cluster.peer_client import PeerClient
 from dieselfs.cluster.placement import Ownership
 from dieselfs.cluster.pooled_source import PooledSource
 from dieselfs.errors import InvalidInput
+from dieselfs.forks import renew_after_fork
 from dieselfs.limits import JOB_MASTER_WAIT_S, NODE_MEMBERS_INTERVAL_S
 from dieselfs.metrics import Registry
-from dieselfs.process.forks import renew_after_fork
+from dieselfs.net.address import TcpAddress
 from dieselfs.snapshot.reader import Snapshot
 from dieselfs.sources.interface import Slices, Source
 from dieselfs.sources.server import is_intact

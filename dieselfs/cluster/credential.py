@@ -16,8 +16,8 @@ from dataclasses import dataclass, field
 from dieselfs.cluster.member import FINGERPRINT_BYTES, Member
 from dieselfs.cluster.secret import JobSecret
 from dieselfs.errors import Unavailable
-from dieselfs.rpc.auth import Key
-from dieselfs.rpc.tls import ClientTls, ServerTls, fingerprint, load_pair, new_context
+from dieselfs.net.auth import Key
+from dieselfs.net.tls import ClientTls, ServerTls, fingerprint, load_pair, new_context
 
 PLAIN = bytes(FINGERPRINT_BYTES)
 """The fingerprint of a member without TLS."""

@@ -33,9 +33,9 @@ from dieselfs.limits import (
     MASTER_SILENCE_S,
     NODE_PACKET_BYTES_MAX,
 )
+from dieselfs.net.sockets import peer_process
 from dieselfs.process.launch import ProcessHandle, start
 from dieselfs.process.state_dirs import locked
-from dieselfs.sockets import peer_process
 
 _LOOKS_MIN = 3
 """Unanswered greetings before a master is killed: the greeting process may itself have been stopped meanwhile."""

@@ -5,7 +5,6 @@ from dataclasses import dataclass
 
 import msgpack
 
-from dieselfs.address import TcpAddress, parse_address
 from dieselfs.errors import InvalidInput
 from dieselfs.limits import (
     JOB_NAME_CHARACTERS_MAX,
@@ -13,6 +12,7 @@ from dieselfs.limits import (
     MEMBER_MEMORY_BYTES_MAX,
     NODE_NAME_CHARACTERS_MAX,
 )
+from dieselfs.net.address import TcpAddress, parse_address
 
 INCARNATION_BYTES = 16
 RANK_MAX = (1 << 31) - 1

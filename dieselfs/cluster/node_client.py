@@ -20,16 +20,16 @@ from dieselfs.cluster import node_messages as messages
 from dieselfs.cluster.job import Job
 from dieselfs.cluster.member import Member
 from dieselfs.errors import AccessDenied, DieselfsError, ProtocolError, Unavailable
+from dieselfs.forks import renew_after_fork
 from dieselfs.limits import (
     NODE_AVOIDED_S,
     NODE_CHUNK_TIMEOUT_S,
     NODE_HELLO_TIMEOUT_S,
     NODE_PACKET_BYTES_MAX,
 )
-from dieselfs.process.forks import renew_after_fork
+from dieselfs.net.sockets import peer_user, reachable_path, receive_with_descriptors
 from dieselfs.process.state_dirs import check_private
 from dieselfs.rpc.members import MEMBERSHIP_LIST_BYTES_MAX, decode_members
-from dieselfs.sockets import peer_user, reachable_path, receive_with_descriptors
 
 _DATASET_CHARACTERS = 40
 _IDLE_CONNECTIONS_MAX = 16

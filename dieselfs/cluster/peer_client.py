@@ -31,7 +31,7 @@ from dieselfs.limits import (
     PEER_SILENCE_S,
 )
 from dieselfs.metrics import Registry
-from dieselfs.rpc.auth import PEER_ROLE
+from dieselfs.net.auth import PEER_ROLE
 from dieselfs.rpc.connection import Connection, connected
 from dieselfs.stalls import METER
 

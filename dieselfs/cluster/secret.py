@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 from dieselfs.cluster.member import Member
 from dieselfs.errors import AccessDenied, InvalidInput
 from dieselfs.limits import KIB, SEAL_BYTES
-from dieselfs.private_file import read_private_file
-from dieselfs.rpc.auth import Key, read_key_file
+from dieselfs.net.auth import Key, read_key_file
+from dieselfs.net.private_file import read_private_file
 from dieselfs.rpc.members import JobId
 from dieselfs.settings.table import BY_NAME
 

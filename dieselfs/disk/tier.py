@@ -26,9 +26,9 @@ from dieselfs.disk.folders import FORMAT_FOLDER, check_folder, default_size_byte
 from dieselfs.disk.space import DatasetHold, DiskSpace, NewFile
 from dieselfs.disk.write_behind import Payload, WriteBehind
 from dieselfs.errors import DieselfsError
+from dieselfs.forks import renew_after_fork
 from dieselfs.limits import FETCHES_AT_ONCE_MAX, KIB
 from dieselfs.metrics import Registry
-from dieselfs.process.forks import renew_after_fork
 
 DISK_READ_TIMEOUT_S = 3.0
 """A reader that has no bytes of the disk after this time asks a server."""

@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from dieselfs.address import EtcdAddress, TcpAddress
 from dieselfs.errors import AccessDenied, InvalidInput, Unavailable
 from dieselfs.limits import ETCD_TIMEOUT_S
-from dieselfs.private_file import read_private_file
+from dieselfs.net.address import EtcdAddress, TcpAddress
+from dieselfs.net.private_file import read_private_file
 
 PASSWORD_FILE_BYTES_MAX = 1024
 

@@ -7,10 +7,10 @@ module too, so its functions import what they need.
 
 import sys
 
-from dieselfs.address import parse_etcd
 from dieselfs.errors import CODE_BY_ERROR, ERROR_BY_CODE, DieselfsError, Unavailable
 from dieselfs.etcd.client import Etcd, EtcdAccess, is_usable
 from dieselfs.limits import ETCD_TIMEOUT_S
+from dieselfs.net.address import parse_etcd
 
 START_TIMEOUT_S = 10.0
 """Time to load Python and gRPC on a busy machine."""

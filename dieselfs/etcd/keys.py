@@ -8,8 +8,8 @@ Values may be hostile: sizes are bounded, and only TCP addresses are used.
 
 from collections.abc import Mapping, Sequence
 
-from dieselfs.address import TcpAddress, parse_address
 from dieselfs.errors import InvalidInput
+from dieselfs.net.address import TcpAddress, parse_address
 
 CONFIG_PREFIX = "/dieselfs/config/"
 SERVERS_PREFIX = "/dieselfs/servers/"

@@ -10,10 +10,10 @@ import os
 import socket
 from pathlib import Path
 
-from dieselfs.address import UnixAddress
 from dieselfs.errors import AccessDenied, DieselfsError, Unavailable
+from dieselfs.net.address import UnixAddress
+from dieselfs.net.sockets import open_socket, peer_user
 from dieselfs.process.state_dirs import locked
-from dieselfs.sockets import open_socket, peer_user
 
 START_TIMEOUT_S = 30.0
 """Until a started server accepts; it may first apply chunks that a crash left unapplied."""

@@ -14,9 +14,9 @@ from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
 
 from prometheus_client import make_wsgi_app
 
-from dieselfs.address import TcpAddress
 from dieselfs.errors import Unavailable
 from dieselfs.metrics import Report
+from dieselfs.net.address import TcpAddress
 from dieselfs.openmetrics import registry_of
 
 METRICS_HTTP_TIMEOUT_S = 5.0

@@ -11,14 +11,14 @@ from dataclasses import dataclass, replace
 from threading import Lock
 from typing import TYPE_CHECKING
 
-from dieselfs.address import Servers, UnixAddress
 from dieselfs.errors import AccessDenied
-from dieselfs.private_file import file_version
-from dieselfs.rpc.auth import Key, read_key_file
+from dieselfs.net.address import Servers, UnixAddress
+from dieselfs.net.auth import Key, read_key_file
+from dieselfs.net.private_file import file_version
 from dieselfs.settings.table import OFF, Settings
 
 if TYPE_CHECKING:  # imported for TCP alone
-    from dieselfs.rpc.tls import ClientTls
+    from dieselfs.net.tls import ClientTls
 
 CHANGES_LOOK_S = 1.0
 """How often the files are compared with what was read."""
@@ -41,7 +41,7 @@ def read_access(settings: Settings) -> Access:
         return Access(key, None)
     import ssl
 
-    from dieselfs.rpc.tls import ClientTls, new_context
+    from dieselfs.net.tls import ClientTls, new_context
 
     tls = ClientTls(new_context(ssl.PROTOCOL_TLS_CLIENT))
     if settings.tls_ca:

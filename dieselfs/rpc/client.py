@@ -17,8 +17,8 @@ from dieselfs.limits import (
     SNAPSHOT_BUILD_TIMEOUT_S,
     SNAPSHOT_BYTES_MAX,
 )
+from dieselfs.net import auth
 from dieselfs.records import DatasetRecord, PendingFile
-from dieselfs.rpc import auth
 from dieselfs.rpc.connection import Connection, read_payload_file, shared_files
 from dieselfs.rpc.members import MEMBERSHIP_LIST_BYTES_MAX, JobId, MembershipList, decode_members
 from dieselfs.rpc.records import (

@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import count
 from typing import TYPE_CHECKING, Any
 
-from dieselfs.address import Address, TcpAddress, UnixAddress
 from dieselfs.errors import AccessDenied, DieselfsError, ProtocolError, Unavailable
 from dieselfs.limits import (
     CONNECT_TIMEOUT_S,
@@ -23,7 +22,9 @@ from dieselfs.limits import (
     REQUEST_TIMEOUT_S,
     SHARED_PAYLOADS_MAX,
 )
-from dieselfs.rpc import auth
+from dieselfs.net import auth
+from dieselfs.net.address import Address, TcpAddress, UnixAddress
+from dieselfs.net.sockets import is_believed, open_socket, peer_user
 from dieselfs.rpc.messages import (
     FRAME_HEADER_BYTES,
     KEEP_ALIVE,
@@ -39,10 +40,9 @@ from dieselfs.rpc.messages import (
 )
 from dieselfs.rpc.records import CopyProgress, SharedFile
 from dieselfs.rpc.wire import Buffer, Wire
-from dieselfs.sockets import is_believed, open_socket, peer_user
 
 if TYPE_CHECKING:  # imported for TCP alone
-    from dieselfs.rpc.tls import ClientTls, TlsSocket
+    from dieselfs.net.tls import ClientTls, TlsSocket
 
 
 def connected(
@@ -54,7 +54,7 @@ def connected(
         return sock
     import ssl
 
-    from dieselfs.rpc.tls import secured
+    from dieselfs.net.tls import secured
 
     try:
         return secured(sock, address, tls, timeout_s)

@@ -9,12 +9,12 @@ import time
 from collections.abc import Callable, Container, Mapping, Sequence
 from threading import Lock
 
-from dieselfs.address import Address, EtcdAddress, ServerList, Servers
 from dieselfs.errors import DieselfsError, Unavailable
 from dieselfs.etcd.client import Etcd, EtcdAccess
 from dieselfs.etcd.helper import read_values
 from dieselfs.etcd.keys import SERVERS_PREFIX, decode_servers
 from dieselfs.limits import FAILOVER_TIMEOUT_S, READ_PATIENCE_S, SERVER_AVOIDED_S, SERVERS_REFRESH_S
+from dieselfs.net.address import Address, EtcdAddress, ServerList, Servers
 
 SERVER_RETRY_S = 0.25
 """Pause between two rounds over all servers."""

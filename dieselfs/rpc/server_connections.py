@@ -9,11 +9,11 @@ from collections.abc import Callable, Sequence
 from threading import Lock
 from typing import TypeVar
 
-from dieselfs.address import Address, Servers, UnixAddress, parse_servers
 from dieselfs.errors import AccessDenied, Unavailable
+from dieselfs.forks import renew_after_fork
 from dieselfs.limits import SERVER_SILENCE_S
+from dieselfs.net.address import Address, Servers, UnixAddress, parse_servers
 from dieselfs.process.embedded_server import connect_embedded, socket_path
-from dieselfs.process.forks import renew_after_fork
 from dieselfs.rpc.access import AccessFiles, warn_of_plain_tcp
 from dieselfs.rpc.connection import Connection, connected
 from dieselfs.rpc.endpoints import Tries, open_endpoints

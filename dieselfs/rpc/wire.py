@@ -15,10 +15,10 @@ from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
 from dieselfs.limits import KIB, WAIT_LOOK_S
-from dieselfs.sockets import receive_with_descriptors
+from dieselfs.net.sockets import receive_with_descriptors
 
 if TYPE_CHECKING:
-    from dieselfs.rpc.tls import TlsSocket
+    from dieselfs.net.tls import TlsSocket
 
 Buffer = bytes | bytearray | memoryview
 

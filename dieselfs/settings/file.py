@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 from dieselfs.errors import DieselfsError, InvalidInput
-from dieselfs.private_file import write_private_file
+from dieselfs.net.private_file import write_private_file
 from dieselfs.settings.kinds import FILE, FOLDER
 from dieselfs.settings.table import BY_NAME, Place, Setting, check_known, given_at, stable_path
 

@@ -17,9 +17,9 @@ from dieselfs.chunk.ids import chunk_name
 from dieselfs.chunk.segment import Memory, Segment, map_sealed
 from dieselfs.digests import digest_of, extent_digest_of
 from dieselfs.errors import AccessDenied, Damaged, DieselfsError, NotFound
+from dieselfs.forks import renew_after_fork
 from dieselfs.limits import KIB
 from dieselfs.metrics import Registry
-from dieselfs.process.forks import renew_after_fork
 from dieselfs.rpc.client import ServerClient
 from dieselfs.snapshot.reader import ExtentRef, Snapshot
 from dieselfs.sources.interface import Arrival, Slices

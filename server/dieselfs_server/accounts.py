@@ -8,7 +8,7 @@ from enum import IntEnum
 
 from dieselfs.errors import AccessDenied, AlreadyExists, InvalidInput, NotFound
 from dieselfs.names import check_dataset_name
-from dieselfs.rpc.auth import Verifier, check_user_name
+from dieselfs.net.auth import Verifier, check_user_name
 from dieselfs.rpc.serving.handshake import LOCAL_USER
 
 USERS_MAX = 10_000

@@ -10,7 +10,7 @@ from dataclasses import asdict
 from typing import Any, TypeVar
 
 from dieselfs.errors import Damaged
-from dieselfs.rpc.auth import Verifier
+from dieselfs.net.auth import Verifier
 from dieselfs_server.accounts import Accounts, Grants, Group, Quota, Rate, Right, StoredKey, User
 
 Limits = TypeVar("Limits", Quota, Rate)

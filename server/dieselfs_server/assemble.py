@@ -12,19 +12,19 @@ from pathlib import Path
 
 import trio
 
-from dieselfs.address import Address, TcpAddress, UnixAddress
 from dieselfs.errors import InvalidInput, Unavailable
 from dieselfs.etcd.client import Etcd
 from dieselfs.metrics import Registry
+from dieselfs.net.address import Address, TcpAddress, UnixAddress
+from dieselfs.net.auth import Key
+from dieselfs.net.tls import ServerTls
 from dieselfs.process.metrics_socket import Publication, publish
 from dieselfs.process.service_manager import SERVICE_STOPPING, notify
 from dieselfs.process.state_dirs import locked
 from dieselfs.process.system_limits import allow_descriptors, room_bytes
-from dieselfs.rpc.auth import Key
 from dieselfs.rpc.records import CheckRecord
 from dieselfs.rpc.serving.handshake import LOCAL_USER
 from dieselfs.rpc.serving.server import RpcServer, open_listeners
-from dieselfs.rpc.tls import ServerTls
 from dieselfs.settings.table import OFF
 from dieselfs_server import condition
 from dieselfs_server.accounts import ALL_DATASETS, Accounts, Right, StoredKey, with_grant, with_key

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dieselfs.errors import InvalidInput
-from dieselfs.private_file import file_version
-from dieselfs.rpc.tls import ServerTls, load_pair, new_context
+from dieselfs.net.private_file import file_version
+from dieselfs.net.tls import ServerTls, load_pair, new_context
 from dieselfs_server.identity import Identity
 
 if TYPE_CHECKING:

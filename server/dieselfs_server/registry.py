@@ -8,11 +8,11 @@ from collections.abc import Sequence
 
 import trio
 
-from dieselfs.address import TcpAddress
 from dieselfs.errors import DieselfsError
 from dieselfs.etcd.client import Etcd
 from dieselfs.etcd.keys import encode_server, server_id, server_key
 from dieselfs.limits import SERVER_LEASE_S
+from dieselfs.net.address import TcpAddress
 
 KEEP_ALIVES_PER_LEASE = 3
 """So the lease survives one failure."""

@@ -11,7 +11,10 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
 
-from dieselfs.address import (
+from dieselfs.errors import InvalidInput
+from dieselfs.etcd.client import Etcd, EtcdAccess
+from dieselfs.etcd.keys import CONFIG_PREFIX, decode_settings
+from dieselfs.net.address import (
     Address,
     EtcdAddress,
     TcpAddress,
@@ -21,11 +24,8 @@ from dieselfs.address import (
     parse_metrics_address,
     parse_web_address,
 )
-from dieselfs.errors import InvalidInput
-from dieselfs.etcd.client import Etcd, EtcdAccess
-from dieselfs.etcd.keys import CONFIG_PREFIX, decode_settings
+from dieselfs.net.urls import split
 from dieselfs.settings.table import BY_NAME, DEFAULT_LISTEN, ON, Place, check_known, read_config
-from dieselfs.urls import split
 from dieselfs_server.reading.request_path import RequestPath
 from dieselfs_server.store.limited import Bounds
 

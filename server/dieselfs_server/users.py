@@ -9,7 +9,7 @@ from collections.abc import Callable
 from threading import Lock
 
 from dieselfs.errors import Unavailable
-from dieselfs.rpc.auth import Verifier
+from dieselfs.net.auth import Verifier
 from dieselfs_server.accounts import Accounts
 from dieselfs_server.accounts_record import USERS_PREFIX, decode_accounts, encode_accounts
 from dieselfs_server.store.interface import ObjectStore

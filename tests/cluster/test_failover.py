@@ -13,12 +13,12 @@ from pathlib import Path
 
 import pytest
 
-from dieselfs.address import TcpAddress
 from dieselfs.dataset import Dataset
 from dieselfs.limits import MIB, READ_TIMEOUT_S, SERVER_GONE_S
+from dieselfs.net.address import TcpAddress
+from dieselfs.net.sockets import open_socket
 from dieselfs.rpc.client import ServerClient
 from dieselfs.settings import Settings
-from dieselfs.sockets import open_socket
 from dieselfs.transfer.upload import TreeUpload, walk_source
 from lab.cluster import PORT, Cluster, Storage, running_storage
 from lab.network import Host, Network, clear
@@ -204,7 +204,7 @@ def test_bytes_that_are_altered_or_cut_on_the_way_never_reach_a_reader(
 def test_a_machine_that_is_gone_is_noticed_however_long_a_call_may_take(
     net: Network, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("dieselfs.sockets.SERVER_GONE_S", 4.0)
+    monkeypatch.setattr("dieselfs.net.sockets.SERVER_GONE_S", 4.0)
     storage, node = net.host("storage"), net.host("node")
     with ExitStack() as stack:
         with storage.inside():

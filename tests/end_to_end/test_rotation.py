@@ -11,7 +11,7 @@ import pytest
 from dieselfs.dataset import Dataset
 from dieselfs.errors import AccessDenied
 from dieselfs.limits import KIB
-from dieselfs.rpc.auth import read_key_file
+from dieselfs.net.auth import read_key_file
 from lab.server import upload
 from tests.support.certificates import make_certificate
 from tests.support.job_mounts import job_mounts, stats_of

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from dieselfs.errors import AccessDenied, AlreadyExists, InvalidInput, NotFound
-from dieselfs.rpc.auth import Key
+from dieselfs.net.auth import Key
 from dieselfs.rpc.serving.handshake import LOCAL_USER
 from dieselfs_server.accounts import (
     EVERYONE,

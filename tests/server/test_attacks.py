@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 from xxhash import xxh3_64_digest, xxh3_128_digest
 
-from dieselfs.address import parse_address
 from dieselfs.dataset import Dataset
 from dieselfs.errors import Damaged
 from dieselfs.limits import CHUNK_OBJECT_BYTES_MAX, MIB
+from dieselfs.net.address import parse_address
+from dieselfs.net.sockets import open_socket
 from dieselfs.rpc.messages import PROTOCOL_VERSION, encode_call, frame
-from dieselfs.sockets import open_socket
 from tests.support.server import RunningServer, running_server
 
 HELLO = {"protocol_version": PROTOCOL_VERSION, "user": "", "key_id": "", "client_nonce": bytes(32)}

@@ -11,7 +11,7 @@ from cryptography import x509
 from cryptography.exceptions import UnsupportedAlgorithm
 
 from dieselfs.errors import InvalidInput
-from dieselfs.rpc.tls import ServerTls
+from dieselfs.net.tls import ServerTls
 from dieselfs_server.certificates import CHANGES_LOOK_S, CertificateFiles, browser_tls, identity_tls
 from dieselfs_server.identity import Identity
 from tests.support.certificates import make_certificate

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from dieselfs.address import EtcdAddress, TcpAddress
 from dieselfs.errors import Unavailable
 from dieselfs.etcd.client import EtcdAccess
 from dieselfs.limits import CHUNK_TARGET_BYTES, KIB
+from dieselfs.net.address import EtcdAddress, TcpAddress
 from dieselfs.rpc.records import FAILURE, OK, WARNING
 from dieselfs.settings.table import OFF, ON
 from dieselfs_server import condition

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from dieselfs.address import TcpAddress
 from dieselfs.cluster.member import Member
 from dieselfs.cluster.secret import JobSecret
 from dieselfs.errors import AlreadyExists, InvalidInput, NotFound
 from dieselfs.limits import GIB
+from dieselfs.net.address import TcpAddress
 from dieselfs.rpc.client import ServerClient
 from dieselfs.rpc.members import JobId
 from tests.support.redis import needs_redis, running_redis

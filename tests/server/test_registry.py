@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 import trio
 
-from dieselfs.address import TcpAddress
 from dieselfs.errors import AccessDenied
 from dieselfs.etcd.client import Etcd, EtcdAccess
 from dieselfs.etcd.keys import CONFIG_PREFIX, SERVERS_PREFIX, decode_servers, server_key
 from dieselfs.limits import SERVER_LEASE_S
+from dieselfs.net.address import TcpAddress
 from dieselfs_server.registry import stay_registered
 from tests.support.etcd import RunningEtcd, running_etcd
 from tests.support.server import RunningServer, start_server

@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from dieselfs.address import TcpAddress, UnixAddress, parse_etcd
 from dieselfs.errors import InvalidInput, Unavailable
 from dieselfs.etcd.client import EtcdAccess
 from dieselfs.etcd.keys import CONFIG_PREFIX, SERVERS_PREFIX
 from dieselfs.limits import SERVER_LEASE_S
+from dieselfs.net.address import TcpAddress, UnixAddress, parse_etcd
 from dieselfs.settings.table import Place, given_at
 from dieselfs_server.main import serve
 from dieselfs_server.settings import RegistrySettings, ServerSettings, advertised

@@ -7,7 +7,7 @@ import pytest
 import trio
 
 from dieselfs.errors import AccessDenied, AlreadyExists
-from dieselfs.rpc.auth import Key
+from dieselfs.net.auth import Key
 from dieselfs.rpc.messages import thrift
 from dieselfs_server.accounts import (
     SHARED,

@@ -6,7 +6,7 @@ from trio.testing import MockClock
 
 from dieselfs.limits import SERVER_SILENCE_S
 from dieselfs.metrics import Registry
-from dieselfs.rpc.auth import Key
+from dieselfs.net.auth import Key
 from dieselfs.rpc.messages import FRAME_HEADER_BYTES, encode_reply, thrift
 from dieselfs.rpc.serving.connection import ClientConnection
 from dieselfs_server.accounts import Accounts, Caller, Rate, StoredKey, with_key, with_rate

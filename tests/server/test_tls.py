@@ -12,15 +12,15 @@ from threading import Thread
 
 import pytest
 
-from dieselfs.address import parse_address
 from dieselfs.dataset import Dataset
 from dieselfs.errors import AccessDenied, Damaged, DieselfsError, Unavailable
-from dieselfs.identity import pin_of
-from dieselfs.private_file import write_private_file
-from dieselfs.rpc.auth import Key, read_key_file
+from dieselfs.net.address import parse_address
+from dieselfs.net.auth import Key, read_key_file
+from dieselfs.net.identity import pin_of
+from dieselfs.net.private_file import write_private_file
+from dieselfs.net.tls import ClientTls, ServerTls, new_context
 from dieselfs.rpc.client import ServerClient
 from dieselfs.rpc.connection import Connection, connected
-from dieselfs.rpc.tls import ClientTls, ServerTls, new_context
 from dieselfs.settings.table import OFF, Settings
 from dieselfs.snapshot.store import SnapshotStore
 from dieselfs_server.certificates import identity_tls

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from dieselfs.errors import Damaged, Unavailable
+from dieselfs.net.auth import Key
 from dieselfs.records import DatasetRecord, NoteChange
-from dieselfs.rpc.auth import Key
 from dieselfs_server.accounts import Accounts, StoredKey, with_key
 from dieselfs_server.metadata.interface import MetadataStore
 from dieselfs_server.metadata.redis.store import RedisMetadata

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from dieselfs.address import EtcdAddress, TcpAddress
 from dieselfs.errors import Unavailable
 from dieselfs.etcd.client import Etcd, EtcdAccess
+from dieselfs.net.address import EtcdAddress, TcpAddress
 from tests.support.server import free_port
 
 START_TIMEOUT_S = 30.0

@@ -9,7 +9,6 @@ from threading import Event, Thread
 import numpy as np
 import trio
 
-from dieselfs.address import TcpAddress
 from dieselfs.chunk.segment import Segment
 from dieselfs.cluster.chunk_requests import PeerRequest
 from dieselfs.cluster.credential import JobCredential
@@ -19,6 +18,7 @@ from dieselfs.cluster.warmth import Warmth
 from dieselfs.errors import DieselfsError
 from dieselfs.history import History
 from dieselfs.metrics import Registry
+from dieselfs.net.address import TcpAddress
 from dieselfs.process.metrics_socket import Publication
 from dieselfs.rpc.serving.server import open_listeners
 from dieselfs.sources.interface import Source

@@ -3,10 +3,10 @@
 import socket
 import ssl
 
-from dieselfs.address import parse_address
-from dieselfs.rpc.auth import Key
-from dieselfs.rpc.tls import ClientTls, new_context
-from dieselfs.sockets import open_socket
+from dieselfs.net.address import parse_address
+from dieselfs.net.auth import Key
+from dieselfs.net.sockets import open_socket
+from dieselfs.net.tls import ClientTls, new_context
 
 PATIENCE_S = 30.0
 

@@ -7,6 +7,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from dieselfs.errors import DieselfsError, Unavailable
+from dieselfs.net.sockets import reachable_path
 from dieselfs.rpc.messages import (
     FRAME_HEADER_BYTES,
     METHODS,
@@ -17,7 +18,6 @@ from dieselfs.rpc.messages import (
     frame_length,
     thrift,
 )
-from dieselfs.sockets import reachable_path
 
 TROUBLES = ("refuses", "says-unavailable", "closes", "hangs", "drips", "hangs-at-once", "drips-at-once")
 

@@ -17,14 +17,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bench.figures import RunFailed
-from dieselfs.address import UnixAddress
 from dieselfs.dataset import Dataset
 from dieselfs.errors import MountError, Unavailable
 from dieselfs.limits import LIBRARY_MEMORY_BYTES
+from dieselfs.net.address import UnixAddress
+from dieselfs.net.sockets import open_socket, peer_process
 from dieselfs.process.embedded_server import socket_path
 from dieselfs.process.launch import ProcessHandle
 from dieselfs.settings.table import AUTO, FUSE, IMAGE, KERNEL, OVERLAY, Settings
-from dieselfs.sockets import open_socket, peer_process
 from dieselfs_client import control
 from dieselfs_client.mount.options import MountOptions
 from lab.namespace import wait_for

@@ -17,12 +17,12 @@ import trio
 import trio.testing
 
 from bench.figures import Row, Scale
-from dieselfs.address import TcpAddress
 from dieselfs.chunk.ids import CHUNK_ID_BYTES
 from dieselfs.cluster.member import Member
 from dieselfs.cluster.placement import Placement
 from dieselfs.cluster.secret import JobSecret
 from dieselfs.limits import GIB, SEAL_BYTES
+from dieselfs.net.address import TcpAddress
 from dieselfs.rpc.members import JobId, MembershipList, encode_members
 from dieselfs_client.cluster.membership import Membership, RemoteRegistry
 from dieselfs_server.leases.job_members import JobMembers, JoinRequest

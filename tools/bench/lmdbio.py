@@ -17,9 +17,9 @@ import trio
 from bench.figures import Run, Scale, Side, Trial
 from bench.forms import SMALL_FILE_BYTES, SourceTree, drop_caches, make_lmdb, make_tree
 from bench.readers import ForkedProcess, Work, open_lmdb, read_together
-from dieselfs.address import UnixAddress
 from dieselfs.dataset import Dataset
 from dieselfs.limits import LIBRARY_MEMORY_BYTES, MIB
+from dieselfs.net.address import UnixAddress
 from dieselfs.rpc.client import ServerClient
 from dieselfs.settings import Settings
 from dieselfs_server.assemble import run_server

@@ -29,7 +29,7 @@ from bench.forms import (
 from bench.idle import SETTLE_S
 from bench.readers import ForkedProcess, planned_reader, read_together
 from bench.stopwatch import processor_s, spent_since
-from dieselfs.address import TcpAddress
+from dieselfs.net.address import TcpAddress
 from dieselfs.process.metrics_http import serving
 from dieselfs.process.metrics_socket import published
 

@@ -15,11 +15,11 @@ from bench.figures import Row, Scale
 from bench.job_simulation import chunk_ids, members_of
 from bench.simulated_epoch import groups_together, traffic
 from bench.simulated_recovery import Loss, Recovery, recovery
-from dieselfs.address import TcpAddress
 from dieselfs.arrays import Numbers
 from dieselfs.chunk.ids import CHUNK_ID_BYTES
 from dieselfs.cluster.placement import Placement
 from dieselfs.limits import CHUNK_TARGET_BYTES, GIB
+from dieselfs.net.address import TcpAddress
 from dieselfs.rpc.endpoints import Endpoints, ServerDirectory
 from dieselfs_client.memory.foreground import Foreground
 from dieselfs_client.memory.warming import Pace, Warming, rotated

@@ -25,7 +25,6 @@ from bench.figures import Run, RunFailed, Scale, Side, Trial
 from bench.forms import LARGE_FILE_BYTES, SMALL_FILE_BYTES, Home, make_tree, running_home, store_tree
 from bench.readers import ForkedProcess
 from bench.stopwatch import measure
-from dieselfs.address import TcpAddress
 from dieselfs.cluster.credential import JobCredential
 from dieselfs.cluster.member import INCARNATION_BYTES, Member
 from dieselfs.cluster.peer_client import PeerClient
@@ -34,8 +33,9 @@ from dieselfs.cluster.secret import JobSecret
 from dieselfs.dataset import Dataset
 from dieselfs.errors import DieselfsError
 from dieselfs.limits import CHUNK_TARGET_BYTES, MIB
+from dieselfs.net.address import TcpAddress
+from dieselfs.net.tls import new_context
 from dieselfs.rpc.serving.server import open_listeners
-from dieselfs.rpc.tls import new_context
 from dieselfs.snapshot.reader import ExtentRef
 from dieselfs_client.cluster.peer_service import PeerService
 from dieselfs_client.memory.node_cache import NodeCache

@@ -35,7 +35,7 @@ def steps(session: Session) -> Iterator[tuple[str, Callable[[], str]]]:
 
 def _key(session: Session) -> str:
     """Raises AccessDenied if the file cannot be read, or is open to others."""
-    from dieselfs.rpc.auth import read_key_file
+    from dieselfs.net.auth import read_key_file
 
     file = session.settings().key_file
     if file is None:

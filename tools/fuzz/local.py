@@ -7,7 +7,6 @@ from functools import cache
 
 import numpy as np
 
-from dieselfs.address import TcpAddress, parse_metrics_address
 from dieselfs.attached.web_url import http_time_ns, is_address, is_below, parse_web_url, redirected, with_host
 from dieselfs.bucket.errors import parse_failure
 from dieselfs.bucket.url import parse_object
@@ -17,6 +16,7 @@ from dieselfs.history import History, Recorded
 from dieselfs.importance.score_lines import ScoreLines
 from dieselfs.importance.scored_files import ScoredFiles
 from dieselfs.metrics import Registry, Report
+from dieselfs.net.address import TcpAddress, parse_metrics_address
 from dieselfs.openmetrics import prometheus_text
 from dieselfs.rpc.messages import PEER_METHODS, decode_call, encode_call
 from dieselfs.samples.file_lists import match_files

@@ -15,7 +15,6 @@ from tempfile import NamedTemporaryFile
 import numpy as np
 from xxhash import xxh3_64_intdigest, xxh3_128_digest
 
-from dieselfs.address import TcpAddress, parse_etcd, parse_servers
 from dieselfs.bucket.url import BucketUrl
 from dieselfs.chunk.builder import ChunkBuilder
 from dieselfs.chunk.format import (
@@ -31,7 +30,8 @@ from dieselfs.cluster import node_messages
 from dieselfs.cluster.member import Member
 from dieselfs.digests import DIGEST_BYTES, digest_of
 from dieselfs.names import check_path, parse_location
-from dieselfs.rpc.auth import Key
+from dieselfs.net.address import TcpAddress, parse_etcd, parse_servers
+from dieselfs.net.auth import Key
 from dieselfs.rpc.members import decode_members, encode_members
 from dieselfs.rpc.messages import decode_call, decode_reply, encode_call, encode_reply
 from dieselfs.settings.table import Place, read_config

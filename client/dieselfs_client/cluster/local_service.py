@@ -25,9 +25,9 @@ from dieselfs.limits import (
     NODE_PACKET_BYTES_MAX,
     NODE_READERS_MAX,
 )
+from dieselfs.net.sockets import peer_user, reachable_path, rights
 from dieselfs.rpc.members import encode_members
 from dieselfs.snapshot.reader import Snapshot
-from dieselfs.sockets import peer_user, reachable_path, rights
 from dieselfs_client.memory.node_cache import NodeCache
 
 _BACKLOG = 128

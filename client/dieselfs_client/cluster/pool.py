@@ -13,7 +13,6 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import trio
 
-from dieselfs.address import EtcdAddress, ServerList, Servers, TcpAddress
 from dieselfs.cluster.credential import JobCredential
 from dieselfs.cluster.job import Job, expected_nodes, find_job, required_job
 from dieselfs.cluster.member import INCARNATION_BYTES, Member
@@ -23,8 +22,9 @@ from dieselfs.cluster.pooled_source import PooledSource
 from dieselfs.cluster.secret import JobSecret, find_secret
 from dieselfs.cluster.warmth import Warmth
 from dieselfs.errors import DieselfsError
-from dieselfs.host_names import addresses
 from dieselfs.limits import CONNECT_TIMEOUT_S, JOB_GATHER_TIMEOUT_S, PEER_PROBE_INTERVAL_S
+from dieselfs.net.address import EtcdAddress, ServerList, Servers, TcpAddress
+from dieselfs.net.hosts import addresses
 from dieselfs.process.metrics_socket import Publication
 from dieselfs.rpc.client import ServerClient
 from dieselfs.rpc.members import JobId

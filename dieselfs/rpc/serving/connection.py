@@ -9,12 +9,12 @@ import trio
 
 from dieselfs.errors import ProtocolError
 from dieselfs.limits import BULK_IDLE_TIMEOUT_S, CALL_BYTES_MAX, KIB, MIB
-from dieselfs.rpc import auth
+from dieselfs.net import auth
+from dieselfs.net.sockets import rights
+from dieselfs.net.tls import ServerTls
 from dieselfs.rpc.call_limits import PREFIX_BYTES, check_length
 from dieselfs.rpc.messages import FRAME_HEADER_BYTES, frame, frame_length
 from dieselfs.rpc.serving.tls import TlsStream
-from dieselfs.rpc.tls import ServerTls
-from dieselfs.sockets import rights
 
 Buffer = bytes | bytearray | memoryview
 

@@ -12,7 +12,7 @@ import trio
 
 from dieselfs.errors import AccessDenied, DieselfsError, ProtocolError, Unavailable
 from dieselfs.limits import HANDSHAKE_FRAME_BYTES_MAX, HANDSHAKE_TIMEOUT_S
-from dieselfs.rpc import auth
+from dieselfs.net import auth
 from dieselfs.rpc.messages import (
     PROTOCOL_VERSION,
     connection_name,

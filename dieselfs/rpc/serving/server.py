@@ -15,7 +15,6 @@ from typing import Protocol
 
 import trio
 
-from dieselfs.address import Address, TcpAddress, UnixAddress
 from dieselfs.errors import InvalidInput, ProtocolError, Unavailable
 from dieselfs.event_budget import EventBudget
 from dieselfs.limits import (
@@ -25,13 +24,14 @@ from dieselfs.limits import (
     IDLE_TIMEOUT_S,
 )
 from dieselfs.metrics import Registry
-from dieselfs.rpc import auth
+from dieselfs.net import auth
+from dieselfs.net.address import Address, TcpAddress, UnixAddress
+from dieselfs.net.sockets import peer_user, reachable_path
+from dieselfs.net.tls import ServerTls
 from dieselfs.rpc.serving.accept_loop import accept_each
 from dieselfs.rpc.serving.connection import ClientConnection
 from dieselfs.rpc.serving.handshake import LEFT, Identity, KeyRing, shake_hands
 from dieselfs.rpc.serving.places import Place, Places
-from dieselfs.rpc.tls import ServerTls
-from dieselfs.sockets import peer_user, reachable_path
 
 LISTEN_BACKLOG = 512
 _ENDED = "connection ended"

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 
 import trio
 
-from dieselfs.rpc.tls import STEP_BYTES, STEPS, Buffer, ServerTls, TlsEngine, scratch
+from dieselfs.net.tls import STEP_BYTES, STEPS, Buffer, ServerTls, TlsEngine, scratch
 
 
 class TlsStream:

@@ -8,8 +8,8 @@ snapshot, the record has a signature of tag and digest, so that nobody can excha
 import numpy as np
 
 from dieselfs.errors import AccessDenied, AlreadyExists, Damaged, InvalidInput, NotFound
-from dieselfs.identity import SIGNATURE_BYTES, check_signature
 from dieselfs.names import check_tag_name
+from dieselfs.net.identity import SIGNATURE_BYTES, check_signature
 from dieselfs.rpc.records import TagRecord
 from dieselfs.snapshot.reader import Snapshot
 from dieselfs_server.datasets.snapshots import check_signed

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 import trio
 
 from dieselfs.errors import InvalidInput
-from dieselfs.rpc.auth import check_key_id, check_verifier
+from dieselfs.net.auth import check_key_id, check_verifier
 from dieselfs.rpc.records import GroupRecord, KeyRecord, UserRecord
 from dieselfs_server.accounts import (
     Accounts,

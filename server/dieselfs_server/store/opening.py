@@ -18,8 +18,8 @@ from dieselfs.bucket.url import BucketUrl
 from dieselfs.errors import InvalidInput, Unavailable
 from dieselfs.limits import REQUEST_TIMEOUT_S
 from dieselfs.metrics import Registry
+from dieselfs.net.urls import split
 from dieselfs.units import parse_size
-from dieselfs.urls import split
 from dieselfs_server.store.bucket import BucketStore, check_exclusive
 from dieselfs_server.store.interface import ObjectStore
 from dieselfs_server.store.limited import Bounds, LimitedStore

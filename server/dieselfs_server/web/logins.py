@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from dieselfs.errors import AccessDenied
-from dieselfs.rpc import auth
+from dieselfs.net import auth
 from dieselfs_server.accounts import Caller
 from dieselfs_server.web.login_rate import LoginRate
 from dieselfs_server.web.tokens import Tokens

@@ -10,10 +10,10 @@ from contextlib import asynccontextmanager
 
 import trio
 
-from dieselfs.address import TcpAddress
 from dieselfs.errors import AccessDenied, InvalidInput, Unavailable
+from dieselfs.net.address import TcpAddress
+from dieselfs.net.tls import ServerTls
 from dieselfs.rpc.records import PageLink
-from dieselfs.rpc.tls import ServerTls
 from dieselfs_server.accounts import Caller
 from dieselfs_server.service import Service
 from dieselfs_server.web.guard import Guard

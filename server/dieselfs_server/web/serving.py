@@ -16,12 +16,12 @@ from hypercorn.trio.worker_context import WorkerContext
 from hypercorn.typing import ConnectionState
 from hypercorn.utils import wrap_app
 
-from dieselfs.address import TcpAddress
 from dieselfs.errors import Unavailable
 from dieselfs.event_budget import EventBudget
 from dieselfs.limits import KIB
+from dieselfs.net.address import TcpAddress
+from dieselfs.net.tls import ServerTls
 from dieselfs.rpc.serving.accept_loop import accept_each
-from dieselfs.rpc.tls import ServerTls
 
 CONNECTIONS_MAX = 128
 CONNECTIONS_PER_ADDRESS_MAX = 48

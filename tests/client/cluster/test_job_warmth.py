@@ -7,11 +7,11 @@ import pytest
 import trio
 import trio.testing
 
-from dieselfs.address import TcpAddress
 from dieselfs.cluster.member import INCARNATION_BYTES, Member
 from dieselfs.cluster.warmth import Warmth
 from dieselfs.errors import Unavailable
 from dieselfs.limits import WARMTH_TIMEOUT_S
+from dieselfs.net.address import TcpAddress
 from dieselfs_client.cluster.job_warmth import WARMTH_INTERVAL_S, JobWarmth, job_fields
 
 HALF = Warmth(50, 100)

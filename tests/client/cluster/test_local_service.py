@@ -13,7 +13,6 @@ from typing import cast
 import pytest
 import trio
 
-from dieselfs.address import TcpAddress
 from dieselfs.chunk.segment import Segment
 from dieselfs.cluster.member import Member
 from dieselfs.cluster.node_client import (
@@ -31,6 +30,7 @@ from dieselfs.errors import (
     MountError,
     Unavailable,
 )
+from dieselfs.net.address import TcpAddress
 from dieselfs.process.state_dirs import make_private, runtime_folder
 from dieselfs.snapshot.reader import Snapshot
 from dieselfs.sources.server import ServerSource

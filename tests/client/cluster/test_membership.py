@@ -8,11 +8,11 @@ import pytest
 import trio
 import trio.testing
 
-from dieselfs.address import TcpAddress
 from dieselfs.cluster.member import Member
 from dieselfs.cluster.secret import JobSecret
 from dieselfs.errors import AccessDenied, AlreadyExists, DieselfsError, NotFound, Unavailable
 from dieselfs.limits import GIB
+from dieselfs.net.address import TcpAddress
 from dieselfs.rpc.members import JobId
 from dieselfs.rpc.members import MembershipList as listed
 from dieselfs_client.cluster.membership import JOB_LEAVE_TIMEOUT_S, Members, Membership, RemoteRegistry

@@ -15,7 +15,7 @@ from dieselfs.errors import DieselfsError, InvalidInput, ProtocolError, Unavaila
 from dieselfs.history import Recorded
 from dieselfs.limits import KIB, MIB, PEER_ANSWER_BYTES_MAX
 from dieselfs.metrics import Report
-from dieselfs.rpc.auth import PEER_ROLE, Key
+from dieselfs.net.auth import PEER_ROLE, Key
 from dieselfs.rpc.connection import Connection, connected
 from dieselfs_client.cluster import peer_service
 from dieselfs_client.memory.node_cache import NodeCache

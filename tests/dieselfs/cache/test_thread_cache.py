@@ -12,7 +12,6 @@ from typing import Any
 
 import pytest
 
-from dieselfs.address import TcpAddress
 from dieselfs.cache.file_reader import FileReader
 from dieselfs.cache.thread_cache import Payload, ThreadCache
 from dieselfs.cluster.attachment import Attachment
@@ -20,6 +19,7 @@ from dieselfs.cluster.member import Member
 from dieselfs.cluster.node_client import NodeClient
 from dieselfs.errors import Damaged
 from dieselfs.limits import KIB, MIB
+from dieselfs.net.address import TcpAddress
 from dieselfs.rpc.client import ServerClient
 from dieselfs.settings import Settings
 from dieselfs.snapshot.reader import ExtentRef

@@ -13,7 +13,6 @@ from threading import Barrier
 
 import pytest
 
-from dieselfs.address import TcpAddress
 from dieselfs.cluster.attachment import Attachment
 from dieselfs.cluster.daemon import JobDaemon
 from dieselfs.cluster.failure_detector import PEER_AVOIDED_MAX_S, PEER_RETURN_S
@@ -21,6 +20,7 @@ from dieselfs.cluster.member import Member
 from dieselfs.cluster.node_client import NodeClient
 from dieselfs.cluster.peer_client import PeerClient
 from dieselfs.limits import JOB_MASTER_WAIT_S, NODE_AVOIDED_S, NODE_MEMBERS_INTERVAL_S
+from dieselfs.net.address import TcpAddress
 from dieselfs.sources.interface import fetch_extent
 from tests.support.dataset import MemoryChunkSource, PackedDataset, TreeEntry, pack_entries
 from tests.support.node_master import running_master

@@ -5,11 +5,11 @@ from dataclasses import replace
 
 import pytest
 
-from dieselfs.address import TcpAddress
 from dieselfs.cluster.credential import PLAIN, JobCredential
 from dieselfs.cluster.secret import JobSecret
 from dieselfs.errors import Unavailable
-from dieselfs.rpc.tls import ClientTls, TlsEngine, new_context
+from dieselfs.net.address import TcpAddress
+from dieselfs.net.tls import ClientTls, TlsEngine, new_context
 from tests.dieselfs.cluster.test_member import MEMBER
 
 SECRET, OTHER = JobSecret(b"s" * 32), JobSecret(b"t" * 32)

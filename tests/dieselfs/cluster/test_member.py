@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dieselfs.address import TcpAddress
 from dieselfs.cluster.member import Member, check_job_name, check_node_name
 from dieselfs.errors import InvalidInput
 from dieselfs.limits import GIB, MEMBER_BYTES_MAX
+from dieselfs.net.address import TcpAddress
 
 MEMBER = Member("node-1", 3, TcpAddress("10.0.0.1", 7071), 16 * GIB, b"i" * 16)
 FIELDS = ["node-1", 3, "tcp://10.0.0.1:7071", 16 * GIB, b"i" * 16, bytes(32)]

@@ -12,7 +12,6 @@ from pathlib import Path
 
 import pytest
 
-from dieselfs.address import TcpAddress
 from dieselfs.chunk.segment import Segment
 from dieselfs.cluster.job import Job
 from dieselfs.cluster.member import Member
@@ -37,6 +36,7 @@ from dieselfs.cluster.node_messages import (
 )
 from dieselfs.errors import AccessDenied, InvalidInput, NotFound, ProtocolError, Unavailable
 from dieselfs.limits import NODE_AVOIDED_S
+from dieselfs.net.address import TcpAddress
 from dieselfs.rpc.members import encode_members
 from tests.support.descriptors import descriptor_count
 from tests.support.scripted_daemon import Answer, greeting, scripted_daemon

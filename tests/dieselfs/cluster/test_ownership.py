@@ -5,10 +5,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from dieselfs.address import TcpAddress
 from dieselfs.cluster.failure_detector import FailureDetector
 from dieselfs.cluster.member import Member
 from dieselfs.cluster.placement import BLOCK_CHUNKS, Ownership, Placement
+from dieselfs.net.address import TcpAddress
 from tests.support.dataset import PackedDataset, TreeEntry, pack_entries
 
 CHUNKS = 200

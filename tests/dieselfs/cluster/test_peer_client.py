@@ -17,7 +17,6 @@ import numpy as np
 import pytest
 import trio
 
-from dieselfs.address import TcpAddress
 from dieselfs.cluster.chunk_requests import ChunkAvailability, PeerRequest, decode_requests
 from dieselfs.cluster.credential import JobCredential
 from dieselfs.cluster.failure_detector import PEER_AVOIDED_MAX_S
@@ -26,7 +25,8 @@ from dieselfs.cluster.peer_client import PeerClient
 from dieselfs.cluster.pooled_source import PooledSource
 from dieselfs.cluster.secret import JobSecret
 from dieselfs.errors import ProtocolError, Unavailable
-from dieselfs.rpc.auth import PEER_ROLE
+from dieselfs.net.address import TcpAddress
+from dieselfs.net.auth import PEER_ROLE
 from dieselfs.rpc.messages import PEER_METHODS, decode_call, encode_reply, frame, thrift
 from dieselfs.rpc.serving.connection import ClientConnection
 from dieselfs.rpc.serving.handshake import Identity

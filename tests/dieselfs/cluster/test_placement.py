@@ -10,11 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from xxhash import xxh3_64_intdigest
 
-from dieselfs.address import TcpAddress
 from dieselfs.cluster.member import Member
 from dieselfs.cluster.placement import Placement, logarithms, weight_of
 from dieselfs.errors import InvalidInput
 from dieselfs.limits import GIB, MIB
+from dieselfs.net.address import TcpAddress
 from tests.support.documents import table
 
 WORD = (1 << 64) - 1

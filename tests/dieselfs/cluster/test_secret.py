@@ -15,8 +15,8 @@ from dieselfs.cluster.secret import (
     secret_of_key,
 )
 from dieselfs.errors import AccessDenied, InvalidInput
-from dieselfs.rpc import auth
-from dieselfs.rpc.auth import Key
+from dieselfs.net import auth
+from dieselfs.net.auth import Key
 from dieselfs.rpc.members import JobId
 from tests.dieselfs.cluster.test_member import MEMBER
 

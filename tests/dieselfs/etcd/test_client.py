@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from dieselfs.address import EtcdAddress, TcpAddress
 from dieselfs.errors import AccessDenied, InvalidInput, Unavailable
 from dieselfs.etcd.client import Etcd, EtcdAccess
 from dieselfs.limits import ETCD_TIMEOUT_S
+from dieselfs.net.address import EtcdAddress, TcpAddress
 from tests.support.certificates import make_certificate
 from tests.support.etcd import RunningEtcd, running_etcd
 from tests.support.server import free_port

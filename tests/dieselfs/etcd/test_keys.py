@@ -2,7 +2,6 @@
 
 import pytest
 
-from dieselfs.address import TcpAddress
 from dieselfs.errors import InvalidInput
 from dieselfs.etcd.keys import (
     ADDRESSES_MAX,
@@ -15,6 +14,7 @@ from dieselfs.etcd.keys import (
     server_id,
     server_key,
 )
+from dieselfs.net.address import TcpAddress
 
 A, B = TcpAddress("10.0.0.5", 7070), TcpAddress("::1", 7071)
 

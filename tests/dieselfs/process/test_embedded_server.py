@@ -15,10 +15,10 @@ from pathlib import Path
 import pytest
 
 import dieselfs
-from dieselfs.address import UnixAddress
 from dieselfs.errors import AccessDenied, Unavailable
+from dieselfs.net.address import UnixAddress
+from dieselfs.net.sockets import open_socket
 from dieselfs.process.embedded_server import connect_embedded, socket_path
-from dieselfs.sockets import open_socket
 from dieselfs_server.store.opening import open_store
 from tests.support.users import NOBODY
 
@@ -74,7 +74,7 @@ def test_readers_of_a_running_server_import_neither_tls_nor_jobs(home: Path) -> 
     with dieselfs.connect("data", home=home, server="embedded", create=True) as data:
         data.put("file", b"content")
     # Not `ssl` and `json`: thriftpy2 imports them.
-    unused = ("subprocess", "uuid", "tomllib", "dieselfs.cluster.attachment", "dieselfs.rpc.tls")
+    unused = ("subprocess", "uuid", "tomllib", "dieselfs.cluster.attachment", "dieselfs.net.tls")
     program = f"""
 import sys, dieselfs
 with dieselfs.connect("data", home={str(home)!r}, server="embedded") as data:

@@ -6,9 +6,9 @@ from urllib.request import Request, urlopen
 
 import pytest
 
-from dieselfs.address import TcpAddress
 from dieselfs.errors import Unavailable
 from dieselfs.metrics import Registry
+from dieselfs.net.address import TcpAddress
 from dieselfs.process import metrics_http
 from dieselfs.process.metrics_http import serving
 

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from dieselfs.errors import AccessDenied
-from dieselfs.private_file import write_private_file
+from dieselfs.net.auth import Key
+from dieselfs.net.private_file import write_private_file
 from dieselfs.rpc.access import CHANGES_LOOK_S, AccessFiles, read_access
-from dieselfs.rpc.auth import Key
 from dieselfs.settings.table import OFF, Settings
 from tests.support.certificates import make_certificate
 

@@ -16,9 +16,9 @@ from typing import Any
 
 import pytest
 
-from dieselfs.address import UnixAddress
 from dieselfs.errors import AccessDenied, DieselfsError, ProtocolError, Unavailable
 from dieselfs.limits import GIB, MIB, SNAPSHOT_BYTES_MAX
+from dieselfs.net.address import UnixAddress
 from dieselfs.rpc.connection import GROWTH_BYTES, Connection
 from dieselfs.rpc.members import MEMBERSHIP_LIST_BYTES_MAX
 from dieselfs.rpc.messages import (

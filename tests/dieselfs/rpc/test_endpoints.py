@@ -6,11 +6,11 @@ from collections.abc import Mapping
 
 import pytest
 
-from dieselfs.address import Address, EtcdAddress, ServerList, TcpAddress
 from dieselfs.errors import AccessDenied, DieselfsError, InvalidInput, Unavailable
 from dieselfs.etcd.client import EtcdAccess
 from dieselfs.etcd.keys import encode_server
 from dieselfs.limits import FAILOVER_TIMEOUT_S, READ_PATIENCE_S, SERVER_AVOIDED_S, SERVERS_REFRESH_S
+from dieselfs.net.address import Address, EtcdAddress, ServerList, TcpAddress
 from dieselfs.rpc.endpoints import (
     SERVER_RETRY_S,
     Endpoints,

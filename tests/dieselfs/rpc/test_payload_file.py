@@ -10,14 +10,14 @@ from threading import Thread
 
 import pytest
 
-from dieselfs.address import parse_address
 from dieselfs.chunk.builder import ChunkBuilder
 from dieselfs.chunk.ids import ChunkIdSource, chunk_name
 from dieselfs.chunk.segment import map_sealed
 from dieselfs.dataset import Dataset
 from dieselfs.errors import AccessDenied, Damaged, InvalidInput, NotFound
 from dieselfs.limits import SHARED_PAYLOADS_MAX
-from dieselfs.rpc.auth import read_key_file
+from dieselfs.net.address import parse_address
+from dieselfs.net.auth import read_key_file
 from dieselfs.rpc.connection import Connection, connected, read_payload_file, shared_files
 from dieselfs.rpc.messages import encode_reply, frame, thrift
 from dieselfs.sources.server import ServerSource

@@ -12,10 +12,10 @@ from threading import Event, Thread, get_ident
 
 import pytest
 
-from dieselfs.address import TcpAddress
 from dieselfs.limits import MIB
-from dieselfs.rpc import tls
-from dieselfs.rpc.tls import ClientTls, TlsSocket, new_context
+from dieselfs.net import tls
+from dieselfs.net.address import TcpAddress
+from dieselfs.net.tls import ClientTls, TlsSocket, new_context
 from dieselfs.rpc.wire import Wire
 from tests.support.certificates import make_certificate
 

@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 
 import pytest
 
-from dieselfs.address import TcpAddress
 from dieselfs.cluster.member import Member
 from dieselfs.cluster.secret import JobSecret
 from dieselfs.errors import AlreadyExists, InvalidInput, NotFound
@@ -19,6 +18,7 @@ from dieselfs.limits import (
     JOB_NODES_MAX,
     SEAL_BYTES,
 )
+from dieselfs.net.address import TcpAddress
 from dieselfs.rpc.members import JobId, MembershipList
 from dieselfs_server.leases import job_members as members_module
 from dieselfs_server.leases.job_members import (

@@ -1,7 +1,7 @@
 """What datasets and users take: with quotas and traffic, for those who own something, and for the users asked for."""
 
+from dieselfs.net.auth import Key
 from dieselfs.records import NoteChange
-from dieselfs.rpc.auth import Key
 from dieselfs.rpc.records import NO_LIMIT
 from dieselfs_server.accounts import Accounts, Quota, StoredKey, with_key, with_owner, with_quota
 from dieselfs_server.metadata.sqlite.store import SqliteMetadata

@@ -11,7 +11,7 @@ import httpx
 import pytest
 
 from dieselfs.errors import DieselfsError
-from dieselfs.rpc import auth
+from dieselfs.net import auth
 from dieselfs.rpc.client import ServerClient
 from dieselfs.rpc.records import QuotaRecord
 from dieselfs_server.web.guard import HEADERS

@@ -12,12 +12,12 @@ import pytest
 from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Browser, Locator, Page, expect, sync_playwright
 
-from dieselfs.address import TcpAddress
 from dieselfs.cluster.member import Member
 from dieselfs.cluster.secret import JobSecret
 from dieselfs.dataset import Dataset
 from dieselfs.errors import DieselfsError
 from dieselfs.limits import GIB, MIB
+from dieselfs.net.address import TcpAddress
 from dieselfs.rpc.members import JobId
 from dieselfs.rpc.records import QuotaRecord
 from dieselfs_client import control

@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from dieselfs.address import TcpAddress
 from dieselfs.cluster.member import Member
 from dieselfs.cluster.secret import JobSecret
 from dieselfs.errors import NotFound, Unavailable
 from dieselfs.limits import GIB
+from dieselfs.net.address import TcpAddress
 from dieselfs.records import ChunkRecord, DatasetRecord, DatasetUsage
 from dieselfs.rpc.members import JobId
 from dieselfs.snapshot.reader import Snapshot

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import pytest
 
 from dieselfs.errors import AccessDenied
-from dieselfs.rpc import auth
+from dieselfs.net import auth
 from dieselfs_server.accounts import Caller
 from dieselfs_server.web.logins import (
     CHALLENGE_S,

@@ -5,9 +5,9 @@ import ssl
 import pytest
 import trio
 
-from dieselfs.address import TcpAddress
 from dieselfs.errors import Unavailable
 from dieselfs.event_budget import ENTRIES_PER_SOURCE
+from dieselfs.net.address import TcpAddress
 from dieselfs_server.certificates import browser_tls
 from dieselfs_server.web import serving as module
 from dieselfs_server.web.guard import Receive, Scope, Send

@@ -5,11 +5,11 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from dieselfs.address import TcpAddress
 from dieselfs.cluster.member import Member
 from dieselfs.cluster.secret import JobSecret
 from dieselfs.errors import InvalidInput
 from dieselfs.limits import GIB
+from dieselfs.net.address import TcpAddress
 from dieselfs.records import ChunkRecord, DatasetRecord
 from dieselfs.rpc.members import JobId
 from dieselfs.rpc.records import UsageRecord

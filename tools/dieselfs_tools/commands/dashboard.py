@@ -10,7 +10,7 @@ from pathlib import Path
 import click
 
 from dieselfs.errors import DieselfsError
-from dieselfs.private_file import write_private_file
+from dieselfs.net.private_file import write_private_file
 from dieselfs.process.state_dirs import make_private, runtime_folder
 from dieselfs_tools import options
 from dieselfs_tools.output import Output

@@ -10,15 +10,15 @@ from typing import TYPE_CHECKING
 
 import click
 
-from dieselfs.address import METRICS_PORT, parse_metrics_address
 from dieselfs.errors import InvalidInput
+from dieselfs.net.address import METRICS_PORT, parse_metrics_address
 from dieselfs_tools import options
 from dieselfs_tools.output import replace_file
 from dieselfs_tools.session import Session
 
 if TYPE_CHECKING:
-    from dieselfs.address import TcpAddress
     from dieselfs.metrics import Report
+    from dieselfs.net.address import TcpAddress
 
 
 @options.verb(

@@ -7,8 +7,8 @@ from contextlib import suppress
 import click
 
 from dieselfs.errors import AlreadyExists, DieselfsError, InvalidInput, NotFound
-from dieselfs.private_file import write_private_file
-from dieselfs.rpc.auth import Key, check_user_name
+from dieselfs.net.auth import Key, check_user_name
+from dieselfs.net.private_file import write_private_file
 from dieselfs.units import format_duration, format_time
 from dieselfs_tools import options
 from dieselfs_tools.commands.group import EVERYONE
@@ -102,7 +102,7 @@ def rotate(session: Session, keep_s: float, is_dry_run: bool) -> int:
     """Replace the key in your key file by a new one, which is made here. Copies of the file stop working when the old
     key expires; programs that use this file change over without an interruption.
     """
-    from dieselfs.rpc.auth import read_key_file
+    from dieselfs.net.auth import read_key_file
 
     settings = session.settings()
     if not settings.key_file or not settings.server:

@@ -21,7 +21,7 @@ app.kubernetes.io/component: nodes
 {{- end }}
 
 {{- /* Every server by its own name: a client connects to another one when one fails. */}}
-{{- define "dieselfs.address" -}}
+{{- define "dieselfs.net.address" -}}
 {{- $name := printf "%s-server" .Release.Name -}}
 {{- $namespace := .Release.Namespace -}}
 {{- $servers := list -}}

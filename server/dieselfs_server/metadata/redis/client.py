@@ -27,10 +27,10 @@ from redis.crc import key_slot
 from redis.exceptions import NoPermissionError, NoScriptError, OutOfMemoryError, RedisError, ResponseError
 from redis.retry import Retry
 
-from dieselfs.address import TcpAddress
 from dieselfs.errors import DieselfsError, StorageFull, Unavailable
 from dieselfs.limits import REDIS_AWAY_S, REDIS_PATIENCE_S, REDIS_REQUEST_TIMEOUT_S, REDIS_RETRY_S
-from dieselfs.sockets import open_socket
+from dieselfs.net.address import TcpAddress
+from dieselfs.net.sockets import open_socket
 from dieselfs_server.metadata.redis.fields import Call, Change, Result, Script, read_call, swap_call
 from dieselfs_server.metadata.redis.keys import KeyPair
 from dieselfs_server.metadata.redis.url import RedisLocation

@@ -10,10 +10,10 @@ import pytest
 from cryptography import x509
 from cryptography.hazmat.primitives import serialization
 
-from dieselfs.address import TcpAddress
 from dieselfs.errors import Unavailable
 from dieselfs.limits import KIB, MIB
-from dieselfs.rpc.tls import (
+from dieselfs.net.address import TcpAddress
+from dieselfs.net.tls import (
     STEP_BYTES,
     ClientTls,
     ServerTls,

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from dieselfs.errors import AccessDenied, InvalidInput
-from dieselfs.rpc.auth import (
+from dieselfs.net.auth import (
     LOCAL_CHANNEL,
     PEER_ROLE,
     PLAIN_CHANNEL,

@@ -18,8 +18,8 @@ from base64 import urlsafe_b64decode, urlsafe_b64encode
 from dataclasses import dataclass, field
 
 from dieselfs.errors import AccessDenied, InvalidInput
-from dieselfs.identity import PIN_BYTES
-from dieselfs.private_file import read_private_file
+from dieselfs.net.identity import PIN_BYTES
+from dieselfs.net.private_file import read_private_file
 
 SECRET_BYTES = 32
 NONCE_BYTES = 32
@@ -93,7 +93,7 @@ def check_key_id(key_id: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Key:
-    """A user's key, and the pin of the servers that know it (`dieselfs/identity.py`). The secret is not shown when a
+    """A user's key, and the pin of the servers that know it (`dieselfs/net/identity.py`). The secret is not shown when a
     key is printed or logged.
     """
 

@@ -7,7 +7,7 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from dieselfs.errors import AccessDenied
-from dieselfs.identity import check_signature, pin_of
+from dieselfs.net.identity import check_signature, pin_of
 
 
 def test_a_pin_is_the_hash_of_the_key_as_in_certificates() -> None:

@@ -16,9 +16,9 @@ import time
 from dataclasses import dataclass
 from threading import local
 
-from dieselfs.address import TcpAddress
 from dieselfs.errors import Unavailable
 from dieselfs.limits import KIB
+from dieselfs.net.address import TcpAddress
 
 Buffer = bytes | bytearray | memoryview
 

@@ -8,7 +8,7 @@ from contextlib import suppress
 from threading import Lock, Thread
 from typing import Any
 
-from dieselfs.process.forks import renew_after_fork
+from dieselfs.forks import renew_after_fork
 
 Found = list[tuple[Any, ...]]
 """As `socket.getaddrinfo` returns it, for streams."""

@@ -6,11 +6,11 @@ from collections.abc import Iterator
 
 import pytest
 
-from dieselfs import host_names
-from dieselfs.address import TcpAddress
 from dieselfs.errors import Unavailable
-from dieselfs.host_names import addresses
-from dieselfs.sockets import open_socket
+from dieselfs.net import hosts
+from dieselfs.net.address import TcpAddress
+from dieselfs.net.hosts import addresses
+from dieselfs.net.sockets import open_socket
 from tests.support.name_servers import BOUND_S, SILENT, NameServers, silent_name_servers
 
 

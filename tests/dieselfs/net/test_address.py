@@ -2,7 +2,8 @@
 
 import pytest
 
-from dieselfs.address import (
+from dieselfs.errors import InvalidInput
+from dieselfs.net.address import (
     EtcdAddress,
     ServerList,
     TcpAddress,
@@ -11,7 +12,6 @@ from dieselfs.address import (
     parse_etcd,
     parse_servers,
 )
-from dieselfs.errors import InvalidInput
 
 
 @pytest.mark.parametrize(

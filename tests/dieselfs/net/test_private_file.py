@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from dieselfs.errors import AccessDenied
-from dieselfs.private_file import file_version, read_private_file, write_private_file
+from dieselfs.net.private_file import file_version, read_private_file, write_private_file
 from tests.support.users import NOBODY, acting_as
 
 ROOT_ONLY = pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to give a file away")

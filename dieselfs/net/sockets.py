@@ -11,10 +11,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Protocol
 
-from dieselfs.address import Address, TcpAddress
 from dieselfs.errors import Unavailable
-from dieselfs.host_names import addresses
 from dieselfs.limits import CONNECT_TIMEOUT_S, SERVER_GONE_S
+from dieselfs.net.address import Address, TcpAddress
+from dieselfs.net.hosts import addresses
 
 _UNIX_PATH_BYTES_MAX = 107
 _CREDENTIALS = struct.Struct("3i")

@@ -3,7 +3,7 @@
 import gc
 import os
 
-from dieselfs.process.forks import renew_after_fork
+from dieselfs.forks import renew_after_fork
 
 
 class Noted:
