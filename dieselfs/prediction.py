@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from dieselfs.errors import InvalidInput
-from dieselfs.stalls import predicted_waiting_s
+from dieselfs.telemetry.stalls import predicted_waiting_s
 
 READING, FETCHING, SERVERS, NETWORK, COMPUTING = "reading", "fetching", "servers", "network", "computing"
 """What may limit an epoch: a node's own processors, what the servers send to a node, what they send to all, what a node

@@ -23,15 +23,15 @@ import trio
 from dieselfs.cluster.node_lock import NodeLock
 from dieselfs.errors import EXIT_OK, AlreadyExists, DieselfsError
 from dieselfs.limits import MIB
-from dieselfs.metrics import Registry
 from dieselfs.process.launch import Report
-from dieselfs.process.metrics_socket import publish
 from dieselfs.process.system_limits import room_bytes
 from dieselfs.rpc.client import ServerClient
 from dieselfs.settings.flags import settings_options
 from dieselfs.settings.table import ONESHOT, CacheOptions, Place
 from dieselfs.snapshot.reader import Snapshot
 from dieselfs.sources.server import ServerSource
+from dieselfs.telemetry.registry import Registry
+from dieselfs.telemetry.socket import publish
 from dieselfs_client.cluster.local_service import LocalService, bound
 from dieselfs_client.cluster.node_paths import lock_of, path_of
 from dieselfs_client.daemon_metrics import declare_daemon, declare_servers

@@ -14,12 +14,12 @@ import trio
 
 from dieselfs.errors import EXIT_OK, DieselfsError, InvalidInput, MountError
 from dieselfs.limits import KIB
-from dieselfs.process.metrics_socket import publish
 from dieselfs.rpc.client import ServerClient
 from dieselfs.settings.table import FUSE, IMAGE
 from dieselfs.snapshot.pin import holder_name
 from dieselfs.snapshot.reader import Snapshot
 from dieselfs.sources.interface import Source
+from dieselfs.telemetry.socket import publish
 from dieselfs_client.cluster.node_paths import lock_of
 from dieselfs_client.memory.budget import Allotment
 from dieselfs_client.memory.buffer_pool import BufferPool

@@ -6,9 +6,9 @@ import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from dieselfs.metrics import Registry
 from dieselfs.rpc.client import ServerClient
 from dieselfs.snapshot.reader import Snapshot
+from dieselfs.telemetry.registry import Registry
 
 
 def declare_daemon(

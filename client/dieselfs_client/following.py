@@ -20,11 +20,11 @@ from typing import Any, Protocol
 import trio
 
 from dieselfs.errors import DieselfsError, MountError, NotFound
-from dieselfs.metrics import Registry
 from dieselfs.names import Location
 from dieselfs.records import DatasetRecord
 from dieselfs.rpc.client import ServerClient
 from dieselfs.snapshot.reader import Snapshot
+from dieselfs.telemetry.registry import Registry
 from dieselfs_client import control
 from dieselfs_client.mount.error_log import Refused
 from dieselfs_client.mount.layers import Layers

@@ -12,7 +12,6 @@ from dieselfs import __version__
 from dieselfs.errors import DieselfsError
 from dieselfs.importance.score_lines import LossBatch
 from dieselfs.importance.scored_files import POLICY as IMPORTANCE
-from dieselfs.metrics import Registry
 from dieselfs.names import printable
 from dieselfs.prefetch.extent_table import Pages
 from dieselfs.prefetch.window import PlanWindow
@@ -26,7 +25,8 @@ from dieselfs.shuffle.share_name import ShareName
 from dieselfs.shuffle.spec import PlanSpec, ReaderSpec
 from dieselfs.snapshot.reader import Snapshot
 from dieselfs.sources.interface import CountedSource, FetchMetrics, Source
-from dieselfs.stalls import DAEMON_CAUSES, METER
+from dieselfs.telemetry.registry import Registry
+from dieselfs.telemetry.stalls import DAEMON_CAUSES, METER
 from dieselfs_client.cluster.job_warmth import warmth_fields
 from dieselfs_client.daemon_metrics import declare_daemon, declare_servers
 from dieselfs_client.memory.budget import Allotment, allot_for

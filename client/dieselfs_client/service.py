@@ -14,11 +14,8 @@ import trio
 from dieselfs.cluster.node_lock import NodeLock
 from dieselfs.dataset import connect as connect_dataset
 from dieselfs.errors import MountError
-from dieselfs.history import History
 from dieselfs.limits import MIB
-from dieselfs.metrics import Registry
 from dieselfs.names import SCHEME, is_file_path, is_location, parse_location
-from dieselfs.process.metrics_socket import Publication
 from dieselfs.process.state_dirs import open_private
 from dieselfs.rpc.client import ServerClient
 from dieselfs.settings.table import ONESHOT, CacheOptions, Settings
@@ -28,6 +25,9 @@ from dieselfs.snapshot.store import SnapshotStore, stored_subtree
 from dieselfs.sources.disk import node_source
 from dieselfs.sources.interface import Source
 from dieselfs.sources.server import ServerSource
+from dieselfs.telemetry.registry import Registry
+from dieselfs.telemetry.series import History
+from dieselfs.telemetry.socket import Publication
 from dieselfs_client.cluster.node_paths import path_of
 from dieselfs_client.memory.foreground import Foreground
 from dieselfs_client.memory.warming import Pace

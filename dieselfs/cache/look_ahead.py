@@ -23,7 +23,6 @@ from dieselfs.cache.policy import PREFETCH_WHOLE_SHARE, is_worth_whole
 from dieselfs.errors import DieselfsError
 from dieselfs.forks import renew_after_fork
 from dieselfs.limits import FETCHES_AT_ONCE_MAX, MIB
-from dieselfs.metrics import Registry
 from dieselfs.prefetch.extent_table import Extents, ExtentTable
 from dieselfs.prefetch.window import PlanWindow, Span
 from dieselfs.shuffle.listed import ListedPlan
@@ -31,6 +30,7 @@ from dieselfs.shuffle.plan import Share, ShuffledPaths
 from dieselfs.shuffle.spec import ReaderSpec
 from dieselfs.snapshot.reader import ExtentRef, Snapshot
 from dieselfs.sources.interface import Arrival, Slices
+from dieselfs.telemetry.registry import Registry
 
 THREADS = FETCHES_AT_ONCE_MAX // 2
 """Prefetches in flight; as for a mount, waiting readers have the rest."""

@@ -26,11 +26,11 @@ from dieselfs.cluster.pooled_source import PooledSource
 from dieselfs.errors import InvalidInput
 from dieselfs.forks import renew_after_fork
 from dieselfs.limits import JOB_MASTER_WAIT_S, NODE_MEMBERS_INTERVAL_S
-from dieselfs.metrics import Registry
 from dieselfs.net.address import TcpAddress
 from dieselfs.snapshot.reader import Snapshot
 from dieselfs.sources.interface import Slices, Source
 from dieselfs.sources.server import is_intact
+from dieselfs.telemetry.registry import Registry
 
 _NOWHERE = TcpAddress("127.0.0.1", 0)
 """The address of an attached process: it gets no requests."""

@@ -22,7 +22,6 @@ from dieselfs.cluster.failure_detector import FailureDetector
 from dieselfs.cluster.member import Member
 from dieselfs.cluster.warmth import Warmth
 from dieselfs.errors import DieselfsError, ProtocolError, Unavailable
-from dieselfs.history import Window
 from dieselfs.limits import (
     PEER_CALL_TIMEOUT_S,
     PEER_CONNECT_TIMEOUT_S,
@@ -30,10 +29,11 @@ from dieselfs.limits import (
     PEER_REPORT_BYTES_MAX,
     PEER_SILENCE_S,
 )
-from dieselfs.metrics import Registry
 from dieselfs.net.auth import PEER_ROLE
 from dieselfs.rpc.connection import Connection, connected
-from dieselfs.stalls import METER
+from dieselfs.telemetry.registry import Registry
+from dieselfs.telemetry.series import Window
+from dieselfs.telemetry.stalls import METER
 
 LATEST_SHARE = 0.1
 """How much the latest call counts in the mean time of a peer."""

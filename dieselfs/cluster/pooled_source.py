@@ -25,10 +25,10 @@ from dieselfs.limits import (
     PEER_REQUESTS_AT_ONCE_MAX,
     RANGES_PER_REQUEST_MAX,
 )
-from dieselfs.metrics import Registry
 from dieselfs.snapshot.reader import ExtentRef, Snapshot
 from dieselfs.sources.interface import Arrival, ChunkResult, RequestMetrics, Slices, Source
 from dieselfs.sources.server import hashed_parts, is_intact
+from dieselfs.telemetry.registry import Registry
 
 PEER_RETRY_S = 0.01
 PEER_RETRY_MAX_S = 0.16

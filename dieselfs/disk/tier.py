@@ -28,7 +28,7 @@ from dieselfs.disk.write_behind import Payload, WriteBehind
 from dieselfs.errors import DieselfsError
 from dieselfs.forks import renew_after_fork
 from dieselfs.limits import FETCHES_AT_ONCE_MAX, KIB
-from dieselfs.metrics import Registry
+from dieselfs.telemetry.registry import Registry
 
 DISK_READ_TIMEOUT_S = 3.0
 """A reader that has no bytes of the disk after this time asks a server."""

@@ -241,7 +241,7 @@ struct StatusInfo {
   3: required string store
   4: required string metadata
   5: required map<string, i64> metrics
-  /** Calls, times and processors of the server, as JSON of `dieselfs.metrics.Report`. */
+  /** Calls, times and processors of the server, as JSON of `dieselfs.telemetry.registry.Report`. */
   6: optional binary report
 }
 

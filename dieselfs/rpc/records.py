@@ -240,7 +240,7 @@ class FsckReport(NamedTuple):
 
 class ServerStatus(NamedTuple):
     """`started_s` in seconds since 1970; `store` and `metadata` as configured; `metrics` by name, since the start.
-    `report`: JSON of a `dieselfs.metrics.Report` with the families that `dieselfs.activity` reads; None from a server
+    `report`: JSON of a `dieselfs.telemetry.registry.Report` with the families that `dieselfs.telemetry.activity` reads; None from a server
     of an earlier version.
     """
 

@@ -24,7 +24,7 @@ from dieselfs.shuffle.cursor import Cursor
 from dieselfs.shuffle.partition import Partition
 from dieselfs.shuffle.skips import NO_SKIPS, Skips
 from dieselfs.shuffle.spec import DEFAULT_GROUP_CHUNKS, PlanSpec, ReaderSpec
-from dieselfs.stalls import Stalls
+from dieselfs.telemetry.stalls import Stalls
 
 Batch = TypeVar("Batch")
 

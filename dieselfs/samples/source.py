@@ -18,7 +18,7 @@ from dieselfs.samples.worker_times import WorkerTimes
 from dieselfs.shuffle.plan import Share
 from dieselfs.shuffle.share_name import ShareName
 from dieselfs.snapshot.reader import Snapshot
-from dieselfs.stalls import CAUSES, DaemonWork
+from dieselfs.telemetry.stalls import CAUSES, DaemonWork
 
 Progress = Callable[[int], None]
 """Called with a position when all positions before it have been taken by readers."""

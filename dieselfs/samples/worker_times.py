@@ -13,7 +13,7 @@ from contextlib import contextmanager
 
 import numpy as np
 
-from dieselfs.stalls import CAUSES, METER, Seconds, shared_out
+from dieselfs.telemetry.stalls import CAUSES, METER, Seconds, shared_out
 
 _NAME = "dieselfs-times"
 _ROWS = 1021

@@ -19,12 +19,12 @@ from dieselfs.chunk.ids import CHUNK_ID_BYTES
 from dieselfs.disk.direct_io import new_buffer
 from dieselfs.disk.tier import DiskTier
 from dieselfs.errors import Damaged
-from dieselfs.metrics import Registry
 from dieselfs.rpc.client import ServerClient
 from dieselfs.snapshot.reader import ExtentRef, Snapshot
 from dieselfs.sources.interface import Slices
 from dieselfs.sources.server import ServerSource, first_damaged, is_intact
-from dieselfs.stalls import METER
+from dieselfs.telemetry.registry import Registry
+from dieselfs.telemetry.stalls import METER
 
 _ID = np.dtype(f"S{CHUNK_ID_BYTES}")
 

@@ -9,8 +9,8 @@ from itertools import accumulate
 from typing import Protocol
 
 from dieselfs.errors import DieselfsError
-from dieselfs.metrics import Metric, Registry
 from dieselfs.snapshot.reader import ExtentRef
+from dieselfs.telemetry.registry import Metric, Registry
 
 
 @dataclass(frozen=True, eq=False, slots=True)

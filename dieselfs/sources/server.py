@@ -19,11 +19,11 @@ from dieselfs.digests import digest_of, extent_digest_of
 from dieselfs.errors import AccessDenied, Damaged, DieselfsError, NotFound
 from dieselfs.forks import renew_after_fork
 from dieselfs.limits import KIB
-from dieselfs.metrics import Registry
 from dieselfs.rpc.client import ServerClient
 from dieselfs.snapshot.reader import ExtentRef, Snapshot
 from dieselfs.sources.interface import Arrival, Slices
-from dieselfs.stalls import METER
+from dieselfs.telemetry.registry import Registry
+from dieselfs.telemetry.stalls import METER
 
 FETCHES_MAX = 2
 """A retry repairs damage in transit, but not in the store."""

@@ -14,11 +14,9 @@ import trio
 
 from dieselfs.errors import InvalidInput, Unavailable
 from dieselfs.etcd.client import Etcd
-from dieselfs.metrics import Registry
 from dieselfs.net.address import Address, TcpAddress, UnixAddress
 from dieselfs.net.auth import Key
 from dieselfs.net.tls import ServerTls
-from dieselfs.process.metrics_socket import Publication, publish
 from dieselfs.process.service_manager import SERVICE_STOPPING, notify
 from dieselfs.process.state_dirs import locked
 from dieselfs.process.system_limits import allow_descriptors, room_bytes
@@ -26,6 +24,8 @@ from dieselfs.rpc.records import CheckRecord
 from dieselfs.rpc.serving.handshake import LOCAL_USER
 from dieselfs.rpc.serving.server import RpcServer, open_listeners
 from dieselfs.settings.table import OFF
+from dieselfs.telemetry.registry import Registry
+from dieselfs.telemetry.socket import Publication, publish
 from dieselfs_server import condition
 from dieselfs_server.accounts import ALL_DATASETS, Accounts, Right, StoredKey, with_grant, with_key
 from dieselfs_server.certificates import CertificateFiles, browser_tls, identity_tls
@@ -249,7 +249,7 @@ async def open_server(settings: ServerSettings) -> AsyncIterator[RpcServer]:
         if page is not None and settings.web is not None:
             await stack.enter_async_context(page.served())
         if settings.metrics is not None:
-            from dieselfs.process.metrics_http import serving  # prometheus-client, which few servers need
+            from dieselfs.telemetry.http import serving  # prometheus-client, which few servers need
 
             web = stack.enter_context(serving(settings.metrics, lambda: [metrics.report(about)]))
             log.info("serving metrics at %s", web)

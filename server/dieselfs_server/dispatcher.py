@@ -20,7 +20,6 @@ from dieselfs.limits import (
     REPLY_BYTES_MAX,
     REPLY_BYTES_PER_USER_MAX,
 )
-from dieselfs.metrics import LATENCY_BOUNDS_S
 from dieselfs.names import printable
 from dieselfs.records import DatasetRecord
 from dieselfs.rpc import records
@@ -29,6 +28,7 @@ from dieselfs.rpc.serving.byte_budget import ByteBudget
 from dieselfs.rpc.serving.connection import ClientConnection
 from dieselfs.rpc.serving.handshake import Identity
 from dieselfs.rpc.serving.keep_alive import LONG_METHODS, kept_alive
+from dieselfs.telemetry.registry import LATENCY_BOUNDS_S
 from dieselfs_server.accounts import Caller
 from dieselfs_server.handlers import HANDLERS
 from dieselfs_server.logs import event

@@ -16,8 +16,8 @@ from logging.handlers import RotatingFileHandler
 from pathlib import Path
 from threading import Lock
 
-from dieselfs.event_budget import EventBudget
 from dieselfs.limits import MIB
+from dieselfs.telemetry.budget import EventBudget
 
 TEXT, JSON = "text", "json"
 FORMATS = (TEXT, JSON)

@@ -11,11 +11,11 @@ import trio
 from dieselfs.chunk.ids import ChunkIdSource
 from dieselfs.errors import AccessDenied, InvalidInput, NotFound, Unavailable
 from dieselfs.limits import CHUNK_OBJECT_BYTES_MAX, SMALL_REPLY_BYTES
-from dieselfs.metrics import Registry
 from dieselfs.names import check_dataset_name
 from dieselfs.records import DatasetRecord
 from dieselfs.rpc.messages import encode_progress
 from dieselfs.rpc.records import CheckRecord, CopyProgress, PageLink
+from dieselfs.telemetry.registry import Registry
 from dieselfs_server.accounts import Caller, Right
 from dieselfs_server.datasets.catalog import Catalog
 from dieselfs_server.datasets.dataset_names import DatasetNames

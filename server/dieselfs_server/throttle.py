@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import trio
 
 from dieselfs.limits import JOB_ANSWER_TIMEOUT_S, LEAST_RATE_BYTES_PER_S, SERVER_SILENCE_S
-from dieselfs.metrics import Registry
+from dieselfs.telemetry.registry import Registry
 from dieselfs_server.accounts import Caller, Rate
 from dieselfs_server.rates import Rates
 from dieselfs_server.users import UserStore

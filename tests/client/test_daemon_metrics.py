@@ -6,9 +6,9 @@ import pytest
 
 from dieselfs.errors import Unavailable
 from dieselfs.limits import MIB
-from dieselfs.metrics import Registry
 from dieselfs.rpc.client import ServerClient
 from dieselfs.settings import Settings
+from dieselfs.telemetry.registry import Registry
 from dieselfs_client.daemon_metrics import declare_daemon, declare_servers
 from tests.support.dataset import TreeEntry, pack_entries
 

@@ -14,7 +14,7 @@ from bench.digits import Lesson, by_class, store_digits, write_digits
 from dieselfs.dataset import Dataset
 from dieselfs.samples.source import MountSource
 from dieselfs.shuffle.mixture import seed_of
-from dieselfs.stalls import CAUSES
+from dieselfs.telemetry.stalls import CAUSES
 from dieselfs.torch import ChunkShuffleBatchSampler, FolderDataset, MixedDataset
 from dieselfs_client import control
 from dieselfs_client.mount.options import MountOptions

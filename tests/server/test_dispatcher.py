@@ -18,10 +18,10 @@ from dieselfs.limits import (
     REPLY_BYTES_PER_USER_MAX,
     SMALL_REPLY_BYTES,
 )
-from dieselfs.metrics import Registry
 from dieselfs.rpc.messages import decode_reply, encode_call, thrift
 from dieselfs.rpc.serving.connection import ClientConnection, Pace
 from dieselfs.rpc.serving.handshake import Identity
+from dieselfs.telemetry.registry import Registry
 from dieselfs_server.dispatcher import Dispatcher
 from dieselfs_server.handlers import HANDLERS
 from dieselfs_server.recent import RecentFailures

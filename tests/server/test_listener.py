@@ -15,7 +15,6 @@ import pytest
 from dieselfs.chunk.builder import ChunkBuilder
 from dieselfs.chunk.ids import ChunkIdSource
 from dieselfs.errors import AccessDenied, Damaged, NotFound, ProtocolError, Unavailable
-from dieselfs.event_budget import ENTRIES_PER_SOURCE
 from dieselfs.limits import CHUNK_OBJECT_BYTES_MAX, FRAME_BYTES_MAX, STRANGERS_MAX
 from dieselfs.net.address import parse_address
 from dieselfs.net.auth import Key
@@ -23,6 +22,7 @@ from dieselfs.net.sockets import open_socket
 from dieselfs.rpc.client import ServerClient
 from dieselfs.rpc.connection import Connection, connected
 from dieselfs.rpc.messages import PROTOCOL_VERSION, decode_reply, encode_call, encode_reply, frame, thrift
+from dieselfs.telemetry.budget import ENTRIES_PER_SOURCE
 from tests.support.dlcmd import wait_until
 from tests.support.server import RunningServer, running_server, start_server
 from tests.support.strangers import is_hung_up, pinned, raw_socket, tls_socket

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from dieselfs.errors import AccessDenied
-from dieselfs.event_budget import WINDOW_S
+from dieselfs.telemetry.budget import WINDOW_S
 from dieselfs_server.logs import AuditLog, JsonFormatter, TextFormatter, event
 from lab.namespace import wait_for
 from tests.support.server import RunningServer, running_server

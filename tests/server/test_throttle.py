@@ -5,10 +5,10 @@ import trio
 from trio.testing import MockClock
 
 from dieselfs.limits import SERVER_SILENCE_S
-from dieselfs.metrics import Registry
 from dieselfs.net.auth import Key
 from dieselfs.rpc.messages import FRAME_HEADER_BYTES, encode_reply, thrift
 from dieselfs.rpc.serving.connection import ClientConnection
+from dieselfs.telemetry.registry import Registry
 from dieselfs_server.accounts import Accounts, Caller, Rate, StoredKey, with_key, with_rate
 from dieselfs_server.dispatcher import _send
 from dieselfs_server.service import Reply

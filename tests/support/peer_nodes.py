@@ -16,12 +16,12 @@ from dieselfs.cluster.member import Member
 from dieselfs.cluster.secret import JobSecret
 from dieselfs.cluster.warmth import Warmth
 from dieselfs.errors import DieselfsError
-from dieselfs.history import History
-from dieselfs.metrics import Registry
 from dieselfs.net.address import TcpAddress
-from dieselfs.process.metrics_socket import Publication
 from dieselfs.rpc.serving.server import open_listeners
 from dieselfs.sources.interface import Source
+from dieselfs.telemetry.registry import Registry
+from dieselfs.telemetry.series import History
+from dieselfs.telemetry.socket import Publication
 from dieselfs_client.cluster.peer_service import PeerService
 from dieselfs_client.memory.node_cache import NodeCache
 from tests.support.dataset import PackedDataset

@@ -5,7 +5,7 @@ from io import StringIO
 
 from rich.console import Console
 
-from dieselfs.activity import Activity, ServerActivity
+from dieselfs.telemetry.activity import Activity, ServerActivity
 from dieselfs_tools.activity_tables import tables
 from tests.tools.test_diagnosis import SERVER, SLOW
 

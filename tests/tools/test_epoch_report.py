@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from dieselfs.errors import NotFound
-from dieselfs.history import Recorded
+from dieselfs.telemetry.series import Recorded
 from dieselfs_tools.epoch_report import POINTS_MAX, epoch_report
 
 COUNTERS = "dieselfs_{}_total"

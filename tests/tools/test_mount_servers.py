@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from dieselfs.activity import SERVER_METRICS, ServerActivity, activity
 from dieselfs.rpc.client import ServerClient
+from dieselfs.telemetry.activity import SERVER_METRICS, ServerActivity, activity
 from dieselfs_client import control
 from dieselfs_tools.mount_servers import ELSEWHERE, MountServers, server_of
 from lab.ports import free_port

@@ -5,10 +5,10 @@ from typing import Any
 import pytest
 
 from dieselfs import __version__
-from dieselfs.metrics import Report
 from dieselfs.net.address import TcpAddress, UnixAddress
 from dieselfs.rpc.records import FAILURE, OK, WARNING
 from dieselfs.settings.table import OFF, ON
+from dieselfs.telemetry.registry import Report
 from dieselfs_tools.server_checkup import clock, peers, transport, versions
 
 

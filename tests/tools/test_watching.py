@@ -6,8 +6,8 @@ from itertools import islice
 
 import pytest
 
-from dieselfs.activity import ServerActivity
-from dieselfs.metrics import Registry, Report
+from dieselfs.telemetry.activity import ServerActivity
+from dieselfs.telemetry.registry import Registry, Report
 from dieselfs_client.mount import mount_table
 from dieselfs_client.mount.mount_table import MountRecord
 from dieselfs_tools.watching import not_found, watched, with_nodes

@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from bench.figures import Row, Scale
 from bench.forms import SMALL_FILE_BYTES, Home, drop_caches, make_tree, mounted, running_home, store_tree
-from dieselfs.stalls import Stalls, predicted_waiting_s
+from dieselfs.telemetry.stalls import Stalls, predicted_waiting_s
 from dieselfs.torch import ChunkShuffleBatchSampler, FileDataset
 
 COMPUTING_MS = (0, 5, 10, 20, 50, 100)

@@ -30,8 +30,8 @@ from bench.idle import SETTLE_S
 from bench.readers import ForkedProcess, planned_reader, read_together
 from bench.stopwatch import processor_s, spent_since
 from dieselfs.net.address import TcpAddress
-from dieselfs.process.metrics_http import serving
-from dieselfs.process.metrics_socket import published
+from dieselfs.telemetry.http import serving
+from dieselfs.telemetry.socket import published
 
 INTERVALS_S = {"not scraped": None, "every 15 s": 15.0, "every second": 1.0}
 PASSES, QUICK_PASSES = 3, 1

@@ -8,8 +8,8 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
-from dieselfs.activity import Activity, PlanProgress, ServerActivity
 from dieselfs.names import SCHEME
+from dieselfs.telemetry.activity import Activity, PlanProgress, ServerActivity
 from dieselfs.units import format_duration, format_size
 
 _DAEMONS = (

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from dieselfs.activity import Activity, ServerActivity
+from dieselfs.telemetry.activity import Activity, ServerActivity
 from dieselfs.units import count, format_duration, format_size
 
 WAITING_MIN = 0.05

@@ -8,8 +8,8 @@ import numpy as np
 import numpy.typing as npt
 
 from dieselfs.errors import NotFound
-from dieselfs.history import Recorded
-from dieselfs.stalls import DAEMON_CAUSES
+from dieselfs.telemetry.series import Recorded
+from dieselfs.telemetry.stalls import DAEMON_CAUSES
 
 POINTS_MAX = 240
 """Of one curve."""

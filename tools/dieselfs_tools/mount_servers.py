@@ -10,10 +10,10 @@ from dataclasses import replace
 from pathlib import Path
 
 from dieselfs.errors import AccessDenied, DieselfsError
-from dieselfs.metrics import Report
-from dieselfs.process.metrics_socket import published
 from dieselfs.rpc.client import ServerClient
 from dieselfs.settings.table import EMBEDDED, Settings
+from dieselfs.telemetry.registry import Report
+from dieselfs.telemetry.socket import published
 
 ELSEWHERE = 0
 """In place of the process of a server, which may be on another machine."""

@@ -4,10 +4,10 @@ from collections.abc import Iterable, Iterator, Mapping
 
 from dieselfs import __version__
 from dieselfs.limits import CHUNK_AHEAD_S_MAX
-from dieselfs.metrics import Report
 from dieselfs.net.address import Address, TcpAddress
 from dieselfs.rpc.records import FAILURE, OK, WARNING, CheckRecord
 from dieselfs.settings.table import OFF
+from dieselfs.telemetry.registry import Report
 from dieselfs.units import count, format_duration
 
 CLOCK_OFF_S = 5.0

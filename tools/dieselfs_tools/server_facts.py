@@ -6,9 +6,9 @@ from contextlib import closing
 from dataclasses import replace
 
 from dieselfs.errors import AccessDenied, DieselfsError, ProtocolError, Unavailable
-from dieselfs.process.metrics_socket import published
 from dieselfs.rpc.client import ServerClient
 from dieselfs.rpc.records import FAILURE, WARNING, CheckRecord
+from dieselfs.telemetry.socket import published
 from dieselfs_tools import server_checkup
 from dieselfs_tools.session import Session
 

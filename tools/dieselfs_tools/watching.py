@@ -6,10 +6,10 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 
-from dieselfs.activity import Activity, ServerActivity, activity
 from dieselfs.errors import NotFound
-from dieselfs.metrics import Report
-from dieselfs.process.metrics_socket import of_nodes, published
+from dieselfs.telemetry.activity import Activity, ServerActivity, activity
+from dieselfs.telemetry.registry import Report
+from dieselfs.telemetry.socket import of_nodes, published
 
 Seen = list[Activity | ServerActivity]
 

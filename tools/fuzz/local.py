@@ -12,17 +12,17 @@ from dieselfs.bucket.errors import parse_failure
 from dieselfs.bucket.url import parse_object
 from dieselfs.cluster.chunk_requests import decode_requests
 from dieselfs.etcd.keys import CONFIG_PREFIX, decode_server, decode_settings, encode_server
-from dieselfs.history import History, Recorded
 from dieselfs.importance.score_lines import ScoreLines
 from dieselfs.importance.scored_files import ScoredFiles
-from dieselfs.metrics import Registry, Report
 from dieselfs.net.address import TcpAddress, parse_metrics_address
-from dieselfs.openmetrics import prometheus_text
 from dieselfs.rpc.messages import PEER_METHODS, decode_call, encode_call
 from dieselfs.samples.file_lists import match_files
 from dieselfs.settings.file import changed
 from dieselfs.shuffle.opportunistic import Arrival, ServedLog
 from dieselfs.snapshot.reader import Snapshot
+from dieselfs.telemetry.registry import Registry, Report
+from dieselfs.telemetry.report import prometheus_text
+from dieselfs.telemetry.series import History, Recorded
 from dieselfs_client.mount import kernel_protocol
 from dieselfs_server.quotas.holds import Holds
 from dieselfs_tools.commands.rebuild import parse_time

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from dieselfs.metrics import Registry
+from dieselfs.telemetry.registry import Registry
 from dieselfs_server.store.interface import Buffer, ObjectStore
 from dieselfs_server.store.wrapper import StoreWrapper
 

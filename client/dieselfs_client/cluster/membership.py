@@ -16,9 +16,9 @@ from dieselfs.cluster.member import Member
 from dieselfs.cluster.secret import JobSecret, check_age
 from dieselfs.errors import AccessDenied, AlreadyExists, DieselfsError, InvalidInput, Unavailable
 from dieselfs.limits import JOB_INTERVAL_S_MIN
-from dieselfs.metrics import Registry
 from dieselfs.rpc.client import ServerClient
 from dieselfs.rpc.members import JobId, MembershipList
+from dieselfs.telemetry.registry import Registry
 
 JOB_LEAVE_TIMEOUT_S = 2.0
 """A member that leaves waits this long for a server to accept it; otherwise its lease expires."""

@@ -17,14 +17,14 @@ from dieselfs.cluster.credential import JobCredential
 from dieselfs.cluster.warmth import Warmth
 from dieselfs.errors import DieselfsError, InvalidInput, ProtocolError
 from dieselfs.limits import PEER_ANSWER_S, PEER_CLIENTS_MAX, PEER_REPORT_BYTES_MAX
-from dieselfs.metrics import Registry
 from dieselfs.net import auth
-from dieselfs.process.metrics_socket import Publication
 from dieselfs.rpc.messages import PEER_METHODS, decode_call, encode_refusal, encode_reply, thrift
 from dieselfs.rpc.serving.connection import ClientConnection
 from dieselfs.rpc.serving.handshake import Identity
 from dieselfs.rpc.serving.server import RpcServer
 from dieselfs.snapshot.reader import Snapshot
+from dieselfs.telemetry.registry import Registry
+from dieselfs.telemetry.socket import Publication
 from dieselfs_client.memory.node_cache import NodeCache
 
 PEER_FETCHES_MAX = 16

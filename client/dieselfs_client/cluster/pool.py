@@ -25,12 +25,12 @@ from dieselfs.errors import DieselfsError
 from dieselfs.limits import CONNECT_TIMEOUT_S, JOB_GATHER_TIMEOUT_S, PEER_PROBE_INTERVAL_S
 from dieselfs.net.address import EtcdAddress, ServerList, Servers, TcpAddress
 from dieselfs.net.hosts import addresses
-from dieselfs.process.metrics_socket import Publication
 from dieselfs.rpc.client import ServerClient
 from dieselfs.rpc.members import JobId
 from dieselfs.rpc.serving.server import open_listeners
 from dieselfs.settings.table import OFF, JobSettings
 from dieselfs.sources.server import ServerSource
+from dieselfs.telemetry.socket import Publication
 from dieselfs_client.cluster.membership import Members, Membership, RemoteRegistry
 from dieselfs_client.cluster.peer_service import PeerService
 from dieselfs_client.memory.budget import node_cache_evictable_bytes, offered_bytes

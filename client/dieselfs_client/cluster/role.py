@@ -21,7 +21,6 @@ from dieselfs.cluster.node_client import NodeClient
 from dieselfs.cluster.node_lock import NodeLock
 from dieselfs.cluster.warmth import Warmth
 from dieselfs.errors import DieselfsError, Unavailable
-from dieselfs.history import Window
 from dieselfs.limits import (
     JOB_GATHER_TIMEOUT_S,
     MASTER_PATIENCE_S,
@@ -29,11 +28,12 @@ from dieselfs.limits import (
     MASTER_SILENCE_S,
     PEER_REQUESTS_AT_ONCE_MAX,
 )
-from dieselfs.metrics import Registry
 from dieselfs.rpc.client import ServerClient
 from dieselfs.settings.table import OFF
 from dieselfs.sources.interface import CountedSource, FetchMetrics, RequestMetrics, Source
 from dieselfs.sources.server import ServerSource
+from dieselfs.telemetry.registry import Registry
+from dieselfs.telemetry.series import Window
 from dieselfs_client.cluster.job_warmth import JobWarmth, answers_of, job_fields
 from dieselfs_client.cluster.local_service import LocalService, bound
 from dieselfs_client.cluster.membership import Members

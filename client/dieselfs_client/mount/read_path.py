@@ -20,7 +20,7 @@ from dieselfs.cache.policy import (
 from dieselfs.chunk.blocks import BLOCK_BYTES, block_range
 from dieselfs.errors import Damaged, Unavailable
 from dieselfs.limits import CHUNK_TARGET_BYTES, KIB, READ_TIMEOUT_S
-from dieselfs.metrics import Registry
+from dieselfs.telemetry.registry import Registry
 from dieselfs_client.memory.chunk_cache import Blocks, ChunkCache
 from dieselfs_client.mount.core import ExtentPart, MountCore
 from dieselfs_client.mount.read_around import ReadAround

@@ -20,13 +20,13 @@ import trio
 from dieselfs.arrays import Numbers
 from dieselfs.errors import DieselfsError, MountError
 from dieselfs.limits import FETCHES_AT_ONCE_MAX
-from dieselfs.metrics import Registry
 from dieselfs.prefetch.extent_table import Extents, ExtentTable, Pages
 from dieselfs.prefetch.window import PlanWindow, Span
 from dieselfs.shuffle.plan import Share
 from dieselfs.snapshot.reader import Snapshot
 from dieselfs.sources.interface import Source
-from dieselfs.stalls import METER
+from dieselfs.telemetry.registry import Registry
+from dieselfs.telemetry.stalls import METER
 from dieselfs_client.memory.budget import NODE_CACHE_EVICTABLE_SHARE, Allotment, span_bytes
 from dieselfs_client.memory.chunk_cache import ChunkCache
 from dieselfs_client.memory.foreground import Foreground

@@ -1,6 +1,6 @@
 """What is counted of pushes into the page cache. No I/O."""
 
-from dieselfs.metrics import LATENCY_BOUNDS_S, Registry
+from dieselfs.telemetry.registry import LATENCY_BOUNDS_S, Registry
 
 
 class PushMetrics:

@@ -9,10 +9,10 @@ import numpy as np
 import numpy.typing as npt
 
 from dieselfs.arrays import Numbers
-from dieselfs.metrics import Registry
 from dieselfs.prefetch.extent_table import Extents
 from dieselfs.shuffle.order import mix
 from dieselfs.snapshot.reader import Snapshot
+from dieselfs.telemetry.registry import Registry
 
 TRIPWIRE_EVERY_MAX = 512
 TRIPWIRE_EVERY_MIN = 64

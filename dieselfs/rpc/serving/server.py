@@ -16,14 +16,12 @@ from typing import Protocol
 import trio
 
 from dieselfs.errors import InvalidInput, ProtocolError, Unavailable
-from dieselfs.event_budget import EventBudget
 from dieselfs.limits import (
     CONNECTIONS_MAX,
     FRAME_BYTES_MAX,
     HANDSHAKE_TIMEOUT_S,
     IDLE_TIMEOUT_S,
 )
-from dieselfs.metrics import Registry
 from dieselfs.net import auth
 from dieselfs.net.address import Address, TcpAddress, UnixAddress
 from dieselfs.net.sockets import peer_user, reachable_path
@@ -32,6 +30,8 @@ from dieselfs.rpc.serving.accept_loop import accept_each
 from dieselfs.rpc.serving.connection import ClientConnection
 from dieselfs.rpc.serving.handshake import LEFT, Identity, KeyRing, shake_hands
 from dieselfs.rpc.serving.places import Place, Places
+from dieselfs.telemetry.budget import EventBudget
+from dieselfs.telemetry.registry import Registry
 
 LISTEN_BACKLOG = 512
 _ENDED = "connection ended"

@@ -9,10 +9,8 @@ from dataclasses import asdict
 import trio
 
 from dieselfs import __version__
-from dieselfs.activity import SERVER_METRICS
 from dieselfs.errors import AlreadyExists, InvalidInput, Unavailable
 from dieselfs.fields import DATASET_ID_BYTES
-from dieselfs.metrics import Report
 from dieselfs.names import printable
 from dieselfs.records import DatasetRecord
 from dieselfs.rpc.records import (
@@ -26,6 +24,8 @@ from dieselfs.rpc.records import (
     ServerStatus,
     TagRecord,
 )
+from dieselfs.telemetry.activity import SERVER_METRICS
+from dieselfs.telemetry.registry import Report
 from dieselfs_server import condition
 from dieselfs_server.accounts import Accounts, Right, with_owner
 from dieselfs_server.maintenance import attachments

@@ -29,8 +29,8 @@ from dieselfs.errors import (
     StorageFull,
     Unavailable,
 )
-from dieselfs.metrics import Registry
 from dieselfs.records import DatasetRecord, DatasetUsage, NoteChange
+from dieselfs.telemetry.registry import Registry
 from dieselfs_server.accounts import Accounts, dataset_account
 from dieselfs_server.datasets.commit import StoreFull
 from dieselfs_server.metadata.interface import MetadataStore

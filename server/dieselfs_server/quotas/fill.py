@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from heapq import nlargest
 
 from dieselfs.errors import Damaged
-from dieselfs.metrics import Registry
+from dieselfs.telemetry.registry import Registry
 from dieselfs_server.accounts import DATASET_MARK, Accounts, Quota, user_account
 from dieselfs_server.metadata.interface import MetadataStore
 from dieselfs_server.quotas.admission import used

@@ -17,7 +17,7 @@ from dieselfs.chunk.format import PREAMBLE_BYTES, Preamble, check_payload, decod
 from dieselfs.chunk.ids import CHUNK_ID_BYTES, chunk_name
 from dieselfs.errors import Damaged, InvalidInput, NotFound, Unavailable
 from dieselfs.limits import CHUNK_OBJECT_BYTES_MAX
-from dieselfs.metrics import Registry
+from dieselfs.telemetry.registry import Registry
 from dieselfs_server.reading.in_use import InUse
 from dieselfs_server.reading.read_queue import ReadMetrics, ReadQueue
 from dieselfs_server.reading.request_path import RequestPath

@@ -12,7 +12,7 @@ import trio
 
 from dieselfs.arrays import Ranges
 from dieselfs.errors import DieselfsError
-from dieselfs.metrics import Registry
+from dieselfs.telemetry.registry import Registry
 from dieselfs_server.reading.ranges import GAP_BYTES_MAX, covers, cut_ranges, merge_ranges, span_of
 
 Outcome = bytes | DieselfsError

@@ -20,8 +20,8 @@ from dieselfs.chunk.ids import chunk_name
 from dieselfs.chunk.segment import Segment
 from dieselfs.errors import Damaged, NoRoom, Unavailable
 from dieselfs.limits import KIB, MIB
-from dieselfs.metrics import Registry
 from dieselfs.process.system_limits import available_bytes
+from dieselfs.telemetry.registry import Registry
 from dieselfs_server.reading.executor import RequestExecutor
 from dieselfs_server.reading.in_use import InUse
 from dieselfs_server.store.interface import OpenPayload

@@ -4,7 +4,7 @@ import time
 from collections.abc import Callable
 
 from dieselfs.errors import DieselfsError, NotFound
-from dieselfs.metrics import LATENCY_BOUNDS_S, Registry
+from dieselfs.telemetry.registry import LATENCY_BOUNDS_S, Registry
 from dieselfs_server.store.interface import ObjectStore
 from dieselfs_server.store.wrapper import Arguments, Result, StoreWrapper
 

@@ -17,8 +17,8 @@ from dieselfs.bucket.client import BUCKET_TIMEOUT_S, Bucket
 from dieselfs.bucket.url import BucketUrl
 from dieselfs.errors import InvalidInput, Unavailable
 from dieselfs.limits import REQUEST_TIMEOUT_S
-from dieselfs.metrics import Registry
 from dieselfs.net.urls import split
+from dieselfs.telemetry.registry import Registry
 from dieselfs.units import parse_size
 from dieselfs_server.store.bucket import BucketStore, check_exclusive
 from dieselfs_server.store.interface import ObjectStore

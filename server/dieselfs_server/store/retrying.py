@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from dieselfs.chunk.ids import chunk_time_s
 from dieselfs.errors import Unavailable
 from dieselfs.limits import REQUEST_TIMEOUT_S
-from dieselfs.metrics import Registry
+from dieselfs.telemetry.registry import Registry
 from dieselfs_server.store.interface import ObjectStore
 from dieselfs_server.store.wrapper import Arguments, Result, StoreWrapper
 

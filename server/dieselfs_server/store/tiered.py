@@ -15,7 +15,7 @@ from threading import Lock
 from dieselfs.chunk.format import decode_stored
 from dieselfs.chunk.ids import chunk_name
 from dieselfs.errors import AlreadyExists, Damaged, DieselfsError, NotFound
-from dieselfs.metrics import Registry
+from dieselfs.telemetry.registry import Registry
 from dieselfs_server.store.interface import Buffer, ObjectStore
 from dieselfs_server.store.tier_filler import SLOW_SHARE, TierFiller
 from dieselfs_server.store.tier_index import Copy, Fingerprint, TierIndex

@@ -3,8 +3,8 @@
 from collections import Counter
 from collections.abc import Iterable
 
-from dieselfs.activity import Activity, ServerActivity, activity
-from dieselfs.metrics import Report
+from dieselfs.telemetry.activity import Activity, ServerActivity, activity
+from dieselfs.telemetry.registry import Report
 from dieselfs_server.web.history import Sample
 
 SERVER_SERIES = (

@@ -7,7 +7,7 @@ from typing import Any
 
 import trio
 
-from dieselfs.event_budget import EventBudget
+from dieselfs.telemetry.budget import EventBudget
 from dieselfs_server.web.hosts import is_own
 
 REQUEST_S = 30.0

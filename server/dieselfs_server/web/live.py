@@ -8,9 +8,9 @@ from typing import Any
 
 import trio
 
-from dieselfs.activity import Activity, activity
-from dieselfs.metrics import Report
-from dieselfs.process.metrics_socket import published, sockets_folder
+from dieselfs.telemetry.activity import Activity, activity
+from dieselfs.telemetry.registry import Report
+from dieselfs.telemetry.socket import published, sockets_folder
 from dieselfs_server.web.figures import SERIES, local_sample, local_view, server_sample
 from dieselfs_server.web.history import SAMPLE_S, History, Sample
 

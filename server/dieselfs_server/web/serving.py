@@ -17,11 +17,11 @@ from hypercorn.typing import ConnectionState
 from hypercorn.utils import wrap_app
 
 from dieselfs.errors import Unavailable
-from dieselfs.event_budget import EventBudget
 from dieselfs.limits import KIB
 from dieselfs.net.address import TcpAddress
 from dieselfs.net.tls import ServerTls
 from dieselfs.rpc.serving.accept_loop import accept_each
+from dieselfs.telemetry.budget import EventBudget
 
 CONNECTIONS_MAX = 128
 CONNECTIONS_PER_ADDRESS_MAX = 48

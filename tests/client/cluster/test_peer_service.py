@@ -12,11 +12,11 @@ from dieselfs.cluster.credential import JobCredential
 from dieselfs.cluster.peer_client import PeerClient
 from dieselfs.cluster.secret import secret_of_key
 from dieselfs.errors import DieselfsError, InvalidInput, ProtocolError, Unavailable
-from dieselfs.history import Recorded
 from dieselfs.limits import KIB, MIB, PEER_ANSWER_BYTES_MAX
-from dieselfs.metrics import Report
 from dieselfs.net.auth import PEER_ROLE, Key
 from dieselfs.rpc.connection import Connection, connected
+from dieselfs.telemetry.registry import Report
+from dieselfs.telemetry.series import Recorded
 from dieselfs_client.cluster import peer_service
 from dieselfs_client.memory.node_cache import NodeCache
 from tests.support.dataset import MemoryChunkSource, PackedDataset, TreeEntry, pack_entries

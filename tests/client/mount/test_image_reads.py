@@ -9,8 +9,8 @@ import pytest
 import trio
 
 from dieselfs.errors import DieselfsError, Unavailable
-from dieselfs.metrics import Registry
 from dieselfs.snapshot.erofs_image import BLOCK_BYTES, Ownership, Serving, build_image
+from dieselfs.telemetry.registry import Registry
 from dieselfs_client.mount.core import CONTROL_FOLDER
 from dieselfs_client.mount.error_log import ErrorLog, Refused
 from dieselfs_client.mount.image_core import IMAGE_INODE, ImageCore

@@ -1,6 +1,6 @@
 """What one push changes."""
 
-from dieselfs.metrics import Registry
+from dieselfs.telemetry.registry import Registry
 from dieselfs_client.prefetch.push_metrics import PushMetrics
 
 

@@ -1,8 +1,8 @@
 import numpy as np
 import pytest
 
-from dieselfs.metrics import Registry
 from dieselfs.prefetch.extent_table import ExtentTable
+from dieselfs.telemetry.registry import Registry
 from dieselfs_client.prefetch.tripwires import TRIPWIRE_EVERY_MAX, TRIPWIRE_EVERY_MIN, HitRate, Tripwires
 from tests.support.dataset import PackedDataset, TreeEntry, pack_entries
 

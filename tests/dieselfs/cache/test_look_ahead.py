@@ -8,12 +8,12 @@ import pytest
 
 from dieselfs.cache.look_ahead import LookAhead
 from dieselfs.errors import Unavailable
-from dieselfs.metrics import Registry
 from dieselfs.shuffle.listed import ListedPlan
 from dieselfs.shuffle.plan import Plan, Share
 from dieselfs.shuffle.spec import PlanSpec
 from dieselfs.snapshot.reader import ExtentRef
 from dieselfs.sources.interface import Arrival
+from dieselfs.telemetry.registry import Registry
 from tests.support.dataset import PackedDataset, TreeEntry, pack_entries
 
 FILES = 2000

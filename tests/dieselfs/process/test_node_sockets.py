@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from dieselfs.process import metrics_socket
-from dieselfs.process.metrics_socket import published
 from dieselfs.process.node_sockets import SOCKETS_MAX, DaemonSocket, is_for_all_users, node_sockets
+from dieselfs.telemetry import socket
+from dieselfs.telemetry.socket import published
 
 JOBS, TEMPORARY = "/jobs/*/dieselfs", "/tmp/dieselfs-*"
 HANG_S = 10.0

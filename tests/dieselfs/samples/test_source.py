@@ -15,7 +15,7 @@ from dieselfs.shuffle.share_name import ShareName
 from dieselfs.shuffle.skips import Skips
 from dieselfs.shuffle.spec import PlanSpec
 from dieselfs.snapshot.reader import Snapshot
-from dieselfs.stalls import CAUSES
+from dieselfs.telemetry.stalls import CAUSES
 from tests.support.dataset import pack_tree
 
 FILES = {"train/a,b/1.jpg": b"one", "train/a,b/2.jpg": b"", "train/c/3.jpg": b"x" * 100_000}

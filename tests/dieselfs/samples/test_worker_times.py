@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from dieselfs.samples.worker_times import WorkerTimes
-from dieselfs.stalls import CAUSES, METER
+from dieselfs.telemetry.stalls import CAUSES, METER
 
 READING, LOADING, PEER = (CAUSES.index(cause) for cause in ("reading", "loading", "peer"))
 

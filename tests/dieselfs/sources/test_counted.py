@@ -3,8 +3,8 @@ from collections import ChainMap
 import pytest
 
 from dieselfs.errors import Damaged
-from dieselfs.metrics import Registry
 from dieselfs.sources.interface import CountedSource, FetchMetrics, Slices, fetch_extent
+from dieselfs.telemetry.registry import Registry
 from tests.support.dataset import TreeEntry, pack_entries
 
 

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from dieselfs.chunk.builder import ChunkBuilder
 from dieselfs.chunk.format import Op, decode_chunk
 from dieselfs.errors import AlreadyExists, Damaged, InvalidInput, StorageFull, Unavailable
-from dieselfs.metrics import Registry
 from dieselfs.net.auth import Key
 from dieselfs.records import DatasetUsage
+from dieselfs.telemetry.registry import Registry
 from dieselfs_server.accounts import Accounts, Quota, StoredKey, with_key, with_owner, with_quota
 from dieselfs_server.datasets.commit import StoreFull, commit_chunk
 from dieselfs_server.datasets.tags import TagStore

@@ -5,9 +5,9 @@ from collections.abc import Callable, Sequence
 import pytest
 
 from dieselfs.errors import Damaged
-from dieselfs.metrics import Registry
 from dieselfs.net.auth import Key
 from dieselfs.records import DatasetUsage
+from dieselfs.telemetry.registry import Registry
 from dieselfs_server.accounts import Accounts, Quota, StoredKey, with_key, with_owner, with_quota
 from dieselfs_server.metadata.sqlite.store import SqliteMetadata
 from dieselfs_server.quotas import fill

@@ -13,7 +13,7 @@ from dieselfs.arrays import Ranges
 from dieselfs.chunk.blocks import block_checksums
 from dieselfs.chunk.format import PREAMBLE_BYTES, decode_preamble
 from dieselfs.errors import Damaged, InvalidInput, NotFound, Unavailable
-from dieselfs.metrics import Registry
+from dieselfs.telemetry.registry import Registry
 from dieselfs_server.reading import executor as executor_module
 from dieselfs_server.reading import request_path
 from dieselfs_server.reading.executor import RequestExecutor, open_payload

@@ -10,7 +10,7 @@ import trio.testing
 
 from dieselfs.arrays import Ranges
 from dieselfs.errors import Damaged
-from dieselfs.metrics import Registry
+from dieselfs.telemetry.registry import Registry
 from dieselfs_server.reading.ranges import GAP_BYTES_MAX
 from dieselfs_server.reading.read_queue import ReadMetrics, ReadQueue
 

@@ -11,7 +11,7 @@ import trio
 
 from dieselfs.chunk.segment import SEALS, map_sealed
 from dieselfs.errors import Damaged, NoRoom, NotFound
-from dieselfs.metrics import Registry
+from dieselfs.telemetry.registry import Registry
 from dieselfs_server.reading.executor import RequestExecutor, open_payload
 from dieselfs_server.reading.shared_payloads import (
     EVICTABLE_SHARE,

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from dieselfs.errors import NotFound, Unavailable
-from dieselfs.metrics import Registry
+from dieselfs.telemetry.registry import Registry
 from dieselfs_server.store.measured import MeasuredStore
 from dieselfs_server.store.memory import MemoryStore
 from tests.conformance.chunk_store_suite import ChunkStoreSuite

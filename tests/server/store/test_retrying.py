@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from dieselfs.errors import Damaged, DieselfsError, NotFound, StorageFull, Unavailable
-from dieselfs.metrics import Registry
+from dieselfs.telemetry.registry import Registry
 from dieselfs_server.store.memory import MemoryStore
 from dieselfs_server.store.retrying import RetryingStore, RetryPolicy, wait_before
 from tests.conformance.chunk_store_suite import CHUNK_ID, DATASET_ID, ChunkStoreSuite, chunk_at

@@ -12,7 +12,7 @@ import pytest
 
 from dieselfs.chunk.ids import chunk_name
 from dieselfs.errors import NotFound
-from dieselfs.metrics import Registry
+from dieselfs.telemetry.registry import Registry
 from dieselfs_server.store.memory import MemoryStore
 from dieselfs_server.store.posix import PosixStore
 from dieselfs_server.store.tier_index import BLOCK_BYTES, BUSY_S

@@ -2,7 +2,7 @@
 
 import pytest
 
-from dieselfs.metrics import LATENCY_BOUNDS_S, Registry, Report
+from dieselfs.telemetry.registry import LATENCY_BOUNDS_S, Registry, Report
 from dieselfs_server.web.figures import SERIES, SERVER_SERIES, local_sample, quantile, server_sample
 
 

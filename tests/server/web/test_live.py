@@ -3,7 +3,7 @@
 import json
 from collections.abc import Iterator
 
-from dieselfs.metrics import Registry, Report
+from dieselfs.telemetry.registry import Registry, Report
 from dieselfs_server.web.history import SAMPLE_S
 from dieselfs_server.web.live import Live
 from tests.support.still_time import run_in_still_time, time_flies

@@ -6,8 +6,8 @@ import pytest
 import trio
 
 from dieselfs.errors import Unavailable
-from dieselfs.event_budget import ENTRIES_PER_SOURCE
 from dieselfs.net.address import TcpAddress
+from dieselfs.telemetry.budget import ENTRIES_PER_SOURCE
 from dieselfs_server.certificates import browser_tls
 from dieselfs_server.web import serving as module
 from dieselfs_server.web.guard import Receive, Scope, Send

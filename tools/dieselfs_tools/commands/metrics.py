@@ -17,8 +17,8 @@ from dieselfs_tools.output import replace_file
 from dieselfs_tools.session import Session
 
 if TYPE_CHECKING:
-    from dieselfs.metrics import Report
     from dieselfs.net.address import TcpAddress
+    from dieselfs.telemetry.registry import Report
 
 
 @options.verb(
@@ -48,7 +48,7 @@ def metrics(session: Session, listen: "TcpAddress | None", textfile: str | None)
         raise InvalidInput("--listen and --textfile exclude each other")
     if listen is not None:
         return _serve(session, listen)
-    from dieselfs.openmetrics import prometheus_text
+    from dieselfs.telemetry.report import prometheus_text
 
     found = _reports()
     if textfile is None and not session.output.is_json:
@@ -63,7 +63,7 @@ def metrics(session: Session, listen: "TcpAddress | None", textfile: str | None)
 
 def _reports() -> "list[Report]":
     """Processes with the same labels get one more: Prometheus and node_exporter refuse all of them otherwise."""
-    from dieselfs.process.metrics_socket import published
+    from dieselfs.telemetry.socket import published
 
     found = [*published()]
     counts = Counter(tuple(sorted(report.about.items())) for _, report in found)
@@ -76,7 +76,7 @@ def _reports() -> "list[Report]":
 
 
 def _serve(session: Session, address: "TcpAddress") -> int:
-    from dieselfs.process.metrics_http import serving
+    from dieselfs.telemetry.http import serving
 
     def reports() -> "Iterable[Report]":
         return _reports()

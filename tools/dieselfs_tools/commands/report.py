@@ -12,8 +12,8 @@ from dieselfs_tools.output import replace_file
 from dieselfs_tools.session import Session
 
 if TYPE_CHECKING:
-    from dieselfs.history import Recorded
     from dieselfs.shuffle.quality import ShuffleQuality
+    from dieselfs.telemetry.series import Recorded
     from dieselfs_tools.epoch_report import EpochReport
 
 
@@ -53,7 +53,7 @@ def _histories(subject: str) -> "tuple[str, dict[str, Recorded], int | None]":
     """The name of a mount or a job, the history of each of its daemons on this machine, and of a job the process of one
     of them, which knows the other nodes. Raises NotFound.
     """
-    from dieselfs.process.metrics_socket import histories
+    from dieselfs.telemetry.socket import histories
     from dieselfs_client import control
     from dieselfs_client.mount.mount_table import mount_at
     from dieselfs_tools.watching import not_found
@@ -72,7 +72,7 @@ def _histories(subject: str) -> "tuple[str, dict[str, Recorded], int | None]":
 
 def _others(nodes: "dict[str, Recorded]", process: int | None, found: "EpochReport") -> "dict[str, Recorded]":
     """The histories of the other nodes of a job in the time of an epoch."""
-    from dieselfs.process.metrics_socket import histories_of_nodes
+    from dieselfs.telemetry.socket import histories_of_nodes
 
     if process is None:
         return {}

@@ -16,7 +16,7 @@ from dieselfs_tools.output import Output
 from dieselfs_tools.session import Session
 
 if TYPE_CHECKING:
-    from dieselfs.activity import Activity, ServerActivity
+    from dieselfs.telemetry.activity import Activity, ServerActivity
     from dieselfs_tools.watching import Seen
 
 TOP_INTERVAL_S = 2.0
@@ -35,7 +35,7 @@ def top(session: Session, interval: float, has_nodes: bool, once: bool) -> int:
 
     For root, those of all users. The first view is of the time since their start. Ctrl-C ends it.
     """
-    from dieselfs.process.metrics_socket import published
+    from dieselfs.telemetry.socket import published
     from dieselfs_tools.watching import watched, with_nodes
 
     read = with_nodes if has_nodes else published

@@ -22,7 +22,7 @@ SINCE_MAX = 1.5
 @click.option("--since-start", is_flag=True, help="Take everything since the daemon was started.")
 def why(session: Session, mountpoint: str, duration_s: float, since_start: bool) -> int:
     """Say in one paragraph what limits the training that reads a mount now, and the one thing to change."""
-    from dieselfs.activity import Activity, ServerActivity
+    from dieselfs.telemetry.activity import Activity, ServerActivity
     from dieselfs_client import control
     from dieselfs_tools.diagnosis import diagnosis
     from dieselfs_tools.mount_servers import MountServers, server_of

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from dieselfs.metrics import Report
+from dieselfs.telemetry.registry import Report
 
 DAEMON_SOURCES = {
     "server": "dieselfs_requested_server_bytes_total",

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from dieselfs.errors import InvalidInput
-from dieselfs.history import COLUMNS_MAX, PLANS_MAX, History, Recorded
-from dieselfs.metrics import Registry
+from dieselfs.telemetry.registry import Registry
+from dieselfs.telemetry.series import COLUMNS_MAX, PLANS_MAX, History, Recorded
 
 
 def recorded(history: History) -> Recorded:

@@ -15,9 +15,9 @@ from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
 from prometheus_client import make_wsgi_app
 
 from dieselfs.errors import Unavailable
-from dieselfs.metrics import Report
 from dieselfs.net.address import TcpAddress
-from dieselfs.openmetrics import registry_of
+from dieselfs.telemetry.registry import Report
+from dieselfs.telemetry.report import registry_of
 
 METRICS_HTTP_TIMEOUT_S = 5.0
 """A client that neither asks nor reads for this time is disconnected."""

@@ -1,6 +1,6 @@
 """The bounds of what others can write into the audit log."""
 
-from dieselfs.event_budget import (
+from dieselfs.telemetry.budget import (
     ENTRIES_OF_STRANGERS,
     ENTRIES_PER_SOURCE,
     SOURCES_MAX,

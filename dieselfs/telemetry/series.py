@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dieselfs.errors import InvalidInput
-from dieselfs.metrics import Registry, Report
+from dieselfs.telemetry.registry import Registry, Report
 
 SAMPLE_INTERVAL_S = 1.0
 SAMPLES_MAX = 3600

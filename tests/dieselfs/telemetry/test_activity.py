@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from dieselfs.activity import Activity, PlanProgress, ServerActivity, activity
-from dieselfs.metrics import Registry, Report
+from dieselfs.telemetry.activity import Activity, PlanProgress, ServerActivity, activity
+from dieselfs.telemetry.registry import Registry, Report
 
 PLAN = {
     "epoch": 3,

@@ -9,7 +9,7 @@ from typing import Any
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import Metric
 
-from dieselfs.metrics import Report
+from dieselfs.telemetry.registry import Report
 
 
 class Collector:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from dieselfs.stalls import (
+from dieselfs.telemetry.stalls import (
     CAUSES,
     STEPS_KEPT,
     DaemonWork,

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dieselfs.errors import InvalidInput
-from dieselfs.metrics import Family, Registry, Report
+from dieselfs.telemetry.registry import Family, Registry, Report
 from tests.support import counters_page
 
 WORDS = st.text("abcdefgh", min_size=1, max_size=4)

@@ -9,8 +9,8 @@ from prometheus_client.openmetrics.exposition import generate_latest
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
 from prometheus_client.parser import text_string_to_metric_families as parse_older
 
-from dieselfs.metrics import Registry, Report
-from dieselfs.openmetrics import prometheus_text, registry_of
+from dieselfs.telemetry.registry import Registry, Report
+from dieselfs.telemetry.report import prometheus_text, registry_of
 
 ABOUT = {"component": "mount", "mountpoint": '/mnt/"x"\\\n'}
 

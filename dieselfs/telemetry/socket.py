@@ -20,14 +20,14 @@ from typing import Any, TypeVar
 import trio
 
 from dieselfs.errors import AccessDenied
-from dieselfs.history import SAMPLE_INTERVAL_S, History, Recorded, Window
 from dieselfs.limits import MIB
-from dieselfs.metrics import Registry, Report
 from dieselfs.names import printable
 from dieselfs.net.sockets import peer_process, peer_user, reachable_path
 from dieselfs.process.node_sockets import METRICS, DaemonSocket, is_for_all_users, node_sockets
 from dieselfs.process.state_dirs import check_private, make_private, runtime_folder
 from dieselfs.process.system_limits import run_delay_s
+from dieselfs.telemetry.registry import Registry, Report
+from dieselfs.telemetry.series import SAMPLE_INTERVAL_S, History, Recorded, Window
 
 METRICS_TIMEOUT_S = 2.0
 """For one answer of a daemon. One that takes longer is left out."""

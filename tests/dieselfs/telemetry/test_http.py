@@ -7,10 +7,10 @@ from urllib.request import Request, urlopen
 import pytest
 
 from dieselfs.errors import Unavailable
-from dieselfs.metrics import Registry
 from dieselfs.net.address import TcpAddress
-from dieselfs.process import metrics_http
-from dieselfs.process.metrics_http import serving
+from dieselfs.telemetry import http
+from dieselfs.telemetry.http import serving
+from dieselfs.telemetry.registry import Registry
 
 LOCAL = TcpAddress("127.0.0.1", 0)
 
@@ -34,7 +34,7 @@ def test_each_request_gets_the_present_values_in_the_format_it_accepts() -> None
 
 
 def test_a_client_that_says_nothing_gives_way_to_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(metrics_http._Handler, "timeout", 0.05)
+    monkeypatch.setattr(http._Handler, "timeout", 0.05)
     with (
         serving(LOCAL, list) as url,
         socket.create_connection(("127.0.0.1", port_of(url))),
@@ -44,7 +44,7 @@ def test_a_client_that_says_nothing_gives_way_to_the_next(monkeypatch: pytest.Mo
 
 
 def test_a_client_that_sends_single_bytes_is_disconnected(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(metrics_http._Handler, "request_s", 0.5)
+    monkeypatch.setattr(http._Handler, "request_s", 0.5)
     with serving(LOCAL, list) as url, socket.create_connection(("127.0.0.1", port_of(url))) as slow:
         slow.settimeout(0.05)
         for _ in range(600):

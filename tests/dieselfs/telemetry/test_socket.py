@@ -9,10 +9,10 @@ import pytest
 import trio
 
 from dieselfs.errors import AccessDenied
-from dieselfs.history import History, Window
-from dieselfs.metrics import Registry, Report
-from dieselfs.process import metrics_socket
-from dieselfs.process.metrics_socket import (
+from dieselfs.telemetry import socket
+from dieselfs.telemetry.registry import Registry, Report
+from dieselfs.telemetry.series import History, Window
+from dieselfs.telemetry.socket import (
     HISTORY,
     Publication,
     harmless,
