@@ -8,7 +8,7 @@ from torch.utils.data import DataLoader
 from torchdata.stateful_dataloader import StatefulDataLoader
 
 from dieselfs.errors import InvalidInput
-from dieselfs.torch.sampler import ChunkShuffleBatchSampler, ChunkShuffleSampler
+from dieselfs.frameworks.torch.sampler import ChunkShuffleBatchSampler, ChunkShuffleSampler
 from tests.support.shuffled_folder import ShuffledFolder
 
 SAMPLES = 203

@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 
 from dieselfs.dataset import connect
-from dieselfs.torch.tensors import as_tensors
+from dieselfs.frameworks.torch.tensors import as_tensors
 
 
 def test_tensors_are_the_bytes_of_the_files_without_a_copy(tmp_path: Path) -> None:

@@ -7,10 +7,10 @@ from typing import Any, Unpack
 import torch
 from torch.utils.data import IterableDataset, default_collate, get_worker_info
 
+from dieselfs.frameworks.torch.sampler import ChunkShuffleBatchSampler
 from dieselfs.limits import CURSOR_CHARACTERS_MAX
 from dieselfs.samples.sample_set import read_items
 from dieselfs.samples.sampler_state import Batch, SamplerOptions, entry_of
-from dieselfs.torch.sampler import ChunkShuffleBatchSampler
 
 
 class BatchStream(IterableDataset[Any]):

@@ -6,9 +6,9 @@ from typing import Any, Unpack
 from torch.utils.data import Dataset, Sampler
 
 from dieselfs.errors import InvalidInput
+from dieselfs.frameworks.torch.datasets import ordered
 from dieselfs.samples.order import Ordered
 from dieselfs.samples.sampler_state import Batch, SamplerOptions, SamplerState, entry_of
-from dieselfs.torch.datasets import ordered
 
 
 class Batches(Iterator[list[int]]):

@@ -12,12 +12,18 @@ except ImportError as error:
         f"dieselfs.torch needs PyTorch ({error}): in a checkout: pip install '.[torch]'"
     ) from None
 
+from dieselfs.frameworks.torch.datasets import (
+    DatasetView,
+    FileDataset,
+    FolderDataset,
+    MixedDataset,
+    PairDataset,
+)
+from dieselfs.frameworks.torch.importance import ImportanceSampler
+from dieselfs.frameworks.torch.sampler import ChunkShuffleBatchSampler, ChunkShuffleSampler
+from dieselfs.frameworks.torch.stream import BatchStream
+from dieselfs.frameworks.torch.tensors import as_tensors
 from dieselfs.samples.loading import IMAGE_EXTENSIONS, load_image
-from dieselfs.torch.datasets import DatasetView, FileDataset, FolderDataset, MixedDataset, PairDataset
-from dieselfs.torch.importance import ImportanceSampler
-from dieselfs.torch.sampler import ChunkShuffleBatchSampler, ChunkShuffleSampler
-from dieselfs.torch.stream import BatchStream
-from dieselfs.torch.tensors import as_tensors
 
 __all__ = [
     "IMAGE_EXTENSIONS",
