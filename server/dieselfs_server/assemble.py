@@ -27,13 +27,14 @@ from dieselfs.settings.table import OFF
 from dieselfs.telemetry.registry import Registry
 from dieselfs.telemetry.socket import Publication, publish
 from dieselfs_server import condition
-from dieselfs_server.accounts import ALL_DATASETS, Accounts, Right, StoredKey, with_grant, with_key
-from dieselfs_server.certificates import CertificateFiles, browser_tls, identity_tls
+from dieselfs_server.access.accounts import ALL_DATASETS, Accounts, Right, StoredKey, with_grant, with_key
+from dieselfs_server.access.certificates import CertificateFiles, browser_tls, identity_tls
+from dieselfs_server.access.identity import Identity, store_identity
+from dieselfs_server.access.users import UserStore
 from dieselfs_server.datasets.commit import catch_up, read_header
 from dieselfs_server.datasets.snapshots import SnapshotCache
 from dieselfs_server.datasets.tags import TagStore
 from dieselfs_server.dispatcher import Dispatcher
-from dieselfs_server.identity import Identity, store_identity
 from dieselfs_server.logs import AuditLog
 from dieselfs_server.metadata.interface import MetadataStore
 from dieselfs_server.metadata.redis.url import SCHEMES as REDIS_SCHEMES
@@ -47,7 +48,6 @@ from dieselfs_server.settings import ServerSettings, split_url
 from dieselfs_server.store.measured import MeasuredStore
 from dieselfs_server.store.opening import folders, open_store
 from dieselfs_server.store.sources import Sources
-from dieselfs_server.users import UserStore
 from dieselfs_server.web.page import Page, check_address
 
 LOCK_TIMEOUT_S = 10.0

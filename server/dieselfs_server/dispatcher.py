@@ -29,13 +29,13 @@ from dieselfs.rpc.serving.connection import ClientConnection
 from dieselfs.rpc.serving.handshake import Identity
 from dieselfs.rpc.serving.keep_alive import LONG_METHODS, kept_alive
 from dieselfs.telemetry.registry import LATENCY_BOUNDS_S
-from dieselfs_server.accounts import Caller
+from dieselfs_server.access.accounts import Caller
+from dieselfs_server.access.users import UserStore
+from dieselfs_server.admission.throttle import PacedCall, Throttle
+from dieselfs_server.admission.traffic import Transferred
 from dieselfs_server.handlers import HANDLERS
 from dieselfs_server.logs import event
 from dieselfs_server.service import Call, Reply, Service
-from dieselfs_server.throttle import PacedCall, Throttle
-from dieselfs_server.traffic import Transferred
-from dieselfs_server.users import UserStore
 
 log = logging.getLogger(__name__)
 

@@ -16,19 +16,21 @@ from dieselfs.records import DatasetRecord
 from dieselfs.rpc.messages import encode_progress
 from dieselfs.rpc.records import CheckRecord, CopyProgress, PageLink
 from dieselfs.telemetry.registry import Registry
-from dieselfs_server.accounts import Caller, Right
+from dieselfs_server.access.accounts import Caller, Right
+from dieselfs_server.access.identity import Identity
+from dieselfs_server.access.users import UserStore
+from dieselfs_server.admission.quotas.admission import Quotas
+from dieselfs_server.admission.quotas.fill import QuotaFill
+from dieselfs_server.admission.quotas.usage import Usages
+from dieselfs_server.admission.traffic import Traffic
 from dieselfs_server.datasets.catalog import Catalog
 from dieselfs_server.datasets.dataset_names import DatasetNames
 from dieselfs_server.datasets.refresh import Refresh
 from dieselfs_server.datasets.snapshots import SnapshotCache
 from dieselfs_server.datasets.tags import TagStore
-from dieselfs_server.identity import Identity
 from dieselfs_server.logs import AuditLog
 from dieselfs_server.maintenance.jobs import MaintenanceJobs, Proceed
 from dieselfs_server.metadata.interface import MetadataStore
-from dieselfs_server.quotas.admission import Quotas
-from dieselfs_server.quotas.fill import QuotaFill
-from dieselfs_server.quotas.usage import Usages
 from dieselfs_server.reading.executor import RequestExecutor
 from dieselfs_server.reading.request_path import RequestPath
 from dieselfs_server.reading.shared_payloads import SharedPayloads
@@ -36,8 +38,6 @@ from dieselfs_server.recent import RecentFailures
 from dieselfs_server.store.attached import AttachedStore
 from dieselfs_server.store.interface import Buffer, ObjectStore, OpenPayload
 from dieselfs_server.store.sources import Sources
-from dieselfs_server.traffic import Traffic
-from dieselfs_server.users import UserStore
 
 Found = TypeVar("Found", DatasetRecord, bytes)
 

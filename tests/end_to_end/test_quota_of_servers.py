@@ -13,9 +13,9 @@ from dieselfs.chunk.ids import chunk_name
 from dieselfs.errors import StorageFull, Unavailable
 from dieselfs.rpc.client import ServerClient
 from dieselfs.rpc.records import QuotaRecord
+from dieselfs_server.admission.quotas.holds import Holds
 from dieselfs_server.metadata.interface import MetadataStore
 from dieselfs_server.metadata.redis.store import RedisMetadata
-from dieselfs_server.quotas.holds import Holds
 from dieselfs_server.store.posix import PosixStore
 from tests.support.metadata_chunks import DATASET, Put, chunk_id, encode
 from tests.support.redis import needs_redis, running_redis

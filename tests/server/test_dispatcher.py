@@ -22,12 +22,12 @@ from dieselfs.rpc.messages import decode_reply, encode_call, thrift
 from dieselfs.rpc.serving.connection import ClientConnection, Pace
 from dieselfs.rpc.serving.handshake import Identity
 from dieselfs.telemetry.registry import Registry
+from dieselfs_server.access.users import UserStore
 from dieselfs_server.dispatcher import Dispatcher
 from dieselfs_server.handlers import HANDLERS
 from dieselfs_server.recent import RecentFailures
 from dieselfs_server.service import Call, Reply, Service
 from dieselfs_server.store.memory import MemoryStore
-from dieselfs_server.users import UserStore
 
 GET_PAYLOAD = encode_call("get_payload", 1, {"dataset": "d", "chunk_id": bytes(16)})
 

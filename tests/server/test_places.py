@@ -7,10 +7,10 @@ import trio
 import trio.testing
 
 from dieselfs.rpc.messages import thrift
-from dieselfs_server.accounts import Quota, with_quota
+from dieselfs_server.access.accounts import Quota, with_quota
+from dieselfs_server.admission.quotas.admission import QuotaExceeded
 from dieselfs_server.handlers import HANDLERS
 from dieselfs_server.metadata.sqlite.store import SqliteMetadata
-from dieselfs_server.quotas.admission import QuotaExceeded
 from dieselfs_server.service import STORE_WRITES_MAX, Call, Service
 from dieselfs_server.store.memory import MemoryStore
 from tests.support.metadata_chunks import DATASET, DATASET_ID, Put, chunk_id, encode, pack

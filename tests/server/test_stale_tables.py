@@ -9,7 +9,7 @@ import trio
 from dieselfs.errors import AccessDenied, AlreadyExists
 from dieselfs.net.auth import Key
 from dieselfs.rpc.messages import thrift
-from dieselfs_server.accounts import (
+from dieselfs_server.access.accounts import (
     SHARED,
     Accounts,
     Caller,
@@ -22,12 +22,12 @@ from dieselfs_server.accounts import (
     with_quota,
     without_key,
 )
+from dieselfs_server.access.users import UserStore
+from dieselfs_server.admission.quotas.admission import TABLE_NOTE
 from dieselfs_server.handlers import HANDLERS
 from dieselfs_server.metadata.sqlite.store import SqliteMetadata
-from dieselfs_server.quotas.admission import TABLE_NOTE
 from dieselfs_server.service import Call, Service
 from dieselfs_server.store.memory import MemoryStore
-from dieselfs_server.users import UserStore
 from tests.support.own_service import call, own_service
 
 KEY, NEW = Key.generate("bob"), Key.generate("bob")

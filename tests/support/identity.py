@@ -2,7 +2,7 @@
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from dieselfs_server.identity import Identity
+from dieselfs_server.access.identity import Identity
 
 
 def identity_of(seed: bytes) -> Identity:

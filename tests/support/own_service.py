@@ -6,14 +6,14 @@ from typing import Any
 import trio
 
 from dieselfs.rpc.messages import thrift
-from dieselfs_server.accounts import Caller
+from dieselfs_server.access.accounts import Caller
+from dieselfs_server.access.users import UserStore
 from dieselfs_server.datasets.snapshots import SnapshotCache
 from dieselfs_server.datasets.tags import TagStore
 from dieselfs_server.handlers import HANDLERS
 from dieselfs_server.metadata.interface import MetadataStore
 from dieselfs_server.service import Call, Service
 from dieselfs_server.store.interface import ObjectStore
-from dieselfs_server.users import UserStore
 from tests.support.identity import IDENTITY
 
 TRUSTED = Caller("root", "", True)

@@ -39,8 +39,8 @@ from dieselfs.rpc.serving.server import open_listeners
 from dieselfs.snapshot.reader import ExtentRef
 from dieselfs_client.cluster.peer_service import PeerService
 from dieselfs_client.memory.node_cache import NodeCache
-from dieselfs_server.certificates import identity_tls
-from dieselfs_server.identity import Identity
+from dieselfs_server.access.certificates import identity_tls
+from dieselfs_server.access.identity import Identity
 
 CHUNKS = 16
 REQUEST_CHUNKS = 4

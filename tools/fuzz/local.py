@@ -24,7 +24,7 @@ from dieselfs.telemetry.registry import Registry, Report
 from dieselfs.telemetry.report import prometheus_text
 from dieselfs.telemetry.series import History, Recorded
 from dieselfs_client.mount import kernel_protocol
-from dieselfs_server.quotas.holds import Holds
+from dieselfs_server.admission.quotas.holds import Holds
 from dieselfs_tools.commands.rebuild import parse_time
 from dieselfs_tools.patterns import Patterns
 from dieselfs_tools.plans import SkippedSteps

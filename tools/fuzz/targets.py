@@ -49,9 +49,9 @@ from dieselfs_client.mount.mount_table import parse_mountinfo
 from dieselfs_client.mount.options import MountOptions, parse_options
 from dieselfs_client.supervision.handover_state import parse_handover
 from dieselfs_client.supervision.status import parse_status
-from dieselfs_server.accounts_record import decode_accounts
+from dieselfs_server.access.accounts_record import decode_accounts
+from dieselfs_server.access.identity import Identity
 from dieselfs_server.datasets.dataset_names import DatasetNames
-from dieselfs_server.identity import Identity
 from dieselfs_server.metadata.redis.url import parse_redis_url
 from dieselfs_server.store.marker import read_marker
 from dieselfs_server.store.memory import MemoryStore

@@ -18,8 +18,8 @@ from dieselfs.snapshot.delta_format import encode_delta
 from dieselfs.snapshot.format import SnapshotHeader, decode_snapshot_header, with_signature
 from dieselfs.snapshot.reader import Snapshot
 from dieselfs.snapshot.signature import check_snapshot_signature, message_of
+from dieselfs_server.access.identity import Identity
 from dieselfs_server.datasets.changes import Headers, content_since
-from dieselfs_server.identity import Identity
 from dieselfs_server.metadata.interface import MetadataStore
 
 log = logging.getLogger(__name__)

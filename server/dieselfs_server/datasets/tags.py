@@ -12,8 +12,8 @@ from dieselfs.names import check_tag_name
 from dieselfs.net.identity import SIGNATURE_BYTES, check_signature
 from dieselfs.rpc.records import TagRecord
 from dieselfs.snapshot.reader import Snapshot
+from dieselfs_server.access.identity import Identity
 from dieselfs_server.datasets.snapshots import check_signed
-from dieselfs_server.identity import Identity
 from dieselfs_server.store.interface import ObjectStore
 
 TAGS_MAX = 1000

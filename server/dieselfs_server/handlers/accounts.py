@@ -7,7 +7,7 @@ import trio
 from dieselfs.errors import InvalidInput
 from dieselfs.net.auth import check_key_id, check_verifier
 from dieselfs.rpc.records import GroupRecord, KeyRecord, UserRecord
-from dieselfs_server.accounts import (
+from dieselfs_server.access.accounts import (
     Accounts,
     Grants,
     Right,

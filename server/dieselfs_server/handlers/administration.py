@@ -27,7 +27,7 @@ from dieselfs.rpc.records import (
 from dieselfs.telemetry.activity import SERVER_METRICS
 from dieselfs.telemetry.registry import Report
 from dieselfs_server import condition
-from dieselfs_server.accounts import Accounts, Right, with_owner
+from dieselfs_server.access.accounts import Accounts, Right, with_owner
 from dieselfs_server.maintenance import attachments
 from dieselfs_server.maintenance import fsck as checking
 from dieselfs_server.maintenance import purge as purging

@@ -14,7 +14,7 @@ from dieselfs.process.companion import accompanied
 from dieselfs.records import DatasetRecord, FileRecord, Op
 from dieselfs.rpc.records import CopyReport, CopyRequest, Existing
 from dieselfs.snapshot.reader import Snapshot
-from dieselfs_server.accounts import Right
+from dieselfs_server.access.accounts import Right
 from dieselfs_server.copying.copy_plan import CopyPlan, check_request, is_selected, plan_copy
 from dieselfs_server.copying.entry_snapshot import entry_snapshot
 from dieselfs_server.copying.tree_copy import TreeCopy, delete_moved, entry_versions

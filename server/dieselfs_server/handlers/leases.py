@@ -11,7 +11,7 @@ from dieselfs.limits import SEAL_BYTES
 from dieselfs.rpc.members import encode_members
 from dieselfs.rpc.messages import thrift
 from dieselfs.rpc.records import PinRecord
-from dieselfs_server.accounts import Right
+from dieselfs_server.access.accounts import Right
 from dieselfs_server.leases.job_members import DIGEST_BYTES, JobMembers, JoinRequest
 from dieselfs_server.leases.pins import Pin, live_pins, put_pin_of, remove_pin, shown_pins
 from dieselfs_server.service import Call, Reply

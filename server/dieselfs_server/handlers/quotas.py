@@ -7,7 +7,7 @@ import trio
 
 from dieselfs.errors import InvalidInput
 from dieselfs.rpc.records import NO_LIMIT, QuotaRecord, RateRecord, UsageRecord
-from dieselfs_server.accounts import (
+from dieselfs_server.access.accounts import (
     ALL_DATASETS,
     Accounts,
     Quota,
@@ -17,7 +17,7 @@ from dieselfs_server.accounts import (
     with_quota,
     with_rate,
 )
-from dieselfs_server.quotas.usage import limits, shown_usage
+from dieselfs_server.admission.quotas.usage import limits, shown_usage
 from dieselfs_server.service import Call
 
 

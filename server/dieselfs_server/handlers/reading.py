@@ -22,7 +22,7 @@ from dieselfs.names import check_path, printable, split_path
 from dieselfs.records import DatasetRecord, FileRecord
 from dieselfs.rpc.messages import thrift
 from dieselfs.rpc.records import RemoteEntry
-from dieselfs_server.accounts import Right
+from dieselfs_server.access.accounts import Right
 from dieselfs_server.metadata.interface import MetadataStore
 from dieselfs_server.metadata.rules import implicit_folder
 from dieselfs_server.service import Call, Reply

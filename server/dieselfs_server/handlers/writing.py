@@ -13,9 +13,9 @@ from dieselfs.limits import INLINE_FILE_BYTES_MAX, VERSIONS_PER_REQUEST_MAX
 from dieselfs.names import check_path
 from dieselfs.records import DatasetRecord
 from dieselfs.rpc.messages import thrift
-from dieselfs_server.accounts import Right
+from dieselfs_server.access.accounts import Right
+from dieselfs_server.admission.quotas.admission import QUOTA_WAIT_S, RoomAwaited
 from dieselfs_server.datasets.commit import commit_chunk
-from dieselfs_server.quotas.admission import QUOTA_WAIT_S, RoomAwaited
 from dieselfs_server.service import Call, Service
 from dieselfs_server.store.attached import source_of
 

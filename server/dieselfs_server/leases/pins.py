@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from dieselfs.errors import InvalidInput
 from dieselfs.records import NoteChange
-from dieselfs_server.accounts import Right
+from dieselfs_server.access.accounts import Right
 from dieselfs_server.leases.lease import Lease, until_done
 from dieselfs_server.metadata.interface import MetadataStore
 

@@ -19,9 +19,9 @@ from starlette.staticfiles import StaticFiles
 from dieselfs import __version__
 from dieselfs.errors import AccessDenied, DieselfsError, InvalidInput, NotFound, Unavailable
 from dieselfs.net.auth import NONCE_BYTES, check_key_id, check_user_name
-from dieselfs_server.accounts import ALL_DATASETS, Accounts, Caller, Right
+from dieselfs_server.access.accounts import ALL_DATASETS, Accounts, Caller, Right
+from dieselfs_server.admission.quotas.usage import shown_usage
 from dieselfs_server.leases.pins import shown_pins
-from dieselfs_server.quotas.usage import shown_usage
 from dieselfs_server.service import Service
 from dieselfs_server.web import views
 from dieselfs_server.web.events import EventStream

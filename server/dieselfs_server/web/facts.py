@@ -16,13 +16,13 @@ from dieselfs.chunk.ids import chunk_time_s
 from dieselfs.errors import Damaged, NotFound
 from dieselfs.records import DatasetRecord
 from dieselfs.rpc.records import TagRecord, UsageRecord
+from dieselfs_server.admission.quotas.usage import Usages
 from dieselfs_server.datasets.tags import TagStore
 from dieselfs_server.leases.job_members import FOLDER as JOBS_FOLDER
 from dieselfs_server.leases.job_members import Head
 from dieselfs_server.leases.lease import Lease
 from dieselfs_server.leases.pins import Pin, live_pins
 from dieselfs_server.metadata.interface import MetadataStore
-from dieselfs_server.quotas.usage import Usages
 from dieselfs_server.web.views import ChunkFacts, FoundJob
 
 DATASETS_S = 2.0

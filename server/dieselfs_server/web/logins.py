@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from dieselfs.errors import AccessDenied
 from dieselfs.net import auth
-from dieselfs_server.accounts import Caller
+from dieselfs_server.access.accounts import Caller
 from dieselfs_server.web.login_rate import LoginRate
 from dieselfs_server.web.tokens import Tokens
 

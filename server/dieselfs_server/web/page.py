@@ -14,7 +14,7 @@ from dieselfs.errors import AccessDenied, InvalidInput, Unavailable
 from dieselfs.net.address import TcpAddress
 from dieselfs.net.tls import ServerTls
 from dieselfs.rpc.records import PageLink
-from dieselfs_server.accounts import Caller
+from dieselfs_server.access.accounts import Caller
 from dieselfs_server.service import Service
 from dieselfs_server.web.guard import Guard
 from dieselfs_server.web.live import Live

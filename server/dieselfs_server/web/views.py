@@ -13,7 +13,7 @@ from dieselfs.errors import InvalidInput
 from dieselfs.limits import SEAL_BYTES
 from dieselfs.records import ChunkRecord, DatasetRecord
 from dieselfs.rpc.records import NO_LIMIT, TagRecord, UsageRecord
-from dieselfs_server.accounts import Right
+from dieselfs_server.access.accounts import Right
 from dieselfs_server.leases.job_members import Head, Leases, interval_s, lease_ns
 from dieselfs_server.leases.pins import Pin
 from dieselfs_server.recent import Failure

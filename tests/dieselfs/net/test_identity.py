@@ -1,4 +1,4 @@
-"""Pins and signatures; tests/server/test_identity.py signs."""
+"""Pins and signatures; tests/server/access/test_identity.py signs."""
 
 import hashlib
 

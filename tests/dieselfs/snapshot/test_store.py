@@ -24,8 +24,8 @@ from dieselfs.snapshot.store import (
     save_snapshot,
     stored_subtree,
 )
+from dieselfs_server.access.identity import Identity
 from dieselfs_server.datasets.snapshots import signed
-from dieselfs_server.identity import Identity
 from tests.support.identity import IDENTITY, OTHER_IDENTITY
 from tests.support.snapshots import SAMPLE, Tree, entry_table, file_of
 

@@ -13,14 +13,14 @@ from dieselfs.net.address import TcpAddress
 from dieselfs.records import ChunkRecord, DatasetRecord, DatasetUsage
 from dieselfs.rpc.members import JobId
 from dieselfs.snapshot.reader import Snapshot
+from dieselfs_server.access.users import UserStore
+from dieselfs_server.admission.quotas.usage import Usages
+from dieselfs_server.admission.traffic import Traffic
 from dieselfs_server.datasets.snapshots import signed
 from dieselfs_server.datasets.tags import TagStore
 from dieselfs_server.leases.job_members import JobMembers, JoinRequest, lease_ns
 from dieselfs_server.metadata.sqlite.store import SqliteMetadata
-from dieselfs_server.quotas.usage import Usages
 from dieselfs_server.store.memory import MemoryStore
-from dieselfs_server.traffic import Traffic
-from dieselfs_server.users import UserStore
 from dieselfs_server.web.facts import CHUNKS_S, DATASETS_S, DETAILS_S, JOBS_S, SCAN_S, TAG_S, USERS_S, Facts
 from tests.support.identity import IDENTITY
 from tests.support.snapshots import DATASET_ID, SAMPLE, SOURCE, snapshot_bytes

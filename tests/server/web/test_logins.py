@@ -6,7 +6,7 @@ import pytest
 
 from dieselfs.errors import AccessDenied
 from dieselfs.net import auth
-from dieselfs_server.accounts import Caller
+from dieselfs_server.access.accounts import Caller
 from dieselfs_server.web.logins import (
     CHALLENGE_S,
     LINK_S,

@@ -13,7 +13,7 @@ from dieselfs.net.address import TcpAddress
 from dieselfs.records import ChunkRecord, DatasetRecord
 from dieselfs.rpc.members import JobId
 from dieselfs.rpc.records import UsageRecord
-from dieselfs_server.accounts import Right
+from dieselfs_server.access.accounts import Right
 from dieselfs_server.leases.job_members import Head, interval_s, lease_ns
 from dieselfs_server.leases.lease import Lease
 from dieselfs_server.recent import Failure

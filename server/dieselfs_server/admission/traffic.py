@@ -20,10 +20,10 @@ from typing import NamedTuple
 
 from dieselfs.errors import Damaged, DieselfsError, NotFound, Unavailable
 from dieselfs.records import DatasetRecord, NoteChange
-from dieselfs_server.accounts import Accounts
+from dieselfs_server.access.accounts import Accounts
+from dieselfs_server.access.users import UserStore
 from dieselfs_server.leases.lease import until_done
 from dieselfs_server.metadata.interface import MetadataStore
-from dieselfs_server.users import UserStore
 
 NOTE = "traffic"
 """The note of a dataset, and the common note of all users."""

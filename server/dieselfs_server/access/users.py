@@ -10,8 +10,8 @@ from threading import Lock
 
 from dieselfs.errors import Unavailable
 from dieselfs.net.auth import Verifier
-from dieselfs_server.accounts import Accounts
-from dieselfs_server.accounts_record import USERS_PREFIX, decode_accounts, encode_accounts
+from dieselfs_server.access.accounts import Accounts
+from dieselfs_server.access.accounts_record import USERS_PREFIX, decode_accounts, encode_accounts
 from dieselfs_server.store.interface import ObjectStore
 
 VERSIONS_KEPT = 64

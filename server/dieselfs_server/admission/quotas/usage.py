@@ -7,11 +7,11 @@ from collections.abc import Collection, Sequence
 from dieselfs.errors import Damaged
 from dieselfs.records import DatasetRecord, DatasetUsage
 from dieselfs.rpc.records import NO_LIMIT, UsageRecord
-from dieselfs_server.accounts import USER_MARK, Accounts, Quota, Right, dataset_account
+from dieselfs_server.access.accounts import USER_MARK, Accounts, Quota, Right, dataset_account
+from dieselfs_server.access.users import UserStore
+from dieselfs_server.admission.quotas.admission import used
+from dieselfs_server.admission.traffic import NOTHING, Table, Traffic, Transferred
 from dieselfs_server.metadata.interface import MetadataStore
-from dieselfs_server.quotas.admission import used
-from dieselfs_server.traffic import NOTHING, Table, Traffic, Transferred
-from dieselfs_server.users import UserStore
 
 log = logging.getLogger(__name__)
 

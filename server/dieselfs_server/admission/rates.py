@@ -7,7 +7,7 @@ who waits holds up nobody else. A call belongs to a job if a node on the same ma
 
 from dataclasses import dataclass
 
-from dieselfs_server.accounts import Rate
+from dieselfs_server.access.accounts import Rate
 
 BURST_S = 1.0
 BUCKETS_MAX = 16_384

@@ -9,11 +9,11 @@ from heapq import nlargest
 
 from dieselfs.errors import Damaged
 from dieselfs.telemetry.registry import Registry
-from dieselfs_server.accounts import DATASET_MARK, Accounts, Quota, user_account
+from dieselfs_server.access.accounts import DATASET_MARK, Accounts, Quota, user_account
+from dieselfs_server.access.users import UserStore
+from dieselfs_server.admission.quotas.admission import used
+from dieselfs_server.admission.quotas.holds import Amount
 from dieselfs_server.metadata.interface import MetadataStore
-from dieselfs_server.quotas.admission import used
-from dieselfs_server.quotas.holds import Amount
-from dieselfs_server.users import UserStore
 
 FILLS_MAX = 1000
 """Only the fullest have metrics."""

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from dieselfs.errors import Damaged
 from dieselfs.units import format_size
-from dieselfs_server.accounts import Quota
+from dieselfs_server.access.accounts import Quota
 
 
 class Amount(NamedTuple):

@@ -3,9 +3,9 @@
 import pytest
 
 from dieselfs.errors import Damaged
-from dieselfs_server.accounts import Accounts, Right, with_grant, with_members
-from dieselfs_server.accounts_record import decode_accounts, encode_accounts
-from tests.server.test_accounts import KEY, added, table
+from dieselfs_server.access.accounts import Accounts, Right, with_grant, with_members
+from dieselfs_server.access.accounts_record import decode_accounts, encode_accounts
+from tests.server.access.test_accounts import KEY, added, table
 
 
 def test_the_record_survives_and_damage_is_noticed() -> None:

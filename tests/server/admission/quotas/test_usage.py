@@ -3,12 +3,12 @@
 from dieselfs.net.auth import Key
 from dieselfs.records import NoteChange
 from dieselfs.rpc.records import NO_LIMIT
-from dieselfs_server.accounts import Accounts, Quota, StoredKey, with_key, with_owner, with_quota
+from dieselfs_server.access.accounts import Accounts, Quota, StoredKey, with_key, with_owner, with_quota
+from dieselfs_server.access.users import UserStore
+from dieselfs_server.admission.quotas.usage import Usages
+from dieselfs_server.admission.traffic import NOTE, Traffic, Transferred
 from dieselfs_server.metadata.sqlite.store import SqliteMetadata
-from dieselfs_server.quotas.usage import Usages
 from dieselfs_server.store.memory import MemoryStore
-from dieselfs_server.traffic import NOTE, Traffic, Transferred
-from dieselfs_server.users import UserStore
 from tests.support.metadata_chunks import NOW_NS, Put, chunk_id, pack
 
 

@@ -7,7 +7,7 @@ import pytest
 from dieselfs.errors import AccessDenied, AlreadyExists, InvalidInput, NotFound
 from dieselfs.net.auth import Key
 from dieselfs.rpc.serving.handshake import LOCAL_USER
-from dieselfs_server.accounts import (
+from dieselfs_server.access.accounts import (
     EVERYONE,
     KEYS_PER_USER_MAX,
     SHARED,

@@ -8,12 +8,12 @@ from dieselfs.errors import Damaged
 from dieselfs.net.auth import Key
 from dieselfs.records import DatasetUsage
 from dieselfs.telemetry.registry import Registry
-from dieselfs_server.accounts import Accounts, Quota, StoredKey, with_key, with_owner, with_quota
+from dieselfs_server.access.accounts import Accounts, Quota, StoredKey, with_key, with_owner, with_quota
+from dieselfs_server.access.users import UserStore
+from dieselfs_server.admission.quotas import fill
+from dieselfs_server.admission.quotas.fill import QuotaFill
 from dieselfs_server.metadata.sqlite.store import SqliteMetadata
-from dieselfs_server.quotas import fill
-from dieselfs_server.quotas.fill import QuotaFill
 from dieselfs_server.store.memory import MemoryStore
-from dieselfs_server.users import UserStore
 from tests.support.metadata_chunks import DATASET, DATASET_ID, NOW_NS, Put, chunk_id, pack
 
 

@@ -10,13 +10,13 @@ import pytest
 from dieselfs.errors import Damaged, Unavailable
 from dieselfs.net.auth import Key
 from dieselfs.records import DatasetRecord, NoteChange
-from dieselfs_server.accounts import Accounts, StoredKey, with_key
+from dieselfs_server.access.accounts import Accounts, StoredKey, with_key
+from dieselfs_server.access.users import UserStore
+from dieselfs_server.admission.traffic import AWAY_MAX, NOTE, Traffic, Transferred
 from dieselfs_server.metadata.interface import MetadataStore
 from dieselfs_server.metadata.redis.store import RedisMetadata
 from dieselfs_server.metadata.sqlite.store import SqliteMetadata
 from dieselfs_server.store.memory import MemoryStore
-from dieselfs_server.traffic import AWAY_MAX, NOTE, Traffic, Transferred
-from dieselfs_server.users import UserStore
 from tests.support.metadata_chunks import DATASET, DATASET_ID
 from tests.support.redis import running_redis
 

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 from dieselfs.errors import Damaged
 from dieselfs.net.auth import Verifier
-from dieselfs_server.accounts import Accounts, Grants, Group, Quota, Rate, Right, StoredKey, User
+from dieselfs_server.access.accounts import Accounts, Grants, Group, Quota, Rate, Right, StoredKey, User
 
 Limits = TypeVar("Limits", Quota, Rate)
 

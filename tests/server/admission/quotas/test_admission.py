@@ -15,16 +15,16 @@ from dieselfs.errors import AlreadyExists, Damaged, InvalidInput, StorageFull, U
 from dieselfs.net.auth import Key
 from dieselfs.records import DatasetUsage
 from dieselfs.telemetry.registry import Registry
-from dieselfs_server.accounts import Accounts, Quota, StoredKey, with_key, with_owner, with_quota
+from dieselfs_server.access.accounts import Accounts, Quota, StoredKey, with_key, with_owner, with_quota
+from dieselfs_server.access.users import UserStore
+from dieselfs_server.admission.quotas.admission import HOLD_S, TABLE_NOTE, QuotaExceeded, Quotas, RoomAwaited
 from dieselfs_server.datasets.commit import StoreFull, commit_chunk
 from dieselfs_server.datasets.tags import TagStore
 from dieselfs_server.maintenance.purge import purge
 from dieselfs_server.metadata.interface import MetadataStore
 from dieselfs_server.metadata.redis.store import RedisMetadata
 from dieselfs_server.metadata.sqlite.store import SqliteMetadata
-from dieselfs_server.quotas.admission import HOLD_S, TABLE_NOTE, QuotaExceeded, Quotas, RoomAwaited
 from dieselfs_server.store.memory import MemoryStore
-from dieselfs_server.users import UserStore
 from tests.support.identity import IDENTITY
 from tests.support.metadata_chunks import DATASET, DATASET_ID, NOW_NS, Put, chunk_id, delete, encode, pack
 from tests.support.redis import RedisProcess, running_redis

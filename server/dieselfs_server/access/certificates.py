@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from dieselfs.errors import InvalidInput
 from dieselfs.net.private_file import file_version
 from dieselfs.net.tls import ServerTls, load_pair, new_context
-from dieselfs_server.identity import Identity
+from dieselfs_server.access.identity import Identity
 
 if TYPE_CHECKING:
     from cryptography.x509 import GeneralName

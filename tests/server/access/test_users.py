@@ -4,11 +4,11 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
 
-from dieselfs_server.accounts import Accounts, User
-from dieselfs_server.accounts_record import USERS_PREFIX
+from dieselfs_server.access.accounts import Accounts, User
+from dieselfs_server.access.accounts_record import USERS_PREFIX
+from dieselfs_server.access.users import USERS_REFRESH_S, VERSIONS_KEPT, UserStore
 from dieselfs_server.store.memory import MemoryStore
-from dieselfs_server.users import USERS_REFRESH_S, VERSIONS_KEPT, UserStore
-from tests.server.test_accounts import KEY, added
+from tests.server.access.test_accounts import KEY, added
 
 
 def test_a_change_at_another_server_counts_within_the_stated_time() -> None:

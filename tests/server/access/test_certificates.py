@@ -12,8 +12,8 @@ from cryptography.exceptions import UnsupportedAlgorithm
 
 from dieselfs.errors import InvalidInput
 from dieselfs.net.tls import ServerTls
-from dieselfs_server.certificates import CHANGES_LOOK_S, CertificateFiles, browser_tls, identity_tls
-from dieselfs_server.identity import Identity
+from dieselfs_server.access.certificates import CHANGES_LOOK_S, CertificateFiles, browser_tls, identity_tls
+from dieselfs_server.access.identity import Identity
 from tests.support.certificates import make_certificate
 
 

@@ -4,9 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dieselfs_server import rates
-from dieselfs_server.accounts import Rate
-from dieselfs_server.rates import BURST_S, MEMBERSHIP_S, Rates, TokenBucket
+from dieselfs_server.access.accounts import Rate
+from dieselfs_server.admission import rates
+from dieselfs_server.admission.rates import BURST_S, MEMBERSHIP_S, Rates, TokenBucket
 
 RATE = Rate(bytes_per_s=1000, requests_per_s=10, job_bytes_per_s=100)
 

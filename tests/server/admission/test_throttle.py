@@ -9,18 +9,18 @@ from dieselfs.net.auth import Key
 from dieselfs.rpc.messages import FRAME_HEADER_BYTES, encode_reply, thrift
 from dieselfs.rpc.serving.connection import ClientConnection
 from dieselfs.telemetry.registry import Registry
-from dieselfs_server.accounts import Accounts, Caller, Rate, StoredKey, with_key, with_rate
-from dieselfs_server.dispatcher import _send
-from dieselfs_server.service import Reply
-from dieselfs_server.store.memory import MemoryStore
-from dieselfs_server.throttle import (
+from dieselfs_server.access.accounts import Accounts, Caller, Rate, StoredKey, with_key, with_rate
+from dieselfs_server.access.users import UserStore
+from dieselfs_server.admission.throttle import (
     RENEWAL_WAIT_S_MAX,
     REQUEST_WAIT_S_MAX,
     SLOWEST_BYTES_PER_S,
     PacedCall,
     Throttle,
 )
-from dieselfs_server.users import UserStore
+from dieselfs_server.dispatcher import _send
+from dieselfs_server.service import Reply
+from dieselfs_server.store.memory import MemoryStore
 
 MIB = 1 << 20
 PIECE = MIB // 4

@@ -31,11 +31,11 @@ from dieselfs.errors import (
 )
 from dieselfs.records import DatasetRecord, DatasetUsage, NoteChange
 from dieselfs.telemetry.registry import Registry
-from dieselfs_server.accounts import Accounts, dataset_account
+from dieselfs_server.access.accounts import Accounts, dataset_account
+from dieselfs_server.access.users import UserStore
+from dieselfs_server.admission.quotas.holds import Amount, Hold, Holds, Limit
 from dieselfs_server.datasets.commit import StoreFull
 from dieselfs_server.metadata.interface import MetadataStore
-from dieselfs_server.quotas.holds import Amount, Hold, Holds, Limit
-from dieselfs_server.users import UserStore
 
 HOLD_S = 600
 """A hold that a server did not end, because it has died or the metadata store was away, ends after this time."""

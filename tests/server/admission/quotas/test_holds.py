@@ -3,8 +3,8 @@
 import pytest
 
 from dieselfs.errors import Damaged
-from dieselfs_server.accounts import Quota
-from dieselfs_server.quotas.holds import Amount, Hold, Holds, Limit
+from dieselfs_server.access.accounts import Quota
+from dieselfs_server.admission.quotas.holds import Amount, Hold, Holds, Limit
 
 
 def hold(chunk: str, size: int, files: int = 1, dataset: str = "pets", expires_s: int = 100) -> Hold:

@@ -12,9 +12,9 @@ import trio
 
 from dieselfs.limits import JOB_ANSWER_TIMEOUT_S, LEAST_RATE_BYTES_PER_S, SERVER_SILENCE_S
 from dieselfs.telemetry.registry import Registry
-from dieselfs_server.accounts import Caller, Rate
-from dieselfs_server.rates import Rates
-from dieselfs_server.users import UserStore
+from dieselfs_server.access.accounts import Caller, Rate
+from dieselfs_server.access.users import UserStore
+from dieselfs_server.admission.rates import Rates
 
 REQUEST_WAIT_S_MAX = 8.0
 SLOWEST_BYTES_PER_S = 2 * LEAST_RATE_BYTES_PER_S

@@ -1,0 +1,1 @@
+"""How much a user may store, read and write: quotas, rates, and what was used."""
