@@ -12,7 +12,7 @@ from dieselfs import __version__
 from dieselfs.errors import EXIT_BUG, EXIT_INTERRUPTED, EXIT_OK, EXIT_USAGE, DieselfsError, InvalidInput
 from dieselfs.settings.flags import settings_options
 from dieselfs.settings.table import Place
-from dieselfs_client import control
+from dieselfs_client.daemon import control
 from dieselfs_client.mount.options import MountOptions, parse_options
 
 MOUNT_EXIT_USAGE = 1

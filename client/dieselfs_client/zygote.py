@@ -24,10 +24,10 @@ import numpy.ma  # noqa: F401  # else the first np.unique of a daemon imports it
 import trio
 
 from dieselfs.errors import EXIT_BUG, EXIT_OK, DieselfsError, MountError
-from dieselfs_client.daemon import serve_mount
+from dieselfs_client.daemon.mount_daemon import serve_mount
+from dieselfs_client.daemon.service import open_dataset, open_log
 from dieselfs_client.mount.drivers import driver_class
 from dieselfs_client.mount.options import MountOptions, parse_options
-from dieselfs_client.service import open_dataset, open_log
 from dieselfs_client.supervision.control_channel import ControlChannel, receive_inheritance
 from dieselfs_client.supervision.kept_descriptors import SNAPSHOT
 from dieselfs_client.supervision.privileges import give_up_privileges
@@ -117,7 +117,7 @@ def _import_for(options: MountOptions) -> None:
     if options.job is not None:
         import_module("dieselfs_client.cluster.role")
     if options.follow_s:
-        import_module("dieselfs_client.following")
+        import_module("dieselfs_client.daemon.following")
 
 
 def main() -> None:

@@ -25,10 +25,10 @@ from dieselfs.process.state_dirs import runtime_folder
 from dieselfs.settings.table import CacheOptions
 from dieselfs.sources.interface import Slices
 from dieselfs.sources.server import is_intact
-from dieselfs_client import control
 from dieselfs_client.cache_daemon import JOB_IDLE_POLL_S, JOB_IDLE_S, unused
 from dieselfs_client.cluster.node_paths import path_of
 from dieselfs_client.cluster.pool import PoolConfig, pool_config
+from dieselfs_client.daemon import control
 from tests.support.server import RunningServer, running_server
 
 FILES = 300

@@ -18,7 +18,7 @@ import pytest
 
 from dieselfs.errors import NotFound
 from dieselfs.settings.table import FUSE
-from dieselfs_client import control
+from dieselfs_client.daemon import control
 from dieselfs_client.mount.layers import remove_bases
 from dieselfs_client.mount.mount_table import MOUNTINFO, is_stale, mount_at, parse_mountinfo
 from dieselfs_client.mount.options import MountOptions

@@ -10,7 +10,7 @@ import pytest
 
 from dieselfs.errors import MountError
 from dieselfs.settings.table import PYFUSE3
-from dieselfs_client import control
+from dieselfs_client.daemon import control
 from dieselfs_client.mount.mount_table import mount_at
 from dieselfs_client.mount.options import MountOptions
 from tests.client.conftest import FILES

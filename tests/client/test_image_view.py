@@ -9,7 +9,7 @@ from pathlib import Path
 from threading import Event
 
 from dieselfs.settings.table import IMAGE
-from dieselfs_client import control
+from dieselfs_client.daemon import control
 from dieselfs_client.mount.image_core import IMAGE_NAME
 from dieselfs_client.mount.mount_table import MOUNTINFO, mount_at, parse_mountinfo
 from dieselfs_client.mount.options import MountOptions

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from dieselfs.settings.table import IMAGE, OVERLAY
-from dieselfs_client import control
+from dieselfs_client.daemon import control
 from dieselfs_client.mount.mount_table import mount_at
 from dieselfs_client.mount.options import MountOptions
 from tests.client.conftest import FILES, needs_root

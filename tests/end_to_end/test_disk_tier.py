@@ -17,7 +17,7 @@ from dieselfs.dataset import Dataset
 from dieselfs.errors import EXIT_NOT_FOUND, EXIT_PARTIAL, EXIT_USAGE, AccessDenied, InvalidInput
 from dieselfs.limits import MIB
 from dieselfs.transfer.upload import TreeUpload, walk_source
-from dieselfs_client import control
+from dieselfs_client.daemon import control
 from dieselfs_client.mount.options import MountOptions
 from lab.network import clear
 from tests.support.dlcmd import Dlcmd, wait_until

@@ -17,7 +17,7 @@ import torch
 
 import dieselfs
 from dieselfs.shuffle.cursor import Cursor
-from dieselfs_client import control
+from dieselfs_client.daemon import control
 from dieselfs_client.mount.options import MountOptions
 from dieselfs_tools.private_home import private_home
 from lab.namespace import wait_for

@@ -12,7 +12,7 @@ from dieselfs.dataset import Dataset
 from dieselfs.limits import KIB, MIB
 from dieselfs.settings.table import FUSE, IMAGE, OVERLAY
 from dieselfs.transfer.upload import TreeUpload, walk_source
-from dieselfs_client import control
+from dieselfs_client.daemon import control
 from dieselfs_client.mount.options import MountOptions
 from lab.namespace import wait_for
 from lab.network import clear

@@ -15,7 +15,7 @@ import pytest
 from dieselfs.dataset import Dataset
 from dieselfs.errors import AccessDenied, InvalidInput
 from dieselfs.limits import MIB
-from dieselfs_client import control
+from dieselfs_client.daemon import control
 from dieselfs_client.mount.mount_table import mount_at
 from dieselfs_client.mount.mounting import unmount
 from dieselfs_client.mount.options import MountOptions

@@ -22,7 +22,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from dieselfs.dataset import Dataset
 from dieselfs.errors import EXIT_NOT_FOUND
 from dieselfs.limits import MIB
-from dieselfs_client import control
+from dieselfs_client.daemon import control
 from dieselfs_client.mount.options import MountOptions
 from dieselfs_client.supervision.status import supervision_of
 from lab.network import clear

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from dieselfs.dataset import Dataset
-from dieselfs_client import control
 from dieselfs_client.cluster.membership import JOB_RETRY_S_MAX
+from dieselfs_client.daemon import control
 from dieselfs_client.supervision.status import supervision_of
 from lab.namespace import wait_for
 from tests.support.job_mounts import job_mounts, stats_of

@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 
 from dieselfs.errors import MountError
-from dieselfs_client import control
+from dieselfs_client.daemon import control
 from dieselfs_tools.private_home import private_home
 from tests.support.documents import DOCUMENTS, REPOSITORY
 from tests.support.job_daemons import end_job_daemons

@@ -10,7 +10,7 @@ import pytest
 from dieselfs.dataset import Dataset
 from dieselfs.limits import MIB
 from dieselfs.settings.table import PYFUSE3
-from dieselfs_client import control
+from dieselfs_client.daemon import control
 from dieselfs_client.mount.options import MountOptions
 from lab.network import clear
 from tests.support.plan_reader import content_of, read

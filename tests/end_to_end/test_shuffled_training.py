@@ -16,7 +16,7 @@ from dieselfs.samples.source import MountSource
 from dieselfs.shuffle.mixture import seed_of
 from dieselfs.telemetry.stalls import CAUSES
 from dieselfs.torch import ChunkShuffleBatchSampler, FolderDataset, MixedDataset
-from dieselfs_client import control
+from dieselfs_client.daemon import control
 from dieselfs_client.mount.options import MountOptions
 from tests.support.image_folder import ImageFolder
 from tests.support.server import RunningServer, running_server

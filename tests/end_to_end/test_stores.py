@@ -16,7 +16,7 @@ from dieselfs.dataset import Dataset
 from dieselfs.errors import DieselfsError, StorageFull, Unavailable
 from dieselfs.limits import REQUEST_TIMEOUT_S
 from dieselfs.transfer.upload import TreeUpload, walk_source
-from dieselfs_client import control
+from dieselfs_client.daemon import control
 from dieselfs_client.mount.options import MountOptions
 from dieselfs_server.datasets.commit import read_header
 from dieselfs_server.store.posix import PosixStore

@@ -14,7 +14,7 @@ import pytest
 from dieselfs.dataset import Dataset
 from dieselfs.limits import MIB
 from dieselfs.rpc.records import RateRecord
-from dieselfs_client import control
+from dieselfs_client.daemon import control
 from dieselfs_client.mount.options import MountOptions
 from lab.network import clear
 from lab.server import upload

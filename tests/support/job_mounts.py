@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from dieselfs.limits import MIB
-from dieselfs_client import control
+from dieselfs_client.daemon import control
 from dieselfs_client.mount.options import MountOptions
 from lab.network import clear
 from tests.support.server import RunningServer

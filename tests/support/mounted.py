@@ -20,10 +20,10 @@ import trio
 
 from dieselfs.snapshot.reader import Snapshot
 from dieselfs.sources.interface import Source
-from dieselfs_client import daemon
-from dieselfs_client.daemon import serve_mount
+from dieselfs_client.daemon import mount_daemon
+from dieselfs_client.daemon.mount_daemon import serve_mount
+from dieselfs_client.daemon.service import open_log
 from dieselfs_client.mount.options import MountOptions
-from dieselfs_client.service import open_log
 from dieselfs_client.supervision.control_channel import ControlChannel
 from dieselfs_client.supervision.supervisor_client import SupervisorClient
 from lab.network import clear
@@ -90,7 +90,7 @@ def _supervise(control_channel: ControlChannel, ready: Event) -> None:
 
 def serve_what_is_open(grace_s: float) -> None:
     """For `sabotage`: after the order to stop, open files are served for `grace_s`."""
-    daemon.STOP_GRACE_S = grace_s
+    mount_daemon.STOP_GRACE_S = grace_s
 
 
 @contextmanager

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from dieselfs.process.launch import wait_for_end
-from dieselfs_client import control
+from dieselfs_client.daemon import control
 from dieselfs_client.mount.options import MountOptions
 from dieselfs_client.supervision.status import SupervisorStatus, supervision_of
 from tests.support import verifying_reader

@@ -12,7 +12,7 @@ from dieselfs.errors import EXIT_INTERRUPTED, EXIT_UNAVAILABLE
 from tests.support.dlcmd import Dlcmd
 from tests.support.server import RunningServer
 
-HEAVY = {"numpy", "trio", "thriftpy2", "dieselfs.dataset", "dieselfs_client.daemon"}
+HEAVY = {"numpy", "trio", "thriftpy2", "dieselfs.dataset", "dieselfs_client.daemon.mount_daemon"}
 """Modules that take most of the time of a start."""
 
 _LOADED = "import atexit, sys; atexit.register(lambda: print('LOADED', *sys.modules, file=sys.stderr))"

@@ -20,7 +20,7 @@ from dieselfs.errors import EXIT_INTERRUPTED, EXIT_OK, DieselfsError, InvalidInp
 from dieselfs.settings.table import EMBEDDED
 from dieselfs.transfer.upload import Failed, SourceEntry, TreeUpload, walk_source
 from dieselfs.units import count, format_duration, format_size
-from dieselfs_client import control
+from dieselfs_client.daemon import control
 from dieselfs_client.mount.mounting import DEVICE
 from dieselfs_client.mount.options import MountOptions
 from dieselfs_tools.comparison import compare_trees

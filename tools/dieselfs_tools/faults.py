@@ -16,7 +16,7 @@ from dieselfs.dataset import Dataset
 from dieselfs.errors import InvalidInput, StorageFull, Unavailable
 from dieselfs.limits import MIB
 from dieselfs.settings.table import EMBEDDED
-from dieselfs_client import control
+from dieselfs_client.daemon import control
 from dieselfs_client.mount.mount_table import mount_at
 from dieselfs_client.mount.mounting import unmount
 from dieselfs_client.mount.options import MountOptions

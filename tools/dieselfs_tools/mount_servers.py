@@ -58,7 +58,7 @@ def server_of(place: str) -> str | None:
     """The addresses in `.dieselfs/info` of a mount of this user: another user could name any server. None for an
     embedded server, or if they cannot be read.
     """
-    from dieselfs_client import control
+    from dieselfs_client.daemon import control
 
     try:
         if os.stat(f"/proc/{control.daemon_at(place)}").st_uid != os.geteuid():

@@ -22,7 +22,7 @@ from dieselfs.limits import MIB
 from dieselfs.prediction import Cost, Point, Speeds
 from dieselfs.settings import Settings
 from dieselfs.sources.server import ServerSource
-from dieselfs_client import control
+from dieselfs_client.daemon import control
 from dieselfs_client.mount.options import MountOptions
 from dieselfs_tools.private_home import private_home
 

@@ -23,10 +23,10 @@ from dieselfs.process.state_dirs import runtime_folder
 from dieselfs.settings.table import CacheOptions
 from dieselfs.sources.interface import Slices
 from dieselfs.sources.server import ServerSource, is_intact
-from dieselfs_client import control
 from dieselfs_client.cluster.node_paths import lock_of, path_of
 from dieselfs_client.cluster.pool import PoolConfig, PoolHost
 from dieselfs_client.cluster.role import JobRole
+from dieselfs_client.daemon import control
 from tests.support.server import RunningServer, running_server
 from tests.support.small_chunks import store
 

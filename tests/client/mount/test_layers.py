@@ -16,7 +16,7 @@ import pytest
 from dieselfs.errors import AccessDenied, MountError
 from dieselfs.settings.table import FUSE, OVERLAY
 from dieselfs.snapshot.erofs_image import Ownership, build_image
-from dieselfs_client import control
+from dieselfs_client.daemon import control
 from dieselfs_client.mount import layers, mounting
 from dieselfs_client.mount.layers import (
     Layers,

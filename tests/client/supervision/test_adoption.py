@@ -14,7 +14,7 @@ import pytest
 
 from dieselfs.errors import MountError
 from dieselfs.settings.table import FUSE, IMAGE, OVERLAY
-from dieselfs_client import control
+from dieselfs_client.daemon import control
 from dieselfs_client.mount.mount_table import mount_at
 from dieselfs_client.mount.options import MountOptions
 from dieselfs_client.supervision.status import SupervisorStatus, supervision_of

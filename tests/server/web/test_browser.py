@@ -20,7 +20,7 @@ from dieselfs.limits import GIB, MIB
 from dieselfs.net.address import TcpAddress
 from dieselfs.rpc.members import JobId
 from dieselfs.rpc.records import QuotaRecord
-from dieselfs_client import control
+from dieselfs_client.daemon import control
 from dieselfs_client.mount.options import MountOptions
 from lab.network import clear
 from tests.support.dlcmd import wait_until

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from dieselfs.errors import EXIT_DAMAGED, EXIT_NOT_FOUND, EXIT_PARTIAL, EXIT_USAGE, MountError
-from dieselfs_client import control
+from dieselfs_client.daemon import control
 from tests.support.dlcmd import Dlcmd
 
 

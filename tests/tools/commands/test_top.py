@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from dieselfs.errors import EXIT_USAGE
-from dieselfs_client import control
+from dieselfs_client.daemon import control
 from dieselfs_tools.commands.top import _shown, _unmounted
 from dieselfs_tools.watching import Seen
 from tests.support.dlcmd import COMMAND, TIMEOUT_S, Dlcmd, wait_until

@@ -11,7 +11,7 @@ import click
 from dieselfs.errors import InvalidInput, NotFound
 from dieselfs.settings.flags import settings_options
 from dieselfs.settings.table import JOB_FIELDS, CacheOptions, JobSettings, Place
-from dieselfs_client import control
+from dieselfs_client.daemon import control
 from dieselfs_tools import options
 from dieselfs_tools.session import Session
 

@@ -3,7 +3,7 @@
 from dataclasses import asdict
 
 from dieselfs.names import printable
-from dieselfs_client import control, daemon_list
+from dieselfs_client.daemon import control, daemon_list
 from dieselfs_tools import options
 from dieselfs_tools.session import Session
 

@@ -54,7 +54,7 @@ def _histories(subject: str) -> "tuple[str, dict[str, Recorded], int | None]":
     of them, which knows the other nodes. Raises NotFound.
     """
     from dieselfs.telemetry.socket import histories
-    from dieselfs_client import control
+    from dieselfs_client.daemon import control
     from dieselfs_client.mount.mount_table import mount_at
     from dieselfs_tools.watching import not_found
 
@@ -94,7 +94,7 @@ def _quality(nodes: "dict[str, Recorded]", order: str) -> "ShuffleQuality | None
     from dieselfs.shuffle.quality import measure
     from dieselfs.shuffle.share_name import ShareName
     from dieselfs.snapshot.reader import Snapshot
-    from dieselfs_client import control
+    from dieselfs_client.daemon import control
 
     for recorded in nodes.values():
         if not recorded.about.get("mountpoint"):

@@ -47,7 +47,7 @@ def run(
     are killed.
     """
     from dieselfs.process.keeper import end_as
-    from dieselfs_client import private_mount
+    from dieselfs_client.daemon import private_mount
 
     if shutil.which(command[0]) is None:
         session.output.error(f"{command[0]}: there is no such command")

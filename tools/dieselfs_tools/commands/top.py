@@ -59,7 +59,7 @@ def _unmounted(seen: "Seen") -> list[bool]:
 
     Known of those on this machine, in the mount namespace of this process.
     """
-    from dieselfs_client import control
+    from dieselfs_client.daemon import control
 
     here: dict[int, Activity | ServerActivity] = {}
     for each in seen:

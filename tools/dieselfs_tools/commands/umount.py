@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import click
 
 from dieselfs.errors import EXIT_OK, EXIT_PARTIAL, MountError
-from dieselfs_client import control
+from dieselfs_client.daemon import control
 from dieselfs_tools import options
 from dieselfs_tools.session import Session
 

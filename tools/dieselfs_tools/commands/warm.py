@@ -8,7 +8,7 @@ import click
 
 from dieselfs.errors import EXIT_DAMAGED, EXIT_OK, EXIT_PARTIAL, InvalidInput
 from dieselfs.units import count, format_duration
-from dieselfs_client import control
+from dieselfs_client.daemon import control
 from dieselfs_tools import options
 from dieselfs_tools.output import Output
 from dieselfs_tools.progress import Reading, shown

@@ -23,7 +23,7 @@ SINCE_MAX = 1.5
 def why(session: Session, mountpoint: str, duration_s: float, since_start: bool) -> int:
     """Say in one paragraph what limits the training that reads a mount now, and the one thing to change."""
     from dieselfs.telemetry.activity import Activity, ServerActivity
-    from dieselfs_client import control
+    from dieselfs_client.daemon import control
     from dieselfs_tools.diagnosis import diagnosis
     from dieselfs_tools.mount_servers import MountServers, server_of
     from dieselfs_tools.watching import not_found, watched

@@ -25,7 +25,7 @@ from dieselfs.records import DatasetRecord
 from dieselfs.rpc.client import ServerClient
 from dieselfs.snapshot.reader import Snapshot
 from dieselfs.telemetry.registry import Registry
-from dieselfs_client import control
+from dieselfs_client.daemon import control
 from dieselfs_client.mount.error_log import Refused
 from dieselfs_client.mount.layers import Layers
 from dieselfs_client.mount.mount_table import is_above, mount_at

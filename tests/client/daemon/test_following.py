@@ -19,7 +19,7 @@ import pytest
 from dieselfs.dataset import Dataset
 from dieselfs.errors import InvalidInput
 from dieselfs.settings.table import FUSE, IMAGE, KERNEL, PYFUSE3
-from dieselfs_client import control
+from dieselfs_client.daemon import control
 from dieselfs_client.mount.mount_table import MOUNTINFO, mount_at, parse_mountinfo
 from dieselfs_client.mount.options import MountOptions
 from dieselfs_client.supervision.status import supervision_of

@@ -13,7 +13,7 @@ from dataclasses import replace
 from dieselfs.errors import MountError
 from dieselfs.process.keeper import follow_parent, fork_keeper, kill_descendants, run_command
 from dieselfs.process.state_dirs import log_path
-from dieselfs_client import control
+from dieselfs_client.daemon import control
 from dieselfs_client.mount import namespace
 from dieselfs_client.mount.layers import Layers, make_base, remove_base, remove_bases
 from dieselfs_client.mount.mounting import resolved_mountpoint

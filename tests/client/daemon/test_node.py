@@ -14,9 +14,9 @@ from dieselfs.limits import MIB
 from dieselfs.prefetch.extent_table import Extents
 from dieselfs.shuffle.cursor import Cursor
 from dieselfs.shuffle.share_name import ShareName
+from dieselfs_client.daemon.node import Node, allotment_of
 from dieselfs_client.memory.budget import node_cache_evictable_bytes
 from dieselfs_client.mount.options import MountOptions
-from dieselfs_client.node import Node, allotment_of
 from dieselfs_client.supervision.handover_state import HandoverState
 from tests.support.dataset import PackedDataset, TreeEntry, pack_entries
 

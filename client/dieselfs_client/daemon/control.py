@@ -20,7 +20,7 @@ from dieselfs.process.launch import ProcessHandle, launch, module_environment, p
 from dieselfs.process.state_dirs import log_path
 from dieselfs.process.system_limits import room_bytes
 from dieselfs.settings.table import KERNEL, CacheOptions
-from dieselfs_client.daemon_list import CACHE_DAEMON, cache_daemons
+from dieselfs_client.daemon.daemon_list import CACHE_DAEMON, cache_daemons
 from dieselfs_client.memory.room import granted
 from dieselfs_client.mount.layers import remove_bases
 from dieselfs_client.mount.mount_table import (

@@ -28,7 +28,7 @@ from dieselfs.sources.interface import CountedSource, FetchMetrics, Source
 from dieselfs.telemetry.registry import Registry
 from dieselfs.telemetry.stalls import DAEMON_CAUSES, METER
 from dieselfs_client.cluster.job_warmth import warmth_fields
-from dieselfs_client.daemon_metrics import declare_daemon, declare_servers
+from dieselfs_client.daemon.daemon_metrics import declare_daemon, declare_servers
 from dieselfs_client.memory.budget import Allotment, allot_for
 from dieselfs_client.memory.buffer_pool import BufferPool
 from dieselfs_client.memory.chunk_cache import ChunkCache
@@ -52,7 +52,7 @@ from dieselfs_client.supervision.status import MemoryFile
 
 if TYPE_CHECKING:  # imported in a job, or to follow, alone
     from dieselfs_client.cluster.role import JobRole
-    from dieselfs_client.following import Follower
+    from dieselfs_client.daemon.following import Follower
 
 _LAYOUTS_MAX = 4
 """Layouts of the dataset and of folders, for plans; 4 bytes a file each."""

@@ -21,6 +21,8 @@ from dieselfs.snapshot.reader import Snapshot
 from dieselfs.sources.interface import Source
 from dieselfs.telemetry.socket import publish
 from dieselfs_client.cluster.node_paths import lock_of
+from dieselfs_client.daemon.node import Node, allotment_of
+from dieselfs_client.daemon.service import Service
 from dieselfs_client.memory.budget import Allotment
 from dieselfs_client.memory.buffer_pool import BufferPool
 from dieselfs_client.memory.foreground import Foreground
@@ -45,8 +47,6 @@ from dieselfs_client.mount.mounting import facts, has_dead_mount, raise_read_ahe
 from dieselfs_client.mount.options import MountOptions
 from dieselfs_client.mount.page_cache import PageCache, largest_payload_bytes
 from dieselfs_client.mount.view import Choice, after_refusal, choices
-from dieselfs_client.node import Node, allotment_of
-from dieselfs_client.service import Service
 from dieselfs_client.supervision.handover_chunks import HandoverChunks
 from dieselfs_client.supervision.handover_state import HandoverState
 from dieselfs_client.supervision.kept_descriptors import DEVICE
@@ -391,7 +391,7 @@ class _MountService(Service):
     def _begin_following(self, node: Node) -> None:
         """Move to new generations from now on, with the option for it."""
         if self.options.follow_s and self.client is not None and node.follower is None:
-            from dieselfs_client.following import Follower
+            from dieselfs_client.daemon.following import Follower
 
             node.begin(
                 Follower(self.snapshot, self.client, self.options, lambda: self.layers, node, self.metrics)
