@@ -13,7 +13,7 @@ from dieselfs.errors import EXIT_BUG, EXIT_INTERRUPTED, EXIT_OK, EXIT_USAGE, Die
 from dieselfs.settings.flags import settings_options
 from dieselfs.settings.table import Place
 from dieselfs_client.daemon import control
-from dieselfs_client.mount.options import MountOptions, parse_options
+from dieselfs_client.mount.points.options import MountOptions, parse_options
 
 MOUNT_EXIT_USAGE = 1
 MOUNT_EXIT_FAILED = 32

@@ -26,8 +26,8 @@ import trio
 from dieselfs.errors import EXIT_BUG, EXIT_OK, DieselfsError, MountError
 from dieselfs_client.daemon.mount_daemon import serve_mount
 from dieselfs_client.daemon.service import open_dataset, open_log
-from dieselfs_client.mount.drivers import driver_class
-from dieselfs_client.mount.options import MountOptions, parse_options
+from dieselfs_client.mount.drivers.choice import driver_class
+from dieselfs_client.mount.points.options import MountOptions, parse_options
 from dieselfs_client.supervision.control_channel import ControlChannel, receive_inheritance
 from dieselfs_client.supervision.kept_descriptors import SNAPSHOT
 from dieselfs_client.supervision.privileges import give_up_privileges

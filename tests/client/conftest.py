@@ -11,7 +11,7 @@ import pytest
 from dieselfs.dataset import Dataset
 from dieselfs.settings.table import FUSE, IMAGE, OVERLAY
 from dieselfs_client.daemon import control
-from dieselfs_client.mount.options import MountOptions
+from dieselfs_client.mount.points.options import MountOptions
 from lab.network import clear
 from tests.support.server import RunningServer, running_server
 

@@ -19,9 +19,9 @@ import pytest
 from dieselfs.errors import NotFound
 from dieselfs.settings.table import FUSE
 from dieselfs_client.daemon import control
-from dieselfs_client.mount.layers import remove_bases
-from dieselfs_client.mount.mount_table import MOUNTINFO, is_stale, mount_at, parse_mountinfo
-from dieselfs_client.mount.options import MountOptions
+from dieselfs_client.mount.points.layers import remove_bases
+from dieselfs_client.mount.points.mount_table import MOUNTINFO, is_stale, mount_at, parse_mountinfo
+from dieselfs_client.mount.points.options import MountOptions
 from lab.mount_processes import processes_of
 from tests.client.conftest import FILES, needs_root
 from tests.support.supervised import wait_for, wait_until_ended

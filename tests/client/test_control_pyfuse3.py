@@ -11,8 +11,8 @@ import pytest
 from dieselfs.errors import MountError
 from dieselfs.settings.table import PYFUSE3
 from dieselfs_client.daemon import control
-from dieselfs_client.mount.mount_table import mount_at
-from dieselfs_client.mount.options import MountOptions
+from dieselfs_client.mount.points.mount_table import mount_at
+from dieselfs_client.mount.points.options import MountOptions
 from tests.client.conftest import FILES
 
 pytestmark = pytest.mark.skipif(not os.access("/dev/fuse", os.W_OK), reason="needs /dev/fuse")
@@ -70,7 +70,7 @@ def test_a_package_that_is_missing_is_said_before_anything_is_mounted(
     def check(name: str) -> None:
         raise MountError(f"the driver {name} cannot be used")
 
-    monkeypatch.setattr("dieselfs_client.mount.drivers.driver_class", check)
+    monkeypatch.setattr("dieselfs_client.mount.drivers.choice.driver_class", check)
     with pytest.raises(MountError, match="pyfuse3 cannot be used"):
         control.mount("letters", mountpoint, pyfuse3_options)
     assert mount_at(str(mountpoint)) is None

@@ -14,8 +14,8 @@ from dieselfs.shuffle.plan import Plan
 from dieselfs.shuffle.spec import PlanSpec
 from dieselfs_client.memory.budget import Allotment
 from dieselfs_client.memory.chunk_cache import ChunkCache, Key
-from dieselfs_client.mount.core import MountCore
-from dieselfs_client.mount.read_path import ReadPath
+from dieselfs_client.mount.reading.core import MountCore
+from dieselfs_client.mount.reading.read_path import ReadPath
 from dieselfs_client.prefetch.prefetcher import Prefetcher
 from tests.support.dataset import PackedDataset, TreeEntry, pack_entries
 from tests.support.still_time import run_in_still_time, time_flies

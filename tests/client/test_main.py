@@ -11,8 +11,8 @@ import pytest
 
 from dieselfs.settings.table import IMAGE, OVERLAY
 from dieselfs_client.daemon import control
-from dieselfs_client.mount.mount_table import mount_at
-from dieselfs_client.mount.options import MountOptions
+from dieselfs_client.mount.points.mount_table import mount_at
+from dieselfs_client.mount.points.options import MountOptions
 from tests.client.conftest import FILES, needs_root
 from tests.support.supervised import wait_for
 

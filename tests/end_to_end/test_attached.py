@@ -10,7 +10,7 @@ import pytest
 from dieselfs.dataset import Dataset
 from dieselfs.errors import Damaged
 from dieselfs_client.daemon import control
-from dieselfs_client.mount.options import MountOptions
+from dieselfs_client.mount.points.options import MountOptions
 from dieselfs_tools.private_home import private_home
 from tests.support.dlcmd import Dlcmd
 from tests.support.server import RunningServer, running_server

@@ -18,7 +18,7 @@ from dieselfs.errors import EXIT_NOT_FOUND, EXIT_PARTIAL, EXIT_USAGE, AccessDeni
 from dieselfs.limits import MIB
 from dieselfs.transfer.upload import TreeUpload, walk_source
 from dieselfs_client.daemon import control
-from dieselfs_client.mount.options import MountOptions
+from dieselfs_client.mount.points.options import MountOptions
 from lab.network import clear
 from tests.support.dlcmd import Dlcmd, wait_until
 from tests.support.job_daemons import end_job_daemons

@@ -18,7 +18,7 @@ import torch
 import dieselfs
 from dieselfs.shuffle.cursor import Cursor
 from dieselfs_client.daemon import control
-from dieselfs_client.mount.options import MountOptions
+from dieselfs_client.mount.points.options import MountOptions
 from dieselfs_tools.private_home import private_home
 from lab.namespace import wait_for
 from tests.support.documents import DOCUMENTS

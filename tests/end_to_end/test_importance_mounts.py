@@ -13,7 +13,7 @@ from dieselfs.limits import KIB, MIB
 from dieselfs.settings.table import FUSE, IMAGE, OVERLAY
 from dieselfs.transfer.upload import TreeUpload, walk_source
 from dieselfs_client.daemon import control
-from dieselfs_client.mount.options import MountOptions
+from dieselfs_client.mount.points.options import MountOptions
 from lab.namespace import wait_for
 from lab.network import clear
 from tests.support.server import RunningServer, running_server

@@ -16,9 +16,9 @@ from dieselfs.dataset import Dataset
 from dieselfs.errors import AccessDenied, InvalidInput
 from dieselfs.limits import MIB
 from dieselfs_client.daemon import control
-from dieselfs_client.mount.mount_table import mount_at
-from dieselfs_client.mount.mounting import unmount
-from dieselfs_client.mount.options import MountOptions
+from dieselfs_client.mount.points.mount_table import mount_at
+from dieselfs_client.mount.points.mounting import unmount
+from dieselfs_client.mount.points.options import MountOptions
 from dieselfs_client.supervision.status import supervision_of
 from lab.job import kill_both
 from tests.support.server import RunningServer, running_server
@@ -88,7 +88,7 @@ control.mount("job", sys.argv[1], parse_options(sys.argv[2], MountOptions()))
 
 def mount_together(server: RunningServer, secret: Path, places: list[Path], **more: Any) -> None:
     """They wait for each other, so they are mounted at the same time."""
-    from dieselfs_client.mount.options import format_options
+    from dieselfs_client.mount.points.options import format_options
 
     with ExitStack() as stack:
         running = [

@@ -18,7 +18,7 @@ import pytest
 from dieselfs.dataset import Dataset
 from dieselfs.limits import MIB
 from dieselfs_client.daemon import control
-from dieselfs_client.mount.options import MountOptions
+from dieselfs_client.mount.points.options import MountOptions
 from dieselfs_client.supervision.status import supervision_of
 from lab.job import kill_both
 from lab.network import clear

@@ -8,7 +8,7 @@ from dieselfs.dataset import Dataset
 from dieselfs.limits import MIB
 from dieselfs.transfer.upload import TreeUpload, walk_source
 from dieselfs_client.daemon import control
-from dieselfs_client.mount.options import MountOptions
+from dieselfs_client.mount.points.options import MountOptions
 from tests.support.server import running_server
 
 PIECES = 300

@@ -14,7 +14,7 @@ from dieselfs.settings.table import FUSE, IMAGE, OVERLAY
 from dieselfs.snapshot.store import save_snapshot
 from dieselfs.transfer.sender import ChunkSender
 from dieselfs_client.daemon import control
-from dieselfs_client.mount.options import MountOptions
+from dieselfs_client.mount.points.options import MountOptions
 from tests.client.conftest import needs_root
 from tests.end_to_end.test_redis_servers import options
 from tests.support.redis import needs_redis, running_redis

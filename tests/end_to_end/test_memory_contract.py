@@ -19,10 +19,10 @@ from dieselfs.names import CONTROL_FOLDER
 from dieselfs.prefetch.extent_table import PAGE_BYTES
 from dieselfs.settings.table import AUTO, FUSE, IMAGE
 from dieselfs_client.memory.room import PROGRAM_BYTES
-from dieselfs_client.mount.layers import IMAGE_FILE
-from dieselfs_client.mount.mount_table import MOUNTINFO, mount_at, parse_mountinfo
-from dieselfs_client.mount.mounting import unmount
-from dieselfs_client.mount.residency import resident_pages
+from dieselfs_client.mount.kernel.residency import resident_pages
+from dieselfs_client.mount.points.layers import IMAGE_FILE
+from dieselfs_client.mount.points.mount_table import MOUNTINFO, mount_at, parse_mountinfo
+from dieselfs_client.mount.points.mounting import unmount
 from dieselfs_client.supervision.status import supervision_of
 from tests.support.cgroup import limited_group, why_not
 from tests.support.page_cache import cached_pages

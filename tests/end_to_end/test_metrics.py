@@ -23,7 +23,7 @@ from dieselfs.dataset import Dataset
 from dieselfs.errors import EXIT_NOT_FOUND
 from dieselfs.limits import MIB
 from dieselfs_client.daemon import control
-from dieselfs_client.mount.options import MountOptions
+from dieselfs_client.mount.points.options import MountOptions
 from dieselfs_client.supervision.status import supervision_of
 from lab.network import clear
 from tests.support.dlcmd import Dlcmd

@@ -19,9 +19,9 @@ import pytest
 from dieselfs.dataset import Dataset
 from dieselfs.limits import MIB
 from dieselfs_client.daemon import control
-from dieselfs_client.mount.mount_table import mount_at
-from dieselfs_client.mount.mounting import unmount
-from dieselfs_client.mount.options import MountOptions
+from dieselfs_client.mount.points.mount_table import mount_at
+from dieselfs_client.mount.points.mounting import unmount
+from dieselfs_client.mount.points.options import MountOptions
 from dieselfs_client.supervision.status import supervision_of
 from tests.support import plan_reader
 from tests.support.server import RunningServer, running_server

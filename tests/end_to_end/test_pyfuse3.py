@@ -11,7 +11,7 @@ from dieselfs.dataset import Dataset
 from dieselfs.limits import MIB
 from dieselfs.settings.table import PYFUSE3
 from dieselfs_client.daemon import control
-from dieselfs_client.mount.options import MountOptions
+from dieselfs_client.mount.points.options import MountOptions
 from lab.network import clear
 from tests.support.plan_reader import content_of, read
 from tests.support.server import running_server

@@ -17,7 +17,7 @@ from dieselfs.shuffle.mixture import seed_of
 from dieselfs.telemetry.stalls import CAUSES
 from dieselfs.torch import ChunkShuffleBatchSampler, FolderDataset, MixedDataset
 from dieselfs_client.daemon import control
-from dieselfs_client.mount.options import MountOptions
+from dieselfs_client.mount.points.options import MountOptions
 from tests.support.image_folder import ImageFolder
 from tests.support.server import RunningServer, running_server
 

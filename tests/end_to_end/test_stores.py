@@ -17,7 +17,7 @@ from dieselfs.errors import DieselfsError, StorageFull, Unavailable
 from dieselfs.limits import REQUEST_TIMEOUT_S
 from dieselfs.transfer.upload import TreeUpload, walk_source
 from dieselfs_client.daemon import control
-from dieselfs_client.mount.options import MountOptions
+from dieselfs_client.mount.points.options import MountOptions
 from dieselfs_server.datasets.commit import read_header
 from dieselfs_server.store.posix import PosixStore
 from tests.support.buckets import needs_gateway, running_gateway, set_credentials

@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader
 from dieselfs.dataset import Dataset
 from dieselfs.transfer.upload import TreeUpload, walk_source
 from dieselfs_client.daemon import control
-from dieselfs_client.mount.options import MountOptions
+from dieselfs_client.mount.points.options import MountOptions
 from tests.support.image_folder import ImageFolder, content_key
 from tests.support.server import RunningServer, running_server
 

@@ -13,7 +13,7 @@ from dieselfs.errors import EXIT_NOT_FOUND, EXIT_PARTIAL, EXIT_USAGE
 from dieselfs.limits import MIB
 from dieselfs.settings.table import AUTO, FUSE
 from dieselfs_client.daemon import control
-from dieselfs_client.mount.options import MountOptions
+from dieselfs_client.mount.points.options import MountOptions
 from dieselfs_client.supervision.status import supervision_of
 from lab.namespace import wait_for
 from lab.network import clear

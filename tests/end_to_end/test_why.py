@@ -15,7 +15,7 @@ from dieselfs.dataset import Dataset
 from dieselfs.limits import MIB
 from dieselfs.rpc.records import RateRecord
 from dieselfs_client.daemon import control
-from dieselfs_client.mount.options import MountOptions
+from dieselfs_client.mount.points.options import MountOptions
 from lab.network import clear
 from lab.server import upload
 from lab.tcp_proxy import tcp_proxy

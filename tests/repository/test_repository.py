@@ -60,7 +60,7 @@ WITHOUT_TWIN: dict[str, str] = {
     "dieselfs/rpc/client.py": "tests/server/test_service.py calls all of it over a real socket",
     "dieselfs/rpc/server_connections.py": "tests/server/test_service.py and end_to_end/test_several_servers.py use it",
     "dieselfs/rpc/connection.py": "tests/server/test_listener.py, from both ends of a real socket",
-    "client/dieselfs_client/mount/driver.py": "tests/client/mount/test_kernel_driver.py and test_pyfuse3_driver.py",
+    "client/dieselfs_client/mount/drivers/driver.py": "tests/client/mount/drivers/test_kernel_driver.py and test_pyfuse3_driver.py",
     "dieselfs/net/urls.py": "tests/server/test_urls.py: in all settings that take a URL",
     "dieselfs/transfer/report.py": "tests/dieselfs/transfer/test_upload.py and test_download.py",
     "dieselfs/transfer/sender.py": "tests/dieselfs/transfer/test_upload.py: servers that fail and die",

@@ -10,8 +10,8 @@ from dieselfs.importance.score_lines import LossBatch
 from dieselfs.shuffle.plan import Plan, Share
 from dieselfs.shuffle.share_name import ShareName
 from dieselfs.snapshot.reader import Snapshot
-from dieselfs_client.mount.control_tree import ControlTree
-from dieselfs_client.mount.error_log import ErrorLog
+from dieselfs_client.mount.control.tree import ControlTree
+from dieselfs_client.mount.reading.error_log import ErrorLog
 
 
 class SimpleContents:

@@ -18,16 +18,16 @@ from dieselfs.snapshot.erofs_image import Ownership, Serving
 from dieselfs.snapshot.stored_image import open_image, stored_image
 from dieselfs_client.memory.buffer_pool import BufferPool
 from dieselfs_client.memory.chunk_cache import ChunkCache
-from dieselfs_client.mount.control_tree import ControlTree
-from dieselfs_client.mount.core import CONTROL_FOLDER
-from dieselfs_client.mount.error_log import ErrorLog
-from dieselfs_client.mount.image_core import IMAGE_NAME, ImageCore
-from dieselfs_client.mount.image_pages import ImagePages
-from dieselfs_client.mount.image_reads import ImageReads
-from dieselfs_client.mount.kernel_driver import KernelDriver
-from dieselfs_client.mount.mounting import mount_device
-from dieselfs_client.mount.page_cache import largest_payload_bytes
-from dieselfs_client.mount.read_path import ReadPath
+from dieselfs_client.mount.control.tree import ControlTree
+from dieselfs_client.mount.drivers.kernel_driver import KernelDriver
+from dieselfs_client.mount.kernel.page_cache import largest_payload_bytes
+from dieselfs_client.mount.points.mounting import mount_device
+from dieselfs_client.mount.reading.core import CONTROL_FOLDER
+from dieselfs_client.mount.reading.error_log import ErrorLog
+from dieselfs_client.mount.reading.read_path import ReadPath
+from dieselfs_client.mount.views.image_core import IMAGE_NAME, ImageCore
+from dieselfs_client.mount.views.image_pages import ImagePages
+from dieselfs_client.mount.views.image_reads import ImageReads
 from lab.network import clear
 from tests.support.dataset import PackedDataset
 from tests.support.erofs import mounted_image

@@ -9,7 +9,7 @@ from typing import Any
 
 from dieselfs.limits import MIB
 from dieselfs_client.daemon import control
-from dieselfs_client.mount.options import MountOptions
+from dieselfs_client.mount.points.options import MountOptions
 from lab.network import clear
 from tests.support.server import RunningServer
 

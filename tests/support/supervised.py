@@ -16,7 +16,7 @@ import pytest
 
 from dieselfs.process.launch import wait_for_end
 from dieselfs_client.daemon import control
-from dieselfs_client.mount.options import MountOptions
+from dieselfs_client.mount.points.options import MountOptions
 from dieselfs_client.supervision.status import SupervisorStatus, supervision_of
 from tests.support import verifying_reader
 

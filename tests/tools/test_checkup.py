@@ -9,8 +9,8 @@ import pytest
 from dieselfs.limits import GIB, KIB, MIB
 from dieselfs.rpc.records import FAILURE, OK, WARNING
 from dieselfs.settings.table import FUSE, IMAGE
-from dieselfs_client.mount.mounting import ReadAhead
-from dieselfs_client.mount.view import Facts as MountFacts
+from dieselfs_client.mount.points.mounting import ReadAhead
+from dieselfs_client.mount.points.view_choice import Facts as MountFacts
 from dieselfs_tools.checkup import Facts, findings
 
 GOOD = Facts(

@@ -8,8 +8,8 @@ import pytest
 
 from dieselfs.telemetry.activity import ServerActivity
 from dieselfs.telemetry.registry import Registry, Report
-from dieselfs_client.mount import mount_table
-from dieselfs_client.mount.mount_table import MountRecord
+from dieselfs_client.mount.points import mount_table
+from dieselfs_client.mount.points.mount_table import MountRecord
 from dieselfs_tools.watching import not_found, watched, with_nodes
 
 

@@ -26,7 +26,7 @@ from dieselfs.process.embedded_server import socket_path
 from dieselfs.process.launch import ProcessHandle
 from dieselfs.settings.table import AUTO, FUSE, IMAGE, KERNEL, OVERLAY, Settings
 from dieselfs_client.daemon import control
-from dieselfs_client.mount.options import MountOptions
+from dieselfs_client.mount.points.options import MountOptions
 from lab.namespace import wait_for
 from lab.server import upload
 

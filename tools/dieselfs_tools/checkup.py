@@ -9,9 +9,14 @@ from dieselfs.rpc.records import FAILURE, OK, WARNING
 from dieselfs.rpc.records import CheckRecord as Finding
 from dieselfs.settings.table import AUTO, FUSE, IMAGE
 from dieselfs.units import format_size
-from dieselfs_client.mount.mounting import IMAGE_READ_AHEAD_BYTES, ReadAhead
-from dieselfs_client.mount.view import BENEATH_LINUX, EROFS_FILE_LINUX, OVERLAY_NAMESPACE_LINUX, choices
-from dieselfs_client.mount.view import Facts as MountFacts
+from dieselfs_client.mount.points.mounting import IMAGE_READ_AHEAD_BYTES, ReadAhead
+from dieselfs_client.mount.points.view_choice import (
+    BENEATH_LINUX,
+    EROFS_FILE_LINUX,
+    OVERLAY_NAMESPACE_LINUX,
+    choices,
+)
+from dieselfs_client.mount.points.view_choice import Facts as MountFacts
 
 STATES = (OK, WARNING, FAILURE)
 

@@ -160,7 +160,7 @@ def _tags(context: click.Context, incomplete: str) -> Iterable[str]:
 
 
 def _mountpoints(_: click.Context, incomplete: str) -> Iterable[str]:
-    from dieselfs_client.mount.mount_table import dieselfs_mounts
+    from dieselfs_client.mount.points.mount_table import dieselfs_mounts
 
     return [mount.mountpoint for mount in dieselfs_mounts() if mount.mountpoint.startswith(incomplete)]
 

@@ -21,8 +21,8 @@ from dieselfs.settings.table import EMBEDDED
 from dieselfs.transfer.upload import Failed, SourceEntry, TreeUpload, walk_source
 from dieselfs.units import count, format_duration, format_size
 from dieselfs_client.daemon import control
-from dieselfs_client.mount.mounting import DEVICE
-from dieselfs_client.mount.options import MountOptions
+from dieselfs_client.mount.points.mounting import DEVICE
+from dieselfs_client.mount.points.options import MountOptions
 from dieselfs_tools.comparison import compare_trees
 from dieselfs_tools.private_home import private_home
 

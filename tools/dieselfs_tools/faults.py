@@ -17,9 +17,9 @@ from dieselfs.errors import InvalidInput, StorageFull, Unavailable
 from dieselfs.limits import MIB
 from dieselfs.settings.table import EMBEDDED
 from dieselfs_client.daemon import control
-from dieselfs_client.mount.mount_table import mount_at
-from dieselfs_client.mount.mounting import unmount
-from dieselfs_client.mount.options import MountOptions
+from dieselfs_client.mount.points.mount_table import mount_at
+from dieselfs_client.mount.points.mounting import unmount
+from dieselfs_client.mount.points.options import MountOptions
 from dieselfs_client.supervision.status import SupervisorStatus, supervision_of
 from dieselfs_tools.private_home import private_home, stop_server
 from dieselfs_tools.verifying_readers import Seen, content_of, read_and_drop, reading, wait_for

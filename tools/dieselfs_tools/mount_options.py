@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from dieselfs_client.mount.options import MountOptions, parse_options
+from dieselfs_client.mount.points.options import MountOptions, parse_options
 from dieselfs_tools.session import Session
 
 

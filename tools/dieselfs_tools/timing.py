@@ -23,7 +23,7 @@ from dieselfs.prediction import Cost, Point, Speeds
 from dieselfs.settings import Settings
 from dieselfs.sources.server import ServerSource
 from dieselfs_client.daemon import control
-from dieselfs_client.mount.options import MountOptions
+from dieselfs_client.mount.points.options import MountOptions
 from dieselfs_tools.private_home import private_home
 
 PREFETCH_REQUESTS = 8

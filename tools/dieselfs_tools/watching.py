@@ -16,7 +16,7 @@ Seen = list[Activity | ServerActivity]
 
 def not_found(place: str, command: str) -> NotFound:
     """The error that no daemon tells what it does for a mount, or a job, which `command` asked for."""
-    from dieselfs_client.mount.mount_table import mount_at
+    from dieselfs_client.mount.points.mount_table import mount_at
 
     mount = mount_at(place)
     if mount is not None and mount.is_dieselfs and os.geteuid() != 0:

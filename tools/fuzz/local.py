@@ -23,7 +23,7 @@ from dieselfs.snapshot.reader import Snapshot
 from dieselfs.telemetry.registry import Registry, Report
 from dieselfs.telemetry.report import prometheus_text
 from dieselfs.telemetry.series import History, Recorded
-from dieselfs_client.mount import kernel_protocol
+from dieselfs_client.mount.kernel import protocol
 from dieselfs_server.admission.quotas.holds import Holds
 from dieselfs_tools.commands.rebuild import parse_time
 from dieselfs_tools.patterns import Patterns
@@ -70,15 +70,15 @@ def _losses(data: bytes) -> None:
 
 def _kernel_request(data: bytes) -> None:
     """The body as that of every request which is decoded."""
-    request = kernel_protocol.decode_request(memoryview(len(data).to_bytes(4, "little") + data[4:]))
+    request = protocol.decode_request(memoryview(len(data).to_bytes(4, "little") + data[4:]))
     decoders: tuple[Callable[[memoryview], object], ...] = (
-        kernel_protocol.decode_init,
-        kernel_protocol.decode_read,
-        kernel_protocol.decode_write,
-        kernel_protocol.decode_setattr,
-        kernel_protocol.decode_number,
-        kernel_protocol.decode_batch_forget,
-        kernel_protocol.decode_name,
+        protocol.decode_init,
+        protocol.decode_read,
+        protocol.decode_write,
+        protocol.decode_setattr,
+        protocol.decode_number,
+        protocol.decode_batch_forget,
+        protocol.decode_name,
     )
     for decode in decoders:
         decode(request.body)

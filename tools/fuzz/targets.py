@@ -45,8 +45,8 @@ from dieselfs.snapshot.reader import Snapshot
 from dieselfs.snapshot.signature import check_snapshot_signature
 from dieselfs.snapshot.stored_image import open_image, stored_image
 from dieselfs.units import parse_duration, parse_rate, parse_size
-from dieselfs_client.mount.mount_table import parse_mountinfo
-from dieselfs_client.mount.options import MountOptions, parse_options
+from dieselfs_client.mount.points.mount_table import parse_mountinfo
+from dieselfs_client.mount.points.options import MountOptions, parse_options
 from dieselfs_client.supervision.handover_state import parse_handover
 from dieselfs_client.supervision.status import parse_status
 from dieselfs_server.access.accounts_record import decode_accounts

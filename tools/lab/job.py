@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from dieselfs.dataset import Dataset
-from dieselfs_client.mount.mounting import unmount
+from dieselfs_client.mount.points.mounting import unmount
 from dieselfs_client.supervision.status import SupervisorStatus, supervision_of
 from lab.cluster import Cluster
 from lab.namespace import wait_for

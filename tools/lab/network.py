@@ -20,8 +20,8 @@ from typing import Any
 
 from dieselfs.errors import MountError
 from dieselfs.limits import KIB
-from dieselfs_client.mount.mount_table import dieselfs_mounts, mount_at
-from dieselfs_client.mount.mounting import unmount
+from dieselfs_client.mount.points.mount_table import dieselfs_mounts, mount_at
+from dieselfs_client.mount.points.mounting import unmount
 from lab import namespace as namespaces
 from lab.namespace import Namespace, command
 from lab.packet_filter import bytecode, program

@@ -22,16 +22,16 @@ from dieselfs.process.system_limits import room_bytes
 from dieselfs.settings.table import KERNEL, CacheOptions
 from dieselfs_client.daemon.daemon_list import CACHE_DAEMON, cache_daemons
 from dieselfs_client.memory.room import granted
-from dieselfs_client.mount.layers import remove_bases
-from dieselfs_client.mount.mount_table import (
+from dieselfs_client.mount.points.layers import remove_bases
+from dieselfs_client.mount.points.mount_table import (
     MountRecord,
     dieselfs_mounts,
     is_stale,
     mount_at,
 )
-from dieselfs_client.mount.mounting import facts, prepare_mountpoint, resolved_mountpoint
-from dieselfs_client.mount.mounting import unmount as unmount_from_kernel
-from dieselfs_client.mount.options import MountOptions, check_following, format_options
+from dieselfs_client.mount.points.mounting import facts, prepare_mountpoint, resolved_mountpoint
+from dieselfs_client.mount.points.mounting import unmount as unmount_from_kernel
+from dieselfs_client.mount.points.options import MountOptions, check_following, format_options
 from dieselfs_client.supervision.adoption import OWNED
 from dieselfs_client.supervision.status import SupervisorStatus, supervision_of, supervisions
 
@@ -144,7 +144,7 @@ def _checked(dataset: str, place: str, options: MountOptions, is_kept: bool) -> 
     options.check()
     check_following(options, location, is_kept, facts())
     if options.driver != KERNEL:
-        from dieselfs_client.mount.drivers import driver_class
+        from dieselfs_client.mount.drivers.choice import driver_class
 
         driver_class(options.driver)
     if options.disk:

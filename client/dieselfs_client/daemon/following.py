@@ -26,11 +26,11 @@ from dieselfs.rpc.client import ServerClient
 from dieselfs.snapshot.reader import Snapshot
 from dieselfs.telemetry.registry import Registry
 from dieselfs_client.daemon import control
-from dieselfs_client.mount.error_log import Refused
-from dieselfs_client.mount.layers import Layers
-from dieselfs_client.mount.mount_table import is_above, mount_at
-from dieselfs_client.mount.mounting import put_in_place, uncover, unmount
-from dieselfs_client.mount.options import MountOptions
+from dieselfs_client.mount.points.layers import Layers
+from dieselfs_client.mount.points.mount_table import is_above, mount_at
+from dieselfs_client.mount.points.mounting import put_in_place, uncover, unmount
+from dieselfs_client.mount.points.options import MountOptions
+from dieselfs_client.mount.reading.error_log import Refused
 
 SETTLED_S = 2.0
 """A mount moves to a generation that has been the newest for this long, or for the interval if that is shorter."""

@@ -26,11 +26,11 @@ from dieselfs_client.daemon.service import Service
 from dieselfs_client.memory.budget import Allotment
 from dieselfs_client.memory.buffer_pool import BufferPool
 from dieselfs_client.memory.foreground import Foreground
-from dieselfs_client.mount.connection import KernelConnection, cannot_resend, connect
-from dieselfs_client.mount.driver import Driver
-from dieselfs_client.mount.drivers import driver_class
-from dieselfs_client.mount.image_file import ImageFile, image_file
-from dieselfs_client.mount.layers import (
+from dieselfs_client.mount.drivers.choice import driver_class
+from dieselfs_client.mount.drivers.driver import Driver
+from dieselfs_client.mount.kernel.page_cache import PageCache, largest_payload_bytes
+from dieselfs_client.mount.points.connection import KernelConnection, cannot_resend, connect
+from dieselfs_client.mount.points.layers import (
     BASE,
     LAYERS,
     Layers,
@@ -40,13 +40,13 @@ from dieselfs_client.mount.layers import (
     remove_base,
     remove_bases,
 )
-from dieselfs_client.mount.metadata_push import MetadataPush
-from dieselfs_client.mount.mount_table import is_staged, mount_at
-from dieselfs_client.mount.mount_watch import uncovered
-from dieselfs_client.mount.mounting import facts, has_dead_mount, raise_read_ahead, unmount
-from dieselfs_client.mount.options import MountOptions
-from dieselfs_client.mount.page_cache import PageCache, largest_payload_bytes
-from dieselfs_client.mount.view import Choice, after_refusal, choices
+from dieselfs_client.mount.points.mount_table import is_staged, mount_at
+from dieselfs_client.mount.points.mount_watch import uncovered
+from dieselfs_client.mount.points.mounting import facts, has_dead_mount, raise_read_ahead, unmount
+from dieselfs_client.mount.points.options import MountOptions
+from dieselfs_client.mount.points.view_choice import Choice, after_refusal, choices
+from dieselfs_client.mount.views.image_file import ImageFile, image_file
+from dieselfs_client.mount.views.metadata_push import MetadataPush
 from dieselfs_client.supervision.handover_chunks import HandoverChunks
 from dieselfs_client.supervision.handover_state import HandoverState
 from dieselfs_client.supervision.kept_descriptors import DEVICE

@@ -35,16 +35,16 @@ from dieselfs_client.memory.chunk_cache import ChunkCache
 from dieselfs_client.memory.foreground import Foreground
 from dieselfs_client.memory.room import granted, shrunk
 from dieselfs_client.memory.warming import Pace, Warming
-from dieselfs_client.mount.control_tree import ControlTree
-from dieselfs_client.mount.core import MountCore
-from dieselfs_client.mount.error_log import ErrorLog
-from dieselfs_client.mount.image_core import ImageCore
-from dieselfs_client.mount.image_pages import ImagePages
-from dieselfs_client.mount.image_reads import ImageReads
-from dieselfs_client.mount.metadata_push import MetadataPush
-from dieselfs_client.mount.options import MountOptions
-from dieselfs_client.mount.read_path import ReadPath
-from dieselfs_client.mount.view import FUSE_VIEW, Choice
+from dieselfs_client.mount.control.tree import ControlTree
+from dieselfs_client.mount.points.options import MountOptions
+from dieselfs_client.mount.points.view_choice import FUSE_VIEW, Choice
+from dieselfs_client.mount.reading.core import MountCore
+from dieselfs_client.mount.reading.error_log import ErrorLog
+from dieselfs_client.mount.reading.read_path import ReadPath
+from dieselfs_client.mount.views.image_core import ImageCore
+from dieselfs_client.mount.views.image_pages import ImagePages
+from dieselfs_client.mount.views.image_reads import ImageReads
+from dieselfs_client.mount.views.metadata_push import MetadataPush
 from dieselfs_client.prefetch.prefetcher import PLAN_END_SHARE, PLAN_QUIET_S, Prefetcher
 from dieselfs_client.supervision.handover_state import HandoverEntries, HandoverState, PlanProgress
 from dieselfs_client.supervision.kept_scores import KeptScores

@@ -14,10 +14,10 @@ from dieselfs.errors import MountError
 from dieselfs.process.keeper import follow_parent, fork_keeper, kill_descendants, run_command
 from dieselfs.process.state_dirs import log_path
 from dieselfs_client.daemon import control
-from dieselfs_client.mount import namespace
-from dieselfs_client.mount.layers import Layers, make_base, remove_base, remove_bases
-from dieselfs_client.mount.mounting import resolved_mountpoint
-from dieselfs_client.mount.options import MountOptions
+from dieselfs_client.mount.points import namespace
+from dieselfs_client.mount.points.layers import Layers, make_base, remove_base, remove_bases
+from dieselfs_client.mount.points.mounting import resolved_mountpoint
+from dieselfs_client.mount.points.options import MountOptions
 from dieselfs_client.supervision.status import supervision_of
 
 PLACE_VARIABLE = "DIESELFS_MOUNT"

@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from dieselfs.limits import MIB
-from dieselfs_client.mount.control_tree import ControlFile
+from dieselfs_client.mount.control.tree import ControlFile
 from dieselfs_client.supervision.status import MemoryFile
 
 HANDOVER_BYTES_MAX = 8 * MIB

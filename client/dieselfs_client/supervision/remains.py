@@ -9,9 +9,9 @@ from contextlib import suppress
 def remove_remains(mountpoint: str, device: str) -> None:
     """Unmount, if the mount with this `major:minor` still exists, with its layers; remove bases that nobody holds."""
     from dieselfs.errors import MountError
-    from dieselfs_client.mount.layers import remove_bases
-    from dieselfs_client.mount.mount_table import mount_at
-    from dieselfs_client.mount.mounting import unmount
+    from dieselfs_client.mount.points.layers import remove_bases
+    from dieselfs_client.mount.points.mount_table import mount_at
+    from dieselfs_client.mount.points.mounting import unmount
 
     record = mount_at(mountpoint)
     if record is not None and record.device == device:

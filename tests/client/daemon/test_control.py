@@ -15,8 +15,8 @@ from dieselfs.dataset import Dataset
 from dieselfs.errors import InvalidInput, MountError, NotFound, Unavailable
 from dieselfs.process.launch import module_environment, python_command, wait_for_end
 from dieselfs_client.daemon import control
-from dieselfs_client.mount.mount_table import mount_at
-from dieselfs_client.mount.options import MountOptions, format_options
+from dieselfs_client.mount.points.mount_table import mount_at
+from dieselfs_client.mount.points.options import MountOptions, format_options
 from dieselfs_client.supervision.status import supervision_of
 from tests.client.conftest import FILES
 from tests.support.server import RunningServer

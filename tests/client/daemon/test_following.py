@@ -20,8 +20,8 @@ from dieselfs.dataset import Dataset
 from dieselfs.errors import InvalidInput
 from dieselfs.settings.table import FUSE, IMAGE, KERNEL, PYFUSE3
 from dieselfs_client.daemon import control
-from dieselfs_client.mount.mount_table import MOUNTINFO, mount_at, parse_mountinfo
-from dieselfs_client.mount.options import MountOptions
+from dieselfs_client.mount.points.mount_table import MOUNTINFO, mount_at, parse_mountinfo
+from dieselfs_client.mount.points.options import MountOptions
 from dieselfs_client.supervision.status import supervision_of
 from lab.network import clear
 from tests.client.conftest import needs_root

@@ -12,9 +12,9 @@ import pytest
 
 from dieselfs.errors import MountError
 from dieselfs.settings.table import FUSE
-from dieselfs_client.mount.mount_table import mount_at
-from dieselfs_client.mount.mounting import unmount
-from dieselfs_client.mount.options import MountOptions
+from dieselfs_client.mount.points.mount_table import mount_at
+from dieselfs_client.mount.points.mounting import unmount
+from dieselfs_client.mount.points.options import MountOptions
 from tests.support.dataset import PackedDataset, TreeEntry, pack_entries
 from tests.support.mounted import mounted, serve_what_is_open
 from tests.support.users import NOBODY, as_nobody

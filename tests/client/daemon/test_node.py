@@ -16,7 +16,7 @@ from dieselfs.shuffle.cursor import Cursor
 from dieselfs.shuffle.share_name import ShareName
 from dieselfs_client.daemon.node import Node, allotment_of
 from dieselfs_client.memory.budget import node_cache_evictable_bytes
-from dieselfs_client.mount.options import MountOptions
+from dieselfs_client.mount.points.options import MountOptions
 from dieselfs_client.supervision.handover_state import HandoverState
 from tests.support.dataset import PackedDataset, TreeEntry, pack_entries
 

@@ -5,7 +5,7 @@ from importlib.util import find_spec
 import pytest
 
 from dieselfs.settings.table import KERNEL, PYFUSE3
-from dieselfs_client.mount.options import MountOptions
+from dieselfs_client.mount.points.options import MountOptions
 
 needs_pyfuse3 = pytest.mark.skipif(
     find_spec("pyfuse3") is None, reason="needs pyfuse3 (pip install '.[pyfuse3]')"

@@ -15,11 +15,11 @@ from dieselfs.shuffle.plan import Plan
 from dieselfs.shuffle.spec import PlanSpec
 from dieselfs.snapshot.reader import Snapshot
 from dieselfs_client.memory.chunk_cache import ChunkCache
-from dieselfs_client.mount.control_tree import SHUFFLE_INODE
-from dieselfs_client.mount.core import CONTROL_INODE, MountCore
-from dieselfs_client.mount.kernel_driver import KernelDriver
-from dieselfs_client.mount.kernel_protocol import Opcode
-from dieselfs_client.mount.read_path import ReadPath
+from dieselfs_client.mount.control.tree import SHUFFLE_INODE
+from dieselfs_client.mount.drivers.kernel_driver import KernelDriver
+from dieselfs_client.mount.kernel.protocol import Opcode
+from dieselfs_client.mount.reading.core import CONTROL_INODE, MountCore
+from dieselfs_client.mount.reading.read_path import ReadPath
 from tests.support.control import simple_control
 from tests.support.dataset import MemoryChunkSource
 from tests.support.snapshots import SAMPLE, SOURCE, snapshot_bytes

@@ -16,7 +16,7 @@ import pytest
 from dieselfs.settings.table import FUSE, KERNEL
 from dieselfs.shuffle.plan import Plan
 from dieselfs.shuffle.spec import PlanSpec
-from dieselfs_client.mount.options import MountOptions
+from dieselfs_client.mount.points.options import MountOptions
 from tests.support.dataset import PackedDataset, TreeEntry, pack_entries
 from tests.support.mounted import RunningMount, mounted
 

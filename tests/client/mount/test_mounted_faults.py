@@ -20,8 +20,8 @@ from dieselfs.limits import READ_TIMEOUT_S
 from dieselfs.settings.table import IMAGE, PYFUSE3
 from dieselfs.snapshot.reader import ExtentRef
 from dieselfs.sources.interface import Arrival
-from dieselfs_client.mount.mount_table import mount_at
-from dieselfs_client.mount.options import MountOptions
+from dieselfs_client.mount.points.mount_table import mount_at
+from dieselfs_client.mount.points.options import MountOptions
 from tests.support.dataset import MemoryChunkSource, PackedDataset, TreeEntry, pack_entries
 from tests.support.mounted import mounted, serve_what_is_open
 
@@ -247,7 +247,7 @@ def test_damage_in_a_chunk_touches_only_its_file(
 
 def break_lookup() -> None:
     """Plant a bug: looking up `bug` divides by zero."""
-    from dieselfs_client.mount.core import MountCore
+    from dieselfs_client.mount.reading.core import MountCore
 
     lookup = MountCore.lookup
 

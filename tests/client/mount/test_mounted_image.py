@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from dieselfs.settings.table import IMAGE
-from dieselfs_client.mount.options import MountOptions
+from dieselfs_client.mount.points.options import MountOptions
 from tests.client.conftest import needs_root
 from tests.support.dataset import TreeEntry, pack_entries
 from tests.support.mounted import RunningMount, mounted

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
-from dieselfs_client.mount.options import MountOptions
+from dieselfs_client.mount.points.options import MountOptions
 from tests.support.dataset import TreeEntry, pack_entries
 from tests.support.mounted import mounted
 from tests.support.random_trees import random_trees

@@ -20,8 +20,8 @@ import pytest
 
 from dieselfs.limits import MIB
 from dieselfs.settings.table import FUSE, IMAGE, PYFUSE3
-from dieselfs_client.mount.core import FOLDER_BLOCK_BYTES, IO_BLOCK_BYTES, STAT_BLOCK_BYTES
-from dieselfs_client.mount.options import MountOptions
+from dieselfs_client.mount.points.options import MountOptions
+from dieselfs_client.mount.reading.core import FOLDER_BLOCK_BYTES, IO_BLOCK_BYTES, STAT_BLOCK_BYTES
 from tests.support.dataset import PackedDataset, TreeEntry, pack_entries, pack_tree
 from tests.support.mounted import mounted
 from tests.support.trees import ODD_NAMES, odd_tree

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from dieselfs_client.mount.mount_table import mount_at
-from dieselfs_client.mount.mounting import DEVICE
-from dieselfs_client.mount.options import MountOptions
+from dieselfs_client.mount.points.mount_table import mount_at
+from dieselfs_client.mount.points.mounting import DEVICE
+from dieselfs_client.mount.points.options import MountOptions
 from tests.support.dataset import PackedDataset, TreeEntry, pack_entries
 from tests.support.mounted import mounted
 from tests.support.users import NOBODY, as_nobody, become_nobody

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from dieselfs.dataset import Dataset
-from dieselfs_client.mount.options import MountOptions
+from dieselfs_client.mount.points.options import MountOptions
 from tests.support import verifying_reader
 from tests.support.server import RunningServer
 

@@ -15,8 +15,8 @@ import pytest
 from dieselfs.errors import MountError
 from dieselfs.settings.table import FUSE, IMAGE, OVERLAY
 from dieselfs_client.daemon import control
-from dieselfs_client.mount.mount_table import mount_at
-from dieselfs_client.mount.options import MountOptions
+from dieselfs_client.mount.points.mount_table import mount_at
+from dieselfs_client.mount.points.options import MountOptions
 from dieselfs_client.supervision.status import SupervisorStatus, supervision_of
 from lab.mount_processes import KINDS, kill_any, processes_of
 from tests.client.test_image_view import forget, image_of

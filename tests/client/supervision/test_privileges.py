@@ -8,7 +8,7 @@ import pytest
 
 from dieselfs_client.capabilities import DAC_OVERRIDE, DAC_READ_SEARCH, SYS_ADMIN, mask_of
 from dieselfs_client.daemon import control
-from dieselfs_client.mount.options import MountOptions
+from dieselfs_client.mount.points.options import MountOptions
 from lab.mount_processes import processes_of
 from tests.support.supervised import wait_for
 

@@ -16,8 +16,8 @@ import pytest
 from dieselfs.dataset import Dataset
 from dieselfs.errors import EXIT_BUG, MountError
 from dieselfs_client.daemon import control
-from dieselfs_client.mount.mount_table import mount_at
-from dieselfs_client.mount.options import MountOptions
+from dieselfs_client.mount.points.mount_table import mount_at
+from dieselfs_client.mount.points.options import MountOptions
 from dieselfs_client.supervision.kept_descriptors import DESCRIPTORS_SPARE
 from dieselfs_client.supervision.status import SupervisorStatus
 from tests.support import verifying_reader

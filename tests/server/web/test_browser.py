@@ -21,7 +21,7 @@ from dieselfs.net.address import TcpAddress
 from dieselfs.rpc.members import JobId
 from dieselfs.rpc.records import QuotaRecord
 from dieselfs_client.daemon import control
-from dieselfs_client.mount.options import MountOptions
+from dieselfs_client.mount.points.options import MountOptions
 from lab.network import clear
 from tests.support.dlcmd import wait_until
 from tests.support.many_datasets import add_datasets

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from dieselfs.errors import EXIT_PARTIAL
-from dieselfs_client.mount.mount_table import mount_at
+from dieselfs_client.mount.points.mount_table import mount_at
 from tests.support.dlcmd import Dlcmd
 from tests.support.server import RunningServer
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from dieselfs.errors import EXIT_NOT_FOUND, EXIT_USAGE
-from dieselfs_client.mount.mount_table import dieselfs_mounts
+from dieselfs_client.mount.points.mount_table import dieselfs_mounts
 from tests.support.dlcmd import COMMAND, TIMEOUT_S, Dlcmd, wait_until
 
 pytestmark = pytest.mark.skipif(not os.path.exists("/dev/fuse"), reason="this machine has no /dev/fuse")

@@ -12,7 +12,7 @@ from dieselfs.names import SCHEME, Location, printable
 from dieselfs.settings.flags import settings_options
 from dieselfs.settings.table import Place
 from dieselfs_client.daemon import control
-from dieselfs_client.mount.mounting import prepare_mountpoint, resolved_mountpoint
+from dieselfs_client.mount.points.mounting import prepare_mountpoint, resolved_mountpoint
 from dieselfs_tools import options
 from dieselfs_tools.mount_options import mount_options
 from dieselfs_tools.session import Session

@@ -55,7 +55,7 @@ def _histories(subject: str) -> "tuple[str, dict[str, Recorded], int | None]":
     """
     from dieselfs.telemetry.socket import histories
     from dieselfs_client.daemon import control
-    from dieselfs_client.mount.mount_table import mount_at
+    from dieselfs_client.mount.points.mount_table import mount_at
     from dieselfs_tools.watching import not_found
 
     place = os.path.realpath(subject)

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import click
 
 from dieselfs_client.daemon import control
-from dieselfs_client.mount.mounting import resolved_mountpoint
+from dieselfs_client.mount.points.mounting import resolved_mountpoint
 from dieselfs_tools import options
 from dieselfs_tools.session import Session
 

@@ -15,7 +15,7 @@ from dieselfs_tools.progress import Reading, shown
 from dieselfs_tools.session import Session
 
 if TYPE_CHECKING:
-    from dieselfs_client.mount.warm_control import MountWarmth
+    from dieselfs_client.mount.control.warmth import MountWarmth
 
 POLL_S = 0.25
 """Between two requests to the mount, which polls the nodes of a job once a second at most."""
@@ -49,14 +49,14 @@ def warm(
 
     Loading runs in the background, and readers have priority. Without --wait, the command returns at once.
     """
-    from dieselfs_client.mount import warm_control
+    from dieselfs_client.mount.control import warmth
 
     if timeout_s is not None and share is None:
         raise InvalidInput("--timeout needs --wait, which it limits")
     place = control.mounted_place(mountpoint)
     if is_dry_run:
         return session.output.summary(f"would warm {place}", {"mountpoint": place, "dry_run": True})
-    found = warm_control.warm(place)
+    found = warmth.warm(place)
     if share is not None and found.whole.share < share:
         found = _wait(session, place, found, share, timeout_s)
     return _end(session, place, found, share, timeout_s)
@@ -66,7 +66,7 @@ def _wait(
     session: Session, place: str, found: "MountWarmth", share: float, timeout_s: float | None
 ) -> "MountWarmth":
     """Poll until the share is reached or the timeout is over; returns the last answer."""
-    from dieselfs_client.mount import warm_control
+    from dieselfs_client.mount.control import warmth
 
     end_s = None if timeout_s is None else time.monotonic() + timeout_s
 
@@ -83,7 +83,7 @@ def _wait(
             if left_s <= 0:
                 break
             time.sleep(min(POLL_S, left_s))
-            found = warm_control.warm(place)
+            found = warmth.warm(place)
     return found
 
 

@@ -1,0 +1,1 @@
+"""The folder `.dieselfs/` in the root of a mount."""

@@ -1,0 +1,1 @@
+"""The two drivers that answer requests of the kernel."""

@@ -1,0 +1,1 @@
+"""The FUSE protocol, and the page cache of the kernel."""

@@ -1,0 +1,1 @@
+"""Mount points: making, finding, replacing and removing mounts."""

@@ -1,0 +1,272 @@
+"""The layers of a mount whose files another file system of the kernel shows than FUSE. This module calls the kernel.
+
+    /run/dieselfs-mounts/ID/fuse    the FUSE mount, in a folder that only the mounting user can enter: the base
+    /mnt/imagenet                   overlayfs over it, or EROFS on an image in it: what users see
+    /mnt/imagenet/.dieselfs         the control tree of the FUSE mount (a bind mount, so no listing shows it)
+
+Each mount has a base of its own, because its daemon may serve open files long after another mount has taken its path.
+The processes of a mount hold a lock on the base; a base without that lock is removed at the next mount.
+"""
+
+import ctypes
+import fcntl
+import json
+import os
+import shutil
+import tempfile
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Self
+
+from dieselfs.errors import MountError
+from dieselfs.names import CONTROL_FOLDER, SCHEME
+from dieselfs.process.state_dirs import is_at, make_private, runtime_folder
+from dieselfs.settings.table import FUSE, IMAGE, OVERLAY
+from dieselfs_client.mount.points import utab
+from dieselfs_client.mount.points.mount_table import MOUNTINFO, STAGED, is_staged, mount_at, parse_mountinfo
+from dieselfs_client.mount.points.mounting import (
+    facts,
+    has_dead_mount,
+    image_read_aheads,
+    limit_image_read_ahead,
+    mount_kernel_file_system,
+    replace_dead,
+    unmount,
+    unmount_dead,
+)
+from dieselfs_client.mount.points.view_choice import FILESYSTEMS
+
+SYSTEM_BASES = Path("/run/dieselfs-mounts")
+"""The bases of mounts by root. Those of other users are in `mounts` in their runtime folder."""
+IMAGE_FILE = "image"
+"""The file of the FUSE mount with the image that EROFS shows."""
+LAYERS, BASE = "layers", "base"
+"""The names of the descriptors of `Layers` and of the base at the supervisor."""
+
+_FUSE, _EMPTY, _LINKS = "fuse", "empty", "dl:"
+_CLONE_FS = 0x200
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+@dataclass(frozen=True, slots=True)
+class Layers:
+    """The layers of one mount.
+
+    - `mountpoint`: the path that users see, resolved; `view`: one of `dieselfs.settings.table.VIEWS` without AUTO
+    - `reason`: why there is no better view, or empty
+    - `base`: the folder of the FUSE mount. The view FUSE needs none; it has one, with `staging`, if the mount follows,
+      or has replaced a dead mount; else empty
+    - `number`: the `major:minor` of the mount that users see; empty until all layers are mounted
+    """
+
+    mountpoint: str
+    view: str = FUSE
+    reason: str = ""
+    base: str = ""
+    number: str = ""
+
+    @property
+    def has_cover(self) -> bool:
+        """Whether users see another file system than FUSE."""
+        return self.view != FUSE
+
+    @property
+    def fuse_place(self) -> str:
+        """Where the FUSE mount is."""
+        return os.path.join(self.base, _FUSE) if self.has_cover else self.mountpoint
+
+    @property
+    def staging(self) -> str:
+        """Where a mount is made that will take the place of another: of a dead one by this one, or of this one by the
+        next generation. With a base only.
+        """
+        return os.path.join(self.base, STAGED)
+
+    def encode(self) -> bytes:
+        return json.dumps(asdict(self)).encode()
+
+    @classmethod
+    def decode(cls, content: bytes) -> Self:
+        """What `encode` made. Raises ValueError."""
+        try:
+            return cls(**json.loads(content))
+        except TypeError as error:
+            raise ValueError(str(error)) from None
+
+
+def bases_folder() -> Path:
+    """The folder of the bases of this user's mounts."""
+    is_system = os.geteuid() == 0 and not facts().is_in_user_namespace
+    return SYSTEM_BASES if is_system else runtime_folder() / "mounts"
+
+
+def make_base(*names: str) -> tuple[str, int]:
+    """A new base with these folders, and its descriptor: the base is locked while that, or a copy of it, is open.
+
+    Raises MountError.
+    """
+    folder = bases_folder()
+    try:
+        make_private(folder)
+        while True:
+            base = tempfile.mkdtemp("", f"{os.getpid()}-", folder)
+            with suppress(
+                FileNotFoundError
+            ):  # `remove_bases` of another process found it before it was locked
+                descriptor = os.open(base, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+                with suppress(BlockingIOError):  # as above
+                    fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    if is_at(Path(base), descriptor):
+                        break
+                os.close(descriptor)
+        for name in names or (_FUSE, _EMPTY):
+            os.mkdir(os.path.join(base, name), 0o700)
+    except OSError as error:
+        raise MountError(f"{folder}: {error.strerror}; a mount needs a folder there") from None
+    return base, descriptor
+
+
+def cover(layers: Layers, dataset: str, noexec: bool = False) -> Layers:
+    """Mount what users see over the FUSE mount, which must be served; returns the layers with their number.
+
+    Continues where a killed process has stopped. A dead mount is replaced in one step, from Linux 6.5 on. Raises
+    MountError if the kernel refuses the view.
+    """
+    if layers.has_cover and has_dead_mount(layers.mountpoint):
+        if facts().may_mount_beneath:
+            _cover_staged(layers, dataset, noexec)
+        else:
+            unmount_dead(layers.mountpoint)
+    record = mount_at(layers.mountpoint)
+    if record is None or not record.is_dieselfs:
+        if layers.view == OVERLAY:
+            _mount_overlay(layers, SCHEME + dataset, noexec)
+        elif layers.view == IMAGE:
+            image = os.path.join(layers.fuse_place, IMAGE_FILE)
+            mount_image(image, layers.mountpoint, SCHEME + dataset, layers.base, noexec)
+    place = os.path.join(layers.mountpoint, CONTROL_FOLDER)
+    if layers.has_cover and mount_at(place) is None:
+        try:
+            mount_kernel_file_system(os.path.join(layers.fuse_place, CONTROL_FOLDER), place, None)
+        except MountError:
+            unmount(layers.mountpoint, lazily=True)
+            raise
+    if layers.has_cover and not is_staged(layers.mountpoint):
+        with suppress(OSError):  # then only a plain umount does not work
+            utab.enter(SCHEME + dataset, layers.mountpoint)
+    record = mount_at(layers.mountpoint)
+    return replace(layers, number=record.device if record else "")
+
+
+def _cover_staged(layers: Layers, dataset: str, noexec: bool) -> None:
+    """Mount all layers on the staging folder, then put them in the place of the dead mount."""
+    with suppress(FileExistsError):  # of a process that was killed
+        os.mkdir(layers.staging, mode=0o700)
+    cover(replace(layers, mountpoint=layers.staging), dataset, noexec)
+    try:
+        replace_dead(layers.staging, layers.mountpoint)
+    except MountError:
+        unmount(layers.staging, lazily=True)
+        raise
+
+
+def _mount_overlay(layers: Layers, source: str, noexec: bool) -> None:
+    # Overlayfs without a writable layer needs two others. With `xino`, all files have the device number of the mount.
+    lowers = (os.path.join(layers.base, name) for name in (_FUSE, _EMPTY))
+    lower = ":".join(place.replace("\\", "\\\\").replace(":", "\\:").replace(",", "\\,") for place in lowers)
+    # Overlayfs copies the mode of the root, which FUSE does not know before someone asks for it.
+    os.stat(layers.fuse_place)
+    data = f"lowerdir={lower},xino=on"
+    mount_kernel_file_system(source, layers.mountpoint, FILESYSTEMS[OVERLAY], noexec, data)
+
+
+def mount_image(image: str, mountpoint: str, source: str, folder: str, noexec: bool = False) -> None:
+    """Mount an EROFS image file on `mountpoint`, under the name `source` (`dl://DATASET`). Raises MountError.
+
+    Not with mount(8), which makes a loop device: reads through that are eight times slower. EROFS opens its source as
+    a path, so the source is a link, in `folder`, and that is the working folder of a thread of its own.
+    """
+    link = os.path.join(folder, source.replace("//", "/"))
+    os.makedirs(os.path.dirname(link), exist_ok=True)
+    with suppress(FileNotFoundError):
+        os.unlink(link)
+    os.symlink(image, link)
+    errors: list[MountError] = []
+
+    def mount() -> None:
+        try:
+            if _libc.unshare(_CLONE_FS) != 0:
+                raise MountError(f"{mountpoint}: cannot be mounted: {os.strerror(ctypes.get_errno())}")
+            os.chdir(folder)
+            others = image_read_aheads()
+            mount_kernel_file_system(source, mountpoint, FILESYSTEMS[IMAGE], noexec)
+            limit_image_read_ahead(others)
+        except MountError as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=mount)
+    thread.start()
+    thread.join()
+    shutil.rmtree(os.path.join(folder, _LINKS))
+    if errors:
+        raise errors[0]
+
+
+def detach(layers: Layers) -> None:
+    """Detach the mount that users see, and the FUSE mount; whatever is open on them stays open."""
+    record = mount_at(layers.mountpoint)
+    is_ours = record is not None and record.is_dieselfs and layers.number in ("", record.device)
+    places = [layers.mountpoint] if is_ours else []  # else it may be the mount of a later generation
+    for place in dict.fromkeys([*places, *([layers.fuse_place] if layers.has_cover else [])]):
+        with suppress(MountError):  # it is unmounted already
+            unmount(place, lazily=True)
+
+
+def is_covered(layers: Layers) -> bool:
+    """Whether the mount that users see is still there."""
+    return any(
+        record.mountpoint == layers.mountpoint and record.device == layers.number
+        for record in parse_mountinfo(MOUNTINFO.read_bytes())
+    )
+
+
+def remove_base(layers: Layers) -> None:
+    """Detach the FUSE mount in the base, which serves whatever is mounted or open on it, and remove the base."""
+    if mount_at(layers.mountpoint) is None:  # else the entry is of a later mount
+        with suppress(OSError):  # an entry that is left has no effect
+            utab.remove(layers.mountpoint)
+    _clear_base(layers.base, is_cut_off=False)
+
+
+def remove_bases() -> None:
+    """Remove the bases of this user that no process holds: all processes of their mounts were killed."""
+    with suppress(OSError):
+        for entry in os.scandir(bases_folder()):
+            with suppress(OSError), _locked_base(entry.path):
+                _clear_base(entry.path, is_cut_off=True)
+
+
+@contextmanager
+def _locked_base(base: str) -> Iterator[None]:
+    descriptor = os.open(base, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _clear_base(base: str, is_cut_off: bool) -> None:
+    for record in reversed([*parse_mountinfo(MOUNTINFO.read_bytes())]):
+        if record.mountpoint.startswith(base + "/"):
+            with suppress(MountError):  # another process has unmounted it
+                unmount(record.mountpoint, lazily=True, is_cut_off=is_cut_off)
+    shutil.rmtree(os.path.join(base, _LINKS), ignore_errors=True)
+    with suppress(OSError):  # another process has removed it
+        for entry in os.scandir(base):
+            if entry.is_dir(follow_symlinks=False):
+                os.rmdir(entry.path)
+        os.rmdir(base)

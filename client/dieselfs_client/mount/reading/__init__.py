@@ -1,0 +1,1 @@
+"""Names, attributes and bytes of a mount, for any kernel driver."""

@@ -1,0 +1,327 @@
+"""The read path of a mount, for any kernel driver: bytes of files, from memory or fetched.
+
+`at_once` answers from memory, without waiting; `fetch` waits for the bytes. Sequential reads are read ahead. A read
+fetches blocks, an extent or the whole chunk: by the rule in `dieselfs/cache/policy.py`.
+"""
+
+from collections import OrderedDict, deque
+from contextlib import suppress
+
+import trio
+
+from dieselfs.cache.policy import (
+    BLOCK_REQUEST_BYTES,
+    EVICTED_WHOLE_SHARE,
+    LARGE_EXTENT_BYTES,
+    WHOLE_SHARE,
+    RecentRequests,
+    is_small_part,
+)
+from dieselfs.chunk.blocks import BLOCK_BYTES, block_range
+from dieselfs.errors import Damaged, Unavailable
+from dieselfs.limits import CHUNK_TARGET_BYTES, KIB, READ_TIMEOUT_S
+from dieselfs.telemetry.registry import Registry
+from dieselfs_client.memory.chunk_cache import Blocks, ChunkCache
+from dieselfs_client.mount.reading.core import ExtentPart, MountCore
+from dieselfs_client.mount.reading.read_around import ReadAround
+from dieselfs_client.prefetch.prefetcher import Prefetcher
+
+READ_AHEAD_BYTES = 2 * CHUNK_TARGET_BYTES
+"""How far ahead of a sequential reader of one file its chunks are fetched."""
+
+Buffers = list[memoryview]
+"""The bytes of one read, in order: exactly those that the file has in the requested range."""
+
+HELD_BACK_S = 0.1
+"""A reader of a plan waits at a tripwire for at most this time while the files after it are being pushed. Single reads
+of these files take several times as long, and slow the push.
+"""
+LATE_S = 5.0
+"""For this long after a read has waited in vain, further reads of the same bytes fail at once. The kernel asks for each
+page of a failed read-ahead once more, on its own, and the program would wait twice as long.
+"""
+LATE_READS_MAX = 1024
+SLOW_FAILURE_S = 1.0
+"""A read that fails sooner may be tried again at once."""
+RUN_BYTES = 512 * KIB
+"""Reads that follow each other in the middle of a file are sequential from this length on."""
+FILES_REMEMBERED_MAX = 1024
+_WAIT_BOUNDS_S = (0.001, 0.01, 0.1, 1.0, 10.0)
+
+
+class SequentialReads:
+    """Detects sequential reads without file handles: keeps the begin and the end of the last run of reads of each file,
+    for the `files_max` files that were read last.
+    """
+
+    def __init__(self, files_max: int = FILES_REMEMBERED_MAX) -> None:
+        self._files_max = files_max
+        self._runs: OrderedDict[int, tuple[int, int]] = OrderedDict()
+
+    def continues(self, inode: int, offset: int, end: int) -> bool:
+        """Note a read from `offset` to `end`; True if it continues a run that began with the file, or has RUN_BYTES.
+
+        The pages of one mapped record are read one after the other, too.
+        """
+        begin, last = self._runs.pop(inode, (offset, -1))
+        if last != offset:
+            begin = offset
+        self._runs[inode] = begin, end
+        if len(self._runs) > self._files_max:
+            self._runs.popitem(last=False)
+        return last == offset and (begin == 0 or end - begin >= RUN_BYTES)
+
+    def is_in_run(self, inode: int, offset: int) -> bool:
+        """Whether the last read of a file, from `offset` on, continued another."""
+        begin, _ = self._runs.get(inode, (offset, 0))
+        return begin < offset
+
+
+class LateReads:
+    """Reads that have waited in vain, for LATE_S after their end; the last `reads_max` of them."""
+
+    def __init__(self, reads_max: int = LATE_READS_MAX) -> None:
+        self._reads: deque[tuple[float, int, int, int]] = deque(maxlen=reads_max)
+
+    def note(self, inode: int, offset: int, end: int, now_s: float) -> None:
+        self._reads.append((now_s, inode, offset, end))
+
+    def covers(self, inode: int, offset: int, end: int, now_s: float) -> bool:
+        """Whether one of them waited for some of these bytes."""
+        while self._reads and now_s - self._reads[0][0] > LATE_S:
+            self._reads.popleft()
+        return any(
+            inode == late_inode and offset < late_end and late_offset < end
+            for _, late_inode, late_offset, late_end in self._reads
+        )
+
+
+class ReadPath:
+    """Used from one trio thread. Without a `prefetcher`, whole chunks are fetched."""
+
+    def __init__(
+        self,
+        core: MountCore,
+        chunk_cache: ChunkCache,
+        prefetcher: Prefetcher | None = None,
+        timeout_s: float = READ_TIMEOUT_S,
+        metrics: Registry | None = None,
+        has_blocks: bool = True,
+    ) -> None:
+        """`has_blocks`: whether small parts of large extents may be fetched. In a job they come from the pooled memory,
+        which holds whole chunks.
+        """
+        self.metrics = metrics = metrics or Registry()
+        self._at_once = metrics.counter("reads.at_once", "Reads answered from memory.")
+        self._waited = metrics.histogram("reads.waited_s", "Time that reads waited.", _WAIT_BOUNDS_S)
+        self._in_progress = metrics.gauge("reads.in_progress", "Reads that wait now.")
+        self._failed = metrics.counter("reads.failed", "Reads that failed or were interrupted.")
+        self._core = core
+        self._chunk_cache = chunk_cache
+        self._prefetcher = prefetcher
+        self._timeout_s = timeout_s
+        self._sequential = SequentialReads()
+        self._late = LateReads()
+        self._read_around = ReadAround()
+        self._refused = metrics.counter(
+            "reads.refused_around",
+            "Reads around a missing page of a mapped file, of which only the page is fetched.",
+        )
+        self._recent = RecentRequests()
+        self._recent_blocks = RecentRequests(BLOCK_REQUEST_BYTES)
+        self._has_blocks = has_blocks
+        self._from_blocks = metrics.counter(
+            "reads.from_blocks", "Parts of reads answered from blocks in memory."
+        )
+
+    def at_once(self, inode: int, offset: int, size: int, is_ahead: bool = False) -> Buffers | None:
+        """Up to `size` bytes at `offset` of a file if all of them are in memory; empty at its end. None also for a
+        tripwire at which the reader must wait. `is_ahead`: no reader asks for these bytes yet.
+
+        Raises NotFound or InvalidInput for an inode that is no file.
+        """
+        parts = self._core.parts(inode, offset, size)
+        if self._prefetcher is not None:
+            node = inode - 1
+            if is_ahead:
+                self._prefetcher.tripwires.spring(node)
+            else:
+                self._prefetcher.noticed(node)
+            held = self._prefetcher.tripwires.held(node)
+            if held is not None:
+                if offset == 0 and not is_ahead and self._prefetcher.is_starved(node):
+                    return None
+                self._at_once.value += 1
+                return [held[offset : offset + size]]
+        buffers = self._held(parts)
+        end = offset + size
+        self._read_around.requested(inode, offset, end)
+        if self._sequential.continues(inode, offset, end):
+            for chunk in self._core.chunks_ahead(inode, end, READ_AHEAD_BYTES):
+                self._chunk_cache.prefetch(chunk)
+        if buffers is not None:
+            self._at_once.value += 1
+        return buffers
+
+    def _held(self, parts: list[ExtentPart]) -> Buffers | None:
+        buffers: Buffers = []
+        for part in parts:
+            buffer = self._chunk_cache.held_extent(part.extent, part.start, part.length)
+            if buffer is None and self._is_small(part):
+                buffer = self._held_in_blocks(part)
+                self._from_blocks.value += buffer is not None
+            if buffer is None:
+                return None
+            buffers.append(buffer)
+        return _checked(parts, buffers)
+
+    def _is_small(self, part: ExtentPart) -> bool:
+        return (
+            self._has_blocks
+            and is_small_part(part.length, part.extent.length)
+            and self._prefetcher is not None
+        )
+
+    def _held_in_blocks(self, part: ExtentPart) -> memoryview | None:
+        start = part.extent.offset + part.start
+        first, end = block_range(start, part.length)
+        content = self._chunk_cache.held_blocks(part.extent.chunk, first, end)
+        within = start - first * BLOCK_BYTES
+        return None if content is None else content[within : within + part.length]
+
+    def is_read_around(self, inode: int, offset: int, size: int) -> bool:
+        """Whether to refuse a read that `at_once` has not answered: the kernel wants more than a program does, and that
+        will not stay in memory. Then the kernel asks for less, and no program sees an error.
+        """
+        is_possible = self._has_blocks and self._prefetcher is not None
+        if not is_possible or self._sequential.is_in_run(inode, offset):
+            return False
+        parts = self._core.parts(inode, offset, size)
+        if any(self._is_to_come_whole(part.extent.chunk) for part in parts):
+            return False
+        is_large = any(part.extent.length >= LARGE_EXTENT_BYTES for part in parts)
+        is_refused = is_large and self._read_around.is_unwanted(inode, offset, offset + size)
+        self._refused.value += is_refused
+        return is_refused
+
+    async def fetch(self, inode: int, offset: int, size: int) -> Buffers:
+        """As `at_once`, but waits for bytes that are not in memory.
+
+        Raises Unavailable after the timeout, or at once if a read of the same bytes has just waited in vain; and
+        Damaged. If cancelled, fetches in flight continue, for the next reader.
+        """
+        began_s = trio.current_time()
+        if self._late.covers(inode, offset, offset + size, began_s):
+            self._failed.value += 1
+            raise Unavailable(f"the bytes did not arrive within {self._timeout_s:g} s for the read before")
+        is_done = False
+        self._in_progress.value += 1
+        try:
+            parts = self._core.parts(inode, offset, size)
+            if (held := await self._held_back(inode - 1)) is not None:
+                is_done = True
+                return [held[offset : offset + size]]
+            self._prefetch(parts[1:])
+            with trio.move_on_after(self._timeout_s):
+                buffers = _checked(parts, [await self._fetch_part(part) for part in parts])
+                is_done = True
+                return buffers
+            raise Unavailable(f"the bytes did not arrive within {self._timeout_s:g} s")
+        except Unavailable:
+            if (now_s := trio.current_time()) - began_s > SLOW_FAILURE_S:
+                self._late.note(inode, offset, offset + size, now_s)
+            raise
+        finally:
+            self._in_progress.value -= 1
+            self._waited.observe(trio.current_time() - began_s)
+            self._failed.value += not is_done
+
+    def fetch_ahead(self, inode: int, offset: int, size: int) -> None:
+        """Begin to fetch the chunks of a range, for a read that follows; raises as `at_once`."""
+        self._prefetch(self._core.parts(inode, offset, size))
+
+    def _prefetch(self, parts: list[ExtentPart]) -> None:
+        for part in parts:
+            if not self._is_small(part):
+                self._chunk_cache.prefetch(part.extent.chunk)
+
+    async def _held_back(self, node: int) -> memoryview | None:
+        """The bytes of a tripwire, once the next files of its reader were pushed; None for any other file."""
+        prefetcher = self._prefetcher
+        held = prefetcher.tripwires.held(node) if prefetcher else None
+        if prefetcher and held is not None:
+            with trio.move_on_after(HELD_BACK_S):
+                while prefetcher.is_starved(node):
+                    await prefetcher.moved.wait()
+        return held
+
+    async def _fetch_part(self, part: ExtentPart) -> memoryview:
+        """From the whole chunk; from blocks, or the extent alone, if the chunk is not worth fetching, or damaged."""
+        extent = part.extent
+        chunk, prefetcher = extent.chunk, self._prefetcher
+        if self._is_small(part) and not self._is_worth_whole(part):
+            with suppress(Damaged):
+                return await self._fetch_blocks(part)
+            self._chunk_cache.damaged.add(chunk)
+        if (
+            prefetcher is None
+            or prefetcher.keeps(chunk)
+            or prefetcher.expects(chunk)
+            or self._recent.is_worth_whole(
+                chunk, extent.length, self._core.snapshot.chunk_payload_length(chunk)
+            )
+        ):
+            with suppress(Damaged):
+                payload = await self._chunk_cache.fetch(chunk)
+                if prefetcher is not None:
+                    prefetcher.landed(chunk, payload)
+                first = extent.offset + part.start
+                return payload[first : first + part.length]
+        return (await self._chunk_cache.fetch(extent))[part.start : part.start + part.length]
+
+    def _is_worth_whole(self, part: ExtentPart) -> bool:
+        """Whether a small part of a large extent, which is not in memory, is no reason to fetch blocks."""
+        chunk, prefetcher = part.extent.chunk, self._prefetcher
+        stays = prefetcher is not None and prefetcher.has_room(chunk)
+        return (
+            chunk in self._chunk_cache.damaged
+            or self._is_to_come_whole(chunk)
+            or self._recent_blocks.is_worth_whole(
+                chunk,
+                part.length,
+                self._core.snapshot.chunk_payload_length(chunk),
+                share=WHOLE_SHARE if stays else EVICTED_WHOLE_SHARE,
+            )
+        )
+
+    def _is_to_come_whole(self, chunk: int) -> bool:
+        prefetcher = self._prefetcher
+        return self._chunk_cache.is_coming(chunk) or (
+            prefetcher is not None and (prefetcher.expects(chunk) or prefetcher.budget.will_stay(chunk))
+        )
+
+    async def _fetch_blocks(self, part: ExtentPart) -> memoryview:
+        """Fetch the missing blocks of a part, and those between them, with one request."""
+        chunk, start = part.extent.chunk, part.extent.offset + part.start
+        first, end = block_range(start, part.length)
+        missing = [
+            number
+            for number in range(first, end)
+            if self._chunk_cache.held_blocks(chunk, number, number + 1) is None
+        ]
+        if missing:
+            await self._chunk_cache.fetch(Blocks(chunk, missing[0], missing[-1] + 1))
+        found = self._held_in_blocks(part)
+        if found is None:  # evicted at once
+            found = await self._chunk_cache.fetch(Blocks(chunk, first, end))
+            within = start - first * BLOCK_BYTES
+            found = found[within : within + part.length]
+        return found
+
+
+def _checked(parts: list[ExtentPart], buffers: Buffers) -> Buffers:
+    """The buffers, if they have the length of the parts. Raises Damaged otherwise."""
+    length = sum(map(len, buffers))
+    if length != sum(part.length for part in parts):
+        raise Damaged(f"the read returned {length} bytes in {len(parts)} parts: a chunk is too short")
+    return buffers

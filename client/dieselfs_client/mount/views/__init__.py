@@ -1,0 +1,1 @@
+"""The view `image`: an EROFS image whose bytes the daemon serves."""
