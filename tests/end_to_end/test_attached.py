@@ -11,7 +11,7 @@ from dieselfs.dataset import Dataset
 from dieselfs.errors import Damaged
 from dieselfs_client.daemon import control
 from dieselfs_client.mount.points.options import MountOptions
-from dieselfs_tools.private_home import private_home
+from dieselfs_tools.cli.private_home import private_home
 from tests.support.dlcmd import Dlcmd
 from tests.support.server import RunningServer, running_server
 from tests.tools.commands.test_import_ import tar_of

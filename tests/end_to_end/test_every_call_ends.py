@@ -22,7 +22,7 @@ from dieselfs.settings import Settings
 from dieselfs.shuffle.plan import Plan
 from dieselfs.shuffle.spec import PlanSpec
 from dieselfs.sources.server import ServerSource
-from dieselfs_tools.command_line import VERBS
+from dieselfs_tools.cli.command_line import VERBS
 from tests.support.dataset import TreeEntry, pack_entries
 from tests.support.dlcmd import Dlcmd
 from tests.support.speeds import write_speeds

@@ -19,7 +19,7 @@ import dieselfs
 from dieselfs.shuffle.cursor import Cursor
 from dieselfs_client.daemon import control
 from dieselfs_client.mount.points.options import MountOptions
-from dieselfs_tools.private_home import private_home
+from dieselfs_tools.cli.private_home import private_home
 from lab.namespace import wait_for
 from tests.support.documents import DOCUMENTS
 

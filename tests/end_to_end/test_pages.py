@@ -19,7 +19,7 @@ import pytest
 
 from dieselfs.errors import MountError
 from dieselfs_client.daemon import control
-from dieselfs_tools.private_home import private_home
+from dieselfs_tools.cli.private_home import private_home
 from tests.support.documents import DOCUMENTS, REPOSITORY
 from tests.support.job_daemons import end_job_daemons
 from tests.support.markdown import Block, blocks

@@ -25,7 +25,7 @@ from dieselfs.samples.source import LibrarySource
 from dieselfs.snapshot.subtree import files_below
 from dieselfs.torch import ChunkShuffleBatchSampler, FolderDataset
 from dieselfs_client.daemon import control
-from dieselfs_tools.private_home import private_home
+from dieselfs_tools.cli.private_home import private_home
 from tests.support.documents import DOCUMENTS
 from tests.support.job_daemons import end_job_daemons
 from tests.support.server import free_port

@@ -16,9 +16,9 @@ from typing import Any
 
 from jsonschema import Draft202012Validator
 
-from dieselfs_tools.command_line import VERBS, module_of
+from dieselfs_tools.cli.command_line import VERBS, module_of
+from dieselfs_tools.cli.json_schema import schema
 from dieselfs_tools.dlcmd import main
-from dieselfs_tools.json_schema import schema
 
 TIMEOUT_S = 120.0
 

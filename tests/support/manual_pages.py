@@ -10,9 +10,9 @@ import click
 
 from dieselfs_client.main import mount
 from dieselfs_server.main import serve
-from dieselfs_tools.command_line import VERBS, dlcmd
-from dieselfs_tools.completion import SCRIPTS
-from dieselfs_tools.session import Session
+from dieselfs_tools.cli.command_line import VERBS, dlcmd
+from dieselfs_tools.cli.completion import SCRIPTS
+from dieselfs_tools.cli.session import Session
 from tests.support.documents import DOCUMENTS, REPOSITORY
 
 COMPLETIONS = {"bash": "dlcmd", "zsh": "_dlcmd", "fish": "dlcmd.fish"}

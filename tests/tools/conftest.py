@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from dieselfs_tools.private_home import private_home
+from dieselfs_tools.cli.private_home import private_home
 from tests.support.dlcmd import Dlcmd
 from tests.support.server import RunningServer, running_server
 

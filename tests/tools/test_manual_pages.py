@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from dieselfs_tools.command_line import VERBS
+from dieselfs_tools.cli.command_line import VERBS
 from tests.support.documents import REPOSITORY
 from tests.support.manual_pages import files, markdown
 

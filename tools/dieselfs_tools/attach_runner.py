@@ -18,17 +18,17 @@ from dieselfs.transfer.upload import Failed
 from dieselfs.units import count, format_duration, format_size
 from dieselfs_tools.attach_sources import AttachSources
 from dieselfs_tools.attaching import Attaching, batches, is_copied
+from dieselfs_tools.cli.options import changeable_location
+from dieselfs_tools.cli.output import Output, name_fields
+from dieselfs_tools.cli.patterns import Patterns
+from dieselfs_tools.cli.progress import Reading, shown
+from dieselfs_tools.cli.session import Session
+from dieselfs_tools.cli.spool import STANDARD_INPUT
 from dieselfs_tools.import_runner import expanded_source, records_of
 from dieselfs_tools.importing.formats import format_of
 from dieselfs_tools.importing.inputs import Input
 from dieselfs_tools.importing.naming import Names, Template
 from dieselfs_tools.importing.record import Record
-from dieselfs_tools.options import changeable_location
-from dieselfs_tools.output import Output, name_fields
-from dieselfs_tools.patterns import Patterns
-from dieselfs_tools.progress import Reading, shown
-from dieselfs_tools.session import Session
-from dieselfs_tools.spool import STANDARD_INPUT
 from dieselfs_tools.upload_runner import Target, find_target
 
 FORMATS = ("tar", "zip", "npz", "lmdb", "tfrecord", "mds")

@@ -8,9 +8,9 @@ from dieselfs.bucket.url import is_object_url
 from dieselfs.errors import EXIT_DAMAGED, EXIT_OK, InvalidInput
 from dieselfs.names import is_location, printable
 from dieselfs.units import count
-from dieselfs_tools.options import dataset_name
-from dieselfs_tools.output import name_fields
-from dieselfs_tools.session import Session
+from dieselfs_tools.cli.options import dataset_name
+from dieselfs_tools.cli.output import name_fields
+from dieselfs_tools.cli.session import Session
 
 
 def list_attached(session: Session, dataset: str) -> int:

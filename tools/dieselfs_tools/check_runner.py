@@ -5,11 +5,11 @@ import os
 from dieselfs.errors import InvalidInput
 from dieselfs.names import Location
 from dieselfs.transfer.report import TransferReport
+from dieselfs_tools.cli.patterns import Patterns
+from dieselfs_tools.cli.progress import Reading, shown
+from dieselfs_tools.cli.session import Session
 from dieselfs_tools.differences import differences, print_differences
 from dieselfs_tools.local_trees import LocalTree
-from dieselfs_tools.patterns import Patterns
-from dieselfs_tools.progress import Reading, shown
-from dieselfs_tools.session import Session
 from dieselfs_tools.sources import find_sources
 from dieselfs_tools.stored_trees import StoredTree
 

@@ -11,10 +11,10 @@ from dieselfs.names import Location, split_path
 from dieselfs.records import Op
 from dieselfs.rpc.records import CopyProgress, CopyReport, CopyRequest, Existing
 from dieselfs.units import count, format_duration
-from dieselfs_tools.output import name_fields
-from dieselfs_tools.patterns import ALL, Patterns
-from dieselfs_tools.progress import Reading, shown
-from dieselfs_tools.session import Session
+from dieselfs_tools.cli.output import name_fields
+from dieselfs_tools.cli.patterns import ALL, Patterns
+from dieselfs_tools.cli.progress import Reading, shown
+from dieselfs_tools.cli.session import Session
 from dieselfs_tools.stored_trees import selected_nodes
 
 

@@ -23,8 +23,8 @@ from dieselfs.units import count, format_duration, format_size
 from dieselfs_client.daemon import control
 from dieselfs_client.mount.points.mounting import DEVICE
 from dieselfs_client.mount.points.options import MountOptions
+from dieselfs_tools.cli.private_home import private_home
 from dieselfs_tools.comparison import compare_trees
-from dieselfs_tools.private_home import private_home
 
 DATASET = "demo"
 SEED, EPOCH = 1, 0

@@ -9,7 +9,7 @@ from dieselfs.disk.folders import FORMAT_FOLDER, check_folder
 from dieselfs.disk.space import DiskSpace, KeptDataset
 from dieselfs.errors import EXIT_OK, EXIT_PARTIAL, InvalidInput, NotFound, Unavailable
 from dieselfs.units import count, format_time
-from dieselfs_tools.output import Output
+from dieselfs_tools.cli.output import Output
 
 _UNLIMITED_BYTES = 1 << 62
 """A limit, with which nothing is evicted."""

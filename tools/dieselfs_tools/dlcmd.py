@@ -32,7 +32,7 @@ def _set_handlers(handler: "signal._HANDLER") -> None:
 def main() -> NoReturn:
     _set_handlers(_interrupt)
     try:
-        from dieselfs_tools.command_line import run
+        from dieselfs_tools.cli.command_line import run
 
         exit_code = run()
         _set_handlers(_end_at_once)

@@ -10,11 +10,11 @@ from dieselfs.snapshot.reader import Snapshot
 from dieselfs.transfer.download import TreeDownload, is_there
 from dieselfs.transfer.report import TransferReport
 from dieselfs.units import count
+from dieselfs_tools.cli.output import Output, name_fields
+from dieselfs_tools.cli.patterns import Patterns
+from dieselfs_tools.cli.progress import Reading, outcome, shown
+from dieselfs_tools.cli.session import Session
 from dieselfs_tools.commands.cat import write_contents
-from dieselfs_tools.output import Output, name_fields
-from dieselfs_tools.patterns import Patterns
-from dieselfs_tools.progress import Reading, outcome, shown
-from dieselfs_tools.session import Session
 from dieselfs_tools.stored_trees import selected_nodes
 
 STANDARD_OUTPUT = "-"

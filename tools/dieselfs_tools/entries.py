@@ -8,7 +8,7 @@ from dieselfs.names import printable
 from dieselfs.records import DatasetRecord, Op
 from dieselfs.rpc.records import RemoteEntry
 from dieselfs.units import format_time
-from dieselfs_tools.output import Output, name_fields
+from dieselfs_tools.cli.output import Output, name_fields
 
 if TYPE_CHECKING:
     from dieselfs.snapshot.reader import Snapshot

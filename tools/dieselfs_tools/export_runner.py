@@ -17,13 +17,13 @@ from dieselfs.transfer.destination import DISK_FULL, aside_name
 from dieselfs.transfer.download import TreeDownload
 from dieselfs.transfer.report import TransferReport
 from dieselfs.units import count, format_duration
+from dieselfs_tools.cli.patterns import Patterns
+from dieselfs_tools.cli.progress import Reading, shown
+from dieselfs_tools.cli.session import Session
 from dieselfs_tools.download_runner import report_download
 from dieselfs_tools.exporting.entry_reader import Entry, EntryReader
 from dieselfs_tools.exporting.lmdb_writer import LmdbWriter
 from dieselfs_tools.exporting.tar_writer import TarWriter
-from dieselfs_tools.patterns import Patterns
-from dieselfs_tools.progress import Reading, shown
-from dieselfs_tools.session import Session
 from dieselfs_tools.stored_trees import selected_nodes
 
 STANDARD_OUTPUT = "-"

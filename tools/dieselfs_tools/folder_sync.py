@@ -15,14 +15,14 @@ from dieselfs.transfer.destination import open_destination, permissions_allowed
 from dieselfs.transfer.download import TreeDownload
 from dieselfs.transfer.report import TransferReport
 from dieselfs.units import count, format_duration
-from dieselfs_tools.confirmation import confirm_name
+from dieselfs_tools.cli.confirmation import confirm_name
+from dieselfs_tools.cli.output import name_fields
+from dieselfs_tools.cli.patterns import ALL, Patterns, deletable
+from dieselfs_tools.cli.progress import Reading, shown
+from dieselfs_tools.cli.session import Session
 from dieselfs_tools.differences import ATTRIBUTES, REMOVED, differences
 from dieselfs_tools.entries import Entry
 from dieselfs_tools.local_trees import LocalTree
-from dieselfs_tools.output import name_fields
-from dieselfs_tools.patterns import ALL, Patterns, deletable
-from dieselfs_tools.progress import Reading, shown
-from dieselfs_tools.session import Session
 from dieselfs_tools.sources import Source
 from dieselfs_tools.stored_trees import StoredTree
 

@@ -14,15 +14,15 @@ from dieselfs.limits import CHUNK_PAYLOAD_BYTES_MAX
 from dieselfs.names import is_location, printable
 from dieselfs.transfer.upload import Failed, UploadEntry
 from dieselfs.units import format_size
+from dieselfs_tools.cli.options import changeable_location
+from dieselfs_tools.cli.output import Output
+from dieselfs_tools.cli.patterns import Patterns
+from dieselfs_tools.cli.session import Session
+from dieselfs_tools.cli.spool import STANDARD_INPUT
 from dieselfs_tools.importing.formats import Format, format_of
 from dieselfs_tools.importing.inputs import Input, OpenRemote
 from dieselfs_tools.importing.naming import Names, Template, cleaned
 from dieselfs_tools.importing.record import Record
-from dieselfs_tools.options import changeable_location
-from dieselfs_tools.output import Output
-from dieselfs_tools.patterns import Patterns
-from dieselfs_tools.session import Session
-from dieselfs_tools.spool import STANDARD_INPUT
 from dieselfs_tools.upload_runner import Upload, find_target
 
 

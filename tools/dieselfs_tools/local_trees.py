@@ -9,8 +9,8 @@ from dieselfs.digests import extent_digest_of
 from dieselfs.errors import InvalidInput
 from dieselfs.names import printable
 from dieselfs.snapshot.reader import ExtentRef
+from dieselfs_tools.cli.patterns import Patterns
 from dieselfs_tools.entries import Entry
-from dieselfs_tools.patterns import Patterns
 from dieselfs_tools.sources import Source, relative_path, walk
 
 if TYPE_CHECKING:

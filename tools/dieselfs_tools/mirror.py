@@ -7,9 +7,9 @@ from dieselfs.limits import VERSIONS_PER_REQUEST_MAX
 from dieselfs.names import Location
 from dieselfs.snapshot.reader import Snapshot
 from dieselfs.transfer.upload import UploadEntry
-from dieselfs_tools.confirmation import confirm_name
-from dieselfs_tools.patterns import Patterns, deletable
-from dieselfs_tools.session import Session
+from dieselfs_tools.cli.confirmation import confirm_name
+from dieselfs_tools.cli.patterns import Patterns, deletable
+from dieselfs_tools.cli.session import Session
 from dieselfs_tools.sources import Source, relative_path
 from dieselfs_tools.stored_trees import StoredTree
 

@@ -15,9 +15,9 @@ from dieselfs.names import Location, printable
 from dieselfs.shuffle.cursor import Cursor
 from dieselfs.shuffle.plan import Plan
 from dieselfs.shuffle.spec import DEFAULT_GROUP_CHUNKS, PlanSpec, ReaderSpec
-from dieselfs_tools import options
-from dieselfs_tools.output import name_fields, write_bytes
-from dieselfs_tools.session import Session
+from dieselfs_tools.cli import options
+from dieselfs_tools.cli.output import name_fields, write_bytes
+from dieselfs_tools.cli.session import Session
 
 LINES_AT_ONCE = 10_000
 

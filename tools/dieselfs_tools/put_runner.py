@@ -15,13 +15,13 @@ from dieselfs.limits import CHUNK_PAYLOAD_BYTES_MAX
 from dieselfs.names import Location, is_location
 from dieselfs.transfer.upload import Failed, UploadEntry
 from dieselfs.units import format_size
+from dieselfs_tools.cli.options import changeable_location
+from dieselfs_tools.cli.output import Output
+from dieselfs_tools.cli.patterns import Patterns
+from dieselfs_tools.cli.session import Session
+from dieselfs_tools.cli.spool import STANDARD_INPUT, spooled
 from dieselfs_tools.mirror import Mirror
-from dieselfs_tools.options import changeable_location
-from dieselfs_tools.output import Output
-from dieselfs_tools.patterns import Patterns
-from dieselfs_tools.session import Session
 from dieselfs_tools.sources import Source, find_sources, listed_sources, walk
-from dieselfs_tools.spool import STANDARD_INPUT, spooled
 from dieselfs_tools.upload_runner import Target, Upload, find_target
 
 

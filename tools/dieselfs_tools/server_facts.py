@@ -10,7 +10,7 @@ from dieselfs.rpc.client import ServerClient
 from dieselfs.rpc.records import FAILURE, WARNING, CheckRecord
 from dieselfs.telemetry.socket import published
 from dieselfs_tools import server_checkup
-from dieselfs_tools.session import Session
+from dieselfs_tools.cli.session import Session
 
 
 def server_findings(session: Session, clock: Callable[[], float] = time.time) -> Iterator[CheckRecord]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from dieselfs.errors import DieselfsError, InvalidInput, NotFound
 from dieselfs.names import Location, check_path, printable
 from dieselfs.transfer.upload import Failed, SourceEntry, walk_source
-from dieselfs_tools.patterns import Patterns
+from dieselfs_tools.cli.patterns import Patterns
 
 
 @dataclass(frozen=True, slots=True)

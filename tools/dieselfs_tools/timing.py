@@ -24,7 +24,7 @@ from dieselfs.settings import Settings
 from dieselfs.sources.server import ServerSource
 from dieselfs_client.daemon import control
 from dieselfs_client.mount.points.options import MountOptions
-from dieselfs_tools.private_home import private_home
+from dieselfs_tools.cli.private_home import private_home
 
 PREFETCH_REQUESTS = 8
 """At a time, as many as a server reads from its store."""

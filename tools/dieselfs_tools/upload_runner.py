@@ -20,11 +20,11 @@ from dieselfs.rpc.client import ServerClient
 from dieselfs.transfer.report import TransferReport
 from dieselfs.transfer.upload import Failed, TreeUpload, UploadEntry, is_stored
 from dieselfs.units import count
+from dieselfs_tools.cli.output import name_fields
+from dieselfs_tools.cli.progress import Reading, outcome, shown
+from dieselfs_tools.cli.session import Session
 from dieselfs_tools.entries import Entry
 from dieselfs_tools.mirror import Mirror
-from dieselfs_tools.output import name_fields
-from dieselfs_tools.progress import Reading, outcome, shown
-from dieselfs_tools.session import Session
 
 
 @dataclass(frozen=True)

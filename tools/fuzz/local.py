@@ -25,8 +25,8 @@ from dieselfs.telemetry.report import prometheus_text
 from dieselfs.telemetry.series import History, Recorded
 from dieselfs_client.mount.kernel import protocol
 from dieselfs_server.admission.quotas.holds import Holds
+from dieselfs_tools.cli.patterns import Patterns
 from dieselfs_tools.commands.rebuild import parse_time
-from dieselfs_tools.patterns import Patterns
 from dieselfs_tools.plans import SkippedSteps
 from fuzz.small_snapshot import small_snapshot
 from fuzz.target import Target, of_text

@@ -19,7 +19,7 @@ def test_datasets_are_listed(dlcmd: Dlcmd, pets: str) -> None:
 
 
 def test_an_empty_home_says_what_to_do(dlcmd: Dlcmd) -> None:
-    from dieselfs_tools.private_home import private_home
+    from dieselfs_tools.cli.private_home import private_home
 
     with private_home() as home:
         nowhere = Dlcmd(home, dlcmd.folder)

@@ -5,8 +5,8 @@ from typing import Any
 import click
 
 from dieselfs.errors import InvalidInput
-from dieselfs_tools import options
-from dieselfs_tools.session import Session
+from dieselfs_tools.cli import options
+from dieselfs_tools.cli.session import Session
 
 FORMATS = ("tar", "zip", "npz", "lmdb", "tfrecord", "mds")
 """As in `attach_runner`, which help and completion need not import."""

@@ -7,8 +7,8 @@ import click
 
 from dieselfs.errors import InvalidInput
 from dieselfs.units import count, format_duration
-from dieselfs_tools import options
-from dieselfs_tools.session import Session
+from dieselfs_tools.cli import options
+from dieselfs_tools.cli.session import Session
 
 ROUNDS = 3
 

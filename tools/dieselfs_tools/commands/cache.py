@@ -12,8 +12,8 @@ from dieselfs.errors import InvalidInput, NotFound
 from dieselfs.settings.flags import settings_options
 from dieselfs.settings.table import JOB_FIELDS, CacheOptions, JobSettings, Place
 from dieselfs_client.daemon import control
-from dieselfs_tools import options
-from dieselfs_tools.session import Session
+from dieselfs_tools.cli import options
+from dieselfs_tools.cli.session import Session
 
 if TYPE_CHECKING:
     from dieselfs import Dataset
@@ -75,7 +75,7 @@ def _share(session: Session, dataset: str, is_stopped: bool, is_dry_run: bool, g
     """Start the daemon, or stop it."""
     from dieselfs.cluster.job import with_configured
     from dieselfs_client.cluster.pool import pool_config
-    from dieselfs_tools import job_progress
+    from dieselfs_tools.cli import job_progress
 
     settings = session.settings()
     chosen = CacheOptions(server=session.server, key_file=session.key_file, **given)

@@ -9,8 +9,8 @@ import click
 
 from dieselfs.errors import EXIT_OK, EXIT_PARTIAL, DieselfsError, InvalidInput
 from dieselfs.units import count, format_duration
-from dieselfs_tools import options
-from dieselfs_tools.session import Session
+from dieselfs_tools.cli import options
+from dieselfs_tools.cli.session import Session
 
 if TYPE_CHECKING:
     from dieselfs_tools.faults import Rehearsed

@@ -3,9 +3,9 @@
 import click
 
 from dieselfs.names import Location
-from dieselfs_tools import options
-from dieselfs_tools.patterns import Patterns
-from dieselfs_tools.session import Session
+from dieselfs_tools.cli import options
+from dieselfs_tools.cli.patterns import Patterns
+from dieselfs_tools.cli.session import Session
 
 
 @options.verb(

@@ -2,9 +2,9 @@
 
 import click
 
-from dieselfs_tools import options
-from dieselfs_tools.completion import SCRIPTS
-from dieselfs_tools.session import Session
+from dieselfs_tools.cli import options
+from dieselfs_tools.cli.completion import SCRIPTS
+from dieselfs_tools.cli.session import Session
 
 
 @options.verb(

@@ -8,8 +8,8 @@ import click
 from dieselfs.errors import EXIT_OK, InvalidInput, NotFound
 from dieselfs.settings.file import checked_text, client_setting, write_setting
 from dieselfs.settings.table import EMBEDDED, Given, Place, Setting, given_at, given_values, user_config
-from dieselfs_tools import options
-from dieselfs_tools.session import Session
+from dieselfs_tools.cli import options
+from dieselfs_tools.cli.session import Session
 
 ASKED = ("server", "key_file")
 """By `dlcmd config` on a terminal."""
@@ -59,7 +59,7 @@ def ask(session: Session) -> int:
         key_file=answers.get("key_file", session.key_file),
         output=session.output,
     )
-    from dieselfs_tools.config_probe import run_test
+    from dieselfs_tools.cli.config_probe import run_test
 
     exit_code = run_test(tried)
     tried.close()
@@ -130,7 +130,7 @@ def test(session: Session) -> int:
     """Test the settings: the configuration, the server, your key, the version, and one read. Each step is a line; the
     first that fails ends the test, with the exit code of its error.
     """
-    from dieselfs_tools.config_probe import run_test
+    from dieselfs_tools.cli.config_probe import run_test
 
     return run_test(session)
 

@@ -8,8 +8,8 @@ import click
 from dieselfs.errors import InvalidInput
 from dieselfs.limits import CHUNK_TARGET_BYTES
 from dieselfs.names import is_location, parse_location
-from dieselfs_tools import options
-from dieselfs_tools.session import Session
+from dieselfs_tools.cli import options
+from dieselfs_tools.cli.session import Session
 
 if TYPE_CHECKING:
     from dieselfs_tools.copy_runner import CopyOptions

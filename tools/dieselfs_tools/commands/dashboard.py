@@ -12,9 +12,9 @@ import click
 from dieselfs.errors import DieselfsError
 from dieselfs.net.private_file import write_private_file
 from dieselfs.process.state_dirs import make_private, runtime_folder
-from dieselfs_tools import options
-from dieselfs_tools.output import Output
-from dieselfs_tools.session import Session
+from dieselfs_tools.cli import options
+from dieselfs_tools.cli.output import Output
+from dieselfs_tools.cli.session import Session
 
 LEASE_S = 20
 RENEW_S = 5.0

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 
 import click
 
-from dieselfs_tools import options
-from dieselfs_tools.session import Session
+from dieselfs_tools.cli import options
+from dieselfs_tools.cli.session import Session
 
 
 @options.verb(

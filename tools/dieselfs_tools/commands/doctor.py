@@ -2,8 +2,8 @@
 
 from dieselfs.errors import EXIT_OK, EXIT_PARTIAL, DieselfsError
 from dieselfs.units import count
-from dieselfs_tools import options
-from dieselfs_tools.session import Session
+from dieselfs_tools.cli import options
+from dieselfs_tools.cli.session import Session
 
 _MARKS = {"ok": "ok", "warning": "!", "failure": "FAIL"}
 
@@ -17,7 +17,7 @@ def doctor(session: Session) -> int:
     from dieselfs.rpc.records import FAILURE, OK, WARNING
     from dieselfs.rpc.records import CheckRecord as Finding
     from dieselfs_tools.checkup import findings
-    from dieselfs_tools.config_probe import steps
+    from dieselfs_tools.cli.config_probe import steps
     from dieselfs_tools.machine_facts import machine_facts
     from dieselfs_tools.server_facts import server_findings
 

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING
 import click
 
 from dieselfs.names import Location
-from dieselfs_tools import options
+from dieselfs_tools.cli import options
+from dieselfs_tools.cli.output import name_fields
+from dieselfs_tools.cli.patterns import ALL, Patterns
+from dieselfs_tools.cli.session import Session
 from dieselfs_tools.entries import SIZE_COLUMNS
-from dieselfs_tools.output import name_fields
-from dieselfs_tools.patterns import ALL, Patterns
-from dieselfs_tools.session import Session
 from dieselfs_tools.stored_trees import selected_nodes
 
 if TYPE_CHECKING:

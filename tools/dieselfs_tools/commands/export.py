@@ -9,10 +9,10 @@ from dieselfs.errors import InvalidInput
 from dieselfs.limits import MIB
 from dieselfs.names import Location
 from dieselfs.units import count, format_duration, format_size
-from dieselfs_tools import options
-from dieselfs_tools.patterns import Patterns
-from dieselfs_tools.progress import Reading, shown
-from dieselfs_tools.session import Session
+from dieselfs_tools.cli import options
+from dieselfs_tools.cli.patterns import Patterns
+from dieselfs_tools.cli.progress import Reading, shown
+from dieselfs_tools.cli.session import Session
 
 if TYPE_CHECKING:
     from dieselfs import Dataset

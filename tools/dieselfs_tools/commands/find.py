@@ -6,11 +6,11 @@ import click
 
 from dieselfs.errors import EXIT_OK, InvalidInput
 from dieselfs.names import SCHEME, Location
-from dieselfs_tools import options
+from dieselfs_tools.cli import options
+from dieselfs_tools.cli.output import write_bytes
+from dieselfs_tools.cli.patterns import Pattern, Patterns
+from dieselfs_tools.cli.session import Session
 from dieselfs_tools.entries import Entry
-from dieselfs_tools.output import write_bytes
-from dieselfs_tools.patterns import Pattern, Patterns
-from dieselfs_tools.session import Session
 
 TYPES = {"file": "file", "folder": "folder", "link": "link", "f": "file", "d": "folder", "l": "link"}
 

@@ -4,10 +4,10 @@ import click
 
 from dieselfs.errors import EXIT_DAMAGED, EXIT_OK, EXIT_PARTIAL, Damaged
 from dieselfs.units import count
-from dieselfs_tools import options
-from dieselfs_tools.dataset_choice import Result, for_each_dataset, names_with_lost
-from dieselfs_tools.job_watch import watched
-from dieselfs_tools.session import Session
+from dieselfs_tools.cli import options
+from dieselfs_tools.cli.dataset_choice import Result, for_each_dataset, names_with_lost
+from dieselfs_tools.cli.job_watch import watched
+from dieselfs_tools.cli.session import Session
 
 
 @options.verb(

@@ -7,8 +7,8 @@ import click
 from dieselfs.errors import NotFound
 from dieselfs.rpc.records import GroupRecord
 from dieselfs.units import count
-from dieselfs_tools import options
-from dieselfs_tools.session import Session
+from dieselfs_tools.cli import options
+from dieselfs_tools.cli.session import Session
 
 EVERYONE = "everyone"
 

@@ -7,9 +7,9 @@ import click
 
 from dieselfs.errors import EXIT_OK, InvalidInput
 from dieselfs.names import Location
-from dieselfs_tools import options
-from dieselfs_tools.output import write_bytes
-from dieselfs_tools.session import Session
+from dieselfs_tools.cli import options
+from dieselfs_tools.cli.output import write_bytes
+from dieselfs_tools.cli.session import Session
 
 LINES = 10
 READ_BYTES = 1 << 20

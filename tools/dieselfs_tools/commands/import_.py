@@ -4,8 +4,8 @@ from typing import Any
 
 import click
 
-from dieselfs_tools import options
-from dieselfs_tools.session import Session
+from dieselfs_tools.cli import options
+from dieselfs_tools.cli.session import Session
 
 FORMATS = ("tar", "zip", "npz", "lmdb", "hdf5", "parquet", "tfrecord", "mds", "litdata")
 """As in `importing.formats`, which help and completion need not import."""

@@ -5,10 +5,10 @@ import click
 from dieselfs.errors import InvalidInput
 from dieselfs.rpc.records import NO_LIMIT, RateRecord
 from dieselfs.units import parse_rate
-from dieselfs_tools import options
-from dieselfs_tools.limit_list import LimitList
-from dieselfs_tools.output import Output
-from dieselfs_tools.session import Session
+from dieselfs_tools.cli import options
+from dieselfs_tools.cli.limit_list import LimitList
+from dieselfs_tools.cli.output import Output
+from dieselfs_tools.cli.session import Session
 
 RATE = options.Parsed("RATE", parse_rate)
 

@@ -9,10 +9,10 @@ from dieselfs.errors import EXIT_DAMAGED, EXIT_OK, ProtocolError
 from dieselfs.limits import LISTING_ENTRIES_MAX
 from dieselfs.names import Location, split_path
 from dieselfs.units import format_time
-from dieselfs_tools import options
+from dieselfs_tools.cli import options
+from dieselfs_tools.cli.patterns import Patterns
+from dieselfs_tools.cli.session import Session
 from dieselfs_tools.entries import SIZE_COLUMNS, Entry, dataset_fields
-from dieselfs_tools.patterns import Patterns
-from dieselfs_tools.session import Session
 
 if TYPE_CHECKING:
     from dieselfs.rpc.client import ServerClient

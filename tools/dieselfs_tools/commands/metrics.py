@@ -12,9 +12,9 @@ import click
 
 from dieselfs.errors import InvalidInput
 from dieselfs.net.address import METRICS_PORT, parse_metrics_address
-from dieselfs_tools import options
-from dieselfs_tools.output import replace_file
-from dieselfs_tools.session import Session
+from dieselfs_tools.cli import options
+from dieselfs_tools.cli.output import replace_file
+from dieselfs_tools.cli.session import Session
 
 if TYPE_CHECKING:
     from dieselfs.net.address import TcpAddress

@@ -13,9 +13,9 @@ from dieselfs.settings.flags import settings_options
 from dieselfs.settings.table import Place
 from dieselfs_client.daemon import control
 from dieselfs_client.mount.points.mounting import prepare_mountpoint, resolved_mountpoint
-from dieselfs_tools import options
-from dieselfs_tools.mount_options import mount_options
-from dieselfs_tools.session import Session
+from dieselfs_tools.cli import options
+from dieselfs_tools.cli.mount_options import mount_options
+from dieselfs_tools.cli.session import Session
 
 
 @options.verb(
@@ -47,7 +47,7 @@ def mount(
     The command returns when the mount is ready; 'dlcmd umount' ends it.
     """
     from dieselfs.cluster.job import expected_nodes
-    from dieselfs_tools import job_progress
+    from dieselfs_tools.cli import job_progress
 
     chosen = mount_options(session, given, others)
     place = resolved_mountpoint(mountpoint)

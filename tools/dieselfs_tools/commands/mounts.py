@@ -4,8 +4,8 @@ from dataclasses import asdict
 
 from dieselfs.names import printable
 from dieselfs_client.daemon import control, daemon_list
-from dieselfs_tools import options
-from dieselfs_tools.session import Session
+from dieselfs_tools.cli import options
+from dieselfs_tools.cli.session import Session
 
 
 @options.verb("mounts", "dlcmd mounts", "dlcmd mounts --json")

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 import click
 
 from dieselfs.names import Location
-from dieselfs_tools import options
-from dieselfs_tools.output import Output
-from dieselfs_tools.session import Session
+from dieselfs_tools.cli import options
+from dieselfs_tools.cli.output import Output
+from dieselfs_tools.cli.session import Session
 
 if TYPE_CHECKING:
     from dieselfs.prediction import Epoch

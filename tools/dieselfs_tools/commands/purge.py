@@ -6,10 +6,10 @@ import click
 
 from dieselfs.errors import EXIT_OK
 from dieselfs.units import count, format_duration
-from dieselfs_tools import options
-from dieselfs_tools.dataset_choice import Result, for_each_dataset
-from dieselfs_tools.job_watch import watched
-from dieselfs_tools.session import Session
+from dieselfs_tools.cli import options
+from dieselfs_tools.cli.dataset_choice import Result, for_each_dataset
+from dieselfs_tools.cli.job_watch import watched
+from dieselfs_tools.cli.session import Session
 
 
 @options.verb(

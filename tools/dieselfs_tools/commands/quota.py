@@ -4,10 +4,10 @@ import click
 
 from dieselfs.errors import InvalidInput, NotFound
 from dieselfs.rpc.records import NO_LIMIT, QuotaRecord
-from dieselfs_tools import options
-from dieselfs_tools.limit_list import LimitList
-from dieselfs_tools.output import Output
-from dieselfs_tools.session import Session
+from dieselfs_tools.cli import options
+from dieselfs_tools.cli.limit_list import LimitList
+from dieselfs_tools.cli.output import Output
+from dieselfs_tools.cli.session import Session
 
 _USER, _DATASET, _SCHEME = "user:", "dataset:", "dl://"
 

@@ -5,9 +5,9 @@ import click
 from dieselfs.errors import InvalidInput
 from dieselfs.units import count
 from dieselfs_client.mount.points.mount_table import dieselfs_mounts
-from dieselfs_tools import options
-from dieselfs_tools.confirmation import confirm_name
-from dieselfs_tools.session import Session
+from dieselfs_tools.cli import options
+from dieselfs_tools.cli.confirmation import confirm_name
+from dieselfs_tools.cli.session import Session
 
 
 @options.verb(

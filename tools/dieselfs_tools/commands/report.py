@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from dieselfs.errors import DieselfsError, InvalidInput
-from dieselfs_tools import options
-from dieselfs_tools.output import replace_file
-from dieselfs_tools.session import Session
+from dieselfs_tools.cli import options
+from dieselfs_tools.cli.output import replace_file
+from dieselfs_tools.cli.session import Session
 
 if TYPE_CHECKING:
     from dieselfs.shuffle.quality import ShuffleQuality

@@ -9,11 +9,11 @@ from dieselfs.errors import InvalidInput
 from dieselfs.names import Location
 from dieselfs.records import Op
 from dieselfs.units import count
-from dieselfs_tools import options
-from dieselfs_tools.confirmation import confirm_name
-from dieselfs_tools.output import name_fields
-from dieselfs_tools.patterns import Patterns, deletable
-from dieselfs_tools.session import Session
+from dieselfs_tools.cli import options
+from dieselfs_tools.cli.confirmation import confirm_name
+from dieselfs_tools.cli.output import name_fields
+from dieselfs_tools.cli.patterns import Patterns, deletable
+from dieselfs_tools.cli.session import Session
 from dieselfs_tools.stored_trees import StoredTree
 
 if TYPE_CHECKING:

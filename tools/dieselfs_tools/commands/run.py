@@ -8,9 +8,9 @@ import click
 from dieselfs.names import Location
 from dieselfs.settings.flags import settings_options
 from dieselfs.settings.table import Place
-from dieselfs_tools import options
-from dieselfs_tools.mount_options import mount_options
-from dieselfs_tools.session import Session
+from dieselfs_tools.cli import options
+from dieselfs_tools.cli.mount_options import mount_options
+from dieselfs_tools.cli.session import Session
 
 EXIT_CANNOT_RUN = 126
 EXIT_NO_COMMAND = 127

@@ -19,9 +19,9 @@ from dieselfs.shuffle.quality import (
     served_nodes,
 )
 from dieselfs.shuffle.spec import PlanSpec
-from dieselfs_tools import options
+from dieselfs_tools.cli import options
+from dieselfs_tools.cli.session import Session
 from dieselfs_tools.plans import OrderOptions, order_options, plan_fields, print_files
-from dieselfs_tools.session import Session
 
 
 @options.verb(

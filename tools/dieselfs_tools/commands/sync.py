@@ -4,9 +4,9 @@ import click
 
 from dieselfs.errors import InvalidInput
 from dieselfs.names import is_location, parse_location
-from dieselfs_tools import options
-from dieselfs_tools.patterns import Patterns
-from dieselfs_tools.session import Session
+from dieselfs_tools.cli import options
+from dieselfs_tools.cli.patterns import Patterns
+from dieselfs_tools.cli.session import Session
 
 
 @options.verb(

@@ -4,8 +4,8 @@ import click
 
 from dieselfs.rpc.records import TagRecord
 from dieselfs.units import count, format_time
-from dieselfs_tools import options
-from dieselfs_tools.session import Session
+from dieselfs_tools.cli import options
+from dieselfs_tools.cli.session import Session
 
 tag = options.verb_group(
     "tag",

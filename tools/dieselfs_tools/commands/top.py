@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 import click
 
 from dieselfs.errors import InvalidInput
-from dieselfs_tools import options
-from dieselfs_tools.output import Output
-from dieselfs_tools.session import Session
+from dieselfs_tools.cli import options
+from dieselfs_tools.cli.output import Output
+from dieselfs_tools.cli.session import Session
 
 if TYPE_CHECKING:
     from dieselfs.telemetry.activity import Activity, ServerActivity

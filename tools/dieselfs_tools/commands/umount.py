@@ -6,8 +6,8 @@ import click
 
 from dieselfs.errors import EXIT_OK, EXIT_PARTIAL, MountError
 from dieselfs_client.daemon import control
-from dieselfs_tools import options
-from dieselfs_tools.session import Session
+from dieselfs_tools.cli import options
+from dieselfs_tools.cli.session import Session
 
 
 @options.verb(

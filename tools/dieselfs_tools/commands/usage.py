@@ -5,10 +5,10 @@ from collections.abc import Sequence
 import click
 
 from dieselfs.rpc.records import NO_LIMIT, UsageRecord
-from dieselfs_tools import options
+from dieselfs_tools.cli import options
+from dieselfs_tools.cli.output import Output
+from dieselfs_tools.cli.session import Session
 from dieselfs_tools.entries import SIZE_COLUMNS
-from dieselfs_tools.output import Output
-from dieselfs_tools.session import Session
 
 
 @options.verb(

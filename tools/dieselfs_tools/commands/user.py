@@ -10,9 +10,9 @@ from dieselfs.errors import AlreadyExists, DieselfsError, InvalidInput, NotFound
 from dieselfs.net.auth import Key, check_user_name
 from dieselfs.net.private_file import write_private_file
 from dieselfs.units import format_duration, format_time
-from dieselfs_tools import options
+from dieselfs_tools.cli import options
+from dieselfs_tools.cli.session import Session
 from dieselfs_tools.commands.group import EVERYONE
-from dieselfs_tools.session import Session
 
 ALL_DATASETS = "*"
 GROUP_MARK = "group:"

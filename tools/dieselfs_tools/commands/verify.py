@@ -7,9 +7,9 @@ import click
 from dieselfs.errors import EXIT_OK, EXIT_PARTIAL
 from dieselfs.names import SCHEME, is_location, printable
 from dieselfs.units import count
-from dieselfs_tools import options
-from dieselfs_tools.progress import Reading, shown
-from dieselfs_tools.session import Session
+from dieselfs_tools.cli import options
+from dieselfs_tools.cli.progress import Reading, shown
+from dieselfs_tools.cli.session import Session
 
 if TYPE_CHECKING:
     from dieselfs.transfer.tree_digest import TreeDigest

@@ -9,10 +9,10 @@ import click
 from dieselfs.errors import EXIT_DAMAGED, EXIT_OK, EXIT_PARTIAL, InvalidInput
 from dieselfs.units import count, format_duration
 from dieselfs_client.daemon import control
-from dieselfs_tools import options
-from dieselfs_tools.output import Output
-from dieselfs_tools.progress import Reading, shown
-from dieselfs_tools.session import Session
+from dieselfs_tools.cli import options
+from dieselfs_tools.cli.output import Output
+from dieselfs_tools.cli.progress import Reading, shown
+from dieselfs_tools.cli.session import Session
 
 if TYPE_CHECKING:
     from dieselfs_client.mount.control.warmth import MountWarmth

@@ -8,9 +8,9 @@ import numpy as np
 from dieselfs.errors import InvalidInput
 from dieselfs.names import Location
 from dieselfs.shuffle.plan import Plan, Share
-from dieselfs_tools import options
+from dieselfs_tools.cli import options
+from dieselfs_tools.cli.session import Session
 from dieselfs_tools.plans import OrderOptions, order_options, plan_fields, print_files
-from dieselfs_tools.session import Session
 
 _POSITIONS = re.compile(r"([0-9]{1,20})(?:-([0-9]{1,20}))?")
 

@@ -6,8 +6,8 @@ from dataclasses import asdict
 import click
 
 from dieselfs.errors import InvalidInput
-from dieselfs_tools import options
-from dieselfs_tools.session import Session
+from dieselfs_tools.cli import options
+from dieselfs_tools.cli.session import Session
 
 WHY_S = 5.0
 SINCE_MAX = 1.5

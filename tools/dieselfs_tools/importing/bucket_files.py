@@ -8,9 +8,9 @@ from functools import cache, partial
 from dieselfs.bucket.client import Bucket, ObjectVersion
 from dieselfs.bucket.url import parse_object
 from dieselfs.errors import NotFound
+from dieselfs_tools.cli.patterns import Pattern
 from dieselfs_tools.importing.remote_stream import RemoteStream
 from dieselfs_tools.importing.sample_shards import INDEX
-from dieselfs_tools.patterns import Pattern
 
 _WILD = frozenset("*[{")
 

@@ -17,11 +17,11 @@ from dieselfs.attached.web_url import is_web_url
 from dieselfs.bucket.url import is_object_url, parse_object
 from dieselfs.errors import Damaged, DieselfsError, InvalidInput, NotFound
 from dieselfs.names import printable
+from dieselfs_tools.cli.output import Output
+from dieselfs_tools.cli.spool import STANDARD_INPUT, spooled
 from dieselfs_tools.importing.http_stream import HttpStream
 from dieselfs_tools.importing.packages import required
 from dieselfs_tools.importing.record import Place
-from dieselfs_tools.output import Output
-from dieselfs_tools.spool import STANDARD_INPUT, spooled
 
 if TYPE_CHECKING:
     from dieselfs_tools.importing.remote_stream import RemoteStream

@@ -8,7 +8,7 @@ from dieselfs.errors import EXIT_OK, AccessDenied
 from dieselfs.names import Location
 from dieselfs.settings.table import EMBEDDED
 from dieselfs.units import count, format_duration
-from dieselfs_tools.session import Session
+from dieselfs_tools.cli.session import Session
 
 
 def run_test(session: Session) -> int:

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from dieselfs_tools.json_fields import FIELDS, TEXT, Field
+from dieselfs_tools.cli.json_fields import FIELDS, TEXT, Field
 
 _UPLOADED = (
     "dataset generation stored stored_bytes skipped skipped_bytes deleted failed seconds "

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from dieselfs.errors import InvalidInput
-from dieselfs_tools.patterns import Pattern, Patterns, deletable
+from dieselfs_tools.cli.patterns import Pattern, Patterns, deletable
 
 
 @pytest.mark.parametrize(

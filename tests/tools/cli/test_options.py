@@ -3,7 +3,7 @@
 import pytest
 
 from dieselfs.errors import InvalidInput
-from dieselfs_tools.options import dataset_name, examples, location
+from dieselfs_tools.cli.options import dataset_name, examples, location
 
 
 @pytest.mark.parametrize("text", ["pets", "dl://pets", "dl://pets/"])

@@ -6,9 +6,9 @@ from threading import Event
 
 import pytest
 
-from dieselfs_tools import progress
-from dieselfs_tools.output import Output
-from dieselfs_tools.progress import Reading, progress_line, shown
+from dieselfs_tools.cli import progress
+from dieselfs_tools.cli.output import Output
+from dieselfs_tools.cli.progress import Reading, progress_line, shown
 
 
 def test_a_line_says_how_far_how_fast_and_how_long_still() -> None:

@@ -13,7 +13,7 @@ import click
 import pytest
 
 from dieselfs import errors
-from dieselfs_tools.command_line import EXIT_OUTPUT_CLOSED, VERBS, described, dlcmd, run
+from dieselfs_tools.cli.command_line import EXIT_OUTPUT_CLOSED, VERBS, described, dlcmd, run
 from tests.support.dlcmd import Dlcmd
 from tests.support.documents import REPOSITORY
 from tests.support.server import RunningServer, free_port

@@ -6,7 +6,7 @@ from typing import Generic, TypeVar
 
 from dieselfs.errors import NotFound
 from dieselfs.rpc.records import QuotaRecord, RateRecord
-from dieselfs_tools.output import Output
+from dieselfs_tools.cli.output import Output
 
 Record = TypeVar("Record", QuotaRecord, RateRecord)
 

@@ -13,10 +13,10 @@ import pytest
 from jsonschema import Draft202012Validator, ValidationError
 
 from dieselfs.errors import EXIT_NOT_FOUND, EXIT_PARTIAL, EXIT_USAGE
-from dieselfs_tools.command_line import VERBS
-from dieselfs_tools.json_fields import FIELDS
-from dieselfs_tools.json_schema import VERB_LINES, fields_of, page, schema, text
-from dieselfs_tools.private_home import private_home
+from dieselfs_tools.cli.command_line import VERBS
+from dieselfs_tools.cli.json_fields import FIELDS
+from dieselfs_tools.cli.json_schema import VERB_LINES, fields_of, page, schema, text
+from dieselfs_tools.cli.private_home import private_home
 from tests.support.dlcmd import Dlcmd, check_json_line
 from tests.support.documents import REPOSITORY
 from tests.support.speeds import write_speeds

@@ -4,8 +4,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from dieselfs.rpc.records import CopyProgress
-from dieselfs_tools.output import Output
-from dieselfs_tools.progress import Reading, shown
+from dieselfs_tools.cli.output import Output
+from dieselfs_tools.cli.progress import Reading, shown
 
 
 class _Watch:

@@ -31,8 +31,8 @@ from dieselfs.errors import (
     DieselfsError,
     NotFound,
 )
-from dieselfs_tools import options
-from dieselfs_tools.session import Session
+from dieselfs_tools.cli import options
+from dieselfs_tools.cli.session import Session
 
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
@@ -192,7 +192,7 @@ def run(arguments: Sequence[str] | None = None) -> int:
             if isinstance(stream, TextIOWrapper):
                 stream.reconfigure(errors="backslashreplace")
         if arguments is None and "_DLCMD_COMPLETE" in os.environ:
-            from dieselfs_tools.completion import complete
+            from dieselfs_tools.cli.completion import complete
 
             return complete(dlcmd, session)
         words = list(sys.argv[1:] if arguments is None else arguments)

@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from dieselfs.errors import EXIT_DAMAGED, EXIT_OK, DieselfsError, InvalidInput
 from dieselfs.units import count
-from dieselfs_tools.session import Session
+from dieselfs_tools.cli.session import Session
 
 Result = tuple[str, Mapping[str, object], int]
 """The text and the fields of a result, and its exit code."""

@@ -9,7 +9,7 @@ import pytest
 import dieselfs
 from dieselfs.process.embedded_server import log_path
 from dieselfs.settings.table import EMBEDDED
-from dieselfs_tools.private_home import private_home, stop_server
+from dieselfs_tools.cli.private_home import private_home, stop_server
 
 
 @pytest.fixture(autouse=True)

@@ -19,7 +19,7 @@ from dieselfs.errors import EXIT_OK, NotFound
 from dieselfs.limits import LISTING_ENTRIES_MAX
 from dieselfs.names import SCHEME, is_location, split_path
 from dieselfs.records import Op
-from dieselfs_tools.session import Session
+from dieselfs_tools.cli.session import Session
 
 if TYPE_CHECKING:
     from dieselfs.rpc.client import ServerClient

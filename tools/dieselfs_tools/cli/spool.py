@@ -7,8 +7,8 @@ from contextlib import ExitStack, contextmanager
 from typing import BinaryIO
 
 from dieselfs.errors import DieselfsError
-from dieselfs_tools.output import Output
-from dieselfs_tools.progress import Reading, shown
+from dieselfs_tools.cli.output import Output
+from dieselfs_tools.cli.progress import Reading, shown
 
 STANDARD_INPUT = "-"
 COPY_BYTES = 1 << 20

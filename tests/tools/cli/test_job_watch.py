@@ -7,10 +7,10 @@ from collections.abc import Callable
 import pytest
 
 from dieselfs.rpc.records import CopyProgress
-from dieselfs_tools import job_watch
-from dieselfs_tools.job_watch import watched
-from dieselfs_tools.output import Output
-from dieselfs_tools.progress import Reading, progress_json, progress_line, shown
+from dieselfs_tools.cli import job_watch
+from dieselfs_tools.cli.job_watch import watched
+from dieselfs_tools.cli.output import Output
+from dieselfs_tools.cli.progress import Reading, progress_json, progress_line, shown
 
 
 def test_what_the_server_says_is_shown(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,7 +14,7 @@ from dieselfs.names import SCHEME, Location, check_dataset_name, is_file_path, i
 from dieselfs.settings.flags import attributes
 from dieselfs.settings.table import BY_NAME, Place
 from dieselfs.units import format_size, parse_duration, parse_rate, parse_size
-from dieselfs_tools.patterns import Patterns
+from dieselfs_tools.cli.patterns import Patterns
 
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
@@ -45,7 +45,7 @@ class Parsed(click.ParamType[Any]):
     ) -> "list[CompletionItem]":
         if not self._kind:
             return []
-        from dieselfs_tools.completion import offered
+        from dieselfs_tools.cli.completion import offered
 
         return offered(self._kind, ctx, incomplete)
 

@@ -16,7 +16,7 @@ from typing import TextIO
 
 from dieselfs.transfer.report import TransferReport
 from dieselfs.units import count, format_duration, format_size
-from dieselfs_tools.output import Output
+from dieselfs_tools.cli.output import Output
 
 TERMINAL_INTERVAL_S = 0.2
 FIRST_LINE_S = 0.8

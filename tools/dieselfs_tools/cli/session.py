@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import dieselfs
 from dieselfs.errors import DieselfsError
-from dieselfs_tools.output import Output
+from dieselfs_tools.cli.output import Output
 
 if TYPE_CHECKING:  # imported when a verb needs a server: help and completion start without
     from dieselfs.rpc.client import ServerClient

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from dieselfs_tools.completion import SCRIPTS, TIMEOUT_S
+from dieselfs_tools.cli.completion import SCRIPTS, TIMEOUT_S
 from tests.support.dlcmd import Dlcmd
 
 _PRESS_TAB = """

@@ -3,8 +3,8 @@
 import pytest
 
 from dieselfs.settings.table import JobSettings
-from dieselfs_tools.job_progress import announce, report
-from dieselfs_tools.output import Output
+from dieselfs_tools.cli.job_progress import announce, report
+from dieselfs_tools.cli.output import Output
 
 
 @pytest.mark.parametrize(

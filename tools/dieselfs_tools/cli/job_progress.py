@@ -5,7 +5,7 @@ from collections.abc import Collection, Mapping
 from dieselfs.cluster.job import expected_nodes
 from dieselfs.limits import JOB_GATHER_TIMEOUT_S
 from dieselfs.settings.table import JobSettings
-from dieselfs_tools.output import Output
+from dieselfs_tools.cli.output import Output
 
 
 def announce(output: Output, job: JobSettings, environment: Mapping[str, str]) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from dieselfs.errors import InvalidInput
-from dieselfs_tools.output import FAILURES_SHOWN_MAX, Output, name_fields, replace_file
+from dieselfs_tools.cli.output import FAILURES_SHOWN_MAX, Output, name_fields, replace_file
 
 
 def test_a_name_that_is_not_utf8_comes_with_its_bytes() -> None:

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from dieselfs_client.mount.points.options import MountOptions, parse_options
-from dieselfs_tools.session import Session
+from dieselfs_tools.cli.session import Session
 
 
 def mount_options(session: Session, given: Mapping[str, Any], others: Iterable[str]) -> MountOptions:

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from dieselfs.errors import DieselfsError
-from dieselfs_tools.output import Output
-from dieselfs_tools.spool import spooled
+from dieselfs_tools.cli.output import Output
+from dieselfs_tools.cli.spool import spooled
 
 QUIET = Output(is_quiet=True)
 

@@ -3,7 +3,7 @@
 import pytest
 
 from dieselfs.errors import EXIT_DAMAGED, EXIT_OK, EXIT_REFUSED, EXIT_UNAVAILABLE
-from dieselfs_tools.dataset_choice import worse
+from dieselfs_tools.cli.dataset_choice import worse
 
 
 @pytest.mark.parametrize(
