@@ -29,7 +29,7 @@ from dieselfs_tools.importing.formats import format_of
 from dieselfs_tools.importing.inputs import Input
 from dieselfs_tools.importing.naming import Names, Template
 from dieselfs_tools.importing.record import Record
-from dieselfs_tools.upload_runner import Target, find_target
+from dieselfs_tools.transfers.upload_runner import Target, find_target
 
 FORMATS = ("tar", "zip", "npz", "lmdb", "tfrecord", "mds")
 """Whose records are ranges of bytes in the source."""

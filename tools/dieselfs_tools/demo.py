@@ -24,7 +24,7 @@ from dieselfs_client.daemon import control
 from dieselfs_client.mount.points.mounting import DEVICE
 from dieselfs_client.mount.points.options import MountOptions
 from dieselfs_tools.cli.private_home import private_home
-from dieselfs_tools.comparison import compare_trees
+from dieselfs_tools.transfers.comparison import compare_trees
 
 DATASET = "demo"
 SEED, EPOCH = 1, 0

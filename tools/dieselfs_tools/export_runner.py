@@ -20,11 +20,11 @@ from dieselfs.units import count, format_duration
 from dieselfs_tools.cli.patterns import Patterns
 from dieselfs_tools.cli.progress import Reading, shown
 from dieselfs_tools.cli.session import Session
-from dieselfs_tools.download_runner import report_download
 from dieselfs_tools.exporting.entry_reader import Entry, EntryReader
 from dieselfs_tools.exporting.lmdb_writer import LmdbWriter
 from dieselfs_tools.exporting.tar_writer import TarWriter
-from dieselfs_tools.stored_trees import selected_nodes
+from dieselfs_tools.transfers.download_runner import report_download
+from dieselfs_tools.transfers.stored_trees import selected_nodes
 
 STANDARD_OUTPUT = "-"
 SHARD_NAME = "shard-{:06}.tar"

@@ -23,7 +23,7 @@ from dieselfs_tools.importing.formats import Format, format_of
 from dieselfs_tools.importing.inputs import Input, OpenRemote
 from dieselfs_tools.importing.naming import Names, Template, cleaned
 from dieselfs_tools.importing.record import Record
-from dieselfs_tools.upload_runner import Upload, find_target
+from dieselfs_tools.transfers.upload_runner import Upload, find_target
 
 
 @dataclass(frozen=True, kw_only=True)

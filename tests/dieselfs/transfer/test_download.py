@@ -16,7 +16,7 @@ from dieselfs.sources.server import ServerSource
 from dieselfs.transfer.download import TreeDownload
 from dieselfs.transfer.report import TransferReport
 from dieselfs.transfer.upload import TreeUpload, walk_source
-from dieselfs_tools.comparison import compare_trees
+from dieselfs_tools.transfers.comparison import compare_trees
 from tests.support.trees import odd_tree
 
 

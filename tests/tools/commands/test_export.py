@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from dieselfs.errors import EXIT_NOT_FOUND, EXIT_PARTIAL, EXIT_USAGE
-from dieselfs_tools.comparison import compare_trees
+from dieselfs_tools.transfers.comparison import compare_trees
 from tests.support.dlcmd import Dlcmd
 from tests.support.erofs import mounted_image
 

@@ -11,7 +11,7 @@ import pytest
 from dieselfs.errors import EXIT_NOT_FOUND, EXIT_REFUSED, EXIT_USAGE, MountError
 from dieselfs.limits import MIB
 from dieselfs_client.daemon import control
-from dieselfs_tools.comparison import compare_trees
+from dieselfs_tools.transfers.comparison import compare_trees
 from tests.support.dlcmd import Dlcmd
 from tests.support.server import RunningServer, free_port
 

@@ -22,7 +22,7 @@ from dieselfs.errors import (
 from dieselfs.limits import MIB
 from dieselfs.rpc.client import ServerClient
 from dieselfs.settings.table import EMBEDDED, Settings
-from dieselfs_tools.comparison import compare_trees
+from dieselfs_tools.transfers.comparison import compare_trees
 from tests.support.dlcmd import Dlcmd
 from tests.support.server import running_server, start_server
 from tests.support.trees import odd_tree

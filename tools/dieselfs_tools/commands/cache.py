@@ -56,7 +56,7 @@ def cache(
     or a program reads are not cleared (exit code 2).
     """
     if is_listing or is_clearing:
-        from dieselfs_tools.disk_runner import clear_disk, list_disk
+        from dieselfs_tools.transfers.disk_runner import clear_disk, list_disk
 
         disk = given.get("disk") or session.settings().disk
         if is_listing and not (is_clearing or is_all or dataset):

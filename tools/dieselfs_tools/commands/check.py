@@ -30,6 +30,6 @@ def check(
     Local files are read and compared with the digests in the dataset; nothing is downloaded. Exit code 2: something
     differs, or could not be read.
     """
-    from dieselfs_tools.check_runner import run_check
+    from dieselfs_tools.transfers.check_runner import run_check
 
     return run_check(session, source, location, patterns, is_quick)

@@ -12,7 +12,7 @@ from dieselfs_tools.cli import options
 from dieselfs_tools.cli.session import Session
 
 if TYPE_CHECKING:
-    from dieselfs_tools.copy_runner import CopyOptions
+    from dieselfs_tools.transfers.copy_runner import CopyOptions
 
 
 @options.verb(
@@ -39,7 +39,7 @@ def cp(session: Session, names: Sequence[str], **chosen: Any) -> int:
 
     With files of this machine, 'cp' is 'put' or 'get', with their rules.
     """
-    from dieselfs_tools.copy_runner import CopyOptions, run_copy
+    from dieselfs_tools.transfers.copy_runner import CopyOptions, run_copy
 
     if len(names) < 2:
         raise InvalidInput(f"the destination of {names[0]} is missing")
@@ -62,7 +62,7 @@ def cp(session: Session, names: Sequence[str], **chosen: Any) -> int:
 
 def _put(session: Session, names: Sequence[str], copying: "CopyOptions") -> int:
     session.expect_server()
-    from dieselfs_tools.put_runner import PutOptions, run_put
+    from dieselfs_tools.transfers.put_runner import PutOptions, run_put
 
     put = PutOptions(
         names=names,
@@ -78,7 +78,7 @@ def _put(session: Session, names: Sequence[str], copying: "CopyOptions") -> int:
 
 
 def _get(session: Session, names: Sequence[str], copying: "CopyOptions") -> int:
-    from dieselfs_tools.download_runner import run_get
+    from dieselfs_tools.transfers.download_runner import run_get
 
     return run_get(
         session,

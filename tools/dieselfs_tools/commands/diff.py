@@ -28,8 +28,8 @@ def diff(session: Session, first: Location, second: Location, patterns: Patterns
     Contents are compared by their digests; only large files whose parts are stored differently are read. Exit code 2:
     they differ.
     """
-    from dieselfs_tools.differences import differences, print_differences
-    from dieselfs_tools.stored_trees import StoredTree
+    from dieselfs_tools.transfers.differences import differences, print_differences
+    from dieselfs_tools.transfers.stored_trees import StoredTree
 
     datasets = [session.dataset(place.state) for place in (first, second)]
     old, new = (

@@ -11,8 +11,8 @@ from dieselfs_tools.cli import options
 from dieselfs_tools.cli.output import name_fields
 from dieselfs_tools.cli.patterns import ALL, Patterns
 from dieselfs_tools.cli.session import Session
-from dieselfs_tools.entries import SIZE_COLUMNS
-from dieselfs_tools.stored_trees import selected_nodes
+from dieselfs_tools.transfers.entries import SIZE_COLUMNS
+from dieselfs_tools.transfers.stored_trees import selected_nodes
 
 if TYPE_CHECKING:
     from dieselfs.snapshot.reader import Snapshot

@@ -10,7 +10,7 @@ from dieselfs_tools.cli import options
 from dieselfs_tools.cli.output import write_bytes
 from dieselfs_tools.cli.patterns import Pattern, Patterns
 from dieselfs_tools.cli.session import Session
-from dieselfs_tools.entries import Entry
+from dieselfs_tools.transfers.entries import Entry
 
 TYPES = {"file": "file", "folder": "folder", "link": "link", "f": "file", "d": "folder", "l": "link"}
 

@@ -36,6 +36,6 @@ def get(session: Session, **chosen: Any) -> int:
     Files that already exist (same size and time) are skipped, so the same command continues an interrupted download.
     Damaged files are listed at the end, and the rest is written (exit code 5).
     """
-    from dieselfs_tools.download_runner import run_get
+    from dieselfs_tools.transfers.download_runner import run_get
 
     return run_get(session, **chosen)

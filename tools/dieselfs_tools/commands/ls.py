@@ -12,7 +12,7 @@ from dieselfs.units import format_time
 from dieselfs_tools.cli import options
 from dieselfs_tools.cli.patterns import Patterns
 from dieselfs_tools.cli.session import Session
-from dieselfs_tools.entries import SIZE_COLUMNS, Entry, dataset_fields
+from dieselfs_tools.transfers.entries import SIZE_COLUMNS, Entry, dataset_fields
 
 if TYPE_CHECKING:
     from dieselfs.rpc.client import ServerClient

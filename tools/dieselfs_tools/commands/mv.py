@@ -36,7 +36,7 @@ def mv(
     The slashes and the rules for what exists are those of 'cp'. After an interruption, entries may be at both paths;
     the same command continues.
     """
-    from dieselfs_tools.copy_runner import CopyOptions, run_copy
+    from dieselfs_tools.transfers.copy_runner import CopyOptions, run_copy
 
     chosen = CopyOptions(
         is_move=True,

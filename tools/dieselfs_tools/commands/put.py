@@ -37,6 +37,6 @@ def put(session: Session, **chosen: Any) -> int:
     upload. Unreadable files are listed at the end, and the rest is stored (exit code 2).
     """
     session.expect_server()
-    from dieselfs_tools.put_runner import PutOptions, run_put
+    from dieselfs_tools.transfers.put_runner import PutOptions, run_put
 
     return run_put(session, PutOptions(**chosen))

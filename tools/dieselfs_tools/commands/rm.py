@@ -14,7 +14,7 @@ from dieselfs_tools.cli.confirmation import confirm_name
 from dieselfs_tools.cli.output import name_fields
 from dieselfs_tools.cli.patterns import Patterns, deletable
 from dieselfs_tools.cli.session import Session
-from dieselfs_tools.stored_trees import StoredTree
+from dieselfs_tools.transfers.stored_trees import StoredTree
 
 if TYPE_CHECKING:
     from dieselfs import Dataset

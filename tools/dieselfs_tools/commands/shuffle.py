@@ -21,7 +21,7 @@ from dieselfs.shuffle.quality import (
 from dieselfs.shuffle.spec import PlanSpec
 from dieselfs_tools.cli import options
 from dieselfs_tools.cli.session import Session
-from dieselfs_tools.plans import OrderOptions, order_options, plan_fields, print_files
+from dieselfs_tools.transfers.plans import OrderOptions, order_options, plan_fields, print_files
 
 
 @options.verb(

@@ -9,7 +9,7 @@ from dieselfs.names import Location, printable
 from dieselfs.units import format_time
 from dieselfs_tools.cli import options
 from dieselfs_tools.cli.session import Session
-from dieselfs_tools.entries import Entry
+from dieselfs_tools.transfers.entries import Entry
 
 
 @options.verb(

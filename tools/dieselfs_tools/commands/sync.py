@@ -46,7 +46,7 @@ def sync(
         raise InvalidInput("one side must be a folder of this machine; between datasets, use cp -r")
     session.expect_server()
     if is_location(source):
-        from dieselfs_tools.folder_sync import FolderSyncOptions, run_folder_sync
+        from dieselfs_tools.transfers.folder_sync import FolderSyncOptions, run_folder_sync
 
         synced = FolderSyncOptions(
             is_mirror=is_mirror,
@@ -56,7 +56,7 @@ def sync(
             jobs=jobs,
         )
         return run_folder_sync(session, parse_location(source), destination, synced)
-    from dieselfs_tools.put_runner import PutOptions, run_put
+    from dieselfs_tools.transfers.put_runner import PutOptions, run_put
 
     chosen = PutOptions(
         names=[source, destination],

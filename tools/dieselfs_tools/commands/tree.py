@@ -10,7 +10,7 @@ from dieselfs.names import Location, split_path
 from dieselfs.units import count
 from dieselfs_tools.cli import options
 from dieselfs_tools.cli.session import Session
-from dieselfs_tools.entries import Entry
+from dieselfs_tools.transfers.entries import Entry
 
 if TYPE_CHECKING:
     from dieselfs.snapshot.reader import Snapshot

@@ -8,7 +8,7 @@ from dieselfs.rpc.records import NO_LIMIT, UsageRecord
 from dieselfs_tools.cli import options
 from dieselfs_tools.cli.output import Output
 from dieselfs_tools.cli.session import Session
-from dieselfs_tools.entries import SIZE_COLUMNS
+from dieselfs_tools.transfers.entries import SIZE_COLUMNS
 
 
 @options.verb(

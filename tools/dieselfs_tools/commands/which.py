@@ -10,7 +10,7 @@ from dieselfs.names import Location
 from dieselfs.shuffle.plan import Plan, Share
 from dieselfs_tools.cli import options
 from dieselfs_tools.cli.session import Session
-from dieselfs_tools.plans import OrderOptions, order_options, plan_fields, print_files
+from dieselfs_tools.transfers.plans import OrderOptions, order_options, plan_fields, print_files
 
 _POSITIONS = re.compile(r"([0-9]{1,20})(?:-([0-9]{1,20}))?")
 

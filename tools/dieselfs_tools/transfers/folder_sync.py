@@ -20,11 +20,11 @@ from dieselfs_tools.cli.output import name_fields
 from dieselfs_tools.cli.patterns import ALL, Patterns, deletable
 from dieselfs_tools.cli.progress import Reading, shown
 from dieselfs_tools.cli.session import Session
-from dieselfs_tools.differences import ATTRIBUTES, REMOVED, differences
-from dieselfs_tools.entries import Entry
-from dieselfs_tools.local_trees import LocalTree
-from dieselfs_tools.sources import Source
-from dieselfs_tools.stored_trees import StoredTree
+from dieselfs_tools.transfers.differences import ATTRIBUTES, REMOVED, differences
+from dieselfs_tools.transfers.entries import Entry
+from dieselfs_tools.transfers.local_trees import LocalTree
+from dieselfs_tools.transfers.sources import Source
+from dieselfs_tools.transfers.stored_trees import StoredTree
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,8 +10,8 @@ from dieselfs.transfer.upload import UploadEntry
 from dieselfs_tools.cli.confirmation import confirm_name
 from dieselfs_tools.cli.patterns import Patterns, deletable
 from dieselfs_tools.cli.session import Session
-from dieselfs_tools.sources import Source, relative_path
-from dieselfs_tools.stored_trees import StoredTree
+from dieselfs_tools.transfers.sources import Source, relative_path
+from dieselfs_tools.transfers.stored_trees import StoredTree
 
 
 class Mirror:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from dieselfs_tools.comparison import compare_trees
+from dieselfs_tools.transfers.comparison import compare_trees
 from tests.support.trees import odd_tree
 
 

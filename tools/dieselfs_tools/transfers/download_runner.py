@@ -15,7 +15,7 @@ from dieselfs_tools.cli.patterns import Patterns
 from dieselfs_tools.cli.progress import Reading, outcome, shown
 from dieselfs_tools.cli.session import Session
 from dieselfs_tools.commands.cat import write_contents
-from dieselfs_tools.stored_trees import selected_nodes
+from dieselfs_tools.transfers.stored_trees import selected_nodes
 
 STANDARD_OUTPUT = "-"
 

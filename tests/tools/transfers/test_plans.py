@@ -5,7 +5,7 @@ import pytest
 from dieselfs.errors import InvalidInput
 from dieselfs.shuffle.cursor import Cursor
 from dieselfs.shuffle.spec import PlanSpec
-from dieselfs_tools.plans import OrderOptions, SkippedSteps
+from dieselfs_tools.transfers.plans import OrderOptions, SkippedSteps
 
 CURSOR = Cursor("ba591b1014c3337faa03c7f2", PlanSpec(1, 2, 100), 50)
 

@@ -10,8 +10,8 @@ from dieselfs.errors import InvalidInput
 from dieselfs.names import printable
 from dieselfs.snapshot.reader import ExtentRef
 from dieselfs_tools.cli.patterns import Patterns
-from dieselfs_tools.entries import Entry
-from dieselfs_tools.sources import Source, relative_path, walk
+from dieselfs_tools.transfers.entries import Entry
+from dieselfs_tools.transfers.sources import Source, relative_path, walk
 
 if TYPE_CHECKING:
     from dieselfs.transfer.upload import UploadEntry

@@ -8,7 +8,7 @@ from dieselfs.errors import EXIT_OK, EXIT_PARTIAL
 from dieselfs.names import printable
 from dieselfs.units import count
 from dieselfs_tools.cli.output import Output, name_fields
-from dieselfs_tools.entries import Entry
+from dieselfs_tools.transfers.entries import Entry
 
 ADDED, REMOVED, CHANGED, ATTRIBUTES = "added", "removed", "changed", "attributes"
 MARKS = {ADDED: "+", REMOVED: "-", CHANGED: "*", ATTRIBUTES: "~"}

@@ -23,8 +23,8 @@ from dieselfs.units import count
 from dieselfs_tools.cli.output import name_fields
 from dieselfs_tools.cli.progress import Reading, outcome, shown
 from dieselfs_tools.cli.session import Session
-from dieselfs_tools.entries import Entry
-from dieselfs_tools.mirror import Mirror
+from dieselfs_tools.transfers.entries import Entry
+from dieselfs_tools.transfers.mirror import Mirror
 
 
 @dataclass(frozen=True)

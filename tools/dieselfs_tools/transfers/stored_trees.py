@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from dieselfs.errors import InvalidInput
 from dieselfs.names import SCHEME, printable
 from dieselfs_tools.cli.patterns import Patterns
-from dieselfs_tools.entries import Entry
+from dieselfs_tools.transfers.entries import Entry
 
 if TYPE_CHECKING:
     from dieselfs.arrays import Numbers

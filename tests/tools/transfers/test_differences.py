@@ -7,8 +7,15 @@ import pytest
 
 from dieselfs.errors import EXIT_OK, EXIT_PARTIAL
 from dieselfs_tools.cli.output import Output
-from dieselfs_tools.differences import ADDED, ATTRIBUTES, CHANGED, REMOVED, differences, print_differences
-from dieselfs_tools.entries import Entry
+from dieselfs_tools.transfers.differences import (
+    ADDED,
+    ATTRIBUTES,
+    CHANGED,
+    REMOVED,
+    differences,
+    print_differences,
+)
+from dieselfs_tools.transfers.entries import Entry
 
 FILE = Entry(b"a/f", stat.S_IFREG | 0o644, 5, 7)
 FOLDER = Entry(b"a", stat.S_IFDIR | 0o755, 0, 7)

@@ -20,9 +20,9 @@ from dieselfs_tools.cli.output import Output
 from dieselfs_tools.cli.patterns import Patterns
 from dieselfs_tools.cli.session import Session
 from dieselfs_tools.cli.spool import STANDARD_INPUT, spooled
-from dieselfs_tools.mirror import Mirror
-from dieselfs_tools.sources import Source, find_sources, listed_sources, walk
-from dieselfs_tools.upload_runner import Target, Upload, find_target
+from dieselfs_tools.transfers.mirror import Mirror
+from dieselfs_tools.transfers.sources import Source, find_sources, listed_sources, walk
+from dieselfs_tools.transfers.upload_runner import Target, Upload, find_target
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,7 +7,7 @@ from dieselfs.chunk.format import Op
 from dieselfs.names import split_path
 from dieselfs.rpc.records import RemoteEntry
 from dieselfs_tools.cli.output import Output
-from dieselfs_tools.entries import Entry
+from dieselfs_tools.transfers.entries import Entry
 from tests.support.dataset import pack_tree
 
 TIME_NS = 1_600_000_000_000_000_007

@@ -1,0 +1,1 @@
+"""Uploads, downloads, copies and comparisons of folders."""
