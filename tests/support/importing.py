@@ -4,10 +4,10 @@ from contextlib import ExitStack
 from pathlib import Path
 from zlib import crc32
 
+from dieselfs_tools.archives.importing.formats import AUTO, format_of
+from dieselfs_tools.archives.importing.inputs import Input
+from dieselfs_tools.archives.importing.record import Record
 from dieselfs_tools.cli.output import Output
-from dieselfs_tools.importing.formats import AUTO, format_of
-from dieselfs_tools.importing.inputs import Input
-from dieselfs_tools.importing.record import Record
 
 QUIET = Output(is_quiet=True)
 

@@ -20,12 +20,19 @@ from tempfile import TemporaryDirectory
 from dieselfs.errors import DieselfsError
 from dieselfs.limits import CHUNK_TARGET_BYTES
 from dieselfs.transfer.upload import ENTRY_ERRORS
+from dieselfs_tools.archives.importing import (
+    litdata_file,
+    mds_file,
+    sample_shards,
+    tar_file,
+    tfrecord_file,
+    zip_file,
+)
+from dieselfs_tools.archives.importing.inputs import Input
+from dieselfs_tools.archives.importing.naming import Names, Template
+from dieselfs_tools.archives.importing.packages import required
+from dieselfs_tools.archives.importing.record import Record
 from dieselfs_tools.cli.output import Output
-from dieselfs_tools.importing import litdata_file, mds_file, sample_shards, tar_file, tfrecord_file, zip_file
-from dieselfs_tools.importing.inputs import Input
-from dieselfs_tools.importing.naming import Names, Template
-from dieselfs_tools.importing.packages import required
-from dieselfs_tools.importing.record import Record
 from fuzz.target import Target, of_text
 
 _QUIET = Output(is_quiet=True)

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from dieselfs.errors import EXIT_DAMAGED, EXIT_NOT_FOUND, EXIT_PARTIAL, EXIT_REFUSED, EXIT_USAGE
-from dieselfs_tools.attach_runner import FORMATS
+from dieselfs_tools.archives.attach_runner import FORMATS
 from dieselfs_tools.commands.attach import FORMATS as FORMAT_NAMES
 from tests.support.dlcmd import Dlcmd
 from tests.support.documents import REPOSITORY

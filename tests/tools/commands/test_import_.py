@@ -17,8 +17,8 @@ from dieselfs.errors import (
     EXIT_PARTIAL,
     EXIT_USAGE,
 )
+from dieselfs_tools.archives.importing.formats import FORMATS
 from dieselfs_tools.commands.import_ import FORMATS as FORMAT_NAMES
-from dieselfs_tools.importing.formats import FORMATS
 from tests.support.dlcmd import Dlcmd
 from tests.support.http_files import web_file
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dieselfs_tools.importing.formats import FORMATS
+from dieselfs_tools.archives.importing.formats import FORMATS
 from tests.support.dlcmd import Dlcmd
 from tests.support.documents import REPOSITORY
 

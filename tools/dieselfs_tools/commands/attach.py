@@ -37,11 +37,11 @@ def attach(session: Session, is_listing: bool, **chosen: Any) -> int:
     values, as numbers, are copied. A server attaches only what its setting attach_roots allows.
     """
     if is_listing:
-        from dieselfs_tools.attached_runner import list_attached
+        from dieselfs_tools.archives.attached_runner import list_attached
 
         if len(chosen["names"]) != 1:
             raise InvalidInput("name one dataset: dlcmd attach --list dl://DATASET")
         return list_attached(session, options.dataset_name(chosen["names"][0]))
-    from dieselfs_tools.attach_runner import AttachOptions, run_attach
+    from dieselfs_tools.archives.attach_runner import AttachOptions, run_attach
 
     return run_attach(session, AttachOptions(**chosen))

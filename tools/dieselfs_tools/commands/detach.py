@@ -20,6 +20,6 @@ def detach(session: Session, names: Sequence[str]) -> int:
     Tags and older generations still have the files, while their sources are unchanged. Values that attach has copied
     stay; remove them with dlcmd rm.
     """
-    from dieselfs_tools.attached_runner import detach
+    from dieselfs_tools.archives.attached_runner import detach
 
     return detach(session, names)

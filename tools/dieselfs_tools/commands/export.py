@@ -81,7 +81,7 @@ def export(
                 "an EROFS image has a whole folder; --include and --exclude need another --format"
             )
         return _export_image(session, dataset, node, location, target, is_dry_run, is_forced, jobs)
-    from dieselfs_tools.export_runner import ExportOptions, run_export
+    from dieselfs_tools.archives.export_runner import ExportOptions, run_export
 
     wanted = ExportOptions(
         location=location,

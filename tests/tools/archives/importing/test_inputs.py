@@ -1,0 +1,68 @@
+"""Sources: their labels, compression, times, and temporary files."""
+
+import gzip
+import os
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from dieselfs.errors import Damaged, NotFound
+from dieselfs_tools.archives.importing.inputs import Input
+from tests.support.http_files import web_file
+from tests.support.importing import QUIET
+
+
+@pytest.mark.parametrize(
+    ("name", "label"),
+    [
+        ("train-0001.tar.gz", "train-0001"),
+        ("a.b.tar", "a.b"),
+        ("x.tfrecord", "x"),
+        (".tar", ".tar"),
+        ("plain", "plain"),
+        ("image.tar.jpg", "image.tar.jpg"),
+    ],
+)
+def test_labels_for_templates(tmp_path: Path, name: str, label: str) -> None:
+    (tmp_path / name).write_bytes(b"x")
+    with ExitStack() as stack:
+        assert Input(str(tmp_path / name), stack, QUIET).label == label
+
+
+def test_a_folder_and_what_is_missing(tmp_path: Path) -> None:
+    with ExitStack() as stack:
+        folder = Input(f"{tmp_path}/", stack, QUIET)
+        assert folder.is_folder and folder.label == tmp_path.name and folder.file() == f"{tmp_path}/"
+        with pytest.raises(NotFound, match="none: No such file"):
+            Input(str(tmp_path / "none"), stack, QUIET)
+
+
+def test_a_local_file_is_read_in_place_and_a_packed_one_from_a_temporary_file(tmp_path: Path) -> None:
+    content = os.urandom(3 << 20)
+    (tmp_path / "a").write_bytes(content)
+    (tmp_path / "a.gz").write_bytes(gzip.compress(content))
+    with ExitStack() as stack:
+        assert Input(str(tmp_path / "a"), stack, QUIET).file() == str(tmp_path / "a")
+        place = Path(Input(str(tmp_path / "a.gz"), stack, QUIET).file())
+        assert place.read_bytes() == content
+    assert not place.exists()
+
+
+def test_bytes_before_the_damage_come_first(tmp_path: Path) -> None:
+    content = os.urandom(3 << 20)
+    (tmp_path / "a.gz").write_bytes(gzip.compress(content)[:-500_000])
+    with ExitStack() as stack:
+        stream = Input(str(tmp_path / "a.gz"), stack, QUIET).stream()
+        found = b""
+        with pytest.raises(Damaged, match="cut off or damaged: Compressed file ended"):
+            while part := stream.read(100_000):
+                found += part
+    assert len(found) > 2_000_000 and content.startswith(found)
+
+
+def test_a_url_has_its_label_and_time() -> None:
+    with web_file(b"x" * 5000, "train%201.tar.gz?a=b.tar") as file, ExitStack() as stack:
+        source = Input(file.url, stack, QUIET)
+        assert (source.label, source.mtime_ns) == ("train 1", 1_600_000_000 * 10**9)
+        assert source.stream().read() == file.content

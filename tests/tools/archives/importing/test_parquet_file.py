@@ -1,0 +1,82 @@
+"""Rows of Parquet, as `pyarrow` and Hugging Face `datasets` write them."""
+
+import datetime
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dieselfs.errors import Damaged
+from dieselfs_tools.archives.importing.naming import Template
+from tests.support.documents import REPOSITORY
+from tests.support.importing import contents, read_all
+
+pyarrow = pytest.importorskip("pyarrow", reason="the extra 'import' is not installed")
+
+IMAGES = [(REPOSITORY / f"tests/samples/images/{n}.jpg").read_bytes() for n in range(4)]
+
+
+def write(path: Path, columns: dict[str, Any], metadata: dict[str, str] | None = None) -> Path:
+    import pyarrow.parquet
+
+    table = pyarrow.table(columns).replace_schema_metadata(metadata)
+    pyarrow.parquet.write_table(table, path, row_group_size=3)
+    return path
+
+
+def test_images_of_hugging_face(tmp_path: Path) -> None:
+    features = {"label": {"_type": "ClassLabel", "names": ["cat", "dog"]}, "image": {"_type": "Image"}}
+    images = [{"bytes": content, "path": f"{n}.JPEG" if n else None} for n, content in enumerate(IMAGES)]
+    path = write(
+        tmp_path / "train.parquet",
+        {"image": images, "label": [0, 1, 1, None], "text": ["a", "ä", None, ""]},
+        {"huggingface": json.dumps({"info": {"features": features}})},
+    )
+    found = contents(path)
+    assert found.pop("00000000.jpg") == IMAGES[0]
+    assert [found.pop(f"0000000{n}.JPEG") for n in (1, 2, 3)] == IMAGES[1:]
+    assert json.loads(found.pop("00000001.json")) == {"label": 1, "text": "ä"}
+    assert len(found) == 3
+    template = Template("{label}/{path}")
+    beside = next(record for record in read_all(path) if record.name == b"00000001.json")
+    assert beside.fields["path"] == "1.json"
+    record = next(record for record in read_all(path) if record.name == b"00000001.JPEG")
+    assert template.fill(record.name, b"", 0, record.fields) == b"dog/1.JPEG"
+
+
+def test_as_datasets_writes_it(tmp_path: Path) -> None:
+    datasets = pytest.importorskip("datasets", reason="the extra 'huggingface' is not installed")
+    features = datasets.Features(
+        {"image": datasets.Image(decode=False), "label": datasets.ClassLabel(names=["cat", "dog"])}
+    )
+    rows = {"image": [{"bytes": content, "path": None} for content in IMAGES], "label": [0, 1, 0, 1]}
+    datasets.Dataset.from_dict(rows, features).to_parquet(str(tmp_path / "x.parquet"))
+    records = [record for record in read_all(tmp_path / "x.parquet") if record.name.endswith(b".jpg")]
+    assert [record.content for record in records] == IMAGES
+    assert [record.fields["label"] for record in records] == ["cat", "dog", "cat", "dog"]
+
+
+def test_several_columns_of_bytes_and_other_types(tmp_path: Path) -> None:
+    when = datetime.datetime(2020, 9, 13, 12, 26, 40)
+    columns = {"a": [b"1", None], "b": [b"2", IMAGES[0]], "when": [when, None], "list": [[1], []]}
+    found = contents(write(tmp_path / "x", columns))
+    assert json.loads(found.pop("00000000.json")) == {"when": "2020-09-13T12:26:40", "list": [1]}
+    assert found.pop("00000001.json") == b'{"when": null, "list": []}'
+    assert found == {"00000000.a": b"1", "00000000.b": b"2", "00000001.b.jpg": IMAGES[0]}
+
+
+def test_an_image_that_is_elsewhere(tmp_path: Path) -> None:
+    kind = pyarrow.struct([("bytes", pyarrow.binary()), ("path", pyarrow.string())])
+    column = pyarrow.array([{"bytes": None, "path": "/data/a.jpg"}], kind)
+    records = read_all(write(tmp_path / "x", {"image": column}))
+    assert [record.fault for record in records] == ["the image is not in the file, but at /data/a.jpg"]
+
+
+def test_files_that_are_damaged(tmp_path: Path) -> None:
+    path = write(tmp_path / "x", {"a": [b"1" * 1000, b"2" * 1000]})
+    whole = path.read_bytes()
+    for content in (whole[:-1], whole[: len(whole) // 2], whole[:-8] + bytes(8)):
+        path.write_bytes(content)
+        with pytest.raises(Damaged, match="cannot be read as Parquet"):
+            read_all(path)

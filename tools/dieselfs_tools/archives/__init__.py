@@ -1,0 +1,1 @@
+"""Imports, exports and attachments of datasets in other formats."""

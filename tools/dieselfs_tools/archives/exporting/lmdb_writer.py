@@ -1,0 +1,72 @@
+"""An LMDB environment of exported files: keys are paths, values are contents. This module writes files."""
+
+import os
+from typing import Any
+
+from dieselfs.errors import DieselfsError, InvalidInput, StorageFull
+from dieselfs.limits import MIB
+from dieselfs.transfer.destination import DISK_FULL
+from dieselfs_tools.archives.exporting.entry_reader import Entry
+from dieselfs_tools.archives.importing.packages import required
+
+COMMIT_BYTES = 64 * MIB
+"""Contents of one transaction, which are in memory."""
+
+VALUE_BYTES_MAX = 0xFFFF_FFFF
+PAGE_BYTES = 4096
+_SPARE_BYTES = 16 * MIB
+
+
+class LmdbWriter:
+    """Writes entries into a new folder. The bytes depend on the entries alone."""
+
+    def __init__(self, folder: str, files: int, total_bytes: int) -> None:
+        """`files` and `total_bytes`: limits of the entries and of their bytes."""
+        self._lmdb: Any = required("lmdb")
+        # Each value may begin a page, and each key may have a leaf of its own; the map itself takes no space.
+        map_bytes = _SPARE_BYTES + total_bytes + 3 * files * PAGE_BYTES
+        self._environment = self._lmdb.open(
+            folder, map_size=-(-map_bytes // MIB) * MIB, lock=False, sync=False, metasync=False
+        )
+        self._transaction: Any = self._environment.begin(write=True)
+        self._pending_bytes = 0
+        self.key_bytes_max: int = self._environment.max_key_size()
+
+    def add(self, entry: Entry, content: bytes) -> None:
+        """Raises InvalidInput for a path that is too long, or a file that is too large; StorageFull."""
+        if len(entry.path) > self.key_bytes_max:
+            raise InvalidInput(
+                f"keys of LMDB have at most {self.key_bytes_max} bytes, this path {len(entry.path)}"
+            )
+        if len(content) > VALUE_BYTES_MAX:
+            raise InvalidInput(f"values of LMDB have at most {VALUE_BYTES_MAX} bytes")
+        try:
+            self._transaction.put(entry.path, content)
+            self._pending_bytes += len(content) + PAGE_BYTES
+            if self._pending_bytes >= COMMIT_BYTES:
+                self._transaction.commit()
+                self._transaction = self._environment.begin(write=True)
+                self._pending_bytes = 0
+        except self._lmdb.Error as error:
+            raise _failure(error) from None
+
+    def close(self) -> None:
+        """Commit and sync. Raises StorageFull."""
+        try:
+            self._transaction.commit()
+            self._environment.sync(True)
+        except self._lmdb.Error as error:
+            raise _failure(error) from None
+        finally:
+            self._environment.close()
+
+    def abandon(self) -> None:
+        self._transaction.abort()
+        self._environment.close()
+
+
+def _failure(error: Exception) -> DieselfsError:
+    reasons = [os.strerror(code) for code in DISK_FULL]
+    if any(reason in str(error) for reason in reasons):
+        return StorageFull(f"LMDB: {error}; free some space and run the same command again")
+    return DieselfsError(f"LMDB: {error}")

@@ -1,0 +1,87 @@
+"""Datasets of an HDF5 file, row by row: groups are folders, and rows are .npy files. This module opens files."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from dieselfs.errors import Damaged
+from dieselfs_tools.archives.importing.content_types import npy, npy_rows, number, suffix_of
+from dieselfs_tools.archives.importing.inputs import Input
+from dieselfs_tools.archives.importing.packages import required
+from dieselfs_tools.archives.importing.record import FOLDER_MODE, Record
+
+BLOCK_BYTES = 4 << 20
+"""Rows that are read at once."""
+
+
+def read(source: Input) -> Iterator[Record]:
+    """A row of numbers is an .npy file, one of text a .txt file, and one of bytes of variable length is these bytes.
+
+    Raises Damaged. Types without a form as a file, as references, are faults of their records.
+    """
+    h5py = required("h5py")
+    try:
+        with h5py.File(source.file(), "r", locking=False) as file:
+            yield from _group(h5py, file, "", source.mtime_ns)
+    except (OSError, RuntimeError, KeyError) as error:
+        raise Damaged(f"cannot be read as HDF5: {error}") from None
+
+
+def _group(h5py: Any, group: Any, path: str, mtime_ns: int) -> Iterator[Record]:
+    for name in group:
+        below = f"{path}/{name}" if path else name
+        link = group.get(name, getlink=True)
+        if not isinstance(link, h5py.HardLink):
+            yield Record(below.encode(), mtime_ns, fault="a link of HDF5; import the file that it names")
+            continue
+        item = group[name]
+        if isinstance(item, h5py.Group):
+            if item != group:
+                yield Record(below.encode(), mtime_ns, mode=FOLDER_MODE)
+                yield from _group(h5py, item, below, mtime_ns)
+        elif isinstance(item, h5py.Dataset):
+            yield from _dataset(h5py, item, below, mtime_ns)
+
+
+def _dataset(h5py: Any, dataset: Any, path: str, mtime_ns: int) -> Iterator[Record]:
+    """A scalar is one file; of an array, each row is one."""
+    is_text = h5py.check_string_dtype(dataset.dtype) is not None
+    vlen = h5py.check_vlen_dtype(dataset.dtype)
+    if dataset.shape is None or (dataset.dtype.hasobject and not is_text and vlen is None):
+        yield Record(path.encode(), mtime_ns, fault=f"an HDF5 {dataset.dtype}, which has no form as a file")
+        return
+    if dataset.shape == ():
+        yield _record(path, dataset[()], mtime_ns)
+        return
+    rows = len(dataset)
+    row_bytes = dataset.dtype.itemsize * int(np.prod(dataset.shape[1:], dtype=np.int64))
+    step = max(1, BLOCK_BYTES // max(row_bytes, 1))
+    if dataset.dtype.hasobject:
+        step = 1  # of any size
+    for start in range(0, rows, step):
+        block = dataset[start : min(start + step, rows)]
+        if dataset.dtype.hasobject:
+            yield _record(f"{path}/{number(start)}", block[0], mtime_ns)
+            continue
+        content = npy_rows(block)
+        for row in range(len(block)):
+            yield Record.of(f"{path}/{number(start + row)}.npy".encode(), content(row), mtime_ns)
+
+
+def _record(path: str, value: Any, mtime_ns: int) -> Record:
+    """One value: text, bytes, or an array."""
+    if isinstance(value, str):
+        return Record.of(f"{path}.txt".encode(), value.encode(), mtime_ns)
+    if isinstance(value, bytes):
+        return Record.of(f"{path}.txt".encode(), value, mtime_ns)
+    array = np.asanyarray(value)
+    if array.dtype == np.uint8 and array.ndim == 1:
+        content = array.tobytes()
+        if suffix := suffix_of(content):
+            return Record.of((path + suffix).encode(), content, mtime_ns)
+    if array.dtype.hasobject:
+        return Record(
+            path.encode(), mtime_ns, fault="an array of text or of arrays, which has no form as a file"
+        )
+    return Record.of(f"{path}.npy".encode(), npy(array), mtime_ns)

@@ -1,0 +1,115 @@
+"""Rows of a Parquet file: its images and other bytes as files, the other columns as JSON. This module opens files.
+
+The layout is that of Hugging Face `datasets`: an image is a struct of `bytes` and `path`, and names of classes are in
+the metadata of the schema.
+"""
+
+import base64
+import datetime
+import decimal
+import json
+import posixpath
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from dieselfs.errors import Damaged
+from dieselfs_tools.archives.importing.content_types import number, suffix_of
+from dieselfs_tools.archives.importing.inputs import Input
+from dieselfs_tools.archives.importing.packages import required
+from dieselfs_tools.archives.importing.record import Record
+
+BATCH_ROWS = 64
+
+
+def read(source: Input) -> Iterator[Record]:
+    """Row 7 has the files `00000007.jpg` and `00000007.json`; with several columns of bytes, `00000007.COLUMN.jpg`.
+
+    Fields for templates: the columns of numbers and text, and `path`. Raises Damaged.
+    """
+    pyarrow, parquet = required("pyarrow"), required("pyarrow.parquet")
+    try:
+        with parquet.ParquetFile(source.file()) as file:
+            rows = _Rows(pyarrow, file.schema_arrow, source.mtime_ns)
+            first = 0
+            for batch in file.iter_batches(BATCH_ROWS, use_threads=False):
+                for row, values in enumerate(batch.to_pylist()):
+                    yield from rows.records(first + row, values)
+                first += len(batch)
+    except (pyarrow.ArrowException, OSError) as error:
+        raise Damaged(f"cannot be read as Parquet: {' '.join(str(error).split())}") from None
+
+
+class _Rows:
+    """Makes records of rows."""
+
+    def __init__(self, pyarrow: Any, schema: Any, mtime_ns: int) -> None:
+        types = pyarrow.types
+        self._mtime_ns = mtime_ns
+        self._contents = [
+            field.name
+            for field in schema
+            if types.is_binary(field.type) or types.is_large_binary(field.type) or _is_file(types, field.type)
+        ]
+        self._classes = _class_names(schema.metadata or {})
+
+    def records(self, index: int, values: dict[str, Any]) -> Iterator[Record]:
+        rest = {name: value for name, value in values.items() if name not in self._contents}
+        fields = {name: str(value) for name, value in rest.items() if isinstance(value, str | int | float)}
+        for name, classes in self._classes.items():
+            label = values.get(name)
+            if isinstance(label, int) and 0 <= label < len(classes):
+                fields[name] = classes[label]
+        beside = ""  # the path of an image, without its suffix, for the other columns
+        for name in self._contents:
+            value = values[name]
+            content, path = (
+                (value.get("bytes"), value.get("path")) if isinstance(value, dict) else (value, None)
+            )
+            key = number(index) if len(self._contents) == 1 else f"{number(index)}.{name}"
+            if content is None:
+                if value is not None:
+                    fault = f"the image is not in the file, but at {path}"
+                    yield Record(key.encode(), self._mtime_ns, fault=fault)
+                continue
+            suffix = posixpath.splitext(path or "")[1] or suffix_of(content)
+            record = Record.of((key + suffix).encode(), content, self._mtime_ns)
+            record.fields = {**fields, "path": path} if path else fields
+            beside = beside or posixpath.splitext(path or "")[0]
+            yield record
+        if rest:
+            text = json.dumps(rest, ensure_ascii=False, default=_jsonable).encode()
+            record = Record.of(f"{number(index)}.json".encode(), text, self._mtime_ns)
+            record.fields = {**fields, "path": f"{beside}.json"} if beside else fields
+            yield record
+
+
+def _is_file(types: Any, kind: Any) -> bool:
+    """Whether a type is an image or a sound of `datasets`."""
+    if not types.is_struct(kind) or kind.get_field_index("bytes") < 0:
+        return False
+    content = kind.field("bytes").type
+    return bool(types.is_binary(content) or types.is_large_binary(content))
+
+
+def _class_names(metadata: Mapping[bytes, bytes]) -> dict[str, list[str]]:
+    """Names of the classes of each column, as `datasets` notes them."""
+    try:
+        features = json.loads(metadata.get(b"huggingface", b"{}"))["info"]["features"]
+        return {
+            name: list(map(str, feature["names"]))
+            for name, feature in features.items()
+            if isinstance(feature, dict) and feature.get("_type") == "ClassLabel" and "names" in feature
+        }
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return {}
+
+
+def _jsonable(value: object) -> object:
+    """Values that JSON has not: times in ISO 8601, bytes in base64, others as text."""
+    if isinstance(value, datetime.date | datetime.time):
+        return value.isoformat()
+    if isinstance(value, bytes):
+        return base64.b64encode(value).decode("ascii")
+    if isinstance(value, datetime.timedelta):
+        return value.total_seconds()
+    return str(value) if isinstance(value, decimal.Decimal) else repr(value)
