@@ -84,7 +84,7 @@ WITHOUT_TWIN: dict[str, str] = {
     "client/dieselfs_client/supervision/child.py": "tests/client/supervision/test_supervisor.py: they die, stop, hang",
     "client/dieselfs_client/supervision/startup_report.py": "tests/client/supervision/test_supervisor.py",
     "client/dieselfs_client/zygote.py": "tests/client/supervision/test_supervisor.py: daemons are forks",
-    "tools/dieselfs_tools/faults.py": "tests/tools/commands/test_chaos.py",
+    "tools/dieselfs_tools/observe/faults.py": "tests/tools/commands/test_chaos.py",
     "tools/dieselfs_tools/cli/json_fields.py": "a table; tests/tools/cli/test_json_schema.py",
     "tools/dieselfs_tools/commands/upgrade.py": "tests/tools/commands/test_mount.py replaces a daemon",
     "tools/dieselfs_tools/commands/completion.py": "tests/tools/cli/test_completion.py has bash source its script",

@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
-from dieselfs.prediction import Cost, Speeds
-from dieselfs_tools.measured_speeds import save
+from dieselfs_tools.observe.measured_speeds import save
+from dieselfs_tools.observe.prediction import Cost, Speeds
 
 SPEEDS = Speeds(first=Cost(0.1, 50e-6, 1e-9), later=Cost(0.01, 20e-6, 0.2e-9), fetch_bytes_s=500e6)
 

@@ -11,10 +11,10 @@ from pathlib import Path
 
 from bench.figures import Run, Scale, Side, Trial
 from bench.predicted_jobs import CASES, QUICK_CASES, running_lab
-from dieselfs.prediction import Epoch, Job, Speeds, first_epoch, later_epoch
 from dieselfs.settings import Settings
 from dieselfs_tools.cli.private_home import private_home
-from dieselfs_tools.timing import (
+from dieselfs_tools.observe.prediction import Epoch, Job, Speeds, first_epoch, later_epoch
+from dieselfs_tools.observe.timing import (
     FEW,
     FORMS,
     QUICK_FORMS,

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from bench.predicted_jobs import AMPLE_BYTES, Case, running_lab, sharing
-from dieselfs.prediction import NETWORK, READING, Cost, Epoch, Speeds
+from dieselfs_tools.observe.prediction import NETWORK, READING, Cost, Epoch, Speeds
 from tests.support.network import skipping
 
 SPEEDS = Speeds(Cost(0.1, 60e-6, 2e-9), Cost(0.02, 15e-6, 0.2e-9), 400e6)

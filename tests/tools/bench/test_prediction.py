@@ -3,7 +3,7 @@
 from bench.figures import Run
 from bench.prediction import MEASURED, PREDICTED, Pair, trials
 from bench.rounds import run_trial
-from dieselfs.prediction import COMPUTING, NETWORK, READING, Epoch
+from dieselfs_tools.observe.prediction import COMPUTING, NETWORK, READING, Epoch
 
 
 def test_the_ratio_is_of_what_was_predicted_and_measured_in_the_same_round() -> None:

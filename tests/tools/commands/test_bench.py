@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from dieselfs.errors import EXIT_USAGE
-from dieselfs_tools.timing import LMDB, MOUNT, PLAIN, TAR
+from dieselfs_tools.observe.timing import LMDB, MOUNT, PLAIN, TAR
 from tests.support.dlcmd import Dlcmd
 
 needs_fuse = pytest.mark.skipif(not os.access("/dev/fuse", os.W_OK), reason="needs /dev/fuse")

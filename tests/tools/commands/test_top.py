@@ -11,9 +11,9 @@ import pytest
 from dieselfs.errors import EXIT_USAGE
 from dieselfs_client.daemon import control
 from dieselfs_tools.commands.top import _shown, _unmounted
-from dieselfs_tools.watching import Seen
+from dieselfs_tools.observe.watching import Seen
 from tests.support.dlcmd import COMMAND, TIMEOUT_S, Dlcmd, wait_until
-from tests.tools.test_diagnosis import SERVER, SLOW
+from tests.tools.observe.test_diagnosis import SERVER, SLOW
 
 
 def test_one_view_for_people_and_for_programs(dlcmd: Dlcmd, pets: str) -> None:

@@ -43,8 +43,8 @@ def bench(
     No round begins later than two minutes after the start. It takes 1 GB of disk space, which is freed at the end.
     `dlcmd plan` uses the result.
     """
-    from dieselfs_tools import measured_speeds
-    from dieselfs_tools.timing import FORMS, QUICK_FORMS, run
+    from dieselfs_tools.observe import measured_speeds
+    from dieselfs_tools.observe.timing import FORMS, QUICK_FORMS, run
 
     output = session.output
     chunks = session.dataset(dataset).chunks if dataset is not None else None

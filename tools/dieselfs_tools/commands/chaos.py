@@ -13,7 +13,7 @@ from dieselfs_tools.cli import options
 from dieselfs_tools.cli.session import Session
 
 if TYPE_CHECKING:
-    from dieselfs_tools.faults import Rehearsed
+    from dieselfs_tools.observe.faults import Rehearsed
 
 NAMES = ("lost-node", "killed-daemon", "full-disk", "corrupt-chunk", "lost-metadata")
 
@@ -40,8 +40,8 @@ def chaos(session: Session, names: list[str] | None) -> int:
     servers takes part. It needs /dev/fuse; a full disk needs root. The exit code is 2 if readers saw anything else than
     promised.
     """
-    from dieselfs_tools.faults import FAULTS
-    from dieselfs_tools.verifying_readers import TooLate
+    from dieselfs_tools.observe.faults import FAULTS
+    from dieselfs_tools.observe.verifying_readers import TooLate
 
     output, broken, refused = session.output, 0, 0
     if not os.access("/dev/fuse", os.R_OK | os.W_OK):

@@ -16,10 +16,10 @@ def doctor(session: Session) -> int:
     """
     from dieselfs.rpc.records import FAILURE, OK, WARNING
     from dieselfs.rpc.records import CheckRecord as Finding
-    from dieselfs_tools.checkup import findings
     from dieselfs_tools.cli.config_probe import steps
-    from dieselfs_tools.machine_facts import machine_facts
-    from dieselfs_tools.server_facts import server_findings
+    from dieselfs_tools.observe.checkup import findings
+    from dieselfs_tools.observe.machine_facts import machine_facts
+    from dieselfs_tools.observe.server_facts import server_findings
 
     found = []
     try:

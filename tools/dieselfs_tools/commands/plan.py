@@ -12,7 +12,7 @@ from dieselfs_tools.cli.output import Output
 from dieselfs_tools.cli.session import Session
 
 if TYPE_CHECKING:
-    from dieselfs.prediction import Epoch
+    from dieselfs_tools.observe.prediction import Epoch
 
 MEMORY_BYTES = 1 << 30
 """As of a mount without the option `memory`."""
@@ -64,13 +64,13 @@ def plan(
     """
     import os
 
-    from dieselfs.prediction import first_epoch, later_epoch
     from dieselfs.shuffle.quality import measure
     from dieselfs.shuffle.spec import DEFAULT_GROUP_CHUNKS, PlanSpec
     from dieselfs.snapshot.reader import Snapshot
     from dieselfs.snapshot.subtree import subtree_snapshot
-    from dieselfs_tools import measured_speeds
-    from dieselfs_tools.predicted_job import predicted_job
+    from dieselfs_tools.observe import measured_speeds
+    from dieselfs_tools.observe.predicted_job import predicted_job
+    from dieselfs_tools.observe.prediction import first_epoch, later_epoch
 
     measured = measured_speeds.load(file or measured_speeds.default_path())
     speeds, output = measured.speeds, session.output

@@ -14,7 +14,7 @@ from dieselfs_tools.cli.session import Session
 if TYPE_CHECKING:
     from dieselfs.shuffle.quality import ShuffleQuality
     from dieselfs.telemetry.series import Recorded
-    from dieselfs_tools.epoch_report import EpochReport
+    from dieselfs_tools.observe.epoch_report import EpochReport
 
 
 @options.verb(
@@ -31,8 +31,8 @@ def report(session: Session, subject: str, out: str | None, epoch: int | None) -
     Works while the epoch is read, and as long as the mount is there: daemons keep the last hour. The page needs no
     other file, and no network. With --json, the same as numbers.
     """
-    from dieselfs_tools.epoch_report import epoch_report
-    from dieselfs_tools.report_page import fields, page
+    from dieselfs_tools.observe.epoch_report import epoch_report
+    from dieselfs_tools.observe.report_page import fields, page
 
     if out is None and not session.output.is_json:
         raise InvalidInput("name the file of the page: -o report.html, or take the numbers with --json")
@@ -56,7 +56,7 @@ def _histories(subject: str) -> "tuple[str, dict[str, Recorded], int | None]":
     from dieselfs.telemetry.socket import histories
     from dieselfs_client.daemon import control
     from dieselfs_client.mount.points.mount_table import mount_at
-    from dieselfs_tools.watching import not_found
+    from dieselfs_tools.observe.watching import not_found
 
     place = os.path.realpath(subject)
     known = [*histories()]

@@ -17,7 +17,7 @@ from dieselfs_tools.cli.session import Session
 
 if TYPE_CHECKING:
     from dieselfs.telemetry.activity import Activity, ServerActivity
-    from dieselfs_tools.watching import Seen
+    from dieselfs_tools.observe.watching import Seen
 
 TOP_INTERVAL_S = 2.0
 FILE_COLUMNS = 160
@@ -36,7 +36,7 @@ def top(session: Session, interval: float, has_nodes: bool, once: bool) -> int:
     For root, those of all users. The first view is of the time since their start. Ctrl-C ends it.
     """
     from dieselfs.telemetry.socket import published
-    from dieselfs_tools.watching import watched, with_nodes
+    from dieselfs_tools.observe.watching import watched, with_nodes
 
     read = with_nodes if has_nodes else published
     if interval <= 0:
@@ -98,7 +98,7 @@ def _shown(seen: "Seen") -> "Seen":
 def _watch(views: "Iterator[Seen]") -> None:
     from rich.live import Live
 
-    from dieselfs_tools.activity_tables import tables
+    from dieselfs_tools.observe.activity_tables import tables
 
     with Live(auto_refresh=False, screen=True) as live:
         for seen in views:
@@ -115,6 +115,6 @@ def _print(output: Output, seen: "Seen") -> None:
         return
     from rich.console import Console
 
-    from dieselfs_tools.activity_tables import tables
+    from dieselfs_tools.observe.activity_tables import tables
 
     Console(width=None if sys.stdout.isatty() else FILE_COLUMNS).print(tables(_shown(seen)))

@@ -24,9 +24,9 @@ def why(session: Session, mountpoint: str, duration_s: float, since_start: bool)
     """Say in one paragraph what limits the training that reads a mount now, and the one thing to change."""
     from dieselfs.telemetry.activity import Activity, ServerActivity
     from dieselfs_client.daemon import control
-    from dieselfs_tools.diagnosis import diagnosis
-    from dieselfs_tools.mount_servers import MountServers, server_of
-    from dieselfs_tools.watching import not_found, watched
+    from dieselfs_tools.observe.diagnosis import diagnosis
+    from dieselfs_tools.observe.mount_servers import MountServers, server_of
+    from dieselfs_tools.observe.watching import not_found, watched
 
     if duration_s <= 0:
         raise InvalidInput("--for needs a time, for example 5s")

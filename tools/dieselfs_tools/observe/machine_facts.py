@@ -12,7 +12,7 @@ from dieselfs.process.state_dirs import check_private, runtime_folder
 from dieselfs.process.system_limits import available_bytes, room_bytes
 from dieselfs_client.mount.points.mounting import facts as mount_facts
 from dieselfs_client.mount.points.mounting import read_aheads
-from dieselfs_tools.checkup import Facts
+from dieselfs_tools.observe.checkup import Facts
 
 _FILESYSTEMS = ("erofs", "overlay", "fuse")
 _KNOWN_FILESYSTEMS = Path("/proc/filesystems")

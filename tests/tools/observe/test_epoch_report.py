@@ -8,7 +8,7 @@ import pytest
 
 from dieselfs.errors import NotFound
 from dieselfs.telemetry.series import Recorded
-from dieselfs_tools.epoch_report import POINTS_MAX, epoch_report
+from dieselfs_tools.observe.epoch_report import POINTS_MAX, epoch_report
 
 COUNTERS = "dieselfs_{}_total"
 

@@ -2,10 +2,10 @@
 
 from typing import Any
 
-from dieselfs.prediction import Job
 from dieselfs.prefetch.extent_table import ExtentTable
 from dieselfs.snapshot.reader import Snapshot
 from dieselfs_client.memory.budget import allot_for, kept_in_node_cache
+from dieselfs_tools.observe.prediction import Job
 
 
 def predicted_job(

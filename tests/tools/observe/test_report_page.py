@@ -3,9 +3,9 @@
 import re
 
 from dieselfs.shuffle.quality import ShuffleQuality
-from dieselfs_tools.epoch_report import epoch_report
-from dieselfs_tools.report_page import RANKS_SHOWN_MAX, fields, page
-from tests.tools.test_epoch_report import history, plan
+from dieselfs_tools.observe.epoch_report import epoch_report
+from dieselfs_tools.observe.report_page import RANKS_SHOWN_MAX, fields, page
+from tests.tools.observe.test_epoch_report import history, plan
 
 QUALITY = ShuffleQuality(0.9, 0.3, 0.25, 0.1, 100, 50.0)
 

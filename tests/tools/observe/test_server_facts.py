@@ -8,7 +8,7 @@ import pytest
 
 from dieselfs.rpc.records import FAILURE, OK
 from dieselfs_tools.cli.session import Session
-from dieselfs_tools.server_facts import server_findings
+from dieselfs_tools.observe.server_facts import server_findings
 from lab.ports import free_port
 from tests.support.server import RunningServer, running_server
 

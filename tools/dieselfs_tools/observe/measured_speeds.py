@@ -6,9 +6,9 @@ from dataclasses import asdict, astuple, dataclass
 from pathlib import Path
 
 from dieselfs.errors import InvalidInput, NotFound
-from dieselfs.prediction import Cost, Speeds
 from dieselfs.process.state_dirs import log_path
 from dieselfs_tools.cli.output import replace_file
+from dieselfs_tools.observe.prediction import Cost, Speeds
 
 _FORMAT = 2
 _FILE_BYTES_MAX = 10_000

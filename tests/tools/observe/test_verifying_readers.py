@@ -5,7 +5,13 @@ from pathlib import Path
 import pytest
 
 from dieselfs.errors import Unavailable
-from dieselfs_tools.verifying_readers import FAILURES_KEPT, READERS_EACH, content_of, reading, wait_for
+from dieselfs_tools.observe.verifying_readers import (
+    FAILURES_KEPT,
+    READERS_EACH,
+    content_of,
+    reading,
+    wait_for,
+)
 
 CONTENTS = {f"{number}": content_of(f"{number}", 1000) for number in range(5)}
 

@@ -10,7 +10,7 @@ from dieselfs.telemetry.activity import ServerActivity
 from dieselfs.telemetry.registry import Registry, Report
 from dieselfs_client.mount.points import mount_table
 from dieselfs_client.mount.points.mount_table import MountRecord
-from dieselfs_tools.watching import not_found, watched, with_nodes
+from dieselfs_tools.observe.watching import not_found, watched, with_nodes
 
 
 def server(uptime_s: float, calls: int) -> Report:

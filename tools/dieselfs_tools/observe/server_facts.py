@@ -9,8 +9,8 @@ from dieselfs.errors import AccessDenied, DieselfsError, ProtocolError, Unavaila
 from dieselfs.rpc.client import ServerClient
 from dieselfs.rpc.records import FAILURE, WARNING, CheckRecord
 from dieselfs.telemetry.socket import published
-from dieselfs_tools import server_checkup
 from dieselfs_tools.cli.session import Session
+from dieselfs_tools.observe import server_checkup
 
 
 def server_findings(session: Session, clock: Callable[[], float] = time.time) -> Iterator[CheckRecord]:

@@ -22,7 +22,7 @@ from dieselfs_client.mount.points.mounting import unmount
 from dieselfs_client.mount.points.options import MountOptions
 from dieselfs_client.supervision.status import SupervisorStatus, supervision_of
 from dieselfs_tools.cli.private_home import private_home, stop_server
-from dieselfs_tools.verifying_readers import Seen, content_of, read_and_drop, reading, wait_for
+from dieselfs_tools.observe.verifying_readers import Seen, content_of, read_and_drop, reading, wait_for
 
 DATASET = "rehearsal"
 FILES, FILE_BYTES = 384, 64 << 10

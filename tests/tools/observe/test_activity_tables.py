@@ -6,8 +6,8 @@ from io import StringIO
 from rich.console import Console
 
 from dieselfs.telemetry.activity import Activity, ServerActivity
-from dieselfs_tools.activity_tables import tables
-from tests.tools.test_diagnosis import SERVER, SLOW
+from dieselfs_tools.observe.activity_tables import tables
+from tests.tools.observe.test_diagnosis import SERVER, SLOW
 
 
 def shown(*seen: Activity | ServerActivity, width: int = 200) -> str:

@@ -11,7 +11,7 @@ from dieselfs.rpc.records import FAILURE, OK, WARNING
 from dieselfs.settings.table import FUSE, IMAGE
 from dieselfs_client.mount.points.mounting import ReadAhead
 from dieselfs_client.mount.points.view_choice import Facts as MountFacts
-from dieselfs_tools.checkup import Facts, findings
+from dieselfs_tools.observe.checkup import Facts, findings
 
 GOOD = Facts(
     mount=MountFacts(True, False, (6, 18)),

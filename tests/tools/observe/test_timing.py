@@ -8,7 +8,7 @@ import pytest
 
 from dieselfs.dataset import Dataset
 from dieselfs.settings import Settings
-from dieselfs_tools.timing import FEW, ROUNDS_S, Form, fetch_rate, rounds_in_time, speeds_of
+from dieselfs_tools.observe.timing import FEW, ROUNDS_S, Form, fetch_rate, rounds_in_time, speeds_of
 
 
 def test_chunks_are_fetched_until_the_time_is_over(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from dieselfs.net.address import TcpAddress, UnixAddress
 from dieselfs.rpc.records import FAILURE, OK, WARNING
 from dieselfs.settings.table import OFF, ON
 from dieselfs.telemetry.registry import Report
-from dieselfs_tools.server_checkup import clock, peers, transport, versions
+from dieselfs_tools.observe.server_checkup import clock, peers, transport, versions
 
 
 @pytest.mark.parametrize(

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from dieselfs_tools import machine_facts as module
-from dieselfs_tools.machine_facts import machine_facts
+from dieselfs_tools.observe import machine_facts as module
+from dieselfs_tools.observe.machine_facts import machine_facts
 
 
 def test_the_facts_of_this_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,12 +19,12 @@ from statistics import median
 from dieselfs.dataset import Dataset
 from dieselfs.errors import MountError
 from dieselfs.limits import MIB
-from dieselfs.prediction import Cost, Point, Speeds
 from dieselfs.settings import Settings
 from dieselfs.sources.server import ServerSource
 from dieselfs_client.daemon import control
 from dieselfs_client.mount.points.options import MountOptions
 from dieselfs_tools.cli.private_home import private_home
+from dieselfs_tools.observe.prediction import Cost, Point, Speeds
 
 PREFETCH_REQUESTS = 8
 """At a time, as many as a server reads from its store."""

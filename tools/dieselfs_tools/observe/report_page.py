@@ -10,8 +10,8 @@ import numpy as np
 from dieselfs import __version__
 from dieselfs.shuffle.quality import FULL_SHUFFLE_DISTANCE, ShuffleQuality
 from dieselfs.units import format_duration, format_size
-from dieselfs_tools import charts
-from dieselfs_tools.epoch_report import EpochReport
+from dieselfs_tools.observe import charts
+from dieselfs_tools.observe.epoch_report import EpochReport
 
 RANKS_SHOWN_MAX = 64
 _STYLE = (

@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 
 from dieselfs.errors import InvalidInput
-from dieselfs.prediction import (
+from dieselfs_tools.observe.prediction import (
     COMPUTING,
     FETCHING,
     NETWORK,

@@ -6,7 +6,7 @@ from dieselfs.limits import MIB
 from dieselfs_client.daemon.node import allotment_of
 from dieselfs_client.memory.budget import node_cache_evictable_bytes
 from dieselfs_client.mount.points.options import MountOptions
-from dieselfs_tools.predicted_job import predicted_job
+from dieselfs_tools.observe.predicted_job import predicted_job
 from tests.support.dataset import TreeEntry, pack_entries
 
 FILES, FILE_BYTES = 48, 1 * MIB

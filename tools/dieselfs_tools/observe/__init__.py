@@ -1,0 +1,1 @@
+"""Watching, explaining and predicting: `top`, `why`, `report`, `doctor`, `plan`, `bench`, `chaos`."""
