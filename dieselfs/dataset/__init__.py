@@ -1,5 +1,5 @@
 """The library: a dataset as an object, and its files."""
 
-from dieselfs.dataset.dataset.dataset import Dataset, connect
+from dieselfs.dataset.dataset import Dataset, connect
 
 __all__ = ["Dataset", "connect"]

@@ -1,1 +1,1 @@
-"""Adapters for PyTorch, TensorFlow, JAX, DALI, Hugging Face and fsspec. Each needs its package, and nothing else imports it."""
+"""Adapters for PyTorch, TensorFlow, JAX, DALI, Hugging Face and fsspec. Each needs its package."""

@@ -93,8 +93,8 @@ def check_key_id(key_id: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Key:
-    """A user's key, and the pin of the servers that know it (`dieselfs/net/identity.py`). The secret is not shown when a
-    key is printed or logged.
+    """A user's key, and the pin of the servers that know it (`dieselfs/net/identity.py`). The secret is not shown when
+    a key is printed or logged.
     """
 
     user: str

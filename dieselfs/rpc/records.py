@@ -240,8 +240,8 @@ class FsckReport(NamedTuple):
 
 class ServerStatus(NamedTuple):
     """`started_s` in seconds since 1970; `store` and `metadata` as configured; `metrics` by name, since the start.
-    `report`: JSON of a `dieselfs.telemetry.registry.Report` with the families that `dieselfs.telemetry.activity` reads; None from a server
-    of an earlier version.
+    `report`: JSON of a `telemetry.registry.Report` with the families that `telemetry.activity` reads; None from a
+    server of an earlier version.
     """
 
     version: str

@@ -21,7 +21,7 @@ def name_servers(monkeypatch: pytest.MonkeyPatch) -> Iterator[NameServers]:
 
 
 def test_addresses_are_their_own_names(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(host_names, "_look_ups", None)  # no name server is asked
+    monkeypatch.setattr(hosts, "_look_ups", None)  # no name server is asked
     assert [found[4][:2] for found in addresses("127.0.0.1", 7070, 0.0)] == [("127.0.0.1", 7070)]
     assert [found[4][:2] for found in addresses("::1", 7070, 0.0)] == [("::1", 7070)]
 

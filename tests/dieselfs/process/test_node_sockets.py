@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from dieselfs.process.node_sockets import SOCKETS_MAX, DaemonSocket, is_for_all_users, node_sockets
-from dieselfs.telemetry import socket
+from dieselfs.telemetry import socket as metrics_socket
 from dieselfs.telemetry.socket import published
 
 JOBS, TEMPORARY = "/jobs/*/dieselfs", "/tmp/dieselfs-*"

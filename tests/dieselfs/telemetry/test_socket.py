@@ -9,7 +9,7 @@ import pytest
 import trio
 
 from dieselfs.errors import AccessDenied
-from dieselfs.telemetry import socket
+from dieselfs.telemetry import socket as metrics_socket
 from dieselfs.telemetry.registry import Registry, Report
 from dieselfs.telemetry.series import History, Window
 from dieselfs.telemetry.socket import (

@@ -9,8 +9,8 @@ from dieselfs.units import count, format_time
 from dieselfs_tools.cli import options
 from dieselfs_tools.cli.output import name_fields
 from dieselfs_tools.cli.session import Session
-from dieselfs_tools.commands.cat import find_file
 from dieselfs_tools.commands.usage import quota_text, usage_fields
+from dieselfs_tools.transfers.contents import find_file
 from dieselfs_tools.transfers.entries import dataset_fields
 
 USAGE_FIELDS = ("owner", "stored_bytes", "quota_bytes", "quota_files")

@@ -14,7 +14,7 @@ from dieselfs_tools.cli.output import Output, name_fields
 from dieselfs_tools.cli.patterns import Patterns
 from dieselfs_tools.cli.progress import Reading, outcome, shown
 from dieselfs_tools.cli.session import Session
-from dieselfs_tools.commands.cat import write_contents
+from dieselfs_tools.transfers.contents import write_contents
 from dieselfs_tools.transfers.stored_trees import selected_nodes
 
 STANDARD_OUTPUT = "-"
