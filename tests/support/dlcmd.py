@@ -57,7 +57,7 @@ def _validator(verb: str) -> Draft202012Validator:
 def check_json_line(verb: str, line: dict[str, Any]) -> None:
     """Raises AssertionError unless the line of `--json` is as docs/reference/json.md says."""
     faults = [error.message for error in _validator(verb).iter_errors(line)]
-    assert not faults, f"{verb}: {line} is not in dieselfs_tools.json_schema: {faults}"
+    assert not faults, f"{verb}: {line} is not in dieselfs_tools.cli.json_schema: {faults}"
 
 
 def _verb(words: Sequence[str]) -> str:

@@ -64,7 +64,7 @@ def test_a_second_signal_ends_it_at_once(dlcmd: Dlcmd, signum: signal.Signals) -
 import os, signal
 signal.signal({signum:d}, signal.SIG_DFL)  # the tests may have been started with it ignored
 signal.signal(signal.SIGINT, signal.default_int_handler)
-from dieselfs_tools.session import Session
+from dieselfs_tools.cli.session import Session
 def close(self, error=None):
     os.kill(os.getpid(), {signum:d})
 Session.close = close

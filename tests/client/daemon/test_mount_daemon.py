@@ -167,7 +167,7 @@ from dieselfs.errors import MountError
 from dieselfs.snapshot.reader import Snapshot
 from dieselfs_client.daemon import serve_mount
 from dieselfs_client.mount import kernel_protocol
-from dieselfs_client.mount.options import MountOptions
+from dieselfs_client.mount.points.options import MountOptions
 from dieselfs_client.supervision.control_channel import ControlChannel
 from dieselfs_client.supervision.supervisor_client import SupervisorClient
 kernel_protocol.MINOR_MIN = 1000

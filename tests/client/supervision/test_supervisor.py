@@ -110,7 +110,7 @@ def test_a_daemon_that_dies_while_it_agrees_with_the_kernel_is_replaced(
         in_zygote=f"""
 import os
 from dieselfs_client.daemon import _MountService
-from dieselfs_client.mount.kernel_driver import KernelDriver
+from dieselfs_client.mount.drivers.kernel_driver import KernelDriver
 original = {owner}.{method}
 def fatal(*arguments):
     with open("{tmp_path}/died", "a") as died:
@@ -129,7 +129,7 @@ def fatal(*arguments):
 
 POISON = """
 import os
-from dieselfs_client.mount.kernel_driver import KernelDriver
+from dieselfs_client.mount.drivers.kernel_driver import KernelDriver
 original = KernelDriver._lookup
 def look_up(self, request, *others):
     if bytes(request.body).startswith(b"poison"):
@@ -259,7 +259,7 @@ def test_a_daemon_that_waits_for_itself_and_cannot_die_is_replaced(
         monkeypatch,
         in_zygote=f"""
 import os, threading
-from dieselfs_client.mount.kernel_driver import KernelDriver
+from dieselfs_client.mount.drivers.kernel_driver import KernelDriver
 original = KernelDriver._lookup
 def look_up(self, request, *others):
     if bytes(request.body).startswith(b"ask yourself"):

@@ -12,7 +12,7 @@ import os, sys, threading
 from dieselfs.errors import Unavailable
 from dieselfs.etcd.client import Etcd, EtcdAccess
 from dieselfs.etcd.helper import read_values
-from dieselfs.address import parse_etcd
+from dieselfs.net.address import parse_etcd
 
 etcd = Etcd(parse_etcd(sys.argv[1]), EtcdAccess())
 nobody = Etcd(parse_etcd("127.0.0.1:1"), EtcdAccess())

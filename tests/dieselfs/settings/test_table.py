@@ -164,7 +164,7 @@ def test_the_document_holds_the_table() -> None:
 
 def test_settings_and_flags_are_cheap_to_import() -> None:
     heavy = ("numpy", "trio", "thriftpy2")
-    program = f"import sys, dieselfs.flags; print([name for name in {heavy} if name in sys.modules])"
+    program = f"import sys, dieselfs.settings.flags; print([name for name in {heavy} if name in sys.modules])"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout == "[]\n"
 

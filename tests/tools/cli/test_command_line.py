@@ -312,7 +312,7 @@ def test_there_are_short_ways_to_the_help(
 def test_help_does_not_wait_for_heavy_imports() -> None:
     """The orders of `shuffle` and `which` are options that numpy parses."""
     program = (
-        "import sys; from dieselfs_tools.command_line import VERBS, dlcmd\n"
+        "import sys; from dieselfs_tools.cli.command_line import VERBS, dlcmd\n"
         "context = dlcmd.make_context('dlcmd', ['ls'])\n"
         "[dlcmd.get_command(context, verb) for verb in set(VERBS) - {'shuffle', 'which'}]\n"
         "print(*{'numpy', 'trio', 'thriftpy2'} & sys.modules.keys())"

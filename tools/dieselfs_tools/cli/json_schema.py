@@ -1,6 +1,6 @@
 """The lines that `--json` prints: the table of verbs, its JSON Schema, and its page. No I/O.
 
-`python -m dieselfs_tools.json_schema` prints the tables of docs/reference/json.md, and with `--schema` the file
+`python -m dieselfs_tools.cli.json_schema` prints the tables of docs/reference/json.md, and with `--schema` the file
 docs/reference/json-schema.json.
 """
 

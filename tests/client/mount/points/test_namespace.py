@@ -9,7 +9,7 @@ from dieselfs_client.mount.points import namespace
 PROGRAM = """
 import os, subprocess, sys
 from dieselfs_client.mount import namespace
-from dieselfs_client.mount.mounting import facts
+from dieselfs_client.mount.points.mounting import facts
 if namespace.obstacle() is not None:
     sys.exit(77)
 before = os.readlink("/proc/self/ns/mnt"), os.getuid(), os.getgid()
