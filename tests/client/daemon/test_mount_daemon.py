@@ -165,7 +165,7 @@ import sys, trio
 sys.path[:0] = {sys.path!r}
 from dieselfs.errors import MountError
 from dieselfs.snapshot.reader import Snapshot
-from dieselfs_client.daemon import serve_mount
+from dieselfs_client.daemon.mount_daemon import serve_mount
 from dieselfs_client.mount import kernel_protocol
 from dieselfs_client.mount.points.options import MountOptions
 from dieselfs_client.supervision.control_channel import ControlChannel

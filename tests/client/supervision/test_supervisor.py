@@ -109,7 +109,7 @@ def test_a_daemon_that_dies_while_it_agrees_with_the_kernel_is_replaced(
         monkeypatch,
         in_zygote=f"""
 import os
-from dieselfs_client.daemon import _MountService
+from dieselfs_client.daemon.mount_daemon import _MountService
 from dieselfs_client.mount.drivers.kernel_driver import KernelDriver
 original = {owner}.{method}
 def fatal(*arguments):
@@ -178,7 +178,9 @@ def test_in_the_foreground_the_reason_is_the_last_line_and_the_exit_code_says_so
 def test_daemons_that_cannot_begin_are_an_error_of_mounting(
     options: MountOptions, dataset: str, mountpoint: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    supervisor_and_zygote_run(monkeypatch, in_zygote="from dieselfs_client import daemon; daemon.Node = None")
+    supervisor_and_zygote_run(
+        monkeypatch, in_zygote="from dieselfs_client.daemon import mount_daemon; mount_daemon.Node = None"
+    )
     with pytest.raises(MountError, match="11 daemons in a row died before they could serve"):
         control.mount(dataset, mountpoint, options)
     assert mount_at(str(mountpoint)) is None

@@ -239,7 +239,7 @@ def test_a_put_survives_the_death_of_the_server(tmp_path: Path) -> None:
 SHOW_BEFORE_IT_IS_STORED = """
 from threading import Event
 from dieselfs.rpc.client import ServerClient
-from dieselfs_tools import progress
+from dieselfs_tools.cli import progress
 is_shown, line, put_chunk = Event(), progress.progress_line, ServerClient.put_chunk
 def show(*arguments):
     is_shown.set()
@@ -262,7 +262,7 @@ def test_progress_goes_to_stderr_and_quiet_prints_nothing(dlcmd: Dlcmd, dataset:
 
 
 def test_standard_input_is_named_and_its_reading_is_shown_and_timed(dlcmd: Dlcmd, dataset: str) -> None:
-    shown = "from dieselfs_tools import progress; progress.FIRST_LINE_S = 0.01"
+    shown = "from dieselfs_tools.cli import progress; progress.FIRST_LINE_S = 0.01"
     command = [sys.executable, "-c", f"{shown}; from dieselfs_tools.dlcmd import main; main()"]
     with subprocess.Popen(
         [*command, "put", "--progress", "-", f"dl://{dataset}/log"],

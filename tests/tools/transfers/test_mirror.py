@@ -9,7 +9,7 @@ from tests.support.dlcmd import Dlcmd
 
 _OTHER_WRITER = """
 import dieselfs
-from dieselfs_tools import put_runner
+from dieselfs_tools.transfers import put_runner
 
 walk = put_runner.walk
 
