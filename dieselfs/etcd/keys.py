@@ -1,4 +1,4 @@
-"""The keys and values of dieselfs in etcd (`docs/guide/operations.md`). No I/O.
+"""The keys and values of dieselfs in etcd (`docs/guide/several-servers.md`). No I/O.
 
     /dieselfs/config/<name>         a setting of all servers, by its name in the TOML file; text
     /dieselfs/servers/<server ID>   a running server, with a lease: {"addresses": ["tcp://10.0.0.5:7070"]}

@@ -294,7 +294,7 @@ async def run_server(settings: ServerSettings, ready: Callable[[], object]) -> N
             if settings.registry is not None:
                 registry = settings.registry
                 if danger := registry.danger():
-                    log.warning("%s %s (docs/guide/operations.md)", registry.etcd, danger)
+                    log.warning("%s %s (docs/guide/several-servers.md)", registry.etcd, danger)
                 etcd = Etcd(registry.etcd, registry.access)
                 nursery.start_soon(stay_registered, etcd, registry.addresses)
             ready()

@@ -119,6 +119,6 @@ def etcd(registry: RegistrySettings) -> CheckRecord:
         return CheckRecord("etcd", FAILURE, text, "start etcd, or look at the network to it")
     if danger := registry.danger():
         return CheckRecord(
-            "etcd", WARNING, f"{registry.etcd} {danger}", "see 'etcd' in docs/guide/operations.md"
+            "etcd", WARNING, f"{registry.etcd} {danger}", "see 'etcd' in docs/guide/several-servers.md"
         )
     return CheckRecord("etcd", OK, f"{registry.etcd} answers")

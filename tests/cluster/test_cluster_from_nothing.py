@@ -159,6 +159,6 @@ def test_readers_notice_neither_an_upgrade_nor_a_lost_server(site: Site, node: J
         assert lost.failures == ()
         assert lost.worst_s < READ_TIMEOUT_S
         assert lost.reads > killed.reads > upgraded.reads
-    print(upgraded, killed, lost)  # the figures of docs/guide/operations.md: pytest -rP
+    print(upgraded, killed, lost)  # the figures of docs/guide/several-servers.md: pytest -rP
     site.dlcmd("put", "-q", "-r", f"{site.client.folder}/photos/", "dl://written-after-the-loss/")
     assert len(site.dlcmd("ls", "written-after-the-loss").splitlines()) == FILES

@@ -124,7 +124,7 @@ def test_servers_that_stop_and_servers_that_die(etcd: RunningEtcd, tmp_path: Pat
 
 
 def test_users_with_no_more_rights_than_they_need(tmp_path: Path) -> None:
-    """Those that docs/guide/operations.md advises."""
+    """Those that docs/guide/several-servers.md advises."""
     password = tmp_path / "password"
     password.write_text("word")
     password.chmod(0o600)

@@ -144,7 +144,7 @@ def test_an_etcd_that_lets_everybody_in_is_known(etcd: str, access: EtcdAccess, 
 
 
 def test_the_document_says_what_may_stand_in_etcd() -> None:
-    document = (REPOSITORY / "docs" / "guide" / "operations.md").read_text()
+    document = (REPOSITORY / "docs" / "guide" / "several-servers.md").read_text()
     assert f"`{CONFIG_PREFIX}<name>`" in document and f"`{SERVERS_PREFIX}<host>:<port>`" in document
     assert all(f"`{row.name}`" in document for row in given_at(Place.ETCD))
     assert f"lease of {SERVER_LEASE_S} s" in document

@@ -1,4 +1,4 @@
-"""The two kernel drivers. Their replies are the same; docs/guide/mount.md lists the differences."""
+"""The two kernel drivers. Their replies are the same; docs/guide/mount-operation.md lists the differences."""
 
 from dieselfs.errors import MountError
 from dieselfs.settings.table import PYFUSE3
