@@ -453,6 +453,8 @@ def check_known(names: Iterable[str], places: Place, where: str) -> None:
 
 def _read_toml(row: Setting, value: Any, where: str) -> Any:
     if row.kind is ADDRESSES:
+        if isinstance(value, str):
+            return [value]
         if not isinstance(value, list) or not all(isinstance(text, str) for text in value):
             raise InvalidInput(f"{where}: {row.name} must be a list of strings in quotes")
         return value

@@ -13,7 +13,7 @@ import click
 import pytest
 
 from dieselfs import errors
-from dieselfs_tools.cli.command_line import EXIT_OUTPUT_CLOSED, VERBS, described, dlcmd, run
+from dieselfs_tools.cli.command_line import EXIT_OUTPUT_CLOSED, GROUPS, SYNONYMS, VERBS, described, dlcmd, run
 from tests.support.dlcmd import Dlcmd
 from tests.support.documents import REPOSITORY
 from tests.support.server import RunningServer, free_port
@@ -321,13 +321,23 @@ def test_help_does_not_wait_for_heavy_imports() -> None:
     assert ran.stdout == "\n"
 
 
-def test_the_list_of_verbs_has_one_whole_sentence_each(capsys: pytest.CaptureFixture[str]) -> None:
+def test_help_has_each_verb_once_in_its_group_with_a_whole_sentence(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     run(["--help"])
-    page = capsys.readouterr().out
-    assert all(
-        re.search(rf"^  {name} +{re.escape(text)}$", page, re.MULTILINE) for name, text in VERBS.items()
-    )
+    page = capsys.readouterr().out.partition("Start here:\n")[2].partition("  Examples:")[0]
+    lines = re.findall(r"^  (\w+(?:, \w+)*) +([A-Z].*)$", page, re.MULTILINE)
+    assert sorted(verb for names, _ in lines for verb in names.split(", ")) == sorted(VERBS)
+    assert all(text == VERBS[names.partition(",")[0]] for names, text in lines)
     assert all(text.endswith(".") and text.count(". ") == 0 for text in VERBS.values())
+    assert re.findall(r"^(\w.*):$", page, re.MULTILINE) == list(GROUPS)[1:]
+
+
+def test_the_words_of_other_programs_lead_to_ours(capsys: pytest.CaptureFixture[str]) -> None:
+    for word, verb in SYNONYMS.items():
+        assert word not in VERBS and verb in {*VERBS, "--version"}
+        assert run([word]) == errors.EXIT_USAGE
+        assert f"there is no verb '{word}'; did you mean {verb}?" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -359,6 +369,30 @@ def test_a_misspelt_dataset_is_answered_by_the_one_that_exists(dlcmd: Dlcmd) -> 
     for verb in ("ls", "info", "get", "du"):
         ran = dlcmd(verb, "dl://mispelt-animals", exit_code=errors.EXIT_NOT_FOUND)
         assert "did you mean dl://misspelt-animals?" in ran.stderr
+
+
+def test_a_misspelt_path_is_answered_by_the_one_that_exists(dlcmd: Dlcmd) -> None:
+    (dlcmd.folder / "class_00").mkdir(exist_ok=True)
+    (dlcmd.folder / "class_00" / "tom.jpg").touch()
+    dlcmd("put", "-r", "class_00", "dl://misspelt-paths/")
+    for place, meant in (("clas_00", "class_00"), ("class_00/tom.jp", "class_00/tom.jpg")):
+        ran = dlcmd("ls", f"dl://misspelt-paths/{place}", exit_code=errors.EXIT_NOT_FOUND)
+        assert f"did you mean dl://misspelt-paths/{meant}?" in ran.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("mount", "/mnt/x", "dl://pets"), "the dataset comes first: dlcmd mount dl://pets /mnt/x"),
+        (("put", "-r", "dl://pets", "pets"), "to write stored files here: dlcmd get dl://pets pets"),
+        (("umount", "dl://pets"), "dl://pets/ is not mounted on this machine"),
+    ],
+)
+def test_swapped_arguments_are_named(
+    arguments: tuple[str, ...], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(arguments) == errors.EXIT_USAGE
+    assert message in capsys.readouterr().err
 
 
 def test_the_document_is_about_this_command(capsys: pytest.CaptureFixture[str]) -> None:

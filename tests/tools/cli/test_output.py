@@ -69,3 +69,15 @@ def test_a_place_that_is_no_file_is_named(tmp_path: Path, monkeypatch: pytest.Mo
     with pytest.raises(InvalidInput, match="name a file"):
         replace_file(Path(name), "text")
     assert [*tmp_path.iterdir()] == []
+
+
+def test_colours_are_for_terminals(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    assert Output().coloured("+ f", "green") == "+ f"
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    assert Output().coloured("+ f", "green") == "\x1b[32m+ f\x1b[0m"
+    assert Output(is_json=True).coloured("+ f", "green") == "+ f"
+    monkeypatch.setenv("NO_COLOR", "1")
+    assert Output().coloured("+ f", "green") == "+ f"

@@ -105,6 +105,7 @@ def test_what_is_stored_is_skipped_unless_forced_or_changed(dlcmd: Dlcmd, datase
     assert dlcmd(*put).summary["stored"] == 7
     again = dlcmd(*put).summary
     assert (again["stored"], again["skipped"]) == (0, 7)
+    assert "the first" not in dlcmd(*put[:-1]).text
     (source / "a" / "1.txt").write_text("changed")
     assert dlcmd(*put).summary["stored"] == 1
     assert dlcmd("cat", f"dl://{dataset}/a/1.txt").stdout == b"changed"

@@ -10,7 +10,7 @@ import re
 import signal
 import sys
 import traceback
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from difflib import get_close_matches
 from importlib import import_module
@@ -31,68 +31,113 @@ from dieselfs.errors import (
     DieselfsError,
     NotFound,
 )
+from dieselfs.limits import LISTING_ENTRIES_MAX
+from dieselfs.names import Location, parse_location
 from dieselfs_tools.cli import options
 from dieselfs_tools.cli.session import Session
 
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
 
-VERBS = {
-    "put": "Store files and folders in a dataset.",
-    "sync": "Make a folder equal to another: one stored, one local.",
-    "get": "Write files of a dataset to this machine.",
-    "import": "Store the records of archives and of other data formats.",
-    "attach": "Make archives part of a dataset, without copying.",
-    "detach": "Remove the files of attached archives.",
-    "export": "Write a dataset as an image (EROFS), tar, WebDataset or LMDB.",
-    "ls": "List datasets, or the content of a folder.",
-    "stat": "Show type, size, mode and time of an entry.",
-    "find": "Find entries by name, type and size.",
-    "tree": "Draw a folder with its content.",
-    "cat": "Write files to standard output.",
-    "head": "Write the first lines or bytes of files.",
-    "cp": "Copy files and folders, also between datasets.",
-    "mv": "Move or rename files and folders.",
-    "rm": "Delete files and folders.",
-    "du": "Show the size and number of files.",
-    "info": "Show the totals of a dataset, or the chunks of a file.",
-    "rb": "Remove a whole dataset.",
-    "mount": "Mount a dataset on a folder, read-only.",
-    "umount": "Unmount datasets.",
-    "run": "Run a command with a mounted dataset.",
-    "mounts": "List mounted datasets and cache daemons.",
-    "upgrade": "Replace the daemons of mounts without unmounting.",
-    "warm": "Fetch a mounted dataset into memory.",
-    "cache": "Share a dataset's chunks in memory on this node.",
-    "purge": "Free the space of deleted files.",
-    "tag": "Manage the tags of a dataset: named generations.",
-    "snapshot": "Save, list and compare the metadata of generations.",
-    "fsck": "Check the chunks, metadata and snapshot of a dataset.",
-    "check": "Compare a local folder with what is stored.",
-    "diff": "Compare two datasets, tags or folders.",
-    "verify": "Print one digest of a dataset, or of a folder.",
-    "rebuild": "Rebuild the metadata of a dataset from its chunks.",
-    "shuffle": "Print the files of a dataset in the order of an epoch.",
-    "which": "Print the files of one step of an epoch.",
-    "user": "Manage users, keys and rights (administrators).",
-    "group": "Manage groups of users (administrators).",
-    "quota": "Limit what datasets and users may store (administrators).",
-    "limit": "Limit the rates of users and of their jobs (administrators).",
-    "usage": "Show storage, traffic and quotas of datasets and users.",
-    "server": "Show the state of the servers (administrators).",
-    "config": "Show, change and test your settings.",
-    "doctor": "Check this machine and the servers, and say what to change.",
-    "dashboard": "Open the web page of a server, or of this home.",
-    "top": "Watch the mounts, caches and servers of this node.",
-    "why": "Say what limits the training that reads a mount.",
-    "plan": "Predict epochs on a number of nodes, and what limits them.",
-    "bench": "Time mounts and chunks here, beside plain files, tar and LMDB.",
-    "report": "Show an epoch of a mount or job on one page.",
-    "chaos": "Rehearse faults, and show what readers see.",
-    "metrics": "Print the metrics of this node's daemons, for Prometheus.",
-    "completion": "Print the completion script of a shell.",
+GROUPS = {
+    "Start here": {
+        "put": "Store files and folders in a dataset.",
+        "sync": "Make a folder equal to another: one stored, one local.",
+        "get": "Write files of a dataset to this machine.",
+        "ls": "List datasets, or the content of a folder.",
+        "mount": "Mount a dataset on a folder, read-only.",
+        "umount": "Unmount datasets.",
+        "mounts": "List mounted datasets and cache daemons.",
+        "run": "Run a command with a mounted dataset.",
+    },
+    "Look": {
+        "info": "Show the totals of a dataset, or the chunks of a file.",
+        "stat": "Show type, size, mode and time of an entry.",
+        "du": "Show the size and number of files.",
+        "find": "Find entries by name, type and size.",
+        "tree": "Draw a folder with its content.",
+        "cat": "Write files to standard output.",
+        "head": "Write the first lines or bytes of files.",
+    },
+    "Move and remove": {
+        "import": "Store the records of archives and of other data formats.",
+        "attach": "Make archives part of a dataset, without copying.",
+        "detach": "Remove the files of attached archives.",
+        "export": "Write a dataset as EROFS image, tar, WebDataset or LMDB.",
+        "cp": "Copy files and folders, also between datasets.",
+        "mv": "Move or rename files and folders.",
+        "rm": "Delete files and folders.",
+        "rb": "Remove a whole dataset.",
+    },
+    "Speed": {
+        "warm": "Fetch a mounted dataset into memory.",
+        "cache": "Share a dataset's chunks in memory on this node.",
+        "top": "Watch the mounts, caches and servers of this node.",
+        "why": "Say what limits the training that reads a mount.",
+        "report": "Show an epoch of a mount or job on one page.",
+        "bench": "Time mounts and chunks here, beside plain files, tar and LMDB.",
+        "plan": "Predict epochs on a number of nodes, and what limits them.",
+    },
+    "Order": {
+        "shuffle": "Print the files of a dataset in the order of an epoch.",
+        "which": "Print the files of one step of an epoch.",
+    },
+    "Versions": {
+        "tag": "Manage the tags of a dataset: named generations.",
+        "snapshot": "Save, list and compare the metadata of generations.",
+        "diff": "Compare two datasets, tags or folders.",
+    },
+    "Safety": {
+        "check": "Compare a local folder with what is stored.",
+        "verify": "Print one digest of a dataset, or of a folder.",
+        "fsck": "Check the chunks, metadata and snapshot of a dataset.",
+        "purge": "Free the space of deleted files.",
+        "rebuild": "Rebuild the metadata of a dataset from its chunks.",
+    },
+    "Administration": {
+        "doctor": "Check this machine and the servers, and say what to change.",
+        "config": "Show, change and test your settings.",
+        "user": "Manage users, keys and rights (administrators).",
+        "group": "Manage groups of users (administrators).",
+        "quota": "Limit what datasets and users may store (administrators).",
+        "limit": "Limit the rates of users and of their jobs (administrators).",
+        "usage": "Show storage, traffic and quotas of datasets and users.",
+        "server": "Show the state of the servers (administrators).",
+        "dashboard": "Open the web page of a server, or of this home.",
+        "metrics": "Print the metrics of this node's daemons, for Prometheus.",
+        "chaos": "Rehearse faults, and show what readers see.",
+        "upgrade": "Replace the daemons of mounts without unmounting.",
+        "completion": "Print the completion script of a shell.",
+    },
 }
-"""Verb and short help. The verb `x` is the command `x` of the module `dieselfs_tools.commands.x` (`module_of`)."""
+"""Verb and short help, in the groups of `--help`. The verb `x` is the command `x` of the module
+`dieselfs_tools.commands.x` (`module_of`).
+"""
+VERBS = {verb: brief for group in GROUPS.values() for verb, brief in group.items()}
+ONE_LINE = (
+    ("mount", "umount"),
+    ("cat", "head"),
+    ("attach", "detach"),
+    ("cp", "mv"),
+    ("rm", "rb"),
+    ("shuffle", "which"),
+)
+"""Verbs that `--help` names on the line of the first one: who knows that one expects the others."""
+SYNONYMS = {
+    "copy": "cp",
+    "delete": "rm",
+    "df": "du",
+    "download": "get",
+    "list": "ls",
+    "move": "mv",
+    "remove": "rm",
+    "rename": "mv",
+    "status": "mounts",
+    "unmount": "umount",
+    "upload": "put",
+    "version": "--version",
+}
+"""What other programs call a verb. Without this, spelling decides: `upload` is close to `upgrade`."""
 
 EXIT_OUTPUT_CLOSED = 141
 """The code that a shell reports for a write into a closed pipe."""
@@ -123,6 +168,15 @@ def module_of(verb: str) -> str:
     return f"{verb}_" if iskeyword(verb) else verb
 
 
+def _lines(verbs: Mapping[str, str]) -> Iterator[tuple[str, str]]:
+    """The lines of a group of `--help`."""
+    others = {first: rest for first, *rest in ONE_LINE}
+    hidden = {verb for rest in others.values() for verb in rest}
+    for verb, brief in verbs.items():
+        if verb not in hidden:
+            yield ", ".join((verb, *others.get(verb, ()))), brief
+
+
 class _Verbs(options.VerbGroup):
     """Imports a verb when it is used, but not to list the verbs."""
 
@@ -137,8 +191,9 @@ class _Verbs(options.VerbGroup):
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        with formatter.section("Verbs"):
-            formatter.write_dl(list(VERBS.items()))
+        for name, verbs in GROUPS.items():
+            with formatter.section(name):
+                formatter.write_dl(list(_lines(verbs)))
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> "list[CompletionItem]":
         from click.shell_completion import CompletionItem
@@ -156,8 +211,8 @@ class _Verbs(options.VerbGroup):
                 ctx.exit()
             args = [*args[1:], "--help"]
         if args[0] not in VERBS and not args[0].startswith("-") and not ctx.resilient_parsing:
-            similar = get_close_matches(args[0], VERBS, 1)
-            hint = f"; did you mean {similar[0]}?" if similar else ""
+            similar = SYNONYMS.get(args[0]) or next(iter(get_close_matches(args[0], VERBS, 1)), None)
+            hint = f"; did you mean {similar}?" if similar else ""
             ctx.fail(f"there is no verb {args[0]!r}{hint}")
         ctx.obj.verb = args[0]
         return super().resolve_command(ctx, args)
@@ -217,7 +272,7 @@ def _end(session: Session, error: BaseException) -> int:
     """Close the session, print the error, and return the exit code."""
     message, exit_code = described(error, session.verb)
     if isinstance(error, NotFound):
-        message += _similar_dataset(session, message)
+        message += _similar(session, message)
     with suppress(DieselfsError, OSError):  # the first error is the one to report
         session.close(error)
     if isinstance(error, BrokenPipeError):  # the reader of our output has ended
@@ -272,11 +327,20 @@ def _usage_fault(error: click.UsageError) -> str:
     return error.message
 
 
-def _similar_dataset(session: Session, message: str) -> str:
-    """`; did you mean ...?` if the message names a missing dataset, and one with a similar name exists."""
-    if missing := re.search(r"there is no dataset '([^']+)'", message):
-        with suppress(DieselfsError, OSError):
+def _similar(session: Session, message: str) -> str:
+    """`; did you mean ...?` if the message names a missing dataset or path, and a similar one exists."""
+    with suppress(DieselfsError, OSError):
+        if missing := re.search(r"there is no dataset '([^']+)'", message):
             names = [dataset.name for dataset in session.client.datasets()]
             if similar := get_close_matches(missing[1], names, 1):
                 return f"; did you mean dl://{similar[0]}?"
+        elif missing := re.fullmatch(r"(dl://.+): no such file or folder", message):
+            location = parse_location(missing[1])
+            folder, _, name = location.path.rpartition(b"/")
+            listed = session.client.list_folder(location.dataset, folder, b"", LISTING_ENTRIES_MAX)
+            if similar := get_close_matches(
+                os.fsdecode(name), [os.fsdecode(entry.name) for entry in listed], 1
+            ):
+                path = b"/".join(filter(None, (folder, os.fsencode(similar[0]))))
+                return f"; did you mean {Location(location.dataset, path, False)}?"
     return ""

@@ -11,6 +11,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+import click
+
 from dieselfs.errors import InvalidInput
 from dieselfs.names import printable
 from dieselfs.units import format_size
@@ -74,6 +76,11 @@ class Output:
 
     def size(self, size_bytes: int) -> str:
         return str(size_bytes) if self.is_exact else format_size(size_bytes)
+
+    def coloured(self, text: str, colour: str) -> str:
+        """The text in a colour, where a terminal shows it; not with NO_COLOR."""
+        is_shown = sys.stdout.isatty() and not self.is_json and not os.environ.get("NO_COLOR")
+        return click.style(text, fg=colour) if is_shown else text
 
     def record(self, kind: str, text: str, fields: Mapping[str, object]) -> None:
         """One result, in the requested form."""

@@ -6,6 +6,7 @@ from dieselfs_tools.cli import options
 from dieselfs_tools.cli.session import Session
 
 _MARKS = {"ok": "ok", "warning": "!", "failure": "FAIL"}
+_COLOURS = {"ok": "green", "warning": "yellow", "failure": "red"}
 
 
 @options.verb("doctor", "dlcmd doctor", "dlcmd doctor --json --server tcp://storage-1:7070")
@@ -44,7 +45,8 @@ def doctor(session: Session) -> int:
             found.append(Finding("server", FAILURE, str(error), "dlcmd server status"))
     for each in found:
         fields = each._asdict()
-        text = f"{_MARKS[each.state]:4} {each.name:12} {each.text}"
+        mark = session.output.coloured(f"{_MARKS[each.state]:4}", _COLOURS[each.state])
+        text = f"{mark} {each.name:12} {each.text}"
         if each.fix:
             text += f"\n     {'':12} -> {each.fix}"
         session.output.record("check", text, fields)

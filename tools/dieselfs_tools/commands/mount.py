@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from dieselfs.errors import InvalidInput
-from dieselfs.names import SCHEME, Location, printable
+from dieselfs.names import SCHEME, Location, is_location, printable
 from dieselfs.settings.flags import settings_options
 from dieselfs.settings.table import Place
 from dieselfs_client.daemon import control
@@ -49,6 +49,8 @@ def mount(
     from dieselfs.cluster.job import expected_nodes
     from dieselfs_tools.cli import job_progress
 
+    if is_location(mountpoint):
+        raise InvalidInput(f"the dataset comes first: dlcmd mount {mountpoint} {shlex.quote(str(dataset))}")
     chosen = mount_options(session, given, others)
     place = resolved_mountpoint(mountpoint)
     name, shown, fields = _described(dataset, chosen.generation)

@@ -50,7 +50,7 @@ def rb(
     if tags and not with_tags:
         raise InvalidInput(
             f"dl://{dataset} has {count(len(tags), 'tag')} ({', '.join(tags)}), which keep their "
-            "generations: to remove them too, add --with-tags"
+            "generations for those who use them; if nobody does, add --with-tags"
         )
     if readers and not in_use:
         raise InvalidInput(

@@ -14,6 +14,8 @@ ADDED, REMOVED, CHANGED, ATTRIBUTES = "added", "removed", "changed", "attributes
 MARKS = {ADDED: "+", REMOVED: "-", CHANGED: "*", ATTRIBUTES: "~"}
 """The same as those of rclone, and one for equal content with another mode or time."""
 
+_COLOURS = {ADDED: "green", REMOVED: "red", CHANGED: "yellow", ATTRIBUTES: "cyan"}
+
 
 class Difference(NamedTuple):
     """`entry`: of the second tree, unless it is only in the first."""
@@ -56,6 +58,7 @@ def print_differences(
     for change, entry in found:
         counts[change] += 1
         text = f"{MARKS[change]} {printable(entry.path)}{'/' if entry.is_folder else ''}"
+        text = output.coloured(text, _COLOURS[change])
         output.record("difference", text, {"change": change, **name_fields(entry.path), "kind": entry.type})
     total = counts.total()
     output.failures([*failures], len(failures))

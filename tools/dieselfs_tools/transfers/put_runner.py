@@ -94,6 +94,11 @@ def _split(names: Sequence[str], is_recursive: bool) -> tuple[Sequence[str], Loc
             raise InvalidInput(f"the SOURCE is missing: dlcmd put SOURCE {names[0]}")
         again = f"dlcmd put {'-r ' if is_recursive else ''}{shlex.quote(names[0])} dl://DATASET/"
         raise InvalidInput(f"the destination of {names[0]} is missing: {again}")
+    if any(map(is_location, names[:-1])) and not is_location(names[-1]):
+        stored, place = " ".join(names[:-1]), shlex.quote(names[-1])
+        raise InvalidInput(
+            f"put stores files of this machine; to write stored files here: dlcmd get {stored} {place}"
+        )
     return names[:-1], changeable_location(names[-1])
 
 

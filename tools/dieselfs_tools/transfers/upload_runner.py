@@ -203,7 +203,7 @@ class Upload:
         }
         if deleted:
             text += f"; deleted {count(deleted, 'entry')}"
-        if first is not None:
+        if first is not None and report.done_files:
             source, path = self.source_name or first.source, first.path
             text += f"; the first: {printable(source)} -> {Location(dataset, path, False)}"
             fields |= {**name_fields(source, "first_source"), **name_fields(path, "first_path")}
