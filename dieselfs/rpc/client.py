@@ -20,6 +20,7 @@ from dieselfs.limits import (
 from dieselfs.net import auth
 from dieselfs.records import DatasetRecord, PendingFile
 from dieselfs.rpc.connection import Connection, read_payload_file, shared_files
+from dieselfs.rpc.limit_kinds import QuotaRecord, RateRecord, UsageRecord
 from dieselfs.rpc.members import MEMBERSHIP_LIST_BYTES_MAX, JobId, MembershipList, decode_members
 from dieselfs.rpc.records import (
     AttachedRecord,
@@ -35,8 +36,6 @@ from dieselfs.rpc.records import (
     PinRecord,
     Problem,
     PurgeReport,
-    QuotaRecord,
-    RateRecord,
     RebuildReport,
     RemoteEntry,
     RemoteSnapshot,
@@ -44,7 +43,6 @@ from dieselfs.rpc.records import (
     ServerStatus,
     SharedFile,
     TagRecord,
-    UsageRecord,
     UserRecord,
 )
 from dieselfs.rpc.server_connections import ServerConnections

@@ -7,9 +7,6 @@ from collections.abc import Mapping
 from enum import IntEnum
 from typing import NamedTuple
 
-NO_LIMIT = -1
-"""Of a quota or a rate."""
-
 
 class RemoteEntry(NamedTuple):
     """A file, folder or link in a listing of the server, without a snapshot. `op` is a `chunk.format.Op`."""
@@ -56,41 +53,6 @@ class GroupRecord(NamedTuple):
     name: str
     members: tuple[str, ...]
     grants: dict[str, str]
-
-
-class UsageRecord(NamedTuple):
-    """What a dataset takes, or (`kind` `user`) all datasets that a user owns. `total_bytes`: of the files;
-    `stored_bytes`: of all chunks, also of what was replaced or deleted, until a purge.
-    `read_bytes`, `written_bytes`: what all users have moved of the dataset, or the user of all datasets.
-    """
-
-    kind: str
-    name: str
-    owner: str
-    files: int
-    total_bytes: int
-    stored_bytes: int
-    quota_bytes: int = NO_LIMIT
-    quota_files: int = NO_LIMIT
-    read_bytes: int = 0
-    written_bytes: int = 0
-
-
-class QuotaRecord(NamedTuple):
-    """`account`: `user:NAME`, `user:*` or `dataset:NAME`."""
-
-    account: str
-    stored_bytes: int = NO_LIMIT
-    files: int = NO_LIMIT
-
-
-class RateRecord(NamedTuple):
-    """The most that each server moves for a user (`*`: for each other one), and for each job of it."""
-
-    user: str
-    bytes_per_s: int = NO_LIMIT
-    requests_per_s: int = NO_LIMIT
-    job_bytes_per_s: int = NO_LIMIT
 
 
 class PurgeReport(NamedTuple):

@@ -23,6 +23,7 @@ from dieselfs.limits import (
 from dieselfs.names import printable
 from dieselfs.records import DatasetRecord
 from dieselfs.rpc import records
+from dieselfs.rpc.limit_kinds import QUOTAS, RATES, QuotaRecord, RateRecord, UsageRecord
 from dieselfs.rpc.messages import decode_call, encode_refusal, encode_reply, thrift
 from dieselfs.rpc.serving.byte_budget import ByteBudget
 from dieselfs.rpc.serving.connection import ClientConnection
@@ -52,14 +53,14 @@ _STRUCTS = {
     records.PinRecord: thrift.PinInfo,
     records.Problem: thrift.Problem,
     records.PurgeReport: thrift.PurgeReport,
-    records.QuotaRecord: thrift.QuotaInfo,
-    records.RateRecord: thrift.RateInfo,
+    QuotaRecord: thrift.QuotaInfo,
+    RateRecord: thrift.RateInfo,
     records.RebuildReport: thrift.RebuildReport,
     records.RemoteEntry: thrift.EntryInfo,
     records.ServerCheck: thrift.ServerCheck,
     records.ServerStatus: thrift.StatusInfo,
     records.TagRecord: thrift.TagInfo,
-    records.UsageRecord: thrift.UsageInfo,
+    UsageRecord: thrift.UsageInfo,
     records.UserRecord: thrift.UserInfo,
 }
 
@@ -84,11 +85,7 @@ _AUDITED_ARGUMENTS = {
     "key_id": "key",
     "right": "right",
     "account": "account",
-    "stored_bytes": "stored_bytes",
-    "bytes_per_s": "bytes_per_s",
-    "requests_per_s": "requests_per_s",
-    "job_bytes_per_s": "job_bytes_per_s",
-    "files": "files",
+    **{kind.name: kind.name for kind in (*QUOTAS, *RATES)},
     "is_dry_run": "is_dry_run",
     "path": "path",
     "target_dataset": "target",

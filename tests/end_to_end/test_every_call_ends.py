@@ -16,8 +16,9 @@ from dieselfs.cache.file_reader import FileReader
 from dieselfs.dataset import Dataset
 from dieselfs.errors import EXIT_PARTIAL, EXIT_UNAVAILABLE, DieselfsError
 from dieselfs.rpc.client import ServerClient
+from dieselfs.rpc.limit_kinds import QuotaRecord, RateRecord
 from dieselfs.rpc.members import JobId
-from dieselfs.rpc.records import CopyRequest, QuotaRecord, RateRecord
+from dieselfs.rpc.records import CopyRequest
 from dieselfs.settings import Settings
 from dieselfs.shuffle.plan import Plan
 from dieselfs.shuffle.spec import PlanSpec

@@ -11,7 +11,8 @@ from dieselfs.chunk.builder import ChunkBuilder
 from dieselfs.errors import AccessDenied, NotFound, StorageFull
 from dieselfs.records import DatasetRecord
 from dieselfs.rpc.client import ServerClient
-from dieselfs.rpc.records import CopyRequest, Existing, QuotaRecord
+from dieselfs.rpc.limit_kinds import QuotaRecord
+from dieselfs.rpc.records import CopyRequest, Existing
 from lab.namespace import wait_for
 from tests.support.metadata_chunks import chunk_id
 from tests.support.server import running_servers

@@ -13,7 +13,7 @@ import pytest
 
 from dieselfs.dataset import Dataset
 from dieselfs.limits import MIB
-from dieselfs.rpc.records import RateRecord
+from dieselfs.rpc.limit_kinds import RateRecord
 from dieselfs_client.daemon import control
 from dieselfs_client.mount.points.options import MountOptions
 from lab.network import clear

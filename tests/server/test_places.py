@@ -7,7 +7,7 @@ import trio
 import trio.testing
 
 from dieselfs.rpc.messages import thrift
-from dieselfs_server.access.accounts import Quota, with_quota
+from dieselfs_server.access.accounts import with_quota
 from dieselfs_server.admission.quotas.admission import QuotaExceeded
 from dieselfs_server.handlers import HANDLERS
 from dieselfs_server.metadata.sqlite.store import SqliteMetadata
@@ -34,7 +34,7 @@ async def put(service: Service, number: int) -> None:
 
 
 def test_chunks_that_wait_for_room_in_a_quota_leave_their_places_to_others(service: Service) -> None:
-    service.users.change(lambda accounts: with_quota(accounts, f"dataset:{DATASET}", Quota(ROOM)))
+    service.users.change(lambda accounts: with_quota(accounts, f"dataset:{DATASET}", {"stored_bytes": ROOM}))
     service.metadata.create_dataset("others", bytes(16))
     dataset = service.metadata.dataset(DATASET)
     ended: list[int] = []

@@ -13,7 +13,6 @@ from dieselfs_server.access.accounts import (
     SHARED,
     Accounts,
     Caller,
-    Quota,
     Right,
     StoredKey,
     with_grant,
@@ -127,7 +126,7 @@ def table_note(service: Service) -> bytes | None:
 
 def test_other_servers_learn_at_once_that_a_user_is_gone(service: Service) -> None:
     """Its datasets have no owner then, whose quota would count."""
-    service.users.change(lambda accounts: with_quota(accounts, "user:*", Quota(1000, None)))
+    service.users.change(lambda accounts: with_quota(accounts, "user:*", {"stored_bytes": 1000}))
     before = table_note(service)
     call(service, "remove_key", user="bob", key_id=KEY.key_id)
     assert table_note(service) == before
@@ -136,7 +135,7 @@ def test_other_servers_learn_at_once_that_a_user_is_gone(service: Service) -> No
 
 
 def test_a_dataset_without_an_owner_changes_no_table(service: Service) -> None:
-    service.users.change(lambda accounts: with_quota(accounts, "user:*", Quota(1000, None)))
+    service.users.change(lambda accounts: with_quota(accounts, "user:*", {"stored_bytes": 1000}))
     call(service, "create_dataset", name="ants")
     call(service, "drop_dataset", name="ants")
     assert table_note(service) is None

@@ -9,6 +9,7 @@ from enum import IntEnum
 from dieselfs.errors import AccessDenied, AlreadyExists, InvalidInput, NotFound
 from dieselfs.names import check_dataset_name
 from dieselfs.net.auth import Verifier, check_user_name
+from dieselfs.rpc.limit_kinds import QUOTAS, RATES, Limits, check_limits
 from dieselfs.rpc.serving.handshake import LOCAL_USER
 
 USERS_MAX = 10_000
@@ -74,26 +75,6 @@ class Group:
     grants: Grants = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True)
-class Quota:
-    """The most that may be stored: bytes of chunks, and files; None for no limit."""
-
-    stored_bytes: int | None = None
-    files: int | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Rate:
-    """The most that a server moves for a user, and for each job of that user; None for no limit."""
-
-    bytes_per_s: int | None = None
-    requests_per_s: int | None = None
-    job_bytes_per_s: int | None = None
-
-
-RATE_BYTES_PER_S_MIN = 1 << 20
-"""Below, the least rate of bulk bytes would be missed with a few connections."""
-
 USER_MARK, DATASET_MARK = "user:", "dataset:"
 """Before the names of users and datasets that have quotas. ALL_USERS: those without a quota of their own."""
 ALL_USERS = "*"
@@ -118,13 +99,13 @@ class Accounts:
     users: Mapping[str, User] = field(default_factory=dict)
     groups: Mapping[str, Group] = field(default_factory=dict)
     owners: Mapping[str, str] = field(default_factory=dict)
-    quotas: Mapping[str, Quota] = field(default_factory=dict)
-    rates: Mapping[str, Rate] = field(default_factory=dict)
+    quotas: Mapping[str, Limits] = field(default_factory=dict)
+    rates: Mapping[str, Limits] = field(default_factory=dict)
 
-    def quota_of_user(self, user: str) -> Quota | None:
+    def quota_of_user(self, user: str) -> Limits | None:
         return self.quotas.get(user_account(user)) or self.quotas.get(user_account(ALL_USERS))
 
-    def rate_of(self, user: str) -> Rate | None:
+    def rate_of(self, user: str) -> Limits | None:
         return self.rates.get(user) or self.rates.get(ALL_USERS)
 
     def datasets_of(self, owner: str) -> list[str]:
@@ -291,7 +272,7 @@ def with_owner(accounts: Accounts, dataset: str, user: str) -> Accounts:
     return replace(accounts, owners=owners)
 
 
-def with_quota(accounts: Accounts, account: str, quota: Quota) -> Accounts:
+def with_quota(accounts: Accounts, account: str, quota: Limits) -> Accounts:
     """`accounts` with a quota (`user:NAME`, `user:*`, `dataset:NAME`); one without limits removes it.
 
     Raises NotFound, InvalidInput.
@@ -302,30 +283,25 @@ def with_quota(accounts: Accounts, account: str, quota: Quota) -> Accounts:
         raise InvalidInput(f"{account[:70]!r} is no account: user:NAME, user:* or dataset:NAME")
     elif account != user_account(ALL_USERS):
         _require(accounts, account.removeprefix(USER_MARK))
-    quotas = {k: v for k, v in accounts.quotas.items() if k != account}
-    if quota != Quota():
-        quotas[account] = quota
-    return replace(accounts, quotas=quotas)
+    check_limits(QUOTAS, quota)
+    return replace(accounts, quotas=_limited(accounts.quotas, account, quota))
 
 
-def with_rate(accounts: Accounts, user: str, rate: Rate) -> Accounts:
+def with_rate(accounts: Accounts, user: str, rate: Limits) -> Accounts:
     """`accounts` with the rate of a user, or of all users without one (`*`); one without limits removes it.
 
     Raises NotFound, InvalidInput.
     """
     if user != ALL_USERS:
         _require(accounts, user)
-    for limit in (rate.bytes_per_s, rate.job_bytes_per_s):
-        if limit is not None and limit < RATE_BYTES_PER_S_MIN:
-            raise InvalidInput(
-                f"a rate of {limit} bytes per second is too low: {RATE_BYTES_PER_S_MIN} at least"
-            )
-    if rate.requests_per_s is not None and rate.requests_per_s < 1:
-        raise InvalidInput("a rate of less than one request per second is too low")
-    rates = {k: v for k, v in accounts.rates.items() if k != user}
-    if rate != Rate():
-        rates[user] = rate
-    return replace(accounts, rates=rates)
+    check_limits(RATES, rate)
+    return replace(accounts, rates=_limited(accounts.rates, user, rate))
+
+
+def _limited(known: Mapping[str, Limits], name: str, limits: Limits) -> dict[str, Limits]:
+    """`known` with these limits in place of those that `name` had."""
+    others = {k: v for k, v in known.items() if k != name}
+    return {**others, name: limits} if limits else others
 
 
 def _with_user(accounts: Accounts, name: str, user: User) -> Accounts:

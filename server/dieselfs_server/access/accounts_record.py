@@ -5,18 +5,16 @@ next change. With any of these it has format 2, which they refuse.
 """
 
 import json
-from collections.abc import Callable, Mapping
-from dataclasses import asdict
-from typing import Any, TypeVar
+from collections.abc import Mapping
+from typing import Any
 
 from dieselfs.errors import Damaged
 from dieselfs.net.auth import Verifier
-from dieselfs_server.access.accounts import Accounts, Grants, Group, Quota, Rate, Right, StoredKey, User
-
-Limits = TypeVar("Limits", Quota, Rate)
+from dieselfs.rpc.limit_kinds import QUOTAS, RATES, LimitKind, Limits
+from dieselfs_server.access.accounts import Accounts, Grants, Group, Right, StoredKey, User
 
 USERS_PREFIX = "users-"
-"""Of the records of the table, one for each version; the newest counts."""
+"""Begins the names of the records of the table, one for each version; the newest counts."""
 
 FORMATS = (1, 2)
 
@@ -26,19 +24,13 @@ def encode_accounts(accounts: Accounts) -> bytes:
         name: {"members": sorted(group.members), "grants": _encode_grants(group.grants)}
         for name, group in accounts.groups.items()
     }
-    quotas = {account: _encode_limits(quota) for account, quota in accounts.quotas.items()}
-    rates = {user: _encode_limits(rate) for user, rate in accounts.rates.items()}
-    parts: dict[str, object] = {"groups": groups, "quotas": quotas, "rates": rates}
+    parts: dict[str, object] = {"groups": groups, "quotas": accounts.quotas, "rates": accounts.rates}
     added = {key: value for key, value in parts.items() if value}
     users = {name: _encode_user(user) for name, user in accounts.users.items()}
     record: dict[str, object] = {"format": 2 if added else 1, "users": users, **added}
     if accounts.owners:
         record["owners"] = dict(accounts.owners)
     return json.dumps(record, indent=1).encode()
-
-
-def _encode_limits(limits: Quota | Rate) -> dict[str, int]:
-    return {name: limit for name, limit in asdict(limits).items() if limit is not None}
 
 
 def _encode_user(user: User) -> dict[str, object]:
@@ -68,8 +60,8 @@ def decode_accounts(content: bytes) -> Accounts:
             {name: _decode_user(fields) for name, fields in record["users"].items()},
             {name: _decode_group(fields) for name, fields in record.get("groups", {}).items()},
             {str(dataset): str(user) for dataset, user in record.get("owners", {}).items()},
-            {account: _decode_limits(Quota, fields) for account, fields in record.get("quotas", {}).items()},
-            {user: _decode_limits(Rate, fields) for user, fields in record.get("rates", {}).items()},
+            {account: _decode_limits(QUOTAS, fields) for account, fields in record.get("quotas", {}).items()},
+            {user: _decode_limits(RATES, fields) for user, fields in record.get("rates", {}).items()},
         )
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError, OverflowError) as error:
         raise Damaged(
@@ -77,8 +69,11 @@ def decode_accounts(content: bytes) -> Accounts:
         ) from None
 
 
-def _decode_limits(kind: Callable[..., Limits], fields: Mapping[str, Any]) -> Limits:
-    return kind(**{name: int(limit) for name, limit in fields.items()})
+def _decode_limits(kinds: tuple[LimitKind, ...], fields: Mapping[str, Any]) -> Limits:
+    unknown = fields.keys() - {kind.name for kind in kinds}
+    if unknown:
+        raise ValueError(f"unknown limits {sorted(unknown)}")
+    return {name: int(limit) for name, limit in fields.items()}
 
 
 def _decode_user(fields: Mapping[str, Any]) -> User:

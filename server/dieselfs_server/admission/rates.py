@@ -7,7 +7,7 @@ who waits holds up nobody else. A call belongs to a job if a node on the same ma
 
 from dataclasses import dataclass
 
-from dieselfs_server.access.accounts import Rate
+from dieselfs.rpc.limit_kinds import RATES, Limits
 
 BURST_S = 1.0
 BUCKETS_MAX = 16_384
@@ -59,20 +59,27 @@ class Rates:
         job, until_s = self._jobs.get((user, host, dataset), ("", 0.0))
         return job if now_s < until_s else None
 
-    def request_wait_s(self, user: str, rate: Rate, now_s: float) -> float:
-        return self._take(("requests", user), 1, rate.requests_per_s, now_s)
+    def request_wait_s(self, user: str, job: str | None, rate: Limits, now_s: float) -> float:
+        return self._wait_s(user, job, rate, 1, False, now_s)
 
-    def bytes_wait_s(self, user: str, job: str | None, rate: Rate, length_bytes: int, now_s: float) -> float:
-        """The longer wait of those of the user and of the job."""
-        of_user = self._take(("bytes", user), length_bytes, rate.bytes_per_s, now_s)
-        of_job = 0.0
-        if job is not None:
-            of_job = self._take(("job", user, job), length_bytes, rate.job_bytes_per_s, now_s)
-        return max(of_user, of_job)
+    def bytes_wait_s(
+        self, user: str, job: str | None, rate: Limits, length_bytes: int, now_s: float
+    ) -> float:
+        return self._wait_s(user, job, rate, length_bytes, True, now_s)
 
-    def _take(self, key: tuple[str, ...], amount: float, rate: int | None, now_s: float) -> float:
-        if rate is None:
-            return 0.0
+    def _wait_s(
+        self, user: str, job: str | None, rate: Limits, amount: int, is_bytes: bool, now_s: float
+    ) -> float:
+        """Charge the rates of bytes, or those of requests; the longest wait."""
+        wait_s = 0.0
+        for kind in RATES:
+            if kind.is_bytes != is_bytes or kind.name not in rate or (kind.is_per_job and job is None):
+                continue
+            key = (kind.name, user, job or "") if kind.is_per_job else (kind.name, user)
+            wait_s = max(wait_s, self._take(key, amount, rate[kind.name], now_s))
+        return wait_s
+
+    def _take(self, key: tuple[str, ...], amount: float, rate: int, now_s: float) -> float:
         bucket = self._buckets.get(key)
         if bucket is None:
             if len(self._buckets) >= BUCKETS_MAX:

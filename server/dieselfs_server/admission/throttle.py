@@ -11,8 +11,9 @@ from dataclasses import dataclass
 import trio
 
 from dieselfs.limits import JOB_ANSWER_TIMEOUT_S, LEAST_RATE_BYTES_PER_S, SERVER_SILENCE_S
+from dieselfs.rpc.limit_kinds import Limits
 from dieselfs.telemetry.registry import Registry
-from dieselfs_server.access.accounts import Caller, Rate
+from dieselfs_server.access.accounts import Caller
 from dieselfs_server.access.users import UserStore
 from dieselfs_server.admission.rates import Rates
 
@@ -67,18 +68,18 @@ class PacedCall:
     rates: Rates
     user: str
     job: str | None
-    rate: Rate
+    rate: Limits
     wait: Callable[[float], Awaitable[None]]
     patience_s: float
     """How long the client may yet wait for the first byte."""
     message_bytes: int
-    """Of the call, without bulk bytes."""
+    """Length of the call's message, without bulk bytes."""
     _announced_bytes: int = 0
     _owed_s: float = 0.0
     """The rest of the wait for the announced bytes."""
 
     async def begin(self) -> None:
-        await self._pause(self.rates.request_wait_s(self.user, self.rate, trio.current_time()))
+        await self._pause(self.rates.request_wait_s(self.user, self.job, self.rate, trio.current_time()))
         await self.reply(self.message_bytes)
 
     async def reply(self, message_bytes: int) -> None:

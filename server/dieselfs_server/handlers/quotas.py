@@ -1,23 +1,27 @@
 """Handlers for quotas and rates, and for what datasets and users take."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import astuple
 
 import trio
 
-from dieselfs.errors import InvalidInput
-from dieselfs.rpc.records import NO_LIMIT, QuotaRecord, RateRecord, UsageRecord
+from dieselfs.rpc.limit_kinds import (
+    QUOTAS,
+    RATES,
+    QuotaRecord,
+    RateRecord,
+    UsageRecord,
+    limits_of,
+    numbers_of,
+)
 from dieselfs_server.access.accounts import (
     ALL_DATASETS,
     Accounts,
-    Quota,
-    Rate,
     Right,
     with_owner,
     with_quota,
     with_rate,
 )
-from dieselfs_server.admission.quotas.usage import limits, shown_usage
+from dieselfs_server.admission.quotas.usage import shown_usage
 from dieselfs_server.service import Call
 
 
@@ -44,38 +48,29 @@ async def usage(call: Call) -> Sequence[UsageRecord]:
 async def set_quota(call: Call) -> None:
     await call.require_admin()
     arguments = call.arguments
-    quota = Quota(_limit(arguments.stored_bytes), _limit(arguments.files))
+    quota = limits_of(QUOTAS, arguments)
     await _change(call, lambda accounts: with_quota(accounts, arguments.account, quota))
-
-
-def _limit(number: int) -> int | None:
-    if number < NO_LIMIT:
-        raise InvalidInput(f"a limit of {number} is out of range")
-    return None if number == NO_LIMIT else number
 
 
 async def list_quotas(call: Call) -> Sequence[QuotaRecord]:
     await call.require_admin()
     accounts = await trio.to_thread.run_sync(call.service.users.current)
-    return [QuotaRecord(account, *limits(quota)) for account, quota in sorted(accounts.quotas.items())]
+    return [
+        QuotaRecord(account, **numbers_of(QUOTAS, quota))
+        for account, quota in sorted(accounts.quotas.items())
+    ]
 
 
 async def set_rate(call: Call) -> None:
     await call.require_admin()
-    a = call.arguments
-    rate = Rate(_limit(a.bytes_per_s), _limit(a.requests_per_s), _limit(a.job_bytes_per_s))
-    await trio.to_thread.run_sync(
-        call.service.users.change, lambda accounts: with_rate(accounts, a.user, rate)
-    )
+    user, rate = call.arguments.user, limits_of(RATES, call.arguments)
+    await trio.to_thread.run_sync(call.service.users.change, lambda accounts: with_rate(accounts, user, rate))
 
 
 async def list_rates(call: Call) -> Sequence[RateRecord]:
     await call.require_admin()
     accounts = await trio.to_thread.run_sync(call.service.users.current)
-    return [
-        RateRecord(user, *(NO_LIMIT if limit is None else limit for limit in astuple(rate)))
-        for user, rate in sorted(accounts.rates.items())
-    ]
+    return [RateRecord(user, **numbers_of(RATES, rate)) for user, rate in sorted(accounts.rates.items())]
 
 
 async def set_owner(call: Call) -> None:

@@ -15,7 +15,8 @@ from typing import Generic, TypeVar
 from dieselfs.chunk.ids import chunk_time_s
 from dieselfs.errors import Damaged, NotFound
 from dieselfs.records import DatasetRecord
-from dieselfs.rpc.records import TagRecord, UsageRecord
+from dieselfs.rpc.limit_kinds import UsageRecord
+from dieselfs.rpc.records import TagRecord
 from dieselfs_server.admission.quotas.usage import Usages
 from dieselfs_server.datasets.tags import TagStore
 from dieselfs_server.leases.job_members import FOLDER as JOBS_FOLDER

@@ -12,7 +12,8 @@ from dieselfs.cluster.placement import Placement
 from dieselfs.errors import InvalidInput
 from dieselfs.limits import SEAL_BYTES
 from dieselfs.records import ChunkRecord, DatasetRecord
-from dieselfs.rpc.records import NO_LIMIT, TagRecord, UsageRecord
+from dieselfs.rpc.limit_kinds import NO_LIMIT, QUOTAS, UsageRecord
+from dieselfs.rpc.records import TagRecord
 from dieselfs_server.access.accounts import Right
 from dieselfs_server.leases.job_members import Head, Leases, interval_s, lease_ns
 from dieselfs_server.leases.pins import Pin
@@ -76,15 +77,25 @@ def _has_words(name: str, search: str) -> bool:
 
 
 def usage_view(usage: UsageRecord) -> dict[str, Any]:
-    """Of a dataset or a user; a limit is None if there is none."""
+    """The usage of a dataset or a user; a limit is None if there is none. `quotas`: what is used of each kind."""
+    limits = {kind: getattr(usage, kind.field) for kind in QUOTAS}
+    limits = {kind: None if limit == NO_LIMIT else limit for kind, limit in limits.items()}
     return {
         "name": usage.name,
         "owner": usage.owner,
         "files": usage.files,
         "bytes": usage.total_bytes,
         "stored_bytes": usage.stored_bytes,
-        "quota_bytes": None if usage.quota_bytes == NO_LIMIT else usage.quota_bytes,
-        "quota_files": None if usage.quota_files == NO_LIMIT else usage.quota_files,
+        **{kind.field: limit for kind, limit in limits.items()},
+        "quotas": [
+            {
+                "label": kind.label,
+                "used": getattr(usage, kind.name),
+                "limit": limit,
+                "is_bytes": kind.is_bytes,
+            }
+            for kind, limit in limits.items()
+        ],
         "read_bytes": usage.read_bytes,
         "written_bytes": usage.written_bytes,
     }
@@ -95,7 +106,8 @@ def users_view(usages: Sequence[UsageRecord], search: str) -> dict[str, Any]:
     found = [each for each in usages if _has_words(each.name, search)]
     found.sort(key=lambda each: (-each.stored_bytes, each.name))
     rows = [usage_view(each) for each in found[:USERS_SHOWN_MAX]]
-    return {"total": len(usages), "matching": len(found), "rows": rows}
+    labels = [kind.label for kind in QUOTAS]
+    return {"total": len(usages), "matching": len(found), "quotas": labels, "rows": rows}
 
 
 @dataclass(frozen=True, eq=False)

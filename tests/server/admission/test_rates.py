@@ -4,11 +4,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dieselfs_server.access.accounts import Rate
 from dieselfs_server.admission import rates
 from dieselfs_server.admission.rates import BURST_S, MEMBERSHIP_S, Rates, TokenBucket
 
-RATE = Rate(bytes_per_s=1000, requests_per_s=10, job_bytes_per_s=100)
+RATE = {"bytes_per_s": 1000, "requests_per_s": 10, "job_bytes_per_s": 100}
 
 
 def test_the_first_second_is_free_and_then_each_waits_longer() -> None:
@@ -26,8 +25,10 @@ def test_users_do_not_wait_for_each_other_and_requests_not_for_bytes() -> None:
     found = Rates()
     assert found.bytes_wait_s("ada", None, RATE, 10_000, 0.0) == 9.0
     assert found.bytes_wait_s("bob", None, RATE, 1000, 0.0) == 0.0
-    assert [found.request_wait_s("ada", RATE, 0.0) for _ in range(12)][9:] == pytest.approx([0.0, 0.1, 0.2])
-    assert found.request_wait_s("eve", Rate(bytes_per_s=1), 0.0) == 0.0
+    assert [found.request_wait_s("ada", None, RATE, 0.0) for _ in range(12)][9:] == pytest.approx(
+        [0.0, 0.1, 0.2]
+    )
+    assert found.request_wait_s("eve", None, {"bytes_per_s": 1}, 0.0) == 0.0
 
 
 def test_a_job_has_a_bucket_of_its_own_within_that_of_its_user() -> None:
@@ -52,11 +53,11 @@ def test_a_changed_rate_counts_at_once() -> None:
 def test_buckets_that_are_full_make_room(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rates, "BUCKETS_MAX", 2)
     found = Rates()
-    assert found.request_wait_s("idle", RATE, 0.0) == 0.0
+    assert found.request_wait_s("idle", None, RATE, 0.0) == 0.0
     for _ in range(20):
-        owed_s = found.request_wait_s("busy", RATE, 0.0)
-    assert found.request_wait_s("new", RATE, 0.2) == 0.0
-    assert found.request_wait_s("busy", RATE, 0.2) == pytest.approx(owed_s + 0.1 - 0.2)
+        owed_s = found.request_wait_s("busy", None, RATE, 0.0)
+    assert found.request_wait_s("new", None, RATE, 0.2) == 0.0
+    assert found.request_wait_s("busy", None, RATE, 0.2) == pytest.approx(owed_s + 0.1 - 0.2)
 
 
 @given(st.lists(st.tuples(st.integers(1, 5000), st.floats(0, 3)), min_size=1, max_size=50))

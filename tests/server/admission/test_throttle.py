@@ -6,10 +6,11 @@ from trio.testing import MockClock
 
 from dieselfs.limits import SERVER_SILENCE_S
 from dieselfs.net.auth import Key
+from dieselfs.rpc.limit_kinds import Limits
 from dieselfs.rpc.messages import FRAME_HEADER_BYTES, encode_reply, thrift
 from dieselfs.rpc.serving.connection import ClientConnection
 from dieselfs.telemetry.registry import Registry
-from dieselfs_server.access.accounts import Accounts, Caller, Rate, StoredKey, with_key, with_rate
+from dieselfs_server.access.accounts import Accounts, Caller, StoredKey, with_key, with_rate
 from dieselfs_server.access.users import UserStore
 from dieselfs_server.admission.throttle import (
     RENEWAL_WAIT_S_MAX,
@@ -28,7 +29,7 @@ KEY = Key.generate("ada")
 ADA = Caller("ada", KEY.key_id)
 
 
-def throttle(rate: Rate) -> Throttle:
+def throttle(rate: Limits) -> Throttle:
     def edit(accounts: Accounts) -> Accounts:
         accounts = with_key(accounts, "ada", KEY.key_id, StoredKey(KEY.verifier(), 0, 0))
         return with_rate(accounts, "ada", rate)
@@ -47,7 +48,7 @@ def call_of(
 
 
 async def test_calls_come_at_their_rate(autojump_clock: MockClock) -> None:
-    slowed = throttle(Rate(requests_per_s=2))
+    slowed = throttle({"requests_per_s": 2})
     start_s = trio.current_time()
     for _ in range(12):
         await call_of(slowed).begin()
@@ -55,7 +56,7 @@ async def test_calls_come_at_their_rate(autojump_clock: MockClock) -> None:
 
 
 async def test_files_inside_messages_count_and_small_messages_do_not_wait(autojump_clock: MockClock) -> None:
-    slowed, start_s = throttle(Rate(bytes_per_s=MIB)), trio.current_time()
+    slowed, start_s = throttle({"bytes_per_s": MIB}), trio.current_time()
     for _ in range(3):
         await call_of(slowed, method="write_file", message_bytes=MIB).begin()
         await call_of(slowed, method="read_file").reply(MIB)
@@ -77,7 +78,7 @@ async def test_each_byte_of_a_reply_counts_once(is_bulk: bool, autojump_clock: M
     method = "get_payload" if is_bulk else "read_file"
     message = encode_reply(method, 1, reply.value)
     sent_bytes = FRAME_HEADER_BYTES + len(message) + is_bulk * len(content)
-    slowed, start_s = throttle(Rate(bytes_per_s=MIB)), trio.current_time()
+    slowed, start_s = throttle({"bytes_per_s": MIB}), trio.current_time()
     near, far = (trio.SocketStream(end) for end in trio.socket.socketpair())
     async with near, far:
         for _ in range(64):
@@ -93,7 +94,7 @@ async def test_each_byte_of_a_reply_counts_once(is_bulk: bool, autojump_clock: M
 
 
 async def test_renewals_of_leases_count_and_wait_shortly(autojump_clock: MockClock) -> None:
-    slowed = throttle(Rate(requests_per_s=2))
+    slowed = throttle({"requests_per_s": 2})
     for _ in range(40):
         start_s = trio.current_time()
         await call_of(slowed, method="pin").begin()
@@ -102,7 +103,7 @@ async def test_renewals_of_leases_count_and_wait_shortly(autojump_clock: MockClo
 
 
 def test_other_users_and_the_user_of_the_server_are_not_slowed() -> None:
-    slowed = throttle(Rate(requests_per_s=2))
+    slowed = throttle({"requests_per_s": 2})
 
     async def run() -> None:
         assert slowed.call(Caller("bob", "k"), "get_payload", "node-1", "pets") is None
@@ -112,7 +113,7 @@ def test_other_users_and_the_user_of_the_server_are_not_slowed() -> None:
 
 
 async def test_no_call_of_many_waits_longer_than_clients_do(autojump_clock: MockClock) -> None:
-    slowed = throttle(Rate(requests_per_s=1, bytes_per_s=MIB))
+    slowed = throttle({"requests_per_s": 1, "bytes_per_s": MIB})
     waits: list[float] = []
 
     async def call() -> None:
@@ -128,7 +129,7 @@ async def test_no_call_of_many_waits_longer_than_clients_do(autojump_clock: Mock
 
 
 async def test_connections_of_a_user_share_its_rate_evenly(autojump_clock: MockClock) -> None:
-    slowed = throttle(Rate(bytes_per_s=4 * MIB))
+    slowed = throttle({"bytes_per_s": 4 * MIB})
     await call_of(slowed).move(4 * MIB)  # what a second gives, which is free
     ends: list[float] = []
 
@@ -148,7 +149,7 @@ async def test_connections_of_a_user_share_its_rate_evenly(autojump_clock: MockC
 
 
 async def test_what_a_client_has_no_patience_for_is_spread_over_its_bytes(autojump_clock: MockClock) -> None:
-    slowed, start_s = throttle(Rate(bytes_per_s=MIB)), trio.current_time()
+    slowed, start_s = throttle({"bytes_per_s": MIB}), trio.current_time()
     await call_of(slowed).move(MIB)
     one = call_of(slowed)
     await one.announce(10 * MIB)
@@ -161,7 +162,7 @@ async def test_what_a_client_has_no_patience_for_is_spread_over_its_bytes(autoju
 async def test_bytes_move_faster_than_the_least_rate_whatever_the_number_of_connections(
     autojump_clock: MockClock,
 ) -> None:
-    slowed = throttle(Rate(bytes_per_s=MIB))
+    slowed = throttle({"bytes_per_s": MIB})
     waits: list[float] = []
 
     async def send() -> None:
@@ -176,7 +177,7 @@ async def test_bytes_move_faster_than_the_least_rate_whatever_the_number_of_conn
 
 
 async def test_only_the_job_of_a_node_is_slowed_by_the_rate_of_jobs(autojump_clock: MockClock) -> None:
-    slowed, start_s = throttle(Rate(job_bytes_per_s=MIB)), trio.current_time()
+    slowed, start_s = throttle({"job_bytes_per_s": MIB}), trio.current_time()
     slowed.joined(ADA, "node-1", "pets", "train")
     for host, waited_s in (("node-2", 0.0), ("node-1", 1.0)):
         for _ in range(2 * MIB // PIECE):

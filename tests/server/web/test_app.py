@@ -13,7 +13,7 @@ import pytest
 from dieselfs.errors import DieselfsError
 from dieselfs.net import auth
 from dieselfs.rpc.client import ServerClient
-from dieselfs.rpc.records import QuotaRecord
+from dieselfs.rpc.limit_kinds import QuotaRecord
 from dieselfs_server.web.guard import HEADERS
 from dieselfs_server.web.login_rate import TRIES_PER_ADDRESS
 from dieselfs_server.web.views import READERS_MAX

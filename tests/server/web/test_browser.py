@@ -18,8 +18,8 @@ from dieselfs.dataset import Dataset
 from dieselfs.errors import DieselfsError
 from dieselfs.limits import GIB, MIB
 from dieselfs.net.address import TcpAddress
+from dieselfs.rpc.limit_kinds import QuotaRecord
 from dieselfs.rpc.members import JobId
-from dieselfs.rpc.records import QuotaRecord
 from dieselfs_client.daemon import control
 from dieselfs_client.mount.points.options import MountOptions
 from lab.network import clear

@@ -11,8 +11,8 @@ from dieselfs.errors import InvalidInput
 from dieselfs.limits import GIB
 from dieselfs.net.address import TcpAddress
 from dieselfs.records import ChunkRecord, DatasetRecord
+from dieselfs.rpc.limit_kinds import UsageRecord
 from dieselfs.rpc.members import JobId
-from dieselfs.rpc.records import UsageRecord
 from dieselfs_server.access.accounts import Right
 from dieselfs_server.leases.job_members import Head, interval_s, lease_ns
 from dieselfs_server.leases.lease import Lease

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 import click
 
 from dieselfs.names import Location
+from dieselfs.rpc.limit_kinds import QUOTAS
 from dieselfs.units import count, format_time
 from dieselfs_tools.cli import options
 from dieselfs_tools.cli.output import name_fields
@@ -13,7 +14,7 @@ from dieselfs_tools.commands.usage import quota_text, usage_fields
 from dieselfs_tools.transfers.contents import find_file
 from dieselfs_tools.transfers.entries import dataset_fields
 
-USAGE_FIELDS = ("owner", "stored_bytes", "quota_bytes", "quota_files")
+USAGE_FIELDS = ("owner", "stored_bytes", *(kind.field for kind in QUOTAS))
 
 
 @options.verb(

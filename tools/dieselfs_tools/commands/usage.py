@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import click
 
-from dieselfs.rpc.records import NO_LIMIT, UsageRecord
+from dieselfs.rpc.limit_kinds import NO_LIMIT, QUOTAS, LimitKind, UsageRecord
 from dieselfs_tools.cli import options
 from dieselfs_tools.cli.output import Output
 from dieselfs_tools.cli.session import Session
@@ -45,6 +45,11 @@ def usage(session: Session, datasets: Sequence[str], by: str) -> int:
     return session.output.summary("", fields)
 
 
+def _limits(one: UsageRecord) -> dict[LimitKind, int]:
+    limits = {kind: getattr(one, kind.field) for kind in QUOTAS}
+    return {kind: limit for kind, limit in limits.items() if limit != NO_LIMIT}
+
+
 def usage_fields(one: UsageRecord) -> dict[str, object]:
     return {
         "kind": one.kind,
@@ -53,8 +58,7 @@ def usage_fields(one: UsageRecord) -> dict[str, object]:
         "files": one.files,
         "bytes": one.total_bytes,
         "stored_bytes": one.stored_bytes,
-        "quota_bytes": None if one.quota_bytes == NO_LIMIT else one.quota_bytes,
-        "quota_files": None if one.quota_files == NO_LIMIT else one.quota_files,
+        **{kind.field: _limits(one).get(kind) for kind in QUOTAS},
         "read_bytes": one.read_bytes,
         "written_bytes": one.written_bytes,
     }
@@ -62,12 +66,10 @@ def usage_fields(one: UsageRecord) -> dict[str, object]:
 
 def quota_text(output: Output, one: UsageRecord) -> str:
     """`12 GiB of 20 GiB, 5 of 100 files`, or empty."""
-    parts = []
-    if one.quota_bytes != NO_LIMIT:
-        parts.append(f"{output.size(one.stored_bytes)} of {output.size(one.quota_bytes)}")
-    if one.quota_files != NO_LIMIT:
-        parts.append(f"{one.files:,} of {one.quota_files:,} files")
-    return ", ".join(parts)
+    return ", ".join(
+        f"{kind.number(getattr(one, kind.name), output.size)} of {kind.text(limit, output.size)}"
+        for kind, limit in _limits(one).items()
+    )
 
 
 def _text(output: Output, one: UsageRecord) -> str:

@@ -13,7 +13,7 @@ import random
 import secrets
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from threading import Lock
 
@@ -29,7 +29,7 @@ from dieselfs.errors import (
     StorageFull,
     Unavailable,
 )
-from dieselfs.records import DatasetRecord, DatasetUsage, NoteChange
+from dieselfs.records import DatasetRecord, NoteChange
 from dieselfs.telemetry.registry import Registry
 from dieselfs_server.access.accounts import Accounts, dataset_account
 from dieselfs_server.access.users import UserStore
@@ -63,12 +63,6 @@ class QuotaExceeded(StorageFull):
 
 class RoomAwaited(QuotaExceeded):
     """A chunk would fit without the holds of others, which may be given back soon."""
-
-
-def used(usages: Sequence[DatasetUsage | None]) -> Amount:
-    """What datasets take together."""
-    found = [usage for usage in usages if usage is not None]
-    return Amount(sum(usage.stored_bytes for usage in found), sum(usage.record.files for usage in found))
 
 
 class Quotas:
@@ -132,7 +126,6 @@ class Quotas:
         accounts, name = self._table(), dataset.name
         owner = accounts.owners.get(name, "")
         is_limited = accounts.quotas.get(dataset_account(name)) or (owner and accounts.quota_of_user(owner))
-        is_file = header.ops == Op.FILE
         if (
             not is_limited
             or self._metadata.has_chunk(dataset.dataset_id, preamble.chunk_id)
@@ -140,7 +133,7 @@ class Quotas:
         ):
             yield
             return
-        asked = Amount(preamble.object_length, int(is_file.sum()))
+        asked = Amount.of_chunk(preamble, header)
         # With the digest: a client that sends two chunks of one ID must not replace the hold of the larger one.
         chunk = f"{dataset.dataset_id.hex()}/{chunk_name(preamble.chunk_id)}/{preamble.header_digest.hex()}"
         note = f"quota/{owner}"
@@ -205,11 +198,11 @@ class Quotas:
         limits = []
         account = dataset_account(name)
         if quota := accounts.quotas.get(account):
-            amount = used(self._metadata.usage([name]))
+            amount = Amount.of_datasets(self._metadata.usage([name]))
             held = holds.amount(chunk, now_s, name)
             limits.append(Limit(f"dataset {name}", f"dl://{name}", quota, amount, held))
         if owner and (quota := accounts.quota_of_user(owner)):
-            amount = used(self._metadata.usage(accounts.datasets_of(owner)))
+            amount = Amount.of_datasets(self._metadata.usage(accounts.datasets_of(owner)))
             limits.append(Limit(f"user {owner}", owner, quota, amount, holds.amount(chunk, now_s)))
         return limits
 

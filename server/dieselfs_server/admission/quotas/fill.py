@@ -8,10 +8,10 @@ from collections.abc import Iterator
 from heapq import nlargest
 
 from dieselfs.errors import Damaged
+from dieselfs.rpc.limit_kinds import QUOTAS, Limits
 from dieselfs.telemetry.registry import Registry
-from dieselfs_server.access.accounts import DATASET_MARK, Accounts, Quota, user_account
+from dieselfs_server.access.accounts import DATASET_MARK, Accounts, user_account
 from dieselfs_server.access.users import UserStore
-from dieselfs_server.admission.quotas.admission import used
 from dieselfs_server.admission.quotas.holds import Amount
 from dieselfs_server.metadata.interface import MetadataStore
 
@@ -19,17 +19,15 @@ FILLS_MAX = 1000
 """Only the fullest have metrics."""
 
 Fill = tuple[str, str]
-"""An account, and `bytes` or `files`."""
+"""An account, and the value of the label `limit`: `bytes` or `files`."""
+
+_LABELS = {kind.name: kind.field.removeprefix("quota_") for kind in QUOTAS}
 
 
-def used_shares(quota: Quota, amount: Amount) -> Iterator[tuple[str, float]]:
-    """Of each limit that there is; a limit of 0 is always full."""
-    for limit, most, found in (
-        ("bytes", quota.stored_bytes, amount.stored_bytes),
-        ("files", quota.files, amount.files),
-    ):
-        if most is not None:
-            yield limit, found / most if most else 1.0
+def used_shares(quota: Limits, amount: Amount) -> Iterator[tuple[str, float]]:
+    """The label and the used share of each limit of a quota; a limit of 0 is always full."""
+    for name, most in quota.items():
+        yield _LABELS[name], getattr(amount, name) / most if most else 1.0
 
 
 class QuotaFill:
@@ -59,7 +57,7 @@ class QuotaFill:
         """Accounts with damaged metadata are left out, and are added to `damages`."""
         for account, quota, datasets in _limited(accounts):
             try:
-                amount = used(self._metadata.usage(datasets))
+                amount = Amount.of_datasets(self._metadata.usage(datasets))
             except Damaged as error:
                 damages.append(error)
                 continue
@@ -70,14 +68,14 @@ class QuotaFill:
         (account, limit), metrics = fill, self._metrics
         metrics.gauge(
             "quota.used_share",
-            "How full a quota is, as of the last minute; `limit`: bytes or files.",
+            "How full a limit of a quota is, as of the last minute.",
             lambda: self._shares.get(fill),
             account=account,
             limit=limit,
         )
 
 
-def _limited(accounts: Accounts) -> Iterator[tuple[str, Quota, list[str]]]:
+def _limited(accounts: Accounts) -> Iterator[tuple[str, Limits, list[str]]]:
     """Each account with a quota, and its datasets."""
     owned: defaultdict[str, list[str]] = defaultdict(list)
     for dataset, owner in accounts.owners.items():

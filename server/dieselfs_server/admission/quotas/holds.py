@@ -5,22 +5,36 @@ hold is added only to the very note that was compared with the quota, so two ser
 """
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from operator import add
 from typing import NamedTuple
 
+from dieselfs.chunk.format import ChunkHeader, Op, Preamble
 from dieselfs.errors import Damaged
-from dieselfs.units import format_size
-from dieselfs_server.access.accounts import Quota
+from dieselfs.records import DatasetUsage
+from dieselfs.rpc.limit_kinds import QUOTAS, Limits
 
 
 class Amount(NamedTuple):
-    """Bytes of chunks, and files."""
+    """What counts towards quotas: a field for each kind of `QUOTAS`, with its name, in the order of notes."""
 
     stored_bytes: int = 0
     files: int = 0
 
     def plus(self, other: "Amount") -> "Amount":
-        return Amount(self.stored_bytes + other.stored_bytes, self.files + other.files)
+        return Amount(*map(add, self, other))
+
+    @classmethod
+    def of_chunk(cls, preamble: Preamble, header: ChunkHeader) -> "Amount":
+        """What a chunk takes once it is stored."""
+        return cls(preamble.object_length, int((header.ops == Op.FILE).sum()))
+
+    @classmethod
+    def of_datasets(cls, usages: Sequence[DatasetUsage | None]) -> "Amount":
+        """What datasets take together."""
+        found = [usage for usage in usages if usage is not None]
+        return cls(sum(usage.stored_bytes for usage in found), sum(usage.record.files for usage in found))
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,8 +84,8 @@ class Holds:
         try:
             changes, rows = json.loads(content)
             held = tuple(
-                Hold(str(dataset), str(chunk), Amount(int(size), int(files)), int(expires_s))
-                for dataset, chunk, size, files, expires_s in rows
+                Hold(str(dataset), str(chunk), Amount(*map(int, amount)), int(expires_s))
+                for dataset, chunk, *amount, expires_s in rows
             )
             return cls(int(changes), held)
         except (ValueError, TypeError, RecursionError, OverflowError) as error:
@@ -84,7 +98,7 @@ class Limit:
 
     subject: str
     account: str
-    quota: Quota
+    quota: Limits
     used: Amount
     held: Amount
 
@@ -94,16 +108,17 @@ class Limit:
 
     def excess(self, asked: Amount) -> str | None:
         """Why a chunk does not fit, in a line; None if it fits."""
-        taken, quota = self.used.plus(self.held), self.quota
-        if quota.stored_bytes is not None and taken.stored_bytes + asked.stored_bytes > quota.stored_bytes:
-            return (
-                f"over quota: {self.subject} has {format_size(taken.stored_bytes)} of "
-                f"{format_size(quota.stored_bytes)}, and {format_size(asked.stored_bytes)} more are to be stored; "
-                f"delete files and purge, or ask an administrator: dlcmd quota set {self.account} --size SIZE"
+        taken = self.used.plus(self.held)
+        for kind in QUOTAS:
+            limit, has, more = (
+                self.quota.get(kind.name),
+                getattr(taken, kind.name),
+                getattr(asked, kind.name),
             )
-        if quota.files is not None and taken.files + asked.files > quota.files:
-            return (
-                f"over quota: {self.subject} has {taken.files:,} of {quota.files:,} files, and {asked.files:,} more "
-                f"are to be stored; delete files, or ask an administrator: dlcmd quota set {self.account} --files N"
-            )
+            if limit is not None and has + more > limit:
+                return (
+                    f"over quota: {self.subject} has {kind.number(has)} of {kind.text(limit)}, and "
+                    f"{kind.number(more)} more are to be stored; {kind.remedy}, or ask an administrator: "
+                    f"dlcmd quota set {self.account} {kind.option} {kind.metavar}"
+                )
         return None

@@ -6,10 +6,10 @@ from collections.abc import Collection, Sequence
 
 from dieselfs.errors import Damaged
 from dieselfs.records import DatasetRecord, DatasetUsage
-from dieselfs.rpc.records import NO_LIMIT, UsageRecord
-from dieselfs_server.access.accounts import USER_MARK, Accounts, Quota, Right, dataset_account
+from dieselfs.rpc.limit_kinds import NO_LIMIT, QUOTAS, Limits, UsageRecord
+from dieselfs_server.access.accounts import USER_MARK, Accounts, Right, dataset_account
 from dieselfs_server.access.users import UserStore
-from dieselfs_server.admission.quotas.admission import used
+from dieselfs_server.admission.quotas.holds import Amount
 from dieselfs_server.admission.traffic import NOTHING, Table, Traffic, Transferred
 from dieselfs_server.metadata.interface import MetadataStore
 
@@ -29,15 +29,11 @@ class Usages:
         accounts = self._users.current()
         usages = [one for one in self._metadata.usage(names) if one is not None]
         return [
-            UsageRecord(
-                "dataset",
-                one.record.name,
-                accounts.owners.get(one.record.name, ""),
-                one.record.files,
-                one.record.total_bytes,
-                one.stored_bytes,
-                *limits(accounts.quotas.get(dataset_account(one.record.name))),
-                *self._moved(one.record),
+            _record(
+                ("dataset", one.record.name, accounts.owners.get(one.record.name, "")),
+                [one],
+                accounts.quotas.get(dataset_account(one.record.name)),
+                self._moved(one.record),
             )
             for one in usages
         ]
@@ -56,16 +52,7 @@ class Usages:
         shown = sorted(_known(accounts, traffic) if users is None else users)
         owned = self._owned(accounts, frozenset(shown))
         return [
-            UsageRecord(
-                "user",
-                user,
-                "",
-                used(owned[user]).files,
-                sum(one.record.total_bytes for one in owned[user]),
-                used(owned[user]).stored_bytes,
-                *limits(accounts.quota_of_user(user)),
-                *traffic.get(user, NOTHING),
-            )
+            _record(("user", user, ""), owned[user], accounts.quota_of_user(user), traffic.get(user, NOTHING))
             for user in shown
         ]
 
@@ -85,14 +72,19 @@ def _known(accounts: Accounts, traffic: Table) -> set[str]:
 
 
 def shown_usage(usage: UsageRecord, user: str, right: Right) -> UsageRecord:
-    """Of a dataset, what a user with this right may see: readers do not learn the names of other users."""
+    """The usage of a dataset as a user with this right may see it: readers do not learn the names of other users."""
     return usage if right >= Right.WRITE or usage.owner == user else usage._replace(owner="")
 
 
-def limits(quota: Quota | None) -> tuple[int, int]:
-    """Of bytes and files; NO_LIMIT for none."""
-    quota = quota or Quota()
-    return (
-        NO_LIMIT if quota.stored_bytes is None else quota.stored_bytes,
-        NO_LIMIT if quota.files is None else quota.files,
+def _record(
+    whose: tuple[str, str, str], datasets: Sequence[DatasetUsage], quota: Limits | None, moved: Transferred
+) -> UsageRecord:
+    """`whose`: kind, name and owner; `datasets`: those that count."""
+    numbers = {
+        **Amount.of_datasets(datasets)._asdict(),
+        **{kind.field: (quota or {}).get(kind.name, NO_LIMIT) for kind in QUOTAS},
+    }
+    total_bytes = sum(one.record.total_bytes for one in datasets)
+    return UsageRecord(
+        *whose, total_bytes=total_bytes, read_bytes=moved.read, written_bytes=moved.written, **numbers
     )

@@ -7,8 +7,9 @@ import * as show from "./format.js";
 const TICKS = 5;
 const NEARLY_FULL = 0.9;
 
-/** What is used of a limit, as text and as a bar, which the text makes redundant for screen readers. */
-function used(value, limit, format) {
+/** What is used of a quota, as text and as a bar, which the text makes redundant for screen readers. */
+function used({ used: value, limit, is_bytes: isBytes }) {
+  const format = isBytes ? show.bytes : show.count;
   if (limit === null) return format(value);
   const share = limit ? value / limit : 1;
   const [state, kind] = share >= 1 ? ["full", "bad"] : share >= NEARLY_FULL ? ["nearly full", "warn"] : ["", ""];
@@ -18,16 +19,13 @@ function used(value, limit, format) {
     h("span", { class: `bar ${kind}`, "aria-hidden": "true" }, bar)];
 }
 
-const limits = (label, usage) => [
-  [`${label}bytes of chunks`, usage.stored_bytes, usage.quota_bytes, show.bytes],
-  [`${label}files`, usage.files, usage.quota_files, show.count],
-].filter(([, , limit]) => limit !== null);
+const limits = (label, usage) => usage.quotas.filter(({ limit }) => limit !== null).map((quota) => [`${label}${quota.label}`, quota]);
 
 /** The quotas that limit what a dataset may store: its own, and that of its owner. Nothing without any. */
 export function quotaPanel(usage, ownerUsage) {
   const found = [...limits("This dataset: ", usage), ...(ownerUsage ? limits(`All datasets of ${ownerUsage.name}: `, ownerUsage) : [])];
   if (!found.length) return null;
-  return panel("Quotas", h("dl", { class: "quotas" }, found.map(([label, value, limit, format]) => h("div", {}, h("dt", {}, label), h("dd", {}, used(value, limit, format))))));
+  return panel("Quotas", h("dl", { class: "quotas" }, found.map(([label, quota]) => h("div", {}, h("dt", {}, label), h("dd", {}, used(quota))))));
 }
 
 export async function usageView(main, { me, query, signal, setQuery }) {
@@ -43,14 +41,13 @@ export async function usageView(main, { me, query, signal, setQuery }) {
     totals.textContent = found.rows.length < found.matching ? `the ${found.rows.length} of ${show.count(found.matching)} who store most` : `${show.count(found.matching)} of ${show.count(found.total)}`;
     fill(shown, table("Usage", [
       { label: "User", name: true, cell: (row) => row.name },
-      { label: "Stored", number: true, name: true, cell: (row) => used(row.stored_bytes, row.quota_bytes, show.bytes) },
-      { label: "Files", number: true, name: true, cell: (row) => used(row.files, row.quota_files, show.count) },
+      ...found.quotas.map((label, column) => ({ label: label[0].toUpperCase() + label.slice(1), number: true, name: true, cell: (row) => used(row.quotas[column]) })),
       { label: "Read", number: true, wide: true, cell: (row) => show.bytes(row.read_bytes) },
       { label: "Written", number: true, wide: true, cell: (row) => show.bytes(row.written_bytes) },
     ], found.rows, { empty: search ? "No user has this in the name." : "No user owns a dataset, has a quota, or has read anything." }));
     return found;
   };
-  const note = h("p", { class: "dim" }, "Stored: the chunks of all datasets that a user owns, which count towards the quota. Read and written: what servers have sent to and received from the user, of all datasets.");
+  const note = h("p", { class: "dim" }, "Chunks and files: of all datasets that a user owns, which count towards the quota. Read and written: what servers have sent to and received from the user, of all datasets.");
   if (me.is_admin) {
     fill(main, searchHead("Usage", "part of a user's name", search, (text) => {
       search = text;

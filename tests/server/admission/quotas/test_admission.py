@@ -15,7 +15,7 @@ from dieselfs.errors import AlreadyExists, Damaged, InvalidInput, StorageFull, U
 from dieselfs.net.auth import Key
 from dieselfs.records import DatasetUsage
 from dieselfs.telemetry.registry import Registry
-from dieselfs_server.access.accounts import Accounts, Quota, StoredKey, with_key, with_owner, with_quota
+from dieselfs_server.access.accounts import Accounts, StoredKey, with_key, with_owner, with_quota
 from dieselfs_server.access.users import UserStore
 from dieselfs_server.admission.quotas.admission import HOLD_S, TABLE_NOTE, QuotaExceeded, Quotas, RoomAwaited
 from dieselfs_server.datasets.commit import StoreFull, commit_chunk
@@ -59,7 +59,9 @@ class Server:
         )
 
     def limit(self, account: str, stored_bytes: int | None = None, files: int | None = None) -> None:
-        self.users.change(lambda accounts: with_quota(accounts, account, Quota(stored_bytes, files)))
+        given = {"stored_bytes": stored_bytes, "files": files}
+        quota = {name: limit for name, limit in given.items() if limit is not None}
+        self.users.change(lambda accounts: with_quota(accounts, account, quota))
 
     def usage(self, name: str = DATASET) -> DatasetUsage:
         (found,) = self.metadata.usage([name])

@@ -7,8 +7,9 @@ import pytest
 from dieselfs.errors import Damaged
 from dieselfs.net.auth import Key
 from dieselfs.records import DatasetUsage
+from dieselfs.rpc.limit_kinds import QUOTAS
 from dieselfs.telemetry.registry import Registry
-from dieselfs_server.access.accounts import Accounts, Quota, StoredKey, with_key, with_owner, with_quota
+from dieselfs_server.access.accounts import Accounts, StoredKey, with_key, with_owner, with_quota
 from dieselfs_server.access.users import UserStore
 from dieselfs_server.admission.quotas import fill
 from dieselfs_server.admission.quotas.fill import QuotaFill
@@ -39,7 +40,9 @@ class Rig:
         self.users.change(edit)
 
     def limit(self, account: str, *limits: int | None) -> None:
-        self.change(lambda a: with_quota(a, account, Quota(*limits)))
+        names = (kind.name for kind in QUOTAS)
+        quota = {name: limit for name, limit in zip(names, limits, strict=False) if limit is not None}
+        self.change(lambda a: with_quota(a, account, quota))
 
     def shares(self) -> dict[tuple[str, ...], float]:
         self.fill.update()

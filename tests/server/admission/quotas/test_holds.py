@@ -3,7 +3,6 @@
 import pytest
 
 from dieselfs.errors import Damaged
-from dieselfs_server.access.accounts import Quota
 from dieselfs_server.admission.quotas.holds import Amount, Hold, Holds, Limit
 
 
@@ -41,11 +40,13 @@ def test_a_note_keeps_all_and_damage_is_noticed() -> None:
 
 
 def test_a_limit_is_reached_with_the_last_byte_and_the_last_file() -> None:
-    limit = Limit("dataset pets", "dl://pets", Quota(100, 10), Amount(60, 5), Amount(30, 4))
+    limit = Limit(
+        "dataset pets", "dl://pets", {"stored_bytes": 100, "files": 10}, Amount(60, 5), Amount(30, 4)
+    )
     assert limit.excess(Amount(10, 1)) is None
     bytes_reason, files_reason = limit.excess(Amount(11, 0)), limit.excess(Amount(0, 2))
     assert bytes_reason is not None and "90 B of 100 B, and 11 B more" in bytes_reason
     assert "dlcmd quota set dl://pets --size" in bytes_reason
     assert files_reason is not None and "9 of 10 files, and 2 more" in files_reason
     assert limit.stored_only().excess(Amount(40, 5)) is None
-    assert Limit("dataset pets", "dl://pets", Quota(), Amount(60, 5), Amount()).excess(Amount(9, 9)) is None
+    assert Limit("dataset pets", "dl://pets", {}, Amount(60, 5), Amount()).excess(Amount(9, 9)) is None

@@ -2,8 +2,8 @@
 
 from dieselfs.net.auth import Key
 from dieselfs.records import NoteChange
-from dieselfs.rpc.records import NO_LIMIT
-from dieselfs_server.access.accounts import Accounts, Quota, StoredKey, with_key, with_owner, with_quota
+from dieselfs.rpc.limit_kinds import NO_LIMIT
+from dieselfs_server.access.accounts import Accounts, StoredKey, with_key, with_owner, with_quota
 from dieselfs_server.access.users import UserStore
 from dieselfs_server.admission.quotas.usage import Usages
 from dieselfs_server.admission.traffic import NOTE, Traffic, Transferred
@@ -35,9 +35,9 @@ def _with_accounts(accounts: Accounts) -> Accounts:
         accounts = with_key(accounts, name, key.key_id, StoredKey(key.verifier(), 0, 0))
     for dataset in ("a", "b", "gone"):
         accounts = with_owner(accounts, dataset, "ada")
-    accounts = with_quota(accounts, "dataset:a", Quota(1000, None))
-    accounts = with_quota(accounts, "user:*", Quota(None, 9))
-    return with_quota(accounts, "user:cid", Quota(5000, None))
+    accounts = with_quota(accounts, "dataset:a", {"stored_bytes": 1000})
+    accounts = with_quota(accounts, "user:*", {"files": 9})
+    return with_quota(accounts, "user:cid", {"stored_bytes": 5000})
 
 
 def test_datasets_have_their_owner_quota_and_traffic() -> None:
