@@ -1,13 +1,14 @@
-"""What a daemon has counted in the last hour: some of its metrics, once a second. No I/O.
+"""Samples over time: what a daemon has counted in the last hour, some of its metrics once a second. No I/O.
 
-`History` samples the registry of the process. `Recorded` is the same for a tool, which gets it as JSON.
+`Series` is a ring of samples. `History` samples the registry of the process into one. `Recorded` is the same for a
+tool, which gets it as JSON.
 """
 
 import json
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -54,6 +55,8 @@ SAMPLED = frozenset(
 _HISTOGRAM_PARTS = ("count", "sum")
 _READER_FIELDS = ("world", "rank", "worker", "position", "began_s", "moved_s")
 
+Key = TypeVar("Key")
+
 Window = tuple[float, float]
 """Begin and end, in seconds since 1970."""
 Column = tuple[str, tuple[str, ...], str]
@@ -83,18 +86,47 @@ class _Plan:
                 reader.position, reader.moved_s = each["position"], now_s
 
 
+class Series(Generic[Key]):
+    """The last samples of named numbers, in a ring. Used from one thread."""
+
+    def __init__(self, samples_max: int, columns_max: int) -> None:
+        """Numbers of further names are left out."""
+        self.columns: dict[Key, int] = {}
+        """Where `samples` has each name."""
+        self._times_s = np.zeros(samples_max)
+        self._rows = np.full((samples_max, columns_max), np.nan)
+        self.added = 0
+
+    @property
+    def newest_s(self) -> float | None:
+        return float(self._times_s[(self.added - 1) % len(self._rows)]) if self.added else None
+
+    def add(self, time_s: float, sample: Mapping[Key, float | None], is_replacing: bool = False) -> None:
+        """`is_replacing`: in place of the newest sample."""
+        self.added += not is_replacing
+        place = (self.added - 1) % len(self._rows)
+        self._times_s[place] = time_s
+        row = self._rows[place]
+        row[:] = np.nan
+        for name, value in sample.items():
+            if name in self.columns or len(self.columns) < len(row):
+                row[self.columns.setdefault(name, len(self.columns))] = np.nan if value is None else value
+
+    def samples(self) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
+        """Times, shape (n,), and numbers, shape (n, columns_max), NaN if not known; the oldest first."""
+        order = np.arange(max(self.added - len(self._rows), 0), self.added) % len(self._rows)
+        return self._times_s[order], self._rows[order]
+
+
 class History:
-    """Used from one thread."""
+    """Samples of a registry. Used from one thread."""
 
     def __init__(self, metrics: Registry, samples_max: int = SAMPLES_MAX) -> None:
         self._metrics = metrics
         self._families: dict[str, dict[str, Any]] = {}
-        self._columns: dict[Column, int] = {}
-        self._times_s = np.zeros(samples_max)
-        self._rows = np.zeros((samples_max, COLUMNS_MAX))
-        self._count = 0
+        self._series: Series[Column] = Series(samples_max, COLUMNS_MAX)
         self._begun_s = 0.0
-        """Of the newest row: when it was sampled first."""
+        """When the newest sample was taken first."""
         self._plans: dict[str, _Plan] = {}
 
     def sample(self, now_s: float) -> None:
@@ -103,35 +135,24 @@ class History:
         Within half of SAMPLE_INTERVAL_S it takes the place of the newest sample: questions do not shorten the hour. The
         first sample stays: what happened since is counted from it.
         """
-        families = self._metrics.families(SAMPLED)
-        before_s = float(self._times_s[(self._count - 1) % len(self._rows)]) if self._count else now_s
-        if self._count < 2 or now_s - self._begun_s >= SAMPLE_INTERVAL_S / 2:
+        series = self._series
+        before_s = now_s if series.newest_s is None else series.newest_s
+        is_new = series.added < 2 or now_s - self._begun_s >= SAMPLE_INTERVAL_S / 2
+        if is_new:
             self._begun_s = now_s
-            self._count += 1
-        place = (self._count - 1) % len(self._rows)
-        row = self._rows[place]
-        row[:] = 0
-        self._times_s[place] = now_s
-        for each in families:
+        sample: dict[Column, float | None] = {}
+        for each in self._metrics.families(SAMPLED):
             self._families.setdefault(each["name"], {key: each[key] for key in each if key != "samples"})
             for labels, value in each["samples"]:
-                parts = (
-                    [(part, value[part]) for part in _HISTOGRAM_PARTS]
+                numbers = (
+                    {part: value[part] for part in _HISTOGRAM_PARTS}
                     if isinstance(value, dict)
-                    else [("", value)]
+                    else {"": value}
                 )
-                for part, number in parts:
-                    column = self._column((each["name"], tuple(labels), part))
-                    if column is not None:
-                        row[column] = number
+                sample |= {(each["name"], tuple(labels), part): number for part, number in numbers.items()}
+        series.add(now_s, sample, is_replacing=not is_new)
         for plan in self._metrics.info_value("plans") or ():
             self._note_plan(plan, before_s, now_s)
-
-    def _column(self, key: Column) -> int | None:
-        """Its number; None if there are too many, which are left out."""
-        if key not in self._columns and len(self._columns) == COLUMNS_MAX:
-            return None
-        return self._columns.setdefault(key, len(self._columns))
 
     def _note_plan(self, plan: Mapping[str, Any], before_s: float, now_s: float) -> None:
         found = self._plans.get(plan["order"])
@@ -146,16 +167,14 @@ class History:
         """For JSON: `times_s` of the samples, or WINDOW_POINTS_MAX of those in a window and around it; `families` as
         those of a registry, with a list of values in place of each value; `plans` with the progress of each reader.
         """
-        size = min(self._count, len(self._rows))
-        order = np.arange(self._count - size, self._count) % len(self._rows)
-        if window is not None and size:
-            first, last = np.searchsorted(self._times_s[order], window)
-            order = order[max(first - 1, 0) : last + 1]
-            chosen = (
-                np.linspace(0, len(order) - 1, min(len(order), WINDOW_POINTS_MAX)).round().astype(np.intp)
-            )
-            order = order[chosen]
-        times_s, rows = self._times_s[order].round(3), self._rows[order].round(6)
+        times_s, rows = self._series.samples()
+        if window is not None and len(times_s):
+            first, last = np.searchsorted(times_s, window)
+            order = np.arange(len(times_s))[max(first - 1, 0) : last + 1]
+            points = min(len(order), WINDOW_POINTS_MAX)
+            order = order[np.linspace(0, len(order) - 1, points).round().astype(np.intp)]
+            times_s, rows = times_s[order], rows[order]
+        times_s, rows = times_s.round(3), np.nan_to_num(rows).round(6)
         return {
             "times_s": times_s.tolist(),
             "families": [
@@ -183,7 +202,7 @@ class History:
 
     def _samples(self, name: str, rows: npt.NDArray[np.float64]) -> Iterator[tuple[list[str], Any]]:
         found: dict[tuple[str, ...], Any] = {}
-        for (of, labels, part), column in self._columns.items():
+        for (of, labels, part), column in self._series.columns.items():
             if of == name:
                 values = rows[:, column].tolist()
                 if part:

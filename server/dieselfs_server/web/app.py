@@ -245,7 +245,7 @@ class App:
         if not viewer.is_admin:
             raise AccessDenied("only administrators see the figures of the whole server")
         span_s = _number(request, "span_s", 600)
-        return self._live.history.columns(min(max(span_s, 1), SPAN_S_MAX))
+        return self._live.charts.columns(min(max(span_s, 1), SPAN_S_MAX))
 
     @_answered
     async def events(self, request: Request) -> Response:

@@ -5,7 +5,7 @@ from collections.abc import Iterable
 
 from dieselfs.telemetry.activity import Activity, ServerActivity, activity
 from dieselfs.telemetry.registry import Report
-from dieselfs_server.web.history import Sample
+from dieselfs_server.web.charts import Sample
 
 SERVER_SERIES = (
     *("calls", "failed", "sent_bytes", "received_bytes", "store_bytes"),

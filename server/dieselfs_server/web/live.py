@@ -11,8 +11,8 @@ import trio
 from dieselfs.telemetry.activity import Activity, activity
 from dieselfs.telemetry.registry import Report
 from dieselfs.telemetry.socket import published, sockets_folder
+from dieselfs_server.web.charts import SAMPLE_S, Charts, Sample
 from dieselfs_server.web.figures import SERIES, local_sample, local_view, server_sample
-from dieselfs_server.web.history import SAMPLE_S, History, Sample
 
 log = logging.getLogger(__name__)
 
@@ -28,7 +28,7 @@ class Live:
         report: Callable[[], Report],
         others: Callable[[], Iterable[tuple[int, Report]]] = lambda: published(sockets_folder()),
     ) -> None:
-        self.history = History(SERIES)
+        self.charts = Charts(SERIES)
         self.watchers = 0
         self.latest = b"{}"
         """The last sample, and the daemons of this machine, as JSON."""
@@ -69,7 +69,7 @@ class Live:
         if is_first:  # of the time since the start, which is no rate of now
             return
         time_s = time.time()
-        self.history.add(time_s, sample)
+        self.charts.add(time_s, sample)
         shown: dict[str, Any] = {"time": round(time_s, 3), "sample": dict(sample), "local": local}
         self.latest = json.dumps(shown).encode()
 

@@ -4,7 +4,7 @@ import json
 from collections.abc import Iterator
 
 from dieselfs.telemetry.registry import Registry, Report
-from dieselfs_server.web.history import SAMPLE_S
+from dieselfs_server.web.charts import SAMPLE_S
 from dieselfs_server.web.live import Live
 from tests.support.still_time import run_in_still_time, time_flies
 
@@ -44,7 +44,7 @@ def test_each_sample_reaches_all_and_daemons_are_asked_only_for_them() -> None:
                 assert third["local"][0]["about"]["dataset"] == "pets"
                 assert third["sample"]["mount_bytes"] == 1000 / SAMPLE_S
                 nursery.cancel_scope.cancel()
-        assert len(live.history.columns(600)["time"]) == 3
+        assert len(live.charts.columns(600)["time"]) == 3
 
     run_in_still_time(main)
 
