@@ -22,6 +22,14 @@ OPTIONS: Mapping[str, frozenset[str]] = {
 }
 """By kind of store. None is a secret: a command line and a log show them."""
 
+FORMS: Mapping[str, str] = {
+    "s3": "s3://BUCKET/PREFIX?endpoint=https://HOST:PORT&region=NAME",
+    "gs": "gs://BUCKET/PREFIX",
+    "az": "az://CONTAINER/PREFIX?account=NAME",
+}
+"""How messages show a URL of each kind."""
+
+
 _BUCKET = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{1,62}")
 _PREFIX = re.compile(r"[A-Za-z0-9._-]+(/[A-Za-z0-9._-]+)*")
 _VISIBLE = re.compile(r"[!-~]+")
@@ -51,7 +59,7 @@ class BucketUrl:
         bucket, prefix = parts.netloc, unquote(parts.path).strip("/")
         if not _BUCKET.fullmatch(bucket):
             raise InvalidInput(
-                f"store {place!r}: {bucket!r} is not the name of a bucket; write {_FORMS[parts.scheme]}"
+                f"store {place!r}: {bucket!r} is not the name of a bucket; write {FORMS[parts.scheme]}"
             )
         if (prefix and not _PREFIX.fullmatch(prefix)) or {".", ".."} & set(prefix.split("/")):
             raise InvalidInput(f"store {place!r}: a prefix has letters, digits and . _ - /")
@@ -143,11 +151,6 @@ def endpoint_danger(endpoint: str | None) -> str:
     return "is used without TLS: hosts on the way can read and change all data, and pose as this server"
 
 
-_FORMS = {
-    "s3": "s3://BUCKET/PREFIX?endpoint=https://HOST:PORT&region=NAME",
-    "gs": "gs://BUCKET/PREFIX",
-    "az": "az://CONTAINER/PREFIX?account=NAME",
-}
 _ELSEWHERE = {
     "s3": "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or use a profile or the role of the machine",
     "gs": "set GOOGLE_APPLICATION_CREDENTIALS to a file, or use the account of the machine",

@@ -7,6 +7,7 @@ object with another size or mark is another one, whose bytes are not used.
 from dataclasses import dataclass
 from typing import Any
 
+from dieselfs.bucket.url import OPTIONS
 from dieselfs.fields import TEXT_BYTES_MAX, FieldsFault
 from dieselfs.limits import FILE_BYTES_MAX, PATH_BYTES_MAX
 from dieselfs.names import printable
@@ -19,7 +20,7 @@ SOURCE_FIELDS: dict[str, type] = {
 }
 """Fields of the header of an attached chunk, beside those of all chunks."""
 
-OBJECT_SCHEMES = (b"s3://", b"gs://", b"az://")
+OBJECT_SCHEMES = tuple(f"{kind}://".encode() for kind in OPTIONS)
 WEB_SCHEMES = (b"https://", b"http://")
 
 ETAG, MODIFIED = "etag=", "modified_ns="

@@ -19,3 +19,9 @@ def split(url: str) -> SplitResult:
             f"{begin!r} begins something that is no URL: a bracket, or a character is not allowed"
         )
     return parts
+
+
+def path_of(url: str) -> str:
+    """The path of `posix:///path`, the pool of `rados://pool`; empty without one. Raises InvalidInput as `split`."""
+    parts = split(url)
+    return unquote(parts.netloc + parts.path)

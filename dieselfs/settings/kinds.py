@@ -5,6 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from dieselfs.attached.web_url import check_root, is_web_url
+from dieselfs.bucket.url import is_object_url
 from dieselfs.errors import InvalidInput
 from dieselfs.limits import CHUNK_PAYLOAD_BYTES_MAX, MIB, MOUNT_MEMORY_BYTES_MIN
 from dieselfs.units import parse_duration, parse_rate, parse_size
@@ -54,7 +55,7 @@ def _roots(text: str) -> tuple[str, ...]:
     for root in roots:
         if is_web_url(root):
             check_root(root)
-        elif not root.startswith(("/", "s3://", "gs://", "az://")):
+        elif not root.startswith("/") and not is_object_url(root):
             raise InvalidInput(
                 f"{root!r} is neither the absolute path of a folder nor s3://BUCKET/FOLDER nor https://HOST/FOLDER"
             )

@@ -9,7 +9,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
-from urllib.parse import unquote
 
 from dieselfs.errors import InvalidInput
 from dieselfs.etcd.client import Etcd, EtcdAccess
@@ -24,7 +23,7 @@ from dieselfs.net.address import (
     parse_metrics_address,
     parse_web_address,
 )
-from dieselfs.net.urls import split
+from dieselfs.net.urls import path_of, split
 from dieselfs.settings.table import BY_NAME, DEFAULT_LISTEN, ON, Place, check_known, read_config
 from dieselfs_server.reading.request_path import RequestPath
 from dieselfs_server.store.limited import Bounds
@@ -176,11 +175,10 @@ def _default_state(metadata: str) -> Path:
 
 def split_url(url: str) -> tuple[str, str]:
     """`(scheme, path)` of `posix:///path`, `sqlite:///path`, `memory:`. Raises InvalidInput."""
-    parts = split(url)
-    path = unquote(parts.netloc + parts.path)
-    if not parts.scheme:
+    scheme = split(url).scheme
+    if not scheme:
         raise InvalidInput(f"{url!r} is not a URL: give one, for example {_EXAMPLES['store']}")
-    return parts.scheme, path
+    return scheme, path_of(url)
 
 
 def advertised(listen: Sequence[Address], advertise: Sequence[Address]) -> list[TcpAddress]:

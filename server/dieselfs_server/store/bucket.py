@@ -13,8 +13,10 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import islice, takewhile
+from typing import Self
 
 from dieselfs.bucket.client import LISTED_AT_ONCE, Bucket
+from dieselfs.bucket.url import BucketUrl
 from dieselfs.chunk.ids import chunk_name, earliest_chunk_id, parse_chunk_name
 from dieselfs.errors import AlreadyExists, Damaged, InvalidInput, NotFound, Unavailable
 from dieselfs.fields import DATASET_ID_BYTES
@@ -38,6 +40,11 @@ class BucketStore:
         self._bucket = bucket
         self._clock = clock
         self._checked_s = clock()
+
+    @classmethod
+    def open(cls, url: str, is_new: bool) -> Self:
+        """The store at `s3://BUCKET/PREFIX`, or at that of another kind of bucket. Raises InvalidInput, Unavailable."""
+        return cls(Bucket(BucketUrl.parse(url)))
 
     def _check_exclusive(self) -> None:
         now_s = self._clock()

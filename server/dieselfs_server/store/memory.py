@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from threading import Lock
+from typing import Self
 
 from dieselfs.chunk.ids import chunk_name, earliest_chunk_id
 from dieselfs.errors import AlreadyExists, Damaged, NotFound
@@ -15,6 +16,11 @@ class MemoryStore:
         self._lock = Lock()  # guards both
         self._chunks: dict[bytes, dict[bytes, bytes]] = {}
         self._records: dict[str, bytes] = {}
+
+    @classmethod
+    def open(cls, url: str, is_new: bool) -> Self:
+        """The store at `memory:`, always a new one."""
+        return cls()
 
     def put(self, dataset_id: bytes, chunk_id: bytes, parts: Sequence[Buffer]) -> None:
         content = b"".join(parts)

@@ -1,38 +1,31 @@
 """Opens the object store of a URL, with limits and retries.
 
-posix:///PATH
-rados://POOL?conf=/etc/ceph/ceph.conf&user=client.dieselfs
-s3://BUCKET/PREFIX?endpoint=URL&region=NAME&profile=NAME, gs://BUCKET/PREFIX, az://CONTAINER/PREFIX
-tiered:fast=URL,slow=URL,size=200GiB
-memory:
+`STORES` is the registry: a new store is its module and one row. `dieselfs/bucket/url.py` has the kinds of buckets.
 """
 
-import os
 import random
 import re
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
-from urllib.parse import parse_qsl, unquote
+from typing import NamedTuple
 
-from dieselfs.bucket.client import BUCKET_TIMEOUT_S, Bucket
-from dieselfs.bucket.url import BucketUrl
-from dieselfs.errors import InvalidInput, Unavailable
+from dieselfs.bucket.client import BUCKET_TIMEOUT_S
+from dieselfs.bucket.url import FORMS as BUCKET_FORMS
+from dieselfs.errors import InvalidInput
 from dieselfs.limits import REQUEST_TIMEOUT_S
-from dieselfs.net.urls import split
+from dieselfs.net.urls import path_of, split
 from dieselfs.telemetry.registry import Registry
 from dieselfs.units import parse_size
 from dieselfs_server.store.bucket import BucketStore, check_exclusive
 from dieselfs_server.store.interface import ObjectStore
 from dieselfs_server.store.limited import Bounds, LimitedStore
-from dieselfs_server.store.marker import missing, open_marked
+from dieselfs_server.store.marker import open_marked
 from dieselfs_server.store.memory import MemoryStore
 from dieselfs_server.store.posix import PosixStore
 from dieselfs_server.store.rados import RadosStore
-from dieselfs_server.store.rados_pool import OPERATION_TIMEOUT_S, RadosPool
+from dieselfs_server.store.rados_pool import OPERATION_TIMEOUT_S
 from dieselfs_server.store.retrying import RetryingStore, RetryPolicy
 from dieselfs_server.store.tiered import TieredStore
-
-DEFAULT_CEPH_CONF = "/etc/ceph/ceph.conf"
-DEFAULT_CEPH_USER = "client.dieselfs"
 
 _ATTEMPT_S_MAX = max(OPERATION_TIMEOUT_S, BUCKET_TIMEOUT_S)
 assert RetryPolicy().duration_s_max + Bounds().wait_s_max + _ATTEMPT_S_MAX < REQUEST_TIMEOUT_S
@@ -41,6 +34,31 @@ assert RetryPolicy().duration_s_max + Bounds().wait_s_max + _ATTEMPT_S_MAX < REQ
 FAST_WAIT_S_MAX = 0.5
 """Timeout of a call that waits for the fast tier; the slow one then serves it."""
 
+
+class StoreKind(NamedTuple):
+    """A row of the registry."""
+
+    form: str
+    """The URL, for messages."""
+    open: Callable[[str, bool], ObjectStore]
+    """Gets the URL, and whether the store is new."""
+    check: Callable[[ObjectStore, str], None] | None = None
+    """Raises InvalidInput for a store, by its URL, that lacks what writers need."""
+    is_new: bool = False
+    """Whether each start makes a new store."""
+    is_folder: bool = False
+    """Whether the path of the URL is a folder of a local file system."""
+
+
+STORES: Mapping[str, StoreKind] = {
+    "posix": StoreKind("posix:///PATH", PosixStore.open, is_folder=True),
+    "rados": StoreKind("rados://POOL?conf=FILE&user=client.NAME", RadosStore.open),
+    **{kind: StoreKind(form, BucketStore.open, check_exclusive) for kind, form in BUCKET_FORMS.items()},
+    "memory": StoreKind("memory:", MemoryStore.open, is_new=True),
+}
+"""By the scheme of the URL. Two stores make a tiered one."""
+
+TIERED_FORM = "tiered:fast=URL,slow=URL,size=200GiB"
 _TIER_OPTIONS = ("fast", "slow", "size")
 
 
@@ -57,7 +75,7 @@ def open_store(
         fast_url, slow_url, size_bytes = tier_options(url)
         # No retries: what the fast tier cannot serve at once, the slow one serves. It may be lost at any time, so it
         # always counts as new; its marker stops copies to a folder whose file system is unmounted later.
-        fast = LimitedStore(_open_backend(fast_url, is_new=True), Bounds(wait_s_max=FAST_WAIT_S_MAX))
+        fast = LimitedStore(_kind_of(fast_url).open(fast_url, True), Bounds(wait_s_max=FAST_WAIT_S_MAX))
         with ExitStack() as opened:
             opened.callback(fast.close)
             marked = open_marked(fast, fast_url, is_new=True)
@@ -70,15 +88,14 @@ def open_store(
 def open_unmarked(url: str) -> ObjectStore:
     """The durable store at `url`, with or without its marker: to put lost records back. Raises as `open_store`."""
     durable_url = tier_options(url)[1] if split(url).scheme == "tiered" else url
-    return _patient(_open_backend(durable_url, is_new=False), None)
+    return _patient(_kind_of(durable_url).open(durable_url, False), None)
 
 
 def folders(url: str) -> list[str]:
     """The folders of local file systems in which the store at `url` keeps its chunks; none for others."""
     if split(url).scheme == "tiered":
         return [folder for each in tier_options(url)[:2] for folder in folders(each)]
-    parts = split(url)
-    return [unquote(parts.netloc + parts.path)] if parts.scheme == "posix" else []
+    return [path_of(url)] if _kind_of(url).is_folder else []
 
 
 def _patient(backend: ObjectStore, bounds: Bounds | None, metrics: Registry | None = None) -> ObjectStore:
@@ -88,47 +105,23 @@ def _patient(backend: ObjectStore, bounds: Bounds | None, metrics: Registry | No
 
 
 def _guarded(url: str, is_new: bool, bounds: Bounds | None, metrics: Registry | None) -> ObjectStore:
-    backend = _open_backend(url, is_new)
-    store = _patient(backend, bounds, metrics)
+    kind = _kind_of(url)
+    store = _patient(kind.open(url, is_new), bounds, metrics)
     with ExitStack() as opened:
         opened.callback(store.close)
-        marked = open_marked(store, url, is_new or isinstance(backend, MemoryStore))
-        if isinstance(backend, BucketStore):
-            check_exclusive(marked, url)
+        marked = open_marked(store, url, is_new or kind.is_new)
+        if kind.check is not None:
+            kind.check(marked, url)
         opened.pop_all()
     return marked
 
 
-def _open_backend(url: str, is_new: bool) -> ObjectStore:
-    parts = split(url)
-    path = unquote(parts.netloc + parts.path)
-    match parts.scheme:
-        case "posix" if path:
-            if not (is_new or os.path.isdir(path)):
-                raise Unavailable(missing(url))
-            return PosixStore(path)
-        case "memory":
-            return MemoryStore()
-        case "rados" if path:
-            return RadosStore(RadosPool(path, *_ceph_options(url)))
-        case "s3" | "gs" | "az":
-            return BucketStore(Bucket(BucketUrl.parse(url)))
-    raise InvalidInput(
-        f"store {url!r}: unknown kind of store; use posix:///PATH, rados://POOL?conf=FILE&user=client.NAME, "
-        "s3://BUCKET/PREFIX?endpoint=URL, gs://BUCKET/PREFIX, az://CONTAINER/PREFIX, "
-        "tiered:fast=URL,slow=URL,size=200GiB or memory:"
-    )
-
-
-def _ceph_options(url: str) -> tuple[str, str]:
-    options = dict(parse_qsl(split(url).query))
-    unknown = options.keys() - {"conf", "user"}
-    if unknown:
-        raise InvalidInput(f"store {url!r}: unknown option {min(unknown)!r}; use conf or user")
-    user = options.get("user", DEFAULT_CEPH_USER)
-    if not user.startswith("client."):
-        raise InvalidInput(f"store {url!r}: user {user!r} must be a Ceph client, such as {DEFAULT_CEPH_USER}")
-    return options.get("conf", DEFAULT_CEPH_CONF), user
+def _kind_of(url: str) -> StoreKind:
+    kind = STORES.get(split(url).scheme)
+    if kind is None:
+        forms = (*(kind.form for kind in STORES.values()), TIERED_FORM)
+        raise InvalidInput(f"store {url!r}: unknown kind of store; use {', '.join(forms)}")
+    return kind
 
 
 def tier_options(url: str) -> tuple[str, str, int]:
@@ -139,7 +132,7 @@ def tier_options(url: str) -> tuple[str, str, int]:
     texts = re.split(rf",(?=(?:{'|'.join(_TIER_OPTIONS)})=)", url.removeprefix("tiered:"))
     pairs = [(name, value) for name, _, value in (text.partition("=") for text in texts)]
     if sorted(name for name, _ in pairs) != sorted(_TIER_OPTIONS):
-        raise InvalidInput(f"store {url!r}: give each option once: tiered:fast=URL,slow=URL,size=200GiB")
+        raise InvalidInput(f"store {url!r}: give each option once: {TIERED_FORM}")
     options = dict(pairs)
     try:
         size_bytes = parse_size(options["size"])

@@ -16,11 +16,14 @@ import secrets
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from typing import Self
 
 from dieselfs.chunk.ids import chunk_name, earliest_chunk_id, parse_chunk_name
-from dieselfs.errors import AlreadyExists, Damaged, InvalidInput, NotFound
+from dieselfs.errors import AlreadyExists, Damaged, InvalidInput, NotFound, Unavailable
 from dieselfs.fields import DATASET_ID_BYTES
+from dieselfs.net.urls import path_of
 from dieselfs_server.store.interface import Buffer
+from dieselfs_server.store.marker import missing
 from dieselfs_server.store.posix_files import (
     DurableFolders,
     link_new_name,
@@ -54,6 +57,16 @@ class PosixStore:
         with translated(self._root):
             self._folders = DurableFolders(self._root)
             self._clean_up(clock() - TEMPORARY_AGE_MAX_S)
+
+    @classmethod
+    def open(cls, url: str, is_new: bool) -> Self:
+        """The store at `posix:///PATH`. Raises Unavailable without the folder, unless it `is_new`."""
+        root = path_of(url)
+        if not root:
+            raise InvalidInput(f"store {url!r}: name a folder: posix:///PATH")
+        if not (is_new or os.path.isdir(root)):
+            raise Unavailable(missing(url))
+        return cls(root)
 
     def put(self, dataset_id: bytes, chunk_id: bytes, parts: Sequence[Buffer]) -> None:
         path = self._chunk_path(dataset_id, chunk_id)

@@ -9,10 +9,13 @@ the bottom up. So a crash can leave keys without an object, which listings skip,
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
+from typing import Self
+from urllib.parse import parse_qsl
 
 from dieselfs.chunk.ids import CHUNK_NAME_CHARACTERS, chunk_name, earliest_chunk_id, parse_chunk_name
 from dieselfs.errors import AlreadyExists, Damaged, InvalidInput, NotFound, Unavailable
 from dieselfs.fields import DATASET_ID_BYTES
+from dieselfs.net.urls import path_of, split
 from dieselfs_server.store.interface import Buffer
 from dieselfs_server.store.rados_pool import STATS_AT_ONCE_MAX, RadosPool
 from dieselfs_server.store.rados_records import (
@@ -25,6 +28,9 @@ from dieselfs_server.store.rados_records import (
     remove_pieces,
     write_pieces,
 )
+
+DEFAULT_CEPH_CONF = "/etc/ceph/ceph.conf"
+DEFAULT_CEPH_USER = "client.dieselfs"
 
 REGISTER_TRIES_MAX = 8
 """Tries to enter a chunk while its dataset is being removed."""
@@ -44,6 +50,19 @@ class RadosStore(RadosRecords):
 
     def __init__(self, pool: RadosPool, piece_bytes: int = PIECE_BYTES) -> None:
         super().__init__(pool, piece_bytes)
+
+    @classmethod
+    def open(cls, url: str, is_new: bool) -> Self:
+        """The store at `rados://POOL?conf=FILE&user=client.NAME`. Raises NotFound, Unavailable."""
+        pool, options = path_of(url), dict(parse_qsl(split(url).query))
+        if not pool or options.keys() - {"conf", "user"}:
+            raise InvalidInput(f"store {url!r}: name a pool, and conf or user: rados://POOL?conf=FILE")
+        user = options.get("user", DEFAULT_CEPH_USER)
+        if not user.startswith("client."):
+            raise InvalidInput(
+                f"store {url!r}: user {user!r} must be a Ceph client, such as {DEFAULT_CEPH_USER}"
+            )
+        return cls(RadosPool(pool, options.get("conf", DEFAULT_CEPH_CONF), user))
 
     def put(self, dataset_id: bytes, chunk_id: bytes, parts: Sequence[Buffer]) -> None:
         content = b"".join(parts)

@@ -6,9 +6,12 @@ import pytest
 
 from dieselfs.errors import InvalidInput
 from dieselfs.limits import GIB, KIB
-from dieselfs_server.store.opening import folders, open_store, tier_options
+from dieselfs.settings.table import BY_NAME
+from dieselfs_server.store.opening import STORES, TIERED_FORM, folders, open_store, tier_options
 from tests.conformance.chunk_store_suite import CHUNK_ID, DATASET_ID
 from tests.support.ceph import RunningCeph, needs_ceph
+
+ROOT = Path(__file__).parents[3]
 
 
 @pytest.mark.parametrize(
@@ -65,6 +68,20 @@ def test_a_pool_is_opened_and_works(ceph: RunningCeph) -> None:
 def test_what_is_no_store_is_refused(url: str) -> None:
     with pytest.raises(InvalidInput):
         open_store(url, is_new=True)
+
+
+def test_an_unknown_kind_of_store_is_told_all_that_there_are() -> None:
+    with pytest.raises(InvalidInput) as caught:
+        open_store("s4://bucket", is_new=True)
+    for form in (*(kind.form for kind in STORES.values()), TIERED_FORM):
+        assert form in str(caught.value)
+
+
+def test_help_and_guide_have_all_kinds_of_stores() -> None:
+    """The table of settings is in the library, which does not know the stores of the server."""
+    guide = (ROOT / "docs/guide/object-stores.md").read_text()
+    for scheme in (*STORES, "tiered"):
+        assert f"{scheme}:" in BY_NAME["store"].help and f"`{scheme}:" in guide, scheme
 
 
 def test_values_of_tiers_may_hold_commas() -> None:
