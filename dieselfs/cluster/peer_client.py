@@ -31,6 +31,7 @@ from dieselfs.limits import (
 )
 from dieselfs.net.auth import PEER_ROLE
 from dieselfs.rpc.connection import Connection, connected
+from dieselfs.telemetry import catalogue
 from dieselfs.telemetry.registry import Registry
 from dieselfs.telemetry.series import Window
 from dieselfs.telemetry.stalls import METER
@@ -135,7 +136,7 @@ class PeerClient:
         self.metrics = metrics = metrics or Registry()
         self._requests = metrics.counter("peers.requests", "Requests to other nodes, without pings.")
         self._received = metrics.counter("peers.received_bytes", "Bytes of chunks received from other nodes.")
-        self._failures = metrics.counter("peers.failures", "Requests that brought nothing, or wrong bytes.")
+        self._failures = metrics.declare(catalogue.PEERS_FAILURES)
         self._corrupt = metrics.counter("peers.corrupt", "Requests that brought wrong bytes.")
         self._credential = credential
         self._digest = digest

@@ -28,6 +28,7 @@ from dieselfs.disk.write_behind import Payload, WriteBehind
 from dieselfs.errors import DieselfsError
 from dieselfs.forks import renew_after_fork
 from dieselfs.limits import FETCHES_AT_ONCE_MAX, KIB
+from dieselfs.telemetry import catalogue
 from dieselfs.telemetry.registry import Registry
 
 DISK_READ_TIMEOUT_S = 3.0
@@ -89,13 +90,13 @@ class DiskTier:
         self._on_open = on_open
         self.metrics = metrics = metrics or Registry()
         self._hits = metrics.counter("disk.hits", "Requests that the disk of the node answered.")
-        self._hit_bytes = metrics.counter("disk.hit_bytes", "Bytes of these requests.")
+        self._hit_bytes = metrics.declare(catalogue.DISK_HIT_BYTES)
         self._misses = metrics.counter("disk.misses", "Requests for chunks that were not on the disk.")
         self._written = metrics.counter("disk.written_chunks", "Chunks written to the disk.")
         self._written_bytes = metrics.counter("disk.written_bytes", "Bytes of these chunks.")
         self._damaged = metrics.counter("disk.damaged_chunks", "Damaged chunks that were dropped.")
         self._skipped = metrics.counter("disk.skipped_chunks", "Chunks not stored: no room, or a slow disk.")
-        self._failures = metrics.counter("disk.failures", "Failures and timeouts of the disk.")
+        self._failures = metrics.declare(catalogue.DISK_FAILURES)
         self._evicted = metrics.counter("disk.evicted_chunks", "Chunks that this process evicted.")
         metrics.gauge("disk.used_bytes", "Bytes in the tier, of all datasets.", lambda: self._used_bytes)
         metrics.gauge("disk.size_bytes", "Limit of the tier.", lambda: self._limit_bytes)

@@ -18,6 +18,7 @@ from dieselfs.samples.worker_times import WorkerTimes
 from dieselfs.shuffle.plan import Share
 from dieselfs.shuffle.share_name import ShareName
 from dieselfs.snapshot.reader import Snapshot
+from dieselfs.telemetry import catalogue
 from dieselfs.telemetry.stalls import CAUSES, DaemonWork
 
 Progress = Callable[[int], None]
@@ -169,9 +170,9 @@ class MountSource:
         try:
             with open(os.path.join(self._mountpoint, CONTROL_FOLDER, "stats"), "rb") as file:
                 stats = json.load(file)
-            seconds: dict[str, float] = stats["work"]["spent_s"]
+            seconds: dict[str, float] = catalogue.WORK_SPENT_S.find(stats)
             spent = np.array([float(seconds.get(cause, 0.0)) for cause in CAUSES])
-            return DaemonWork(float(stats["reads"]["waited_s"]["sum"]), spent)
+            return DaemonWork(float(catalogue.READS_WAITED_S.find(stats)["sum"]), spent)
         except (OSError, ValueError, KeyError, TypeError, AttributeError):
             return None
 

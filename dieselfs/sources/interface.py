@@ -10,6 +10,7 @@ from typing import Protocol
 
 from dieselfs.errors import DieselfsError
 from dieselfs.snapshot.reader import ExtentRef
+from dieselfs.telemetry import catalogue
 from dieselfs.telemetry.registry import Metric, Registry
 
 
@@ -104,12 +105,12 @@ class FetchMetrics:
     def __init__(self, metrics: Registry) -> None:
         self._metrics = metrics
         self._chunks = metrics.counter("fetches.chunks", "Chunks that were fetched whole.")
-        self._chunk_bytes = metrics.counter("fetches.chunk_bytes", "Bytes of chunks that were fetched whole.")
+        self._chunk_bytes = metrics.declare(catalogue.FETCHES_CHUNK_BYTES)
         self._requests = metrics.counter("fetches.range_requests", "Requests for extents of a chunk.")
         self._ranges = metrics.counter("fetches.ranges", "Extents that were fetched.")
-        self._range_bytes = metrics.counter("fetches.range_bytes", "Bytes of extents that were fetched.")
+        self._range_bytes = metrics.declare(catalogue.FETCHES_RANGE_BYTES)
         self._blocks = metrics.counter("fetches.blocks", "Blocks of large extents that were fetched.")
-        self._block_bytes = metrics.counter("fetches.block_bytes", "Bytes of blocks that were fetched.")
+        self._block_bytes = metrics.declare(catalogue.FETCHES_BLOCK_BYTES)
 
     def count_chunk(self, length_bytes: int) -> None:
         with self._metrics.lock:
@@ -179,15 +180,15 @@ class RequestMetrics:
         )
         self.from_node = (
             metrics.counter("requested.from_node", "Extents and whole chunks from the own node."),
-            metrics.counter("requested.node_bytes", "Bytes from the own node."),
+            metrics.declare(catalogue.REQUESTED_NODE_BYTES),
         )
         self.from_peers = (
             metrics.counter("requested.from_peers", "Extents and whole chunks from other nodes."),
-            metrics.counter("requested.peer_bytes", "Bytes from other nodes."),
+            metrics.declare(catalogue.REQUESTED_PEER_BYTES),
         )
         self.from_servers = (
             metrics.counter("requested.from_servers", "Extents and whole chunks from servers."),
-            metrics.counter("requested.server_bytes", "Bytes from servers."),
+            metrics.declare(catalogue.REQUESTED_SERVER_BYTES),
         )
         self.failed = (
             metrics.counter("requested.failed", "Extents and whole chunks that no source delivered."),

@@ -5,28 +5,39 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from dieselfs.telemetry.registry import Report
+from dieselfs.telemetry import catalogue
+from dieselfs.telemetry.registry import Family, Report
 
 DAEMON_SOURCES = {
-    "server": "dieselfs_requested_server_bytes_total",
-    "peers": "dieselfs_requested_peer_bytes_total",
-    "node": "dieselfs_requested_node_bytes_total",
+    "server": catalogue.REQUESTED_SERVER_BYTES,
+    "peers": catalogue.REQUESTED_PEER_BYTES,
+    "node": catalogue.REQUESTED_NODE_BYTES,
 }
 """Bytes by where they came from; counted in jobs and by cache daemons."""
-_FETCHED = tuple(f"dieselfs_fetches_{each}_bytes_total" for each in ("chunk", "range", "block"))
-_FETCHED_BY_CACHE = ("dieselfs_node_cache_fetched_bytes_total",)
+FETCHED = (catalogue.FETCHES_CHUNK_BYTES, catalogue.FETCHES_RANGE_BYTES, catalogue.FETCHES_BLOCK_BYTES)
+"""Bytes that a mount has fetched, from wherever."""
 SERVER_METRICS = frozenset(
-    (
-        *("uptime_s", "process.cpu_s", "process.run_delay_s", "rates.waited_s", "store.answered_s"),
-        *("rpc.requests", "rpc.failures", "rpc.received_bytes", "rpc.answered_s", "rpc.connections"),
-        *("payloads.sent_bytes", "reading.store_bytes", "reading.waiting"),
+    family.name
+    for family in (
+        catalogue.PAYLOADS_SENT_BYTES,
+        catalogue.PROCESS_CPU_S,
+        catalogue.PROCESS_RUN_DELAY_S,
+        catalogue.RATES_WAITED_S,
+        catalogue.READING_STORE_BYTES,
+        catalogue.READING_WAITING,
+        catalogue.RPC_ANSWERED_S,
+        catalogue.RPC_CONNECTIONS,
+        catalogue.RPC_FAILURES,
+        catalogue.RPC_RECEIVED_BYTES,
+        catalogue.RPC_REQUESTS,
+        catalogue.STORE_ANSWERED_S,
+        catalogue.UPTIME_S,
     )
 )
-"""What `ServerActivity` is made of, by their names in the registry."""
+"""Names of the metrics that `ServerActivity` is made of."""
 _READS = ("get_payload", "get_ranges", "get_block_checksums", "open_payload", "share_payloads")
 """Calls of a server that answer with bytes of chunks."""
 _NO_FIELDS = (LookupError, TypeError, ValueError, ArithmeticError)
-_PLANNED = "dieselfs_page_cache_planned_files_total"
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +125,7 @@ class _Change:
     """
 
     def __init__(self, before: Report | None, after: Report, seconds: float) -> None:
-        uptime_s = after.total("dieselfs_uptime_seconds")
+        uptime_s = after.total(catalogue.UPTIME_S)
         if before is not None and before.about == after.about and uptime_s >= seconds:
             self._before: Report | None = before
             self.seconds = seconds
@@ -123,30 +134,32 @@ class _Change:
             self.seconds = max(uptime_s, 1e-3)
         self._after = after
 
-    def total(self, name: str) -> float:
-        before = self._before.total(name) if self._before else 0.0
-        return max(self._after.total(name) - before, 0.0)
+    def total(self, family: Family) -> float:
+        before = self._before.total(family) if self._before else 0.0
+        return max(self._after.total(family) - before, 0.0)
 
-    def rate(self, *names: str) -> float:
-        return sum(self.total(name) for name in names) / self.seconds
+    def rate(self, *families: Family) -> float:
+        return sum(map(self.total, families)) / self.seconds
 
-    def count(self, name: str) -> int:
-        return max(self._after.count(name) - (self._before.count(name) if self._before else 0), 0)
+    def count(self, family: Family) -> int:
+        return max(self._after.count(family) - (self._before.count(family) if self._before else 0), 0)
 
-    def mean(self, name: str) -> float | None:
-        count = self.count(name)
-        return self.total(name) / count if count else None
+    def mean(self, family: Family) -> float | None:
+        count = self.count(family)
+        return self.total(family) / count if count else None
 
-    def by_label(self, name: str, label: str) -> dict[str, float]:
-        before = dict(self._labelled(self._before, name, label)) if self._before else {}
+    def by_label(self, family: Family) -> dict[str, float]:
+        """Rates by the value of the only label."""
+        before = dict(self._labelled(self._before, family)) if self._before else {}
         return {
-            key: max(value - before.get(key, 0), 0.0) / self.seconds
-            for key, value in self._labelled(self._after, name, label)
+            value: max(number - before.get(value, 0), 0.0) / self.seconds
+            for value, number in self._labelled(self._after, family)
         }
 
     @staticmethod
-    def _labelled(report: Report, name: str, label: str) -> Iterable[tuple[str, float]]:
-        for labels, value in report.values(name):
+    def _labelled(report: Report, family: Family) -> Iterable[tuple[str, float]]:
+        (label,) = family.labels
+        for labels, value in report.values(family):
             if label in labels:
                 yield labels[label], value["sum"] if isinstance(value, dict) else value
 
@@ -155,51 +168,51 @@ def activity(process: int, before: Report | None, after: Report, seconds: float)
     """What a daemon or server did in the `seconds` between two reports; since its start without an earlier one."""
     change = _Change(before, after, seconds)
     if after.about.get("component") == "server":
-        answers = change.by_label("dieselfs_rpc_answered_seconds", "method")
+        answers = change.by_label(catalogue.RPC_ANSWERED_S)
         return ServerActivity(
             process,
             after.about,
             change.seconds,
-            change.rate("dieselfs_process_cpu_seconds_total"),
-            change.rate("dieselfs_rpc_requests_total"),
-            change.rate("dieselfs_rpc_failures_total"),
-            change.rate("dieselfs_payloads_sent_bytes_total"),
-            change.rate("dieselfs_rpc_received_bytes_total"),
-            change.rate("dieselfs_reading_store_bytes_total"),
-            change.mean("dieselfs_rpc_answered_seconds"),
-            change.mean("dieselfs_store_answered_seconds"),
-            change.rate("dieselfs_store_answered_seconds"),
-            int(after.total("dieselfs_rpc_connections")),
-            change.rate("dieselfs_rates_waited_seconds_total"),
-            change.rate("dieselfs_process_run_delay_seconds_total"),
+            change.rate(catalogue.PROCESS_CPU_S),
+            change.rate(catalogue.RPC_REQUESTS),
+            change.rate(catalogue.RPC_FAILURES),
+            change.rate(catalogue.PAYLOADS_SENT_BYTES),
+            change.rate(catalogue.RPC_RECEIVED_BYTES),
+            change.rate(catalogue.READING_STORE_BYTES),
+            change.mean(catalogue.RPC_ANSWERED_S),
+            change.mean(catalogue.STORE_ANSWERED_S),
+            change.rate(catalogue.STORE_ANSWERED_S),
+            int(after.total(catalogue.RPC_CONNECTIONS)),
+            change.rate(catalogue.RATES_WAITED_S),
+            change.rate(catalogue.PROCESS_RUN_DELAY_S),
             sum(answers.get(method, 0.0) for method in _READS),
-            int(after.total("dieselfs_reading_waiting")),
+            int(after.total(catalogue.READING_WAITING)),
         )
-    planned = change.total(_PLANNED)
-    fetched = _FETCHED_BY_CACHE if after.about.get("component") == "cache" else _FETCHED
-    parts = after.values("dieselfs_memory_allotted_bytes")
+    planned = change.total(catalogue.PAGE_CACHE_PLANNED_FILES)
+    is_cache = after.about.get("component") == "cache"
+    fetched = (catalogue.NODE_CACHE_FETCHED_BYTES,) if is_cache else FETCHED
+    parts = after.values(catalogue.MEMORY_ALLOTTED_BYTES)
     return Activity(
         process,
         after.about,
         change.seconds,
-        change.rate("dieselfs_process_cpu_seconds_total"),
+        change.rate(catalogue.PROCESS_CPU_S),
         change.rate(*fetched),
-        {source: change.rate(name) for source, name in DAEMON_SOURCES.items()},
-        change.rate("dieselfs_prefetch_pushed_bytes_total"),
-        change.count("dieselfs_reads_waited_seconds") / change.seconds
-        + change.rate("dieselfs_reads_at_once_total"),
-        change.rate("dieselfs_reads_waited_seconds"),
-        change.rate("dieselfs_reads_failed_total"),
-        change.by_label("dieselfs_work_spent_seconds", "cause"),
-        change.total("dieselfs_page_cache_hits_total") / planned if planned else None,
-        after.total("dieselfs_memory_used_bytes"),
-        after.total("dieselfs_memory_granted_bytes"),
-        next((value for _, value in after.values("dieselfs_hit_rate_best_possible")), None),
-        tuple(_plans(after.infos.get("plans"))),
-        _slowest(after.infos.get("job.slowest")),
-        change.rate("dieselfs_process_run_delay_seconds_total"),
-        change.rate("dieselfs_prefetch_reclaimed_chunks_total"),
-        int(after.total("dieselfs_reads_in_progress")),
+        {source: change.rate(family) for source, family in DAEMON_SOURCES.items()},
+        change.rate(catalogue.PREFETCH_PUSHED_BYTES),
+        change.count(catalogue.READS_WAITED_S) / change.seconds + change.rate(catalogue.READS_AT_ONCE),
+        change.rate(catalogue.READS_WAITED_S),
+        change.rate(catalogue.READS_FAILED),
+        change.by_label(catalogue.WORK_SPENT_S),
+        change.total(catalogue.PAGE_CACHE_HITS) / planned if planned else None,
+        after.total(catalogue.MEMORY_USED_BYTES),
+        after.total(catalogue.MEMORY_GRANTED_BYTES),
+        next((value for _, value in after.values(catalogue.HIT_RATE_BEST_POSSIBLE)), None),
+        tuple(_plans(after.info(catalogue.PLANS))),
+        _slowest(after.info(catalogue.JOB_SLOWEST)),
+        change.rate(catalogue.PROCESS_RUN_DELAY_S),
+        change.rate(catalogue.PREFETCH_RECLAIMED_CHUNKS),
+        int(after.total(catalogue.READS_IN_PROGRESS)),
         next((value for part, value in parts if part.get("part") == "window"), 0.0),
     )
 

@@ -5,6 +5,11 @@ A component takes the registry of its process and declares each metric in one li
     self._hits = metrics.counter("node_cache.hits", "Requests for a chunk that was in the node cache.")
     self._hits.value += 1
 
+A metric that other modules read is a `Family` of `telemetry/catalogue.py`, which owner and readers name alike:
+
+    self._failed = metrics.declare(catalogue.READS_FAILED)
+    report.total(catalogue.READS_FAILED)
+
 The name says group and quantity, its end the unit: `_bytes`, `_s`, else a plain number. `as_dict` nests at the dots.
 `openmetrics` exports what `families` gives, and names the metric above `dieselfs_node_cache_hits_total`. A name that is
 declared again gives the same metric, so components that follow each other add to one counter.
@@ -48,6 +53,8 @@ class Family:
     name: str
     help: str
     labels: tuple[str, ...] = ()
+    bounds: tuple[float, ...] = ()
+    """Bounds of a histogram."""
 
     @property
     def unit(self) -> str:
@@ -60,6 +67,13 @@ class Family:
         if self.unit:
             stem = stem.rpartition("_")[0] + "_" + self.unit
         return stem + "_total" if self.kind == "counter" else stem
+
+    def find(self, tree: Mapping[str, Any]) -> Any:
+        """The value in what `Registry.as_dict` returns; with labels, a mapping. Raises KeyError or TypeError."""
+        found: Any = tree
+        for group in self.name.split("."):
+            found = found[group]
+        return found
 
 
 class Metric:
@@ -156,25 +170,30 @@ class Report:
             and all(isinstance(name, str) and _EXPORTED.fullmatch(name) for name in names)
             and all(isinstance(text, str) for text in texts)
         ):
-            raise InvalidInput("not a report of metrics: a name, a text or a number is none")
+            raise InvalidInput("not a report of metrics: invalid name, text or number")
         return report
 
-    def values(self, name: str) -> Iterator[tuple[dict[str, str], Any]]:
-        """Labels and value of each sample of a metric, which is known by its exported name."""
-        for family in self.families:
-            if family["name"] == name:
-                for labels, value in family["samples"]:
-                    yield dict(zip(family["labels"], labels, strict=True)), value
+    def values(self, family: Family) -> Iterator[tuple[dict[str, str], Any]]:
+        """Labels and value of each sample of a metric."""
+        name = family.exported_name
+        for found in self.families:
+            if found["name"] == name:
+                for labels, value in found["samples"]:
+                    yield dict(zip(found["labels"], labels, strict=True)), value
 
-    def total(self, name: str) -> float:
+    def total(self, family: Family) -> float:
         """The sum over all labels; of a histogram, that of the values. 0 if there is none."""
         return sum(
-            float(value["sum"] if isinstance(value, dict) else value) for _, value in self.values(name)
+            float(value["sum"] if isinstance(value, dict) else value) for _, value in self.values(family)
         )
 
-    def count(self, name: str) -> int:
-        """Of a histogram: how many values it has, over all labels."""
-        return sum(int(value["count"]) for _, value in self.values(name) if isinstance(value, dict))
+    def count(self, family: Family) -> int:
+        """How many values a histogram has, over all labels."""
+        return sum(int(value["count"]) for _, value in self.values(family) if isinstance(value, dict))
+
+    def info(self, family: Family) -> Any:
+        """The value of an info; None if there is none."""
+        return self.infos.get(family.name)
 
 
 class Registry:
@@ -186,23 +205,33 @@ class Registry:
         self._metrics: dict[tuple[str, tuple[str, ...]], Metric] = {}
         renew_after_fork(self)
 
+    def declare(self, family: Family, read: Read | None = None, **labels: str) -> Metric:
+        """A counter, a gauge or an info of the catalogue, with the values of its labels."""
+        return self._declare(family, Metric(read), labels)
+
+    def declare_histogram(self, family: Family, **labels: str) -> Histogram:
+        """A histogram of the catalogue, with the values of its labels."""
+        return self._declare(family, Histogram(family.bounds), labels)
+
     def counter(self, name: str, help: str, read: Read | None = None, **labels: str) -> Metric:
         """A number that only rises."""
-        return self._declare("counter", name, help, Metric(read), labels)
+        return self.declare(Family("counter", name, help, tuple(labels)), read, **labels)
 
     def gauge(self, name: str, help: str, read: Read | None = None, **labels: str) -> Metric:
         """A number that rises and falls; None from `read` if it is not known."""
-        return self._declare("gauge", name, help, Metric(read), labels)
+        return self.declare(Family("gauge", name, help, tuple(labels)), read, **labels)
 
     def histogram(self, name: str, help: str, bounds: Sequence[float], **labels: str) -> Histogram:
-        return self._declare("histogram", name, help, Histogram(bounds), labels)
+        """Counts of values up to each of `bounds`, which rise."""
+        return self.declare_histogram(Family("histogram", name, help, tuple(labels), tuple(bounds)), **labels)
 
     def info(self, name: str, help: str, read: Read) -> None:
-        """What is no number, as a value for JSON."""
-        self._declare("info", name, help, Metric(read), {})
+        """A value for JSON that is no number."""
+        self.declare(Family("info", name, help), read)
 
-    def _declare(self, kind: str, name: str, help: str, metric: _Kind, labels: Mapping[str, str]) -> _Kind:
-        family, key = Family(kind, name, help, tuple(labels)), (name, tuple(labels.values()))
+    def _declare(self, family: Family, metric: _Kind, labels: Mapping[str, str]) -> _Kind:
+        name, key = family.name, (family.name, tuple(labels.values()))
+        assert tuple(labels) == family.labels, f"metric {name} has the labels {family.labels}"
         with self.lock:
             assert self._families.setdefault(name, family) == family, f"metric {name} is declared twice"
             if metric.read is None:
@@ -266,9 +295,9 @@ class Registry:
                 fields["samples"].append([list(labels), value])
         return list(found.values())
 
-    def info_value(self, name: str) -> Any:
-        """What an info is now; None if there is none of this name."""
-        return next((value for _, _, value in self.collect((name,))), None)
+    def info_value(self, family: Family) -> Any:
+        """What an info is now; None if this process does not declare it."""
+        return next((value for _, _, value in self.collect((family.name,))), None)
 
     def report(self, about: Mapping[str, str]) -> Report:
         infos = {family.name: value for family, _, value in self.collect() if family.kind == "info"}

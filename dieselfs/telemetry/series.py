@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dieselfs.errors import InvalidInput
+from dieselfs.telemetry import catalogue
 from dieselfs.telemetry.registry import Registry, Report
 
 SAMPLE_INTERVAL_S = 1.0
@@ -27,29 +28,29 @@ PLANS_MAX = 64
 """Plans of which the progress is kept: the latest."""
 
 SAMPLED = frozenset(
-    (
-        "disk.hit_bytes",
-        "fetches.block_bytes",
-        "fetches.chunk_bytes",
-        "fetches.range_bytes",
-        "hit_rate.best_possible",
-        "memory.granted_bytes",
-        "memory.used_bytes",
-        "node_cache.fetched_bytes",
-        "page_cache.hits",
-        "page_cache.planned_files",
-        "peers.failures",
-        "prefetch.pushed_bytes",
-        "process.cpu_s",
-        "reads.at_once",
-        "reads.failed",
-        "reads.waited_s",
-        "requested.node_bytes",
-        "requested.peer_bytes",
-        "requested.server_bytes",
-        "uptime_s",
-        "work.spent_s",
-        "plans",
+    family.name
+    for family in (
+        catalogue.DISK_HIT_BYTES,
+        catalogue.FETCHES_BLOCK_BYTES,
+        catalogue.FETCHES_CHUNK_BYTES,
+        catalogue.FETCHES_RANGE_BYTES,
+        catalogue.HIT_RATE_BEST_POSSIBLE,
+        catalogue.MEMORY_GRANTED_BYTES,
+        catalogue.MEMORY_USED_BYTES,
+        catalogue.NODE_CACHE_FETCHED_BYTES,
+        catalogue.PAGE_CACHE_HITS,
+        catalogue.PAGE_CACHE_PLANNED_FILES,
+        catalogue.PEERS_FAILURES,
+        catalogue.PREFETCH_PUSHED_BYTES,
+        catalogue.PROCESS_CPU_S,
+        catalogue.READS_AT_ONCE,
+        catalogue.READS_FAILED,
+        catalogue.READS_WAITED_S,
+        catalogue.REQUESTED_NODE_BYTES,
+        catalogue.REQUESTED_PEER_BYTES,
+        catalogue.REQUESTED_SERVER_BYTES,
+        catalogue.UPTIME_S,
+        catalogue.WORK_SPENT_S,
     )
 )
 _HISTOGRAM_PARTS = ("count", "sum")
@@ -151,7 +152,7 @@ class History:
                 )
                 sample |= {(each["name"], tuple(labels), part): number for part, number in numbers.items()}
         series.add(now_s, sample, is_replacing=not is_new)
-        for plan in self._metrics.info_value("plans") or ():
+        for plan in self._metrics.info_value(catalogue.PLANS) or ():
             self._note_plan(plan, before_s, now_s)
 
     def _note_plan(self, plan: Mapping[str, Any], before_s: float, now_s: float) -> None:

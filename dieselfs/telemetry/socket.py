@@ -26,6 +26,7 @@ from dieselfs.net.sockets import peer_process, peer_user, reachable_path
 from dieselfs.process.node_sockets import METRICS, DaemonSocket, is_for_all_users, node_sockets
 from dieselfs.process.state_dirs import check_private, make_private, runtime_folder
 from dieselfs.process.system_limits import run_delay_s
+from dieselfs.telemetry import catalogue
 from dieselfs.telemetry.registry import Registry, Report
 from dieselfs.telemetry.series import SAMPLE_INTERVAL_S, History, Recorded, Window
 
@@ -119,12 +120,8 @@ async def publish(publication: Publication, folder: Path | None = None) -> None:
     """Answer tools of this user and of root until cancelled, and keep the history meanwhile. A daemon that cannot make
     its socket is only not seen by them.
     """
-    publication.metrics.counter("process.cpu_s", "Processor time of the process.", time.process_time)
-    publication.metrics.counter(
-        "process.run_delay_s",
-        "Time for which the main thread was ready and waited for a processor.",
-        run_delay_s,
-    )
+    publication.metrics.declare(catalogue.PROCESS_CPU_S, time.process_time)
+    publication.metrics.declare(catalogue.PROCESS_RUN_DELAY_S, run_delay_s)
     path = (folder or sockets_folder()) / f"{os.getpid()}.sock"
     try:
         make_private(path.parent)

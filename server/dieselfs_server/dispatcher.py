@@ -29,7 +29,7 @@ from dieselfs.rpc.serving.byte_budget import ByteBudget
 from dieselfs.rpc.serving.connection import ClientConnection
 from dieselfs.rpc.serving.handshake import Identity
 from dieselfs.rpc.serving.keep_alive import LONG_METHODS, kept_alive
-from dieselfs.telemetry.registry import LATENCY_BOUNDS_S
+from dieselfs.telemetry import catalogue
 from dieselfs_server.access.accounts import Caller
 from dieselfs_server.access.users import UserStore
 from dieselfs_server.admission.throttle import PacedCall, Throttle
@@ -113,12 +113,10 @@ class _Noted:
         call, audit = self.call, self.call.service.audit
         took_s = time.monotonic() - self.started_s
         metrics = call.service.metrics
-        took = metrics.histogram(
-            "rpc.answered_s", "Time until the reply of a call.", LATENCY_BOUNDS_S, method=call.method
-        )
+        took = metrics.declare_histogram(catalogue.RPC_ANSWERED_S, method=call.method)
         took.observe(took_s)
         if outcome != "ok":
-            metrics.counter("rpc.failures", "Calls that failed or were refused.", outcome=outcome).value += 1
+            metrics.declare(catalogue.RPC_FAILURES, outcome=outcome).value += 1
             call.service.recent.add("call", call.method, call.caller.name, outcome, reason)
         event(
             log,
@@ -165,7 +163,7 @@ class Dispatcher:
         self._replies = ByteBudget("replies", REPLY_BYTES_MAX, REPLY_BYTES_PER_USER_MAX)
         metrics = service.metrics
         self._throttle = Throttle(service.users, metrics)
-        self._refused_logins = metrics.counter("rpc.refused_logins", "Clients that proved no key.")
+        self._refused_logins = metrics.declare(catalogue.RPC_REFUSED_LOGINS)
 
     @property
     def keys(self) -> UserStore:

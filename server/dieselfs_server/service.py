@@ -15,6 +15,7 @@ from dieselfs.names import check_dataset_name
 from dieselfs.records import DatasetRecord
 from dieselfs.rpc.messages import encode_progress
 from dieselfs.rpc.records import CheckRecord, CopyProgress, PageLink
+from dieselfs.telemetry import catalogue
 from dieselfs.telemetry.registry import Registry
 from dieselfs_server.access.accounts import Caller, Right
 from dieselfs_server.access.identity import Identity
@@ -107,9 +108,9 @@ class Service:
     def __post_init__(self) -> None:
         self.store = AttachedStore(self.store, self.sources)
         self.started_s = int(time.time())
-        self.metrics.gauge("uptime_s", "Age of the process.", lambda: int(time.time()) - self.started_s)
-        self.requests = self.metrics.counter("rpc.requests", "Calls of clients.")
-        self.sent_payload_bytes = self.metrics.counter("payloads.sent_bytes", "Bytes of chunks sent.")
+        self.metrics.declare(catalogue.UPTIME_S, lambda: int(time.time()) - self.started_s)
+        self.requests = self.metrics.declare(catalogue.RPC_REQUESTS)
+        self.sent_payload_bytes = self.metrics.declare(catalogue.PAYLOADS_SENT_BYTES)
         self.sent_snapshot_bytes = self.metrics.counter(
             "snapshots.sent_bytes", "Bytes of snapshots and deltas sent."
         )

@@ -8,12 +8,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from dieselfs.telemetry import catalogue
 from dieselfs.telemetry.registry import Family
 from tests.support.documents import DOCUMENTS
 
 PAGE = DOCUMENTS / "reference/counters.md"
 _ROOT = DOCUMENTS.parent
 _KINDS = frozenset({"counter", "gauge", "histogram", "info"})
+_OF_CATALOGUE = frozenset({"declare", "declare_histogram"})
 _HEAD = """# Counters
 
 The metrics of dieselfs, counted since the start of the process. A mount shows its metrics in `.dieselfs/stats`, a
@@ -49,15 +51,19 @@ def _is_metric(call: ast.Call) -> bool:
     function = call.func
     return (
         isinstance(function, ast.Attribute)
-        and function.attr in _KINDS
+        and function.attr in _KINDS | _OF_CATALOGUE
         and ast.unparse(function.value).rpartition(".")[2] == "metrics"
     )
 
 
 def _family(call: ast.Call) -> Family:
     assert isinstance(call.func, ast.Attribute)
-    name, text = map(ast.literal_eval, call.args[:2])
     labels = [keyword.arg for keyword in call.keywords if keyword.arg]
+    if call.func.attr in _OF_CATALOGUE:
+        family: Family = getattr(catalogue, ast.unparse(call.args[0]).removeprefix("catalogue."))
+        assert family.labels == tuple(labels), family.name
+        return family
+    name, text = map(ast.literal_eval, call.args[:2])
     return Family(call.func.attr, name, text, tuple(labels))
 
 

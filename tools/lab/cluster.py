@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import Path
 
 from dieselfs.settings import Settings
+from dieselfs.telemetry import catalogue
 from lab.namespace import wait_for
 from lab.network import Host, Network, Unsuitable
 from lab.redis_process import running_redis
@@ -33,7 +34,7 @@ class Storage:
     def connections(self) -> int:
         """Without the one that this call makes."""
         with closing(self.server.client()) as client:
-            return client.status().metrics["rpc.connections"] - 1
+            return client.status().metrics[catalogue.RPC_CONNECTIONS.name] - 1
 
 
 @dataclass(frozen=True)

@@ -18,6 +18,7 @@ from dieselfs.errors import AccessDenied, AlreadyExists, DieselfsError, InvalidI
 from dieselfs.limits import JOB_INTERVAL_S_MIN
 from dieselfs.rpc.client import ServerClient
 from dieselfs.rpc.members import JobId, MembershipList
+from dieselfs.telemetry import catalogue
 from dieselfs.telemetry.registry import Registry
 
 JOB_LEAVE_TIMEOUT_S = 2.0
@@ -86,7 +87,7 @@ class Membership:
         self._failed = metrics.counter("membership.failed", "Requests that no server answered.")
         self._changes = metrics.counter("membership.changes", "Changes of the membership list.")
         self._strangers = metrics.counter("membership.strangers", "List entries without the job's secret.")
-        metrics.info("membership.out", "Why this node is out of its job, or empty.", lambda: self._out)
+        metrics.declare(catalogue.MEMBERSHIP_OUT, lambda: self._out)
         self._is_unavailable = False
         self._retry_s = 0.0  # interval of a node that is out of the job; 0: it is a member
 

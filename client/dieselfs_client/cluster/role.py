@@ -32,6 +32,7 @@ from dieselfs.rpc.client import ServerClient
 from dieselfs.settings.table import OFF
 from dieselfs.sources.interface import CountedSource, FetchMetrics, RequestMetrics, Source
 from dieselfs.sources.server import ServerSource
+from dieselfs.telemetry import catalogue
 from dieselfs.telemetry.registry import Registry
 from dieselfs.telemetry.series import Window
 from dieselfs_client.cluster.job_warmth import JobWarmth, answers_of, job_fields
@@ -133,20 +134,15 @@ class JobRole:
             self._make_pool()
 
     def _declare_metrics(self, metrics: Registry) -> None:
-        metrics.info("job.name", "Name of the job.", lambda: self._config.job.name)
+        metrics.declare(catalogue.JOB_NAME, lambda: self._config.job.name)
         metrics.info("job.node", "Name of this node.", lambda: self._config.job.node)
         metrics.info("job.is_master", "Whether this is the node master.", lambda: self._pool is not None)
-        metrics.info("job.members", "Nodes of the job.", lambda: sorted(each.node for each in self._present))
-        metrics.info(
-            "job.suspected",
-            "Suspected nodes.",
+        metrics.declare(catalogue.JOB_MEMBERS, lambda: sorted(each.node for each in self._present))
+        metrics.declare(
+            catalogue.JOB_SUSPECTED,
             lambda: sorted(self._part.peers.detector.suspected()) if self._part else [],
         )
-        metrics.info(
-            "job.slowest",
-            "The node whose answers take longest, and their mean time in seconds.",
-            lambda: self._part.peers.slowest() if self._part else None,
-        )
+        metrics.declare(catalogue.JOB_SLOWEST, lambda: self._part.peers.slowest() if self._part else None)
         metrics.gauge("job.master_silent_s", "Silence of the master.", lambda: round(self._watch.silent_s, 1))
         metrics.gauge(
             "job.attached", "Attached processes.", lambda: self._sharing.readers if self._sharing else 0

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from dieselfs.rpc.client import ServerClient
 from dieselfs.snapshot.reader import Snapshot
+from dieselfs.telemetry import catalogue
 from dieselfs.telemetry.registry import Registry
 
 
@@ -22,10 +23,10 @@ def declare_daemon(
     seconds; the age is that since this call.
     """
     began_s, updated_s = clock(), snapshot.header.updated_ns / 1e9
-    metrics.gauge("uptime_s", "Age of the process.", lambda: round(clock() - began_s, 3))
-    metrics.gauge("memory.granted_bytes", "Memory that the daemon may use.").value = granted_bytes
+    metrics.declare(catalogue.UPTIME_S, lambda: round(clock() - began_s, 3))
+    metrics.declare(catalogue.MEMORY_GRANTED_BYTES).value = granted_bytes
     for part, read in used_bytes.items():
-        metrics.gauge("memory.used_bytes", "Memory that each part uses.", read, part=part)
+        metrics.declare(catalogue.MEMORY_USED_BYTES, read, part=part)
     metrics.gauge("memory.process_bytes", "Memory of the process, without mapped files.", process_bytes)
     metrics.gauge(
         "snapshot.age_s", "Time since the generation was made.", lambda: round(time.time() - updated_s)

@@ -25,6 +25,7 @@ from dieselfs.shuffle.share_name import ShareName
 from dieselfs.shuffle.spec import PlanSpec, ReaderSpec
 from dieselfs.snapshot.reader import Snapshot
 from dieselfs.sources.interface import CountedSource, FetchMetrics, Source
+from dieselfs.telemetry import catalogue
 from dieselfs.telemetry.registry import Registry
 from dieselfs.telemetry.stalls import DAEMON_CAUSES, METER
 from dieselfs_client.cluster.job_warmth import warmth_fields
@@ -286,7 +287,7 @@ class Node:
     def _declare_metrics(self, metrics: Registry) -> None:
         prefetcher, allotment = self._prefetcher, self._allotment
         for part, size_bytes in asdict(allotment).items():
-            metrics.gauge("memory.allotted_bytes", "Limit of each part.", part=part).value = size_bytes
+            metrics.declare(catalogue.MEMORY_ALLOTTED_BYTES, part=part).value = size_bytes
         used: dict[str, Callable[[], int]] = {
             "evictable": lambda: self._chunk_cache.policy.evictable_bytes,
             "window": lambda: prefetcher.budget.window_bytes,
@@ -295,14 +296,9 @@ class Node:
         }
         declare_daemon(metrics, self._snapshot, allotment.total, used, self._clock)
         for cause in DAEMON_CAUSES:
-            metrics.gauge(
-                "work.spent_s",
-                "Time of all threads for each cause of stalls.",
-                partial(METER.spent_for, cause),
-                cause=cause,
-            )
+            metrics.declare(catalogue.WORK_SPENT_S, partial(METER.spent_for, cause), cause=cause)
         best = round(min(allotment.pinned / max(self._dataset_bytes, 1), 1), 4)
-        metrics.gauge("hit_rate.best_possible", "Share of the dataset that can be pinned.").value = best
+        metrics.declare(catalogue.HIT_RATE_BEST_POSSIBLE).value = best
         metrics.gauge("hit_rate.actual", "Pinned share of the planned bytes.", self._actual_hit_rate)
         metrics.info(
             "view", "How the kernel shows the files, and why no better way is possible.", self._view_fields
@@ -311,7 +307,7 @@ class Node:
         metrics.gauge("importance.batches", "Batches of losses that were written.", lambda: scored.batches)
         metrics.gauge("importance.scored_files", "Files that have a score.", lambda: scored.scored)
         metrics.info("importance_orders", "The orders that were drawn last, with checksums.", scored.orders)
-        metrics.info("plans", "Each plan that is read: its window and its readers.", self._plans)
+        metrics.declare(catalogue.PLANS, self._plans)
 
     def _view_fields(self) -> dict[str, str]:
         return {"view": self._view.view, "view_reason": self._view.reason}

@@ -20,6 +20,7 @@ from dieselfs.errors import Damaged, DieselfsError, NoRoom
 from dieselfs.limits import FETCHES_AT_ONCE_MAX, PEER_PATIENCE_S, READ_TIMEOUT_S
 from dieselfs.snapshot.reader import Snapshot
 from dieselfs.sources.interface import FetchMetrics, RequestMetrics
+from dieselfs.telemetry import catalogue
 from dieselfs.telemetry.registry import Registry
 from dieselfs_client.memory.foreground import Foreground
 from dieselfs_client.memory.trio_cache import TrioCache
@@ -60,7 +61,7 @@ class NodeCache(TrioCache[int, Segment]):
         self._fetched = metrics.counter(
             "node_cache.fetched_chunks", "Chunks fetched from servers or the disk."
         )
-        self._fetched_bytes = metrics.counter("node_cache.fetched_bytes", "Bytes of these chunks.")
+        self._fetched_bytes = metrics.declare(catalogue.NODE_CACHE_FETCHED_BYTES)
         self.hits = metrics.counter("node_cache.hits", "Requests for a chunk that was in the cache.")
         self._inherited = metrics.counter("node_cache.inherited_chunks", "Chunks left by the daemon before.")
         metrics.gauge("node_cache.pinned_bytes", "Pinned bytes.", lambda: policy.pinned_bytes)

@@ -25,6 +25,7 @@ from dieselfs.prefetch.window import PlanWindow, Span
 from dieselfs.shuffle.plan import Share
 from dieselfs.snapshot.reader import Snapshot
 from dieselfs.sources.interface import Source
+from dieselfs.telemetry import catalogue
 from dieselfs.telemetry.registry import Registry
 from dieselfs.telemetry.stalls import METER
 from dieselfs_client.memory.budget import NODE_CACHE_EVICTABLE_SHARE, Allotment, span_bytes
@@ -88,9 +89,7 @@ class Prefetcher:
         self._pushed_again = metrics.counter("prefetch.pushed_again_chunks", "Pinned chunks pushed again.")
         self.planned = metrics.counter("prefetch.planned_bytes", "Pages that plans wanted.")
         self.planned_hits = metrics.counter("prefetch.planned_hit_bytes", "Planned and pinned pages.")
-        self._reclaimed = metrics.counter(
-            "prefetch.reclaimed_chunks", "Chunks of which stored files were found reclaimed by the kernel."
-        )
+        self._reclaimed = metrics.declare(catalogue.PREFETCH_RECLAIMED_CHUNKS)
         self._failed = metrics.counter("prefetch.failed_chunks", "Chunks whose prefetch failed.")
         self.table = ExtentTable(snapshot)
         self.budget = PrefetchBudget(self.table, allotment, clock)

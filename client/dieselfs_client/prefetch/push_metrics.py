@@ -1,5 +1,6 @@
 """What is counted of pushes into the page cache. No I/O."""
 
+from dieselfs.telemetry import catalogue
 from dieselfs.telemetry.registry import LATENCY_BOUNDS_S, Registry
 
 
@@ -8,7 +9,7 @@ class PushMetrics:
 
     def __init__(self, metrics: Registry) -> None:
         self._files = metrics.counter("prefetch.pushed_files", "Files put into the page cache.")
-        self._bytes = metrics.counter("prefetch.pushed_bytes", "Bytes put into the page cache.")
+        self._bytes = metrics.declare(catalogue.PREFETCH_PUSHED_BYTES)
         self._took = metrics.histogram("prefetch.push_s", "Time of a push, with its wait.", LATENCY_BOUNDS_S)
 
     def note(self, files: int, size_bytes: int, took_s: float) -> None:

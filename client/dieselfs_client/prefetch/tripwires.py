@@ -12,6 +12,7 @@ from dieselfs.arrays import Numbers
 from dieselfs.prefetch.extent_table import Extents
 from dieselfs.shuffle.order import mix
 from dieselfs.snapshot.reader import Snapshot
+from dieselfs.telemetry import catalogue
 from dieselfs.telemetry.registry import Registry
 
 TRIPWIRE_EVERY_MAX = 512
@@ -102,9 +103,9 @@ class HitRate:
 
     def __init__(self, sizes: npt.NDArray[np.integer], metrics: Registry) -> None:
         self._sizes = sizes
-        self._files = metrics.counter("page_cache.planned_files", "Planned files read: hits and misses.")
-        self._hits = metrics.counter("page_cache.hits", "Planned files found in the page cache.")
-        self._hit_bytes = metrics.counter("page_cache.hit_bytes", "Bytes of these files.")
+        self._files = metrics.declare(catalogue.PAGE_CACHE_PLANNED_FILES)
+        self._hits = metrics.declare(catalogue.PAGE_CACHE_HITS)
+        self._hit_bytes = metrics.counter("page_cache.hit_bytes", "Bytes of planned files found there.")
         self._misses = metrics.counter("page_cache.misses", "Planned files that the daemon had to answer.")
         self._readers = 0
         self._requested = np.zeros(len(sizes), np.uint32)  # number of the latest reader at the last request

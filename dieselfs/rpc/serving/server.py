@@ -30,6 +30,7 @@ from dieselfs.rpc.serving.accept_loop import accept_each
 from dieselfs.rpc.serving.connection import ClientConnection
 from dieselfs.rpc.serving.handshake import LEFT, Identity, KeyRing, shake_hands
 from dieselfs.rpc.serving.places import Place, Places
+from dieselfs.telemetry import catalogue
 from dieselfs.telemetry.budget import EventBudget
 from dieselfs.telemetry.registry import Registry
 
@@ -117,9 +118,9 @@ class RpcServer:
         self._role = role
         self._places = Places(clients_max, trio.current_time)  # changed only between checkpoints
         self._told = EventBudget()  # as well
-        metrics.gauge("rpc.connections", "Connections of clients.", lambda: self.client_count)
-        self._received = metrics.counter("rpc.received_bytes", "Bulk bytes received over closed connections.")
-        self._sent = metrics.counter("rpc.sent_bytes", "Bulk bytes sent over closed connections.")
+        metrics.declare(catalogue.RPC_CONNECTIONS, lambda: self.client_count)
+        self._received = metrics.declare(catalogue.RPC_RECEIVED_BYTES)
+        self._sent = metrics.declare(catalogue.RPC_SENT_BYTES)
 
     @property
     def client_count(self) -> int:

@@ -12,6 +12,7 @@ import trio
 
 from dieselfs.limits import JOB_ANSWER_TIMEOUT_S, LEAST_RATE_BYTES_PER_S, SERVER_SILENCE_S
 from dieselfs.rpc.limit_kinds import Limits
+from dieselfs.telemetry import catalogue
 from dieselfs.telemetry.registry import Registry
 from dieselfs_server.access.accounts import Caller
 from dieselfs_server.access.users import UserStore
@@ -33,7 +34,7 @@ class Throttle:
     def __init__(self, users: UserStore, metrics: Registry) -> None:
         self._users = users
         self._rates = Rates()
-        self._waited_s = metrics.counter("rates.waited_s", "Time that calls of users waited for their rates.")
+        self._waited_s = metrics.declare(catalogue.RATES_WAITED_S)
         self._waits = metrics.counter("rates.waits", "Pauses of calls of users, for their rates.")
 
     def joined(self, caller: Caller, host: str, dataset: str, job: str) -> None:

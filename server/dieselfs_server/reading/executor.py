@@ -17,6 +17,7 @@ from dieselfs.chunk.format import PREAMBLE_BYTES, Preamble, check_payload, decod
 from dieselfs.chunk.ids import CHUNK_ID_BYTES, chunk_name
 from dieselfs.errors import Damaged, InvalidInput, NotFound, Unavailable
 from dieselfs.limits import CHUNK_OBJECT_BYTES_MAX
+from dieselfs.telemetry import catalogue
 from dieselfs.telemetry.registry import Registry
 from dieselfs_server.reading.in_use import InUse
 from dieselfs_server.reading.read_queue import ReadMetrics, ReadQueue
@@ -51,7 +52,7 @@ class RequestExecutor:
         self._threads = trio.CapacityLimiter(math.inf)  # the tokens bound them
         metrics = metrics or Registry()
         self._metrics = ReadMetrics(metrics)
-        metrics.gauge("reading.waiting", "Reads of the object store that wait for others.", self.waiting)
+        metrics.declare(catalogue.READING_WAITING, self.waiting)
         # Queues in use; changed only between checkpoints.
         self._queues: InUse[tuple[bytes, bytes], ReadQueue] = InUse()
         self._preambles: dict[tuple[bytes, bytes], Preamble] = {}  # changed only between checkpoints

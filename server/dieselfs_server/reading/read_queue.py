@@ -12,6 +12,7 @@ import trio
 
 from dieselfs.arrays import Ranges
 from dieselfs.errors import DieselfsError
+from dieselfs.telemetry import catalogue
 from dieselfs.telemetry.registry import Registry
 from dieselfs_server.reading.ranges import GAP_BYTES_MAX, covers, cut_ranges, merge_ranges, span_of
 
@@ -46,12 +47,12 @@ class _Request:
 
 class ReadMetrics:
     def __init__(self, metrics: Registry) -> None:
-        self.requests = metrics.counter("reading.requests", "Requests for ranges of chunk objects.")
+        self.requests = metrics.declare(catalogue.READING_REQUESTS)
         self.ranges = metrics.counter("reading.ranges", "Ranges in the requests.")
         self.requested = metrics.counter("reading.requested_bytes", "Bytes in the requested ranges.")
-        self.shared = metrics.counter("reading.shared_requests", "Requests served by the read of another.")
+        self.shared = metrics.declare(catalogue.READING_SHARED_REQUESTS)
         self.reads = metrics.counter("reading.store_reads", "Reads of the object store.")
-        self.read = metrics.counter("reading.store_bytes", "Bytes read from the object store.")
+        self.read = metrics.declare(catalogue.READING_STORE_BYTES)
         metrics.gauge(
             "reading.merged", "Ranges that one read of the object store served, on average.", self.merged
         )

@@ -4,7 +4,8 @@ import time
 from collections.abc import Callable
 
 from dieselfs.errors import DieselfsError, NotFound
-from dieselfs.telemetry.registry import LATENCY_BOUNDS_S, Registry
+from dieselfs.telemetry import catalogue
+from dieselfs.telemetry.registry import Registry
 from dieselfs_server.store.interface import ObjectStore
 from dieselfs_server.store.wrapper import Arguments, Result, StoreWrapper
 
@@ -29,10 +30,5 @@ class MeasuredStore(StoreWrapper):
             metrics.add(failures)
             raise
         finally:
-            took = metrics.histogram(
-                "store.answered_s",
-                "Time of calls of the object store.",
-                LATENCY_BOUNDS_S,
-                operation=operation,
-            )
+            took = metrics.declare_histogram(catalogue.STORE_ANSWERED_S, operation=operation)
             metrics.observe(took, time.monotonic() - started_s)

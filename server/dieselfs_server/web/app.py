@@ -19,6 +19,7 @@ from starlette.staticfiles import StaticFiles
 from dieselfs import __version__
 from dieselfs.errors import AccessDenied, DieselfsError, InvalidInput, NotFound, Unavailable
 from dieselfs.net.auth import NONCE_BYTES, check_key_id, check_user_name
+from dieselfs.telemetry import catalogue
 from dieselfs_server.access.accounts import ALL_DATASETS, Accounts, Caller, Right
 from dieselfs_server.admission.quotas.usage import shown_usage
 from dieselfs_server.leases.pins import shown_pins
@@ -108,7 +109,7 @@ class App:
         self._facts = Facts(service.metadata, service.tags, service.usages, service.now_ns)
         self._reads = trio.CapacityLimiter(READS_MAX)
         self._streams: list[str] = []  # the user of each
-        self._refused = service.metrics.counter("rpc.refused_logins", "Clients that proved no key.")
+        self._refused = service.metrics.declare(catalogue.RPC_REFUSED_LOGINS)
 
     def guarded(self, names: Collection[str]) -> Guard:
         """The app with the rules for all requests."""

@@ -3,8 +3,9 @@
 from collections import Counter
 from collections.abc import Iterable
 
+from dieselfs.telemetry import catalogue
 from dieselfs.telemetry.activity import Activity, ServerActivity, activity
-from dieselfs.telemetry.registry import Report
+from dieselfs.telemetry.registry import Family, Report
 from dieselfs_server.web.charts import Sample
 
 SERVER_SERIES = (
@@ -13,8 +14,6 @@ SERVER_SERIES = (
 )
 LOCAL_SERIES = ("mount_bytes", "mount_reads", "mount_waiting", "mount_hit_share")
 SERIES = SERVER_SERIES + LOCAL_SERIES
-
-_ANSWERED = "dieselfs_rpc_answered_seconds"
 
 
 def server_sample(before: Report | None, after: Report, seconds: float) -> Sample:
@@ -26,20 +25,20 @@ def server_sample(before: Report | None, after: Report, seconds: float) -> Sampl
     sample: dict[str, float | None] = {
         name: getattr(now, name) for name in SERVER_SERIES if hasattr(now, name)
     }
-    sample["answer_p99_s"] = quantile(before, after, _ANSWERED, 0.99)
+    sample["answer_p99_s"] = quantile(before, after, catalogue.RPC_ANSWERED_S, 0.99)
     asked, shared = (
-        after.total(name) - (before.total(name) if before else 0)
-        for name in ("dieselfs_reading_requests_total", "dieselfs_reading_shared_requests_total")
+        after.total(family) - (before.total(family) if before else 0)
+        for family in (catalogue.READING_REQUESTS, catalogue.READING_SHARED_REQUESTS)
     )
     sample["shared_share"] = shared / asked if asked > 0 else None
     return sample
 
 
-def quantile(before: Report | None, after: Report, name: str, share: float) -> float | None:
+def quantile(before: Report | None, after: Report, family: Family, share: float) -> float | None:
     """The bound of a histogram below which `share` of the new values are, over all labels; None without any."""
     new: Counter[float] = Counter()
     for report, sign in ((after, 1), (before, -1)):
-        for _, value in report.values(name) if report else ():
+        for _, value in report.values(family) if report else ():
             for bound, below in (*value["le"].items(), ("inf", value["count"])):
                 new[float(bound)] += sign * below
     count = new[float("inf")]
@@ -63,7 +62,7 @@ def local_sample(daemons: Iterable[Activity]) -> Sample:
 
 def local_view(daemon: Activity, infos: Report) -> dict[str, object]:
     """A mount or cache of this machine, as the page shows it."""
-    suspected = infos.infos.get("job.suspected") or ()
+    suspected = infos.info(catalogue.JOB_SUSPECTED) or ()
     return {
         "process": daemon.process,
         "about": dict(daemon.about),

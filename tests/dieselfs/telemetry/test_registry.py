@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dieselfs.errors import InvalidInput
+from dieselfs.telemetry import catalogue
 from dieselfs.telemetry.registry import Family, Registry, Report
 from tests.support import counters_page
 
@@ -81,6 +82,28 @@ def test_a_name_that_is_declared_again_is_the_same_counter() -> None:
         metrics.gauge("peers.requests", "Help.")
 
 
+def test_a_family_of_the_catalogue_is_declared_with_its_labels_and_found_in_reports_and_statistics() -> None:
+    metrics = Registry()
+    spent = Family("gauge", "work.spent_s", "Time.", ("cause",))
+    took = Family("histogram", "reads.waited_s", "Waits.", bounds=(1.0, 2.0))
+    orders = Family("info", "orders", "Orders.")
+    metrics.declare(spent, lambda: 2.5, cause="disk")
+    metrics.declare(spent, cause="push").value = 1
+    metrics.declare_histogram(took).observe(1.5)
+    metrics.declare(orders, lambda: ["a"])
+    report, statistics = metrics.report({}), metrics.as_dict()
+    assert (report.total(spent), report.total(took), report.count(took)) == (3.5, 1.5, 1)
+    assert [*report.values(spent)] == [({"cause": "disk"}, 2.5), ({"cause": "push"}, 1)]
+    assert report.info(orders) == metrics.info_value(orders) == orders.find(statistics) == ["a"]
+    assert spent.find(statistics) == {"disk": 2.5, "push": 1} and took.find(statistics)["sum"] == 1.5
+    other = Family("info", "job.name", "Name.")
+    assert report.info(other) is metrics.info_value(other) is None
+    with pytest.raises(KeyError):
+        other.find(statistics)
+    with pytest.raises(AssertionError, match="has the labels"):
+        metrics.declare(spent)
+
+
 def test_what_is_read_is_asked_of_the_latest_part_without_the_lock() -> None:
     metrics = Registry()
     metrics.gauge("job.nodes", "Help.", lambda: 1)
@@ -103,10 +126,11 @@ def test_a_forked_child_begins_at_zero_though_a_thread_held_the_lock() -> None:
 
 def test_a_report_of_another_process_is_checked() -> None:
     metrics = Registry()
-    metrics.counter("node_cache.hits", "Hits.", node="n1").value = 3
+    hits = Family("counter", "node_cache.hits", "Hits.", ("node",))
+    metrics.declare(hits, node="n1").value = 3
     metrics.histogram("rpc.call_s", "Times.", (0.1, 1.0)).observe(0.5)
     sent = json.dumps(asdict(metrics.report({"process": "7"})))
-    assert Report.parse(sent.encode()).total("dieselfs_node_cache_hits_total") == 3
+    assert Report.parse(sent.encode()).total(hits) == 3
     for right, wrong in (
         ('"counter"', '"clock"'),
         ('[["n1"], 3]', '[["n1", "n2"], 3]'),
@@ -156,6 +180,11 @@ def test_a_child_process_counts_from_zero() -> None:
 def test_the_page_of_counters_is_made_from_the_code() -> None:
     found = counters_page.PAGE.read_text(encoding="utf-8")
     assert found == counters_page.page(), "run: python -m tests.support.counters_page"
+
+
+def test_each_family_of_the_catalogue_has_an_owner() -> None:
+    families = {each for each in vars(catalogue).values() if isinstance(each, Family)}
+    assert families - {each.family for each in counters_page.declarations()} == set()
 
 
 def test_each_name_is_declared_in_one_way() -> None:

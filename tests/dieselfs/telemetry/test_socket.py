@@ -9,8 +9,9 @@ import pytest
 import trio
 
 from dieselfs.errors import AccessDenied
+from dieselfs.telemetry import catalogue
 from dieselfs.telemetry import socket as metrics_socket
-from dieselfs.telemetry.registry import Registry, Report
+from dieselfs.telemetry.registry import Family, Registry, Report
 from dieselfs.telemetry.series import History, Window
 from dieselfs.telemetry.socket import (
     HISTORY,
@@ -24,6 +25,7 @@ from dieselfs.telemetry.socket import (
 )
 
 ABOUT = {"component": "cache", "dataset": "d"}
+HITS = Family("counter", "node_cache.hits", "Hits.")
 
 
 @pytest.fixture
@@ -35,7 +37,7 @@ def folder(tmp_path: Path) -> Path:
 
 def registry() -> Registry:
     metrics = Registry()
-    metrics.counter("node_cache.hits", "Hits.").value = 3
+    metrics.declare(HITS).value = 3
     metrics.info("plans", "Plans.", lambda: [1])
     return metrics
 
@@ -53,8 +55,8 @@ async def read_while_published(folder: Path, metrics: Registry) -> list[tuple[in
 async def test_tools_get_what_a_daemon_counts_until_it_ends(folder: Path) -> None:
     ((process, report),) = await read_while_published(folder, registry())
     assert process == os.getpid() and report.about == ABOUT and report.infos == {"plans": [1]}
-    assert report.total("dieselfs_node_cache_hits_total") == 3
-    assert report.total("dieselfs_process_cpu_seconds_total") > 0
+    assert report.total(HITS) == 3
+    assert report.total(catalogue.PROCESS_CPU_S) > 0
     assert [*folder.iterdir()] == [] and [*published(folder)] == []
 
 
@@ -91,7 +93,7 @@ async def test_a_daemon_passes_on_what_the_other_nodes_of_its_job_say(folder: Pa
         nursery.cancel_scope.cancel()
     assert reports.keys() == recorded.keys() == {"b"}
     assert reports["b"].about == recorded["b"].about == {"job": "j"}
-    assert reports["b"].total("dieselfs_node_cache_hits_total") == 3
+    assert reports["b"].total(HITS) == 3
     assert of_nodes(process, folder) == {}  # it has ended
 
 

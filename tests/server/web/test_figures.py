@@ -2,6 +2,7 @@
 
 import pytest
 
+from dieselfs.telemetry import catalogue
 from dieselfs.telemetry.registry import LATENCY_BOUNDS_S, Registry, Report
 from dieselfs_server.web.figures import SERIES, SERVER_SERIES, local_sample, quantile, server_sample
 
@@ -48,8 +49,8 @@ def test_a_quantile_over_labels() -> None:
     for method, value in (("a", 0.01), ("b", 5.0)):
         metrics.histogram("rpc.answered_s", "", LATENCY_BOUNDS_S, method=method).observe(value)
     now = report(metrics)
-    assert quantile(None, now, "dieselfs_rpc_answered_seconds", 0.5) == 0.01
-    assert quantile(None, now, "dieselfs_rpc_answered_seconds", 1.0) == 10.0
+    assert quantile(None, now, catalogue.RPC_ANSWERED_S, 0.5) == 0.01
+    assert quantile(None, now, catalogue.RPC_ANSWERED_S, 1.0) == 10.0
 
 
 def test_without_mounts_there_is_nothing_to_draw() -> None:

@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from dieselfs.errors import EXIT_OK, DieselfsError
+from dieselfs.telemetry import catalogue
 from dieselfs.units import format_duration, format_time
 from dieselfs_tools.cli import options
 from dieselfs_tools.cli.output import Output
@@ -57,11 +58,11 @@ def _show(output: Output, client: "ServerClient") -> None:
         f"  running for  {format_duration(running_s)}, since {format_time(found.started_s)}",
         f"  store        {found.store}",
         f"  metadata     {found.metadata}",
-        f"  connections  {metrics['rpc.connections']:,}",
-        f"  requests     {metrics['rpc.requests']:,}",
-        f"  received     {output.size(metrics['rpc.received_bytes'])}",
-        f"  sent         {output.size(metrics['rpc.sent_bytes'])}",
-        f"  of chunks    {output.size(metrics['payloads.sent_bytes'])}",
+        f"  connections  {metrics[catalogue.RPC_CONNECTIONS.name]:,}",
+        f"  requests     {metrics[catalogue.RPC_REQUESTS.name]:,}",
+        f"  received     {output.size(metrics[catalogue.RPC_RECEIVED_BYTES.name])}",
+        f"  sent         {output.size(metrics[catalogue.RPC_SENT_BYTES.name])}",
+        f"  of chunks    {output.size(metrics[catalogue.PAYLOADS_SENT_BYTES.name])}",
     ]
     fields = {name: value for name, value in found._asdict().items() if name != "report"}
     output.record("server", "\n".join(lines), {"address": address, **fields})

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from dieselfs.telemetry import catalogue
 from dieselfs.telemetry.activity import Activity, ServerActivity
 from dieselfs.units import count, format_duration, format_size
 
@@ -142,13 +143,14 @@ def _of_plan(seen: Activity, servers: Sequence[ServerActivity], text: str, unkno
         return Diagnosis(
             "disk",
             f"{text}.",
-            "Use a faster disk for --disk, or give the mount more memory; see disk.failures in .dieselfs/stats.",
+            "Use a faster disk for --disk, or give the mount more memory; "
+            f"see {catalogue.DISK_FAILURES.name} in .dieselfs/stats.",
         )
     if cause == "peer":
         return Diagnosis(
             "peers",
             f"{text}.",
-            "Look at the network between the nodes, and at job.suspected in .dieselfs/stats.",
+            f"Look at the network between the nodes, and at {catalogue.JOB_SUSPECTED.name} in .dieselfs/stats.",
         )
     return _of_servers(seen, servers, text, spent, unknown)
 

@@ -8,6 +8,9 @@ import numpy as np
 import numpy.typing as npt
 
 from dieselfs.errors import NotFound
+from dieselfs.telemetry import catalogue
+from dieselfs.telemetry.activity import DAEMON_SOURCES, FETCHED
+from dieselfs.telemetry.registry import Family
 from dieselfs.telemetry.series import Recorded
 from dieselfs.telemetry.stalls import DAEMON_CAUSES
 
@@ -137,13 +140,11 @@ def epoch_report(nodes: Mapping[str, Recorded], epoch: int | None = None) -> Epo
     edges_s = _edges(nodes.values(), began_s, ended_s)
     parts = [_Part(recorded, edges_s) for recorded in nodes.values()]
 
-    def rate(*names: str, part: str = "", **labels: str) -> Series:
-        return sum(
-            (each.rate(name, part, **labels) for each in parts for name in names), np.zeros(len(edges_s) - 1)
-        )
+    def rate(family: Family, part: str = "", **labels: str) -> Series:
+        return sum((each.rate(family, part, **labels) for each in parts), np.zeros(len(edges_s) - 1))
 
-    files = rate("dieselfs_page_cache_planned_files_total")
-    hits = rate("dieselfs_page_cache_hits_total")
+    files = rate(catalogue.PAGE_CACHE_PLANNED_FILES)
+    hits = rate(catalogue.PAGE_CACHE_HITS)
     return EpochReport(
         plan=latest and {key: latest[key] for key in ("order", "seed", "epoch", "group", "positions")},
         began_s=began_s,
@@ -153,15 +154,15 @@ def epoch_report(nodes: Mapping[str, Recorded], epoch: int | None = None) -> Epo
         fetched={
             source: sum((each.fetched(source) for each in parts), np.zeros(len(files))) for source in SOURCES
         },
-        pushed=rate("dieselfs_prefetch_pushed_bytes_total"),
-        waiting=rate("dieselfs_reads_waited_seconds", part="sum"),
-        spent={cause: rate("dieselfs_work_spent_seconds", cause=cause) for cause in DAEMON_CAUSES},
+        pushed=rate(catalogue.PREFETCH_PUSHED_BYTES),
+        waiting=rate(catalogue.READS_WAITED_S, part="sum"),
+        spent={cause: rate(catalogue.WORK_SPENT_S, cause=cause) for cause in DAEMON_CAUSES},
         hits=np.divide(hits, files, out=np.full(len(files), np.nan), where=files > 0),
         memory_used_bytes=sum(
-            (each.at("dieselfs_memory_used_bytes")[1:] for each in parts), np.zeros(len(files))
+            (each.at(catalogue.MEMORY_USED_BYTES)[1:] for each in parts), np.zeros(len(files))
         ),
         best_hit_share=max(
-            (float(each.at("dieselfs_hit_rate_best_possible")[-1]) for each in parts), default=0.0
+            (float(each.at(catalogue.HIT_RATE_BEST_POSSIBLE)[-1]) for each in parts), default=0.0
         ),
         nodes=[part.totals(node) for node, part in zip(nodes, parts, strict=True)],
         ranks=[each for node, plan in plans.items() if plan is not None for each in _ranks(node, plan)],
@@ -174,57 +175,49 @@ class _Part:
     def __init__(self, recorded: Recorded, edges_s: Series) -> None:
         self._recorded, self._edges_s = recorded, edges_s
 
-    def at(self, name: str, part: str = "", **labels: str) -> Series:
-        return np.interp(self._edges_s, self._recorded.times_s, self._recorded.series(name, part, **labels))
+    def at(self, family: Family, part: str = "", **labels: str) -> Series:
+        values = self._recorded.series(family.exported_name, part, **labels)
+        return np.interp(self._edges_s, self._recorded.times_s, values)
 
-    def rate(self, name: str, part: str = "", **labels: str) -> Series:
-        return np.maximum(np.diff(self.at(name, part, **labels)), 0.0) / np.diff(self._edges_s)
+    def rate(self, family: Family, part: str = "", **labels: str) -> Series:
+        return np.maximum(np.diff(self.at(family, part, **labels)), 0.0) / np.diff(self._edges_s)
 
     def fetched(self, source: str) -> Series:
         """Bytes a second from a source. A mount without a job counts what it fetched, which is of servers or its disk;
         others count by source.
         """
-        disk = self.rate("dieselfs_disk_hit_bytes_total")
+        disk = self.rate(catalogue.DISK_HIT_BYTES)
         if source == "disk":
             return disk
-        by_source = {
-            "node": self.rate("dieselfs_requested_node_bytes_total"),
-            "peers": self.rate("dieselfs_requested_peer_bytes_total"),
-            "server": self.rate("dieselfs_requested_server_bytes_total"),
-        }
+        by_source = {name: self.rate(family) for name, family in DAEMON_SOURCES.items()}
         if source == "server":
             counted = sum(by_source.values(), np.zeros(len(disk)))
             if not counted.any():
-                counted = self._all_fetched() + self.rate("dieselfs_node_cache_fetched_bytes_total")
+                fetched = (self.rate(family) for family in (*FETCHED, catalogue.NODE_CACHE_FETCHED_BYTES))
+                counted = sum(fetched, np.zeros(len(disk)))
                 return np.maximum(counted - disk, 0.0)
             return np.maximum(by_source["server"] - disk, 0.0)
         return by_source[source]
 
-    def _all_fetched(self) -> Series:
-        return sum(
-            (self.rate(f"dieselfs_fetches_{kind}_bytes_total") for kind in ("chunk", "range", "block")),
-            np.zeros(len(self._edges_s) - 1),
-        )
-
-    def _change(self, name: str, part: str = "") -> float:
-        values = self.at(name, part)
+    def _change(self, family: Family, part: str = "") -> float:
+        values = self.at(family, part)
         return float(max(values[-1] - values[0], 0.0))
 
     def totals(self, node: str) -> NodeTotals:
-        files = self._change("dieselfs_page_cache_planned_files_total")
-        hits = self._change("dieselfs_page_cache_hits_total")
+        files = self._change(catalogue.PAGE_CACHE_PLANNED_FILES)
+        hits = self._change(catalogue.PAGE_CACHE_HITS)
         widths_s = np.diff(self._edges_s)
         return NodeTotals(
             node,
             round(files),
             round(min(hits / files, 1.0), 4) if files else None,
             sum(_sum(self.fetched(source) * widths_s) for source in SOURCES),
-            round(self._change("dieselfs_prefetch_pushed_bytes_total")),
-            round(self._change("dieselfs_reads_waited_seconds", "sum"), 3),
-            round(self._change("dieselfs_reads_failed_total")),
-            round(self._change("dieselfs_process_cpu_seconds_total"), 3),
-            round(float(self.at("dieselfs_memory_used_bytes").max())),
-            round(float(self.at("dieselfs_memory_granted_bytes")[-1])),
+            round(self._change(catalogue.PREFETCH_PUSHED_BYTES)),
+            round(self._change(catalogue.READS_WAITED_S, "sum"), 3),
+            round(self._change(catalogue.READS_FAILED)),
+            round(self._change(catalogue.PROCESS_CPU_S), 3),
+            round(float(self.at(catalogue.MEMORY_USED_BYTES).max())),
+            round(float(self.at(catalogue.MEMORY_GRANTED_BYTES)[-1])),
         )
 
 

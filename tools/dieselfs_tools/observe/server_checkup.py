@@ -7,6 +7,7 @@ from dieselfs.limits import CHUNK_AHEAD_S_MAX
 from dieselfs.net.address import Address, TcpAddress
 from dieselfs.rpc.records import FAILURE, OK, WARNING, CheckRecord
 from dieselfs.settings.table import OFF
+from dieselfs.telemetry import catalogue
 from dieselfs.telemetry.registry import Report
 from dieselfs.units import count, format_duration
 
@@ -55,11 +56,11 @@ def versions(by_server: Mapping[str, str]) -> CheckRecord:
 def peers(reports: Iterable[Report]) -> Iterator[CheckRecord]:
     """The other nodes of each job that a daemon of this machine is in, as its failure detector sees them."""
     for report in reports:
-        members, suspected = report.infos.get("job.members"), report.infos.get("job.suspected")
+        members, suspected = report.info(catalogue.JOB_MEMBERS), report.info(catalogue.JOB_SUSPECTED)
         if not members:
             continue
-        name = f"job {report.infos.get('job.name')}"
-        if out := report.infos.get("membership.out"):
+        name = f"job {report.info(catalogue.JOB_NAME)}"
+        if out := report.info(catalogue.MEMBERSHIP_OUT):
             yield CheckRecord("peers", FAILURE, f"{name}: this node is out: {out}", "mount it again")
         elif suspected:
             text = f"{name}: {len(suspected)} of {count(len(members), 'node')} do not answer: {', '.join(suspected)}"

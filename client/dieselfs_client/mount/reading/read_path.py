@@ -20,6 +20,7 @@ from dieselfs.cache.policy import (
 from dieselfs.chunk.blocks import BLOCK_BYTES, block_range
 from dieselfs.errors import Damaged, Unavailable
 from dieselfs.limits import CHUNK_TARGET_BYTES, KIB, READ_TIMEOUT_S
+from dieselfs.telemetry import catalogue
 from dieselfs.telemetry.registry import Registry
 from dieselfs_client.memory.chunk_cache import Blocks, ChunkCache
 from dieselfs_client.mount.reading.core import ExtentPart, MountCore
@@ -46,7 +47,6 @@ SLOW_FAILURE_S = 1.0
 RUN_BYTES = 512 * KIB
 """Reads that follow each other in the middle of a file are sequential from this length on."""
 FILES_REMEMBERED_MAX = 1024
-_WAIT_BOUNDS_S = (0.001, 0.01, 0.1, 1.0, 10.0)
 
 
 class SequentialReads:
@@ -112,10 +112,10 @@ class ReadPath:
         which holds whole chunks.
         """
         self.metrics = metrics = metrics or Registry()
-        self._at_once = metrics.counter("reads.at_once", "Reads answered from memory.")
-        self._waited = metrics.histogram("reads.waited_s", "Time that reads waited.", _WAIT_BOUNDS_S)
-        self._in_progress = metrics.gauge("reads.in_progress", "Reads that wait now.")
-        self._failed = metrics.counter("reads.failed", "Reads that failed or were interrupted.")
+        self._at_once = metrics.declare(catalogue.READS_AT_ONCE)
+        self._waited = metrics.declare_histogram(catalogue.READS_WAITED_S)
+        self._in_progress = metrics.declare(catalogue.READS_IN_PROGRESS)
+        self._failed = metrics.declare(catalogue.READS_FAILED)
         self._core = core
         self._chunk_cache = chunk_cache
         self._prefetcher = prefetcher
