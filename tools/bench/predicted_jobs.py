@@ -17,8 +17,7 @@ from bench.readers import Reader, Work, read_together
 from dieselfs.dataset import Dataset
 from dieselfs.limits import MIB
 from dieselfs.snapshot.reader import Snapshot
-from dieselfs_tools.observe.predicted_job import predicted_job
-from dieselfs_tools.observe.prediction import READING, Epoch, Speeds, first_epoch, later_epoch
+from dieselfs_tools.observe.prediction import READING, Epoch, Speeds, first_epoch, later_epoch, predicted_job
 from dieselfs_tools.observe.prediction import Job as PredictedJob
 from dieselfs_tools.observe.timing import GROUP_CHUNKS, read_plan
 from lab.cluster import Cluster, running_cluster

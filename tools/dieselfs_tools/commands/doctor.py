@@ -15,12 +15,10 @@ def doctor(session: Session) -> int:
 
     A warning costs speed or comfort. A failure (exit code 2) must be mended: something does not work with it.
     """
-    from dieselfs.rpc.records import FAILURE, OK, WARNING
-    from dieselfs.rpc.records import CheckRecord as Finding
+    from dieselfs.rpc.records import FAILURE, OK, WARNING, CheckRecord
     from dieselfs_tools.cli.config_probe import steps
-    from dieselfs_tools.observe.checkup import findings
-    from dieselfs_tools.observe.machine_facts import machine_facts
-    from dieselfs_tools.observe.server_facts import server_findings
+    from dieselfs_tools.observe.machine_checkup import machine_checks, machine_facts
+    from dieselfs_tools.observe.server_checkup import server_checks
 
     found = []
     try:
@@ -31,18 +29,18 @@ def doctor(session: Session) -> int:
         folders = {"cache folder": settings.cache}
         if settings.server is None:
             folders["home"] = settings.home
-    found += findings(machine_facts(folders))
+    found += machine_checks(machine_facts(folders))
     for name, step in steps(session):
         try:
-            found.append(Finding(name, OK, step()))
+            found.append(CheckRecord(name, OK, step()))
         except DieselfsError as error:
-            found.append(Finding(name, FAILURE, str(error), "dlcmd config test"))
+            found.append(CheckRecord(name, FAILURE, str(error), "dlcmd config test"))
             break  # the later ones need it
     else:
         try:
-            found += server_findings(session)
+            found += server_checks(session)
         except DieselfsError as error:
-            found.append(Finding("server", FAILURE, str(error), "dlcmd server status"))
+            found.append(CheckRecord("server", FAILURE, str(error), "dlcmd server status"))
     for each in found:
         fields = each._asdict()
         mark = session.output.coloured(f"{_MARKS[each.state]:4}", _COLOURS[each.state])

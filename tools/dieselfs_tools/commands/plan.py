@@ -69,8 +69,7 @@ def plan(
     from dieselfs.snapshot.reader import Snapshot
     from dieselfs.snapshot.subtree import subtree_snapshot
     from dieselfs_tools.observe import measured_speeds
-    from dieselfs_tools.observe.predicted_job import predicted_job
-    from dieselfs_tools.observe.prediction import first_epoch, later_epoch
+    from dieselfs_tools.observe.prediction import first_epoch, later_epoch, predicted_job
 
     measured = measured_speeds.load(file or measured_speeds.default_path())
     speeds, output = measured.speeds, session.output

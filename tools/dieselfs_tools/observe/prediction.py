@@ -9,9 +9,13 @@ epoch. Of the others it stores the files that it reads itself.
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from dieselfs.errors import InvalidInput
+from dieselfs.prefetch.extent_table import ExtentTable
+from dieselfs.snapshot.reader import Snapshot
 from dieselfs.telemetry.stalls import predicted_waiting_s
+from dieselfs_client.memory.budget import allot_for, kept_in_node_cache
 
 READING, FETCHING, SERVERS, NETWORK, COMPUTING = "reading", "fetching", "servers", "network", "computing"
 """What may limit an epoch: a node's own processors, what the servers send to a node, what they send to all, what a node
@@ -173,3 +177,22 @@ def _epoch(reading_s: float, fetched_bytes: float, stored_bytes: float, job: Job
         COMPUTING: job.computing_s,
     }
     return Epoch(parts_s, fetched_bytes, sent_bytes)
+
+
+def predicted_job(
+    snapshot: Snapshot, size_bytes: int, memory_bytes: int, nodes: int, is_pooled: bool, **more: Any
+) -> Job:
+    """A job whose nodes mount `snapshot`, with `memory_bytes` each. `size_bytes`: of the files that an epoch reads;
+    `more`: the other fields of the job.
+
+    Raises InvalidInput if a mount cannot have so little memory.
+    """
+    allotment = allot_for(snapshot, memory_bytes, nodes if is_pooled else 0)
+    kept = allotment.pinned / max(ExtentTable(snapshot).total_page_bytes, 1)
+    return Job(
+        nodes=nodes,
+        kept_bytes=round(kept * size_bytes),
+        is_pooled=is_pooled,
+        pooled_bytes=kept_in_node_cache(allotment.node_cache, nodes),
+        **more,
+    )

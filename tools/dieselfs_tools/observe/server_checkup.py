@@ -1,15 +1,24 @@
-"""The checks of `dlcmd doctor` on servers and peers: what is found, and what to change. No I/O."""
+"""The checks of `dlcmd doctor` on servers and peers: what is found, and what to change. This module opens
+connections.
+"""
 
-from collections.abc import Iterable, Iterator, Mapping
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import closing
+from dataclasses import replace
 
 from dieselfs import __version__
+from dieselfs.errors import AccessDenied, DieselfsError, ProtocolError, Unavailable
 from dieselfs.limits import CHUNK_AHEAD_S_MAX
 from dieselfs.net.address import Address, TcpAddress
+from dieselfs.rpc.client import ServerClient
 from dieselfs.rpc.records import FAILURE, OK, WARNING, CheckRecord
 from dieselfs.settings.table import OFF
 from dieselfs.telemetry import catalogue
 from dieselfs.telemetry.registry import Report
+from dieselfs.telemetry.socket import published
 from dieselfs.units import count, format_duration
+from dieselfs_tools.cli.session import Session
 
 CLOCK_OFF_S = 5.0
 """A larger difference makes times in logs, and the ends of keys, hard to compare."""
@@ -68,3 +77,48 @@ def peers(reports: Iterable[Report]) -> Iterator[CheckRecord]:
             yield CheckRecord("peers", WARNING, text, fix)
         else:
             yield CheckRecord("peers", OK, f"{name}: {count(len(members), 'node')}, none is suspected")
+
+
+def server_checks(session: Session, now: Callable[[], float] = time.time) -> Iterator[CheckRecord]:
+    """The checks of each server that this client may use, for administrators also those that servers make; and of the
+    nodes of the jobs of this machine. `now`: the clock of this machine, in seconds since 1970.
+    """
+    settings = session.settings()
+    addresses = session.client.servers()
+    by_server: dict[str, str] = {}
+    for address in addresses:
+        prefix = f"{address}: " if len(addresses) > 1 else ""
+        try:
+            if len(addresses) == 1:
+                checks = [*_checks_of(session.client, now, by_server)]
+            else:
+                with closing(ServerClient(replace(settings, server=str(address)))) as client:
+                    checks = [*_checks_of(client, now, by_server)]
+        except DieselfsError as error:
+            text = f"{address}: {error}"
+            yield CheckRecord("server", FAILURE, text, "start it, or remove it from the list of servers")
+            continue
+        for check in checks:
+            yield check._replace(text=f"{prefix}{check.text}")
+        yield transport(address, settings.tls)
+    if by_server:
+        yield versions(by_server)
+    yield from peers(report for _, report in published())
+
+
+def _checks_of(
+    client: ServerClient, now: Callable[[], float], by_server: dict[str, str]
+) -> Iterator[CheckRecord]:
+    client.datasets()  # connects, which may take longer than the request below
+    asked_s = now()
+    try:
+        server_s = client.check_server(is_whole=False).time_ns / 1e9
+    except (Unavailable, ProtocolError):  # how a server answers a method that it does not know
+        yield CheckRecord("clock", WARNING, "the server answers no checks", "upgrade it, or look at its log")
+        return
+    yield clock(server_s, asked_s, now())
+    try:
+        by_server[str(client.address)] = client.status().version
+        yield from client.check_server(is_whole=True).checks
+    except AccessDenied:  # only administrators may ask
+        return

@@ -1,0 +1,183 @@
+"""Each check of `dlcmd doctor`, with a machine that is fine and with the fault that it is for."""
+
+import os
+import resource
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dieselfs.limits import GIB, KIB, MIB
+from dieselfs.rpc.records import FAILURE, OK, WARNING
+from dieselfs.settings.table import FUSE, IMAGE
+from dieselfs_client.mount.points.mounting import ReadAhead
+from dieselfs_client.mount.points.view_choice import Facts as MountFacts
+from dieselfs_tools.observe import machine_checkup
+from dieselfs_tools.observe.machine_checkup import MachineFacts, machine_checks, machine_facts
+
+GOOD = MachineFacts(
+    mount=MountFacts(True, False, (6, 18)),
+    kernel="6.18.2-amd64",
+    filesystems=frozenset(("erofs", "overlay", "fuse")),
+    has_fuse_device=True,
+    has_fusermount=True,
+    allows_other=False,
+    descriptors=20_000,
+    mappings=65_530,
+    memory_bytes=24 * GIB,
+    memory_limit="the machine's memory",
+    available_bytes=20 * GIB,
+    huge_pages="madvise",
+    read_aheads=(ReadAhead("/mnt/a", FUSE, "0:50", MIB), ReadAhead("erofs-1", IMAGE, "erofs-1", 64 * KIB)),
+    runtime_fault="",
+    folders={"cache folder": (Path("/home/ada/.cache/dieselfs"), True, 50 * GIB)},
+)
+USER = MountFacts(False, False, (6, 18))
+OF_USER = ReadAhead("/home/ada/a", FUSE, "0:51", 128 * KIB)
+OLD = {"mount": MountFacts(True, False, (5, 10)), "kernel": "5.10.0-28-amd64"}
+OLDEST = {"mount": MountFacts(True, False, (4, 19)), "kernel": "4.19.0-26-amd64"}
+RACED = ReadAhead("erofs-2", IMAGE, "erofs-2", 128 * KIB)
+
+
+def test_nothing_is_found_on_a_good_machine() -> None:
+    assert {each.state for each in machine_checks(GOOD)} == {OK}
+    assert not any(each.fix for each in machine_checks(GOOD))
+    unlimited = replace(GOOD, memory_bytes=None, descriptors=-1, mappings=None, huge_pages="")
+    assert {each.state for each in machine_checks(unlimited)} == {OK}
+
+
+@pytest.mark.parametrize(
+    ("change", "name", "state", "said", "fix"),
+    [
+        (OLD, "kernel", WARNING, "5.10.0-28-amd64 is new enough for mounts", "6.9 for reads that survive"),
+        (OLD, "view", WARNING, "view overlay", "6.12"),
+        (OLDEST, "kernel", FAILURE, "too old", "5.1 for mounts, 5.11 for the view overlay without root"),
+        ({"has_fuse_device": False}, "fuse", FAILURE, "nothing can be mounted", "--device /dev/fuse"),
+        ({"mount": USER, "has_fusermount": False}, "fuse", FAILURE, "fusermount3", "package fuse3"),
+        ({"mount": USER}, "view", WARNING, "view fuse", "dlcmd run"),
+        ({"mount": MountFacts(True, False, (6, 1))}, "view", WARNING, "view overlay", "6.12"),
+        ({"filesystems": frozenset(("overlay", "fuse"))}, "view", WARNING, "no EROFS", "CONFIG_EROFS"),
+        ({"filesystems": frozenset(("fuse",))}, "view", WARNING, "view fuse", "CONFIG_OVERLAY_FS"),
+        ({"mount": USER}, "allow_other", WARNING, "only you", "user_allow_other"),
+        ({"descriptors": 1024}, "open files", WARNING, "1,024", "ulimit -Hn"),
+        ({"mappings": 1000}, "mappings", WARNING, "1,000", "vm.max_map_count"),
+        ({"memory_bytes": 8 * MIB, "memory_limit": "the cgroup /job"}, "memory", FAILURE, "/job", "at least"),
+        ({"memory_bytes": 500 * MIB}, "memory", WARNING, "500 MiB", "memory.max"),
+        ({"available_bytes": 100 * MIB}, "memory", WARNING, "100 MiB are free", "--memory"),
+        ({"huge_pages": "always"}, "huge pages", WARNING, "always", "madvise"),
+        ({"read_aheads": (OF_USER,)}, "read-ahead", WARNING, "/home/ada/a", "1024 > /sys/class/bdi/0:51"),
+        ({"read_aheads": (RACED,)}, "read-ahead", WARNING, "128 KiB around", "64 > /sys/class/bdi/erofs-2"),
+        ({"runtime_fault": "/tmp/x is not a folder"}, "sockets", FAILURE, "/tmp/x", "XDG_RUNTIME_DIR"),
+        ({"folders": {"home": (Path("/h"), False, GIB)}}, "home", FAILURE, "cannot be written", "chmod /h"),
+        ({"folders": {"home": (Path("/h"), True, MIB)}}, "home", WARNING, "1.0 MiB free", "larger disk"),
+    ],
+)
+def test_a_fault_is_found_with_its_remedy(
+    change: dict[str, Any], name: str, state: str, said: str, fix: str
+) -> None:
+    (found,) = (each for each in machine_checks(replace(GOOD, **change)) if each.name == name)
+    assert (found.state, said in found.text, fix in found.fix) == (state, True, True), found
+
+
+@pytest.mark.parametrize(
+    ("linux", "lacks"), [((6, 4), 3), ((6, 5), 2), ((6, 9), 1), ((6, 11), 1), ((6, 12), 0), ((7, 0), 0)]
+)
+def test_a_kernel_is_upgraded_for_what_it_lacks(linux: tuple[int, int], lacks: int) -> None:
+    kernel, *_ = machine_checks(replace(GOOD, mount=MountFacts(True, False, linux)))
+    assert kernel.name == "kernel" and kernel.state == (WARNING if lacks else OK)
+    assert kernel.fix.count(" for ") == lacks
+
+
+def test_a_user_who_may_share_mounts_is_told_so() -> None:
+    found = {each.name: each.state for each in machine_checks(replace(GOOD, mount=USER, allows_other=True))}
+    assert found["allow_other"] == OK
+
+
+def test_the_facts_of_this_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    found = machine_facts({"home": tmp_path / "not" / "there"})
+    assert found.descriptors == resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    assert found.has_fusermount == (shutil.which("fusermount3") is not None)
+    assert found.kernel == os.uname().release and found.kernel.startswith("{}.{}".format(*found.mount.linux))
+    assert found.memory_bytes and found.runtime_fault == ""
+    folder, is_writable, free_bytes = found.folders["home"]
+    assert folder == tmp_path / "not" / "there" and is_writable and free_bytes > 0
+
+
+def test_a_folder_of_sockets_that_others_can_enter_is_a_fault(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    (tmp_path / "dieselfs").mkdir(mode=0o755)
+    assert "only this user" in machine_facts({}).runtime_fault
+
+
+@pytest.mark.parametrize(
+    ("text", "allowed"), [("user_allow_other\n", True), ("#user_allow_other\n", False), (None, False)]
+)
+def test_the_configuration_of_fuse(
+    text: str | None, allowed: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = tmp_path / "fuse.conf"
+    if text is not None:
+        place.write_text(text)
+    monkeypatch.setattr(machine_checkup, "_FUSE_CONFIG", place)
+    assert machine_facts({}).allows_other is allowed
+
+
+@pytest.mark.parametrize(
+    ("text", "chosen"),
+    [("[always] madvise never\n", "always"), ("always madvise [never]\n", "never"), (None, "")],
+)
+def test_huge_pages(text: str | None, chosen: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    place = tmp_path / "enabled"
+    if text is not None:
+        place.write_text(text)
+    monkeypatch.setattr(machine_checkup, "_HUGE_PAGES", place)
+    assert machine_facts({}).huge_pages == chosen
+
+
+@pytest.mark.parametrize(
+    ("listed", "modules", "found"),
+    [
+        ("nodev\tfuse\nnodev\toverlay\n\terofs\n", {}, {"fuse", "overlay", "erofs"}),
+        ("nodev\tfuse\n", {"modules.builtin": "kernel/fs/overlayfs/overlay.ko\n"}, {"fuse", "overlay"}),
+        (
+            "nodev\tfusectl\n",
+            {"modules.dep": "kernel/fs/erofs/erofs.ko.xz: kernel/lib/lz4.ko.xz\n"},
+            {"erofs"},
+        ),
+        ("", {"modules.dep": "kernel/fs/overlayfs/overlayfs.ko:\nkernel/x/not-fuse.ko:\n"}, {"overlay"}),
+        (None, {}, set()),
+    ],
+    ids=["loaded", "built in", "a module", "another name", "unknown"],
+)
+def test_filesystems(
+    listed: str | None,
+    modules: dict[str, str],
+    found: set[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    if listed is not None:
+        (tmp_path / "filesystems").write_text(listed)
+    folder = tmp_path / "modules" / os.uname().release
+    folder.mkdir(parents=True)
+    for name, text in modules.items():
+        (folder / name).write_text(text)
+    monkeypatch.setattr(machine_checkup, "_KNOWN_FILESYSTEMS", tmp_path / "filesystems")
+    monkeypatch.setattr(machine_checkup, "_MODULES", tmp_path / "modules")
+    assert machine_facts({}).filesystems == found
+
+
+@pytest.mark.parametrize(("text", "number"), [("65530\n", 65_530), ("many\n", None), (None, None)])
+def test_mappings(
+    text: str | None, number: int | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = tmp_path / "max_map_count"
+    if text is not None:
+        place.write_text(text)
+    monkeypatch.setattr(machine_checkup, "_MAPPINGS", place)
+    assert machine_facts({}).mappings == number
