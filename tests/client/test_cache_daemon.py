@@ -28,7 +28,7 @@ from dieselfs.sources.server import is_intact
 from dieselfs_client.cache_daemon import JOB_IDLE_POLL_S, JOB_IDLE_S, unused
 from dieselfs_client.cluster.node_paths import path_of
 from dieselfs_client.cluster.pool import PoolConfig, pool_config
-from dieselfs_client.daemon import control
+from dieselfs_client.daemon import cache_daemons
 from tests.support.server import RunningServer, running_server
 
 FILES = 300
@@ -62,7 +62,7 @@ def data(server: RunningServer) -> Iterator[Dataset]:
         try:
             yield data
         finally:
-            if (process := control.find_cache(data.snapshot)) is not None:
+            if (process := cache_daemons.find_cache(data.snapshot)) is not None:
                 os.kill(process, signal.SIGKILL)
 
 
@@ -76,7 +76,7 @@ def job(server: RunningServer, data: Dataset, tmp_path: Path) -> Iterator[tuple[
     )
     terms = pool_config(options, data.client, "shared", {})
     yield options, terms
-    if (process := control.find_cache(data.snapshot, terms)) is not None:
+    if (process := cache_daemons.find_cache(data.snapshot, terms)) is not None:
         os.kill(process, signal.SIGKILL)
 
 
@@ -86,10 +86,10 @@ def read_all(data: Dataset) -> None:
 
 
 def test_programs_read_from_the_memory_of_the_daemon(server: RunningServer, data: Dataset) -> None:
-    process = control.start_cache(
+    process = cache_daemons.start_cache(
         "shared", CacheOptions(memory_bytes=64 * MIB, policy="oneshot", server=server.unix)
     )
-    assert control.find_cache(data.snapshot) == process
+    assert cache_daemons.find_cache(data.snapshot) == process
     read_all(data)
     statistics = data.statistics()
     assert (
@@ -103,36 +103,38 @@ with dieselfs.connect("shared", server={server.unix!r}) as data:
     assert data.statistics()["chunk_cache"]["fetched_chunks"] == 0, data.statistics()
 """
     subprocess.run([sys.executable, "-c", code], env=_environment(), check=True, timeout=100)
-    assert control.stop_cache(data.snapshot) == process
-    assert control.find_cache(data.snapshot) is None
+    assert cache_daemons.stop_cache(data.snapshot) == process
+    assert cache_daemons.find_cache(data.snapshot) is None
 
 
 def test_a_daemon_that_dies_costs_nobody_anything(server: RunningServer, data: Dataset) -> None:
-    process = control.start_cache("shared", CacheOptions(memory_bytes=64 * MIB, server=server.unix))
+    process = cache_daemons.start_cache("shared", CacheOptions(memory_bytes=64 * MIB, server=server.unix))
     assert data.get("0") == content(0)
     os.kill(process, signal.SIGKILL)
     read_all(data)
-    while control.find_cache(data.snapshot) is not None:
+    while cache_daemons.find_cache(data.snapshot) is not None:
         pass
-    again = control.start_cache("shared", CacheOptions(memory_bytes=64 * MIB, server=server.unix))
-    assert again == control.find_cache(data.snapshot) != process
+    again = cache_daemons.start_cache("shared", CacheOptions(memory_bytes=64 * MIB, server=server.unix))
+    assert again == cache_daemons.find_cache(data.snapshot) != process
 
 
 def test_what_is_less_than_the_dataset_still_serves(server: RunningServer, data: Dataset) -> None:
-    control.start_cache("shared", CacheOptions(memory_bytes=8 * MIB, policy="oneshot", server=server.unix))
+    cache_daemons.start_cache(
+        "shared", CacheOptions(memory_bytes=8 * MIB, policy="oneshot", server=server.unix)
+    )
     for _ in range(2):
         read_all(data)
     assert data.statistics()["chunk_cache"]["shared_chunks"] > 0, "what fits comes from the daemon"
 
 
 def test_one_that_hangs_is_found_and_killed(server: RunningServer, data: Dataset) -> None:
-    process = control.start_cache("shared", CacheOptions(memory_bytes=64 * MIB, server=server.unix))
+    process = cache_daemons.start_cache("shared", CacheOptions(memory_bytes=64 * MIB, server=server.unix))
     os.kill(process, signal.SIGSTOP)
-    assert control.find_cache(data.snapshot) == process
-    assert control.stop_cache(data.snapshot, timeout_s=0.1) == process
-    assert control.find_cache(data.snapshot) is None
-    again = control.start_cache("shared", CacheOptions(memory_bytes=64 * MIB, server=server.unix))
-    assert control.stop_cache(data.snapshot) == again
+    assert cache_daemons.find_cache(data.snapshot) == process
+    assert cache_daemons.stop_cache(data.snapshot, timeout_s=0.1) == process
+    assert cache_daemons.find_cache(data.snapshot) is None
+    again = cache_daemons.start_cache("shared", CacheOptions(memory_bytes=64 * MIB, server=server.unix))
+    assert cache_daemons.stop_cache(data.snapshot) == again
     left = [path for path in runtime_folder().rglob("*") if not path.is_dir()]
     assert left == [], "one that ends leaves nothing behind, and removes what a killed one left"
 
@@ -145,25 +147,25 @@ def test_a_daemon_whose_start_is_interrupted_ends(
     code = f"""
 import signal
 signal.signal(signal.SIGINT, signal.default_int_handler)  # the tests may have been started with it ignored
-from dieselfs_client import control
-from dieselfs.settings import CacheOptions
-control.start_cache("shared", {replace(options, job_nodes=2)!r})
+from dieselfs_client.daemon import cache_daemons
+from dieselfs.settings.table import CacheOptions
+cache_daemons.start_cache("shared", {replace(options, job_nodes=2)!r})
 """
     with subprocess.Popen(
         [sys.executable, "-c", code], stderr=subprocess.DEVNULL, env=_environment()
     ) as program:
-        while (process := control.find_cache(data.snapshot, terms)) is None:
+        while (process := cache_daemons.find_cache(data.snapshot, terms)) is None:
             assert program.poll() is None
         program.send_signal(signal.SIGINT)
         assert wait_for_end(process, 60.0)
         assert program.wait(60.0) != 0
-    assert control.find_cache(data.snapshot, terms) is None
+    assert cache_daemons.find_cache(data.snapshot, terms) is None
 
 
 def test_one_daemon_is_enough(server: RunningServer, data: Dataset) -> None:
-    control.start_cache("shared", CacheOptions(memory_bytes=64 * MIB, server=server.unix))
+    cache_daemons.start_cache("shared", CacheOptions(memory_bytes=64 * MIB, server=server.unix))
     with pytest.raises(AlreadyExists):
-        control.start_cache("shared", CacheOptions(memory_bytes=64 * MIB, server=server.unix))
+        cache_daemons.start_cache("shared", CacheOptions(memory_bytes=64 * MIB, server=server.unix))
     assert data.get("7") == content(7)
 
 
@@ -171,11 +173,11 @@ def test_a_daemon_of_a_job_serves_that_job_alone(
     server: RunningServer, data: Dataset, job: tuple[CacheOptions, PoolConfig]
 ) -> None:
     options, terms = job
-    process = control.start_cache("shared", replace(options, policy="oneshot"))
-    assert control.find_cache(data.snapshot, terms) == process
-    assert control.find_cache(data.snapshot) is None
+    process = cache_daemons.start_cache("shared", replace(options, policy="oneshot"))
+    assert cache_daemons.find_cache(data.snapshot, terms) == process
+    assert cache_daemons.find_cache(data.snapshot) is None
     with pytest.raises(AlreadyExists, match="job train on this node"):
-        control.start_cache("shared", options)
+        cache_daemons.start_cache("shared", options)
     read_all(data)
     assert data.statistics()["chunk_cache"]["shared_chunks"] == 0, "these reads are of no job"
     node = NodeClient(path_of(data.snapshot, terms), data.snapshot.digest)
@@ -188,10 +190,10 @@ def test_a_daemon_of_a_job_serves_that_job_alone(
     payload = memoryview(np.frombuffer(memory, np.uint8))  # type: ignore[call-overload]  # a buffer
     assert is_intact(data.snapshot, 0, Slices.of_payload(payload))
     node.close()
-    assert control.stop_cache(data.snapshot, terms) == process
-    assert control.find_cache(data.snapshot, terms) is None
+    assert cache_daemons.stop_cache(data.snapshot, terms) == process
+    assert cache_daemons.find_cache(data.snapshot, terms) is None
     with pytest.raises(NotFound, match="is in job train"):
-        control.stop_cache(data.snapshot, terms)
+        cache_daemons.stop_cache(data.snapshot, terms)
 
 
 def test_a_daemon_that_waits_for_other_nodes_can_be_stopped(
@@ -200,10 +202,10 @@ def test_a_daemon_that_waits_for_other_nodes_can_be_stopped(
     options, terms = job
     with ThreadPoolExecutor(1) as threads:
         alone = replace(options, job_nodes=2)
-        starting = threads.submit(control.start_cache, "shared", alone)
-        while control.find_cache(data.snapshot, terms) is None:
+        starting = threads.submit(cache_daemons.start_cache, "shared", alone)
+        while cache_daemons.find_cache(data.snapshot, terms) is None:
             assert not starting.done()
-        control.stop_cache(data.snapshot, terms)
+        cache_daemons.stop_cache(data.snapshot, terms)
         with pytest.raises(DieselfsError):
             starting.result()
 
@@ -225,11 +227,11 @@ async def test_a_daemon_is_unused_when_no_program_of_the_job_has_been_there_for_
 
 def test_what_goes_wrong_is_told_where_it_was_asked(server: RunningServer, data: Dataset) -> None:
     with pytest.raises(NotFound, match="other"):
-        control.start_cache("other", CacheOptions(memory_bytes=64 * MIB, server=server.unix))
+        cache_daemons.start_cache("other", CacheOptions(memory_bytes=64 * MIB, server=server.unix))
     with pytest.raises(InvalidInput, match="the machine's memory"):
-        control.start_cache("shared", CacheOptions(memory_bytes=1 << 50, server=server.unix))
+        cache_daemons.start_cache("shared", CacheOptions(memory_bytes=1 << 50, server=server.unix))
     with pytest.raises(NotFound, match="no daemon shares shared"):
-        control.stop_cache(data.snapshot)
+        cache_daemons.stop_cache(data.snapshot)
 
 
 def _environment() -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""Starts, finds, upgrades and stops daemons, with a mount and without, for `dlcmd`. This module starts processes."""
+"""Starts, finds, upgrades and stops the daemons of mounts, for `dlcmd`. This module starts processes."""
 
 import contextlib
 import errno
@@ -13,14 +13,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from dieselfs.disk.folders import check_usable
-from dieselfs.errors import MountError, MountNotFound, NotFound, Unavailable
+from dieselfs.errors import MountError, MountNotFound, Unavailable
 from dieselfs.limits import MOUNT_START_TIMEOUT_S, UNMOUNT_TIMEOUT_S
 from dieselfs.names import SCHEME, is_file_path, is_location, parse_location
-from dieselfs.process.launch import ProcessHandle, launch, module_environment, python_command, wait_for_end
+from dieselfs.process.launch import launch, module_environment, python_command, wait_for_end
 from dieselfs.process.state_dirs import log_path
 from dieselfs.process.system_limits import room_bytes
-from dieselfs.settings.table import KERNEL, CacheOptions
-from dieselfs_client.daemon.daemon_list import CACHE_DAEMON, cache_daemons
+from dieselfs.settings.table import KERNEL
 from dieselfs_client.memory.room import granted
 from dieselfs_client.mount.points.layers import remove_bases
 from dieselfs_client.mount.points.mount_table import (
@@ -36,8 +35,7 @@ from dieselfs_client.supervision.adoption import OWNED
 from dieselfs_client.supervision.status import SupervisorStatus, supervision_of, supervisions
 
 if TYPE_CHECKING:  # numpy and trio take 0.3 s, which 'umount' and 'mounts' do not need
-    from dieselfs.snapshot.reader import Snapshot
-    from dieselfs_client.cluster.pool import PoolConfig
+    pass
 
 UPGRADE_TIMEOUT_S = 120.0
 """Wait for a new daemon to take over a mount."""
@@ -45,7 +43,6 @@ REPLACEMENT_TIMEOUT_S = 5.0
 """Wait for a supervisor to be replaced by the daemon of its mount."""
 UNMOUNT_BUSY_TIMEOUT_S = 1.0
 """A mount whose files are open for longer than this is not unmounted, unless lazily."""
-CACHE_STOP_TIMEOUT_S = 10.0
 
 _STATS, _ERRORS, _INFO = (Path(".dieselfs", name) for name in ("stats", "errors", "info"))
 _POLL_S = 0.02
@@ -357,72 +354,3 @@ def _reason_of_end(place: str) -> str:
 
 
 # -- daemons without a mount -----------------------------------------------------------------------------
-
-
-def start_cache(dataset: str, options: CacheOptions, timeout_s: float = MOUNT_START_TIMEOUT_S) -> int:
-    """Start a daemon that shares the chunks of a dataset (`name` or `name@tag`) on this node; returns its process ID.
-
-    With a generation, `cache_generations` finds it. With a job, the daemon takes part in that, and this waits for the
-    other nodes. Raises AlreadyExists if there is such a daemon, what `dieselfs.connect` raises, the error with which
-    the job refuses the node, and Unavailable if it is not ready within `timeout_s`.
-    """
-    options.check()
-    if options.disk:
-        check_usable(options.disk)
-    log = log_path("cache", dataset, *([options.job] if options.job else []))
-    command = python_command(CACHE_DAEMON, dataset, *options.absolute().arguments())
-    return launch(
-        lambda report: [*command, "--report-fd", str(report)],
-        log,
-        timeout_s,
-        f"the cache daemon of {dataset}",
-        MountError,
-    )
-
-
-def find_cache(snapshot: "Snapshot", config: "PoolConfig | None" = None) -> int | None:
-    """The daemon without a mount that shares a snapshot on this node, or takes part in a job: its process ID.
-
-    None if there is none that this process can see.
-    """
-    from dieselfs_client.cluster.node_paths import lock_of
-
-    lock = lock_of(snapshot, config)
-    try:
-        return lock.cache_process()
-    finally:
-        lock.clear()
-
-
-def stop_cache(
-    snapshot: "Snapshot", config: "PoolConfig | None" = None, timeout_s: float = CACHE_STOP_TIMEOUT_S
-) -> int:
-    """End the daemon that `find_cache` finds; returns its process ID. One that hangs is killed after `timeout_s`.
-
-    Raises NotFound if there is none, Unavailable if it does not end even then.
-    """
-    process = find_cache(snapshot, config)
-    if process is None:
-        what = f"shares {snapshot.dataset}" if config is None else f"is in job {config.job.name}"
-        raise NotFound(f"no daemon {what}, generation {snapshot.generation}, on this node")
-    with contextlib.suppress(ProcessLookupError):
-        handle = ProcessHandle(process)
-        # Found again: the handle is of this daemon, and not of a later process with the same number.
-        if find_cache(snapshot, config) == process and not handle.kill(timeout_s):
-            raise Unavailable(f"process {process} was killed and has not ended")
-    return process
-
-
-def cache_generations(dataset: str) -> list[int]:
-    """The generations of a dataset with which this user's daemons were started on this node, in any job; sorted."""
-    return sorted({one.generation for one in cache_daemons() if one.dataset.partition("@")[0] == dataset})
-
-
-def cache_members(snapshot: "Snapshot", config: "PoolConfig") -> list[str] | None:
-    """The nodes of a job in the membership list of this node's master; None if no master answers."""
-    from dieselfs.cluster.node_client import NodeClient
-    from dieselfs_client.cluster.node_paths import path_of
-
-    with contextlib.closing(NodeClient(path_of(snapshot, config), snapshot.digest)) as node:
-        answer = node.members()
-    return None if answer is None or answer.members is None else sorted(each.node for each in answer.members)

@@ -26,7 +26,7 @@ from dieselfs.sources.server import ServerSource, is_intact
 from dieselfs_client.cluster.node_paths import lock_of, path_of
 from dieselfs_client.cluster.pool import PoolConfig, PoolHost
 from dieselfs_client.cluster.role import JobRole
-from dieselfs_client.daemon import control
+from dieselfs_client.daemon import cache_daemons
 from tests.support.server import RunningServer, running_server
 from tests.support.small_chunks import store
 
@@ -208,7 +208,7 @@ async def test_a_master_that_is_stopped_is_killed_and_the_next_takes_its_place(
         TERMS.job.name, 1, TERMS.job.node, 0, TERMS.host, str(secret), server.unix, memory_bytes=64 * MIB
     )
     terms = in_rank(1, replace(TERMS, secret=read_secret_file(secret)))
-    start = partial(control.start_cache, "parts", options)
+    start = partial(cache_daemons.start_cache, "parts", options)
     stopped = await trio.to_thread.run_sync(start)
     try:
         async with machine(server) as node:

@@ -11,7 +11,7 @@ import click
 from dieselfs.errors import InvalidInput, NotFound
 from dieselfs.settings.flags import settings_options
 from dieselfs.settings.table import JOB_FIELDS, CacheOptions, JobSettings, Place
-from dieselfs_client.daemon import control
+from dieselfs_client.daemon import cache_daemons
 from dieselfs_tools.cli import options
 from dieselfs_tools.cli.session import Session
 
@@ -91,7 +91,7 @@ def _share(session: Session, dataset: str, is_stopped: bool, is_dry_run: bool, g
             raise InvalidInput("--stop does not go with --memory")
         is_named = bool(chosen.generation) or "@" in dataset
         snapshot = data.snapshot if is_named else _shared(session, data, terms)
-        end = control.find_cache if is_dry_run else control.stop_cache
+        end = cache_daemons.find_cache if is_dry_run else cache_daemons.stop_cache
         process = end(snapshot, terms)
         text = f"dl://{dataset} {'would not be' if is_dry_run else 'is not'} shared any more"
         fields |= {"generation": snapshot.generation, "process": process}
@@ -102,9 +102,9 @@ def _share(session: Session, dataset: str, is_stopped: bool, is_dry_run: bool, g
         job_progress.announce(session.output, chosen, os.environ)
     memory_bytes = chosen.memory_bytes or (settings.job_memory_bytes if chosen.job else 0)
     started = replace(chosen, memory_bytes=memory_bytes, generation=data.generation)
-    process = control.start_cache(dataset, started)
+    process = cache_daemons.start_cache(dataset, started)
     if terms is not None:
-        members = control.cache_members(data.snapshot, terms)
+        members = cache_daemons.cache_members(data.snapshot, terms)
         fields |= job_progress.report(session.output, terms.job.name, terms.nodes, members)
     stop = shlex.join(["dlcmd", "cache", dataset, *_job_arguments(chosen), "--stop"])
     text = f"dl://{dataset} is shared on this node; to end it: {stop}"
@@ -118,11 +118,11 @@ def _job_arguments(chosen: CacheOptions) -> list[str]:
 def _shared(session: Session, data: "Dataset", terms: "PoolConfig | None") -> "Snapshot":
     """The generation that a daemon shares; the newest if none does. Raises InvalidInput if several do."""
     snapshots = [data.snapshot]
-    for generation in control.cache_generations(data.name):
+    for generation in cache_daemons.cache_generations(data.name):
         if generation != data.generation:
             with suppress(NotFound):
                 snapshots.append(session.dataset(data.name, generation, job="").snapshot)
-    found = [snapshot for snapshot in snapshots if control.find_cache(snapshot, terms) is not None]
+    found = [snapshot for snapshot in snapshots if cache_daemons.find_cache(snapshot, terms) is not None]
     if len(found) > 1:
         there = ", ".join(str(number) for number in sorted(snapshot.generation for snapshot in found))
         raise InvalidInput(f"generations {there} of {data.name} are shared: choose one with --generation")

@@ -3,7 +3,7 @@
 from dataclasses import asdict
 
 from dieselfs.names import printable
-from dieselfs_client.daemon import control, daemon_list
+from dieselfs_client.daemon import cache_daemons, control
 from dieselfs_tools.cli import options
 from dieselfs_tools.cli.session import Session
 
@@ -11,7 +11,7 @@ from dieselfs_tools.cli.session import Session
 @options.verb("mounts", "dlcmd mounts", "dlcmd mounts --json")
 def mounts(session: Session) -> int:
     """List the mounted datasets of this machine, and your cache daemons ('dlcmd cache')."""
-    found, daemons = control.mounts(), daemon_list.cache_daemons()
+    found, daemons = control.mounts(), cache_daemons.cache_daemons()
     for mount in found:
         place = printable(mount.mountpoint.encode("utf-8", "surrogateescape"))
         text = f"dl://{mount.dataset} on {place} ({_state(mount)})"

@@ -2,7 +2,7 @@
 
 import pytest
 
-from dieselfs_client.daemon.daemon_list import CACHE_DAEMON, CacheProcess, cache_daemons, parsed
+from dieselfs_client.daemon.cache_daemons import CACHE_DAEMON, CacheProcess, cache_daemons, parsed
 
 
 @pytest.mark.parametrize(
