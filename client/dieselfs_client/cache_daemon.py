@@ -37,9 +37,8 @@ from dieselfs_client.cluster.node_paths import lock_of, path_of
 from dieselfs_client.daemon.daemon_metrics import declare_daemon, declare_servers
 from dieselfs_client.daemon.service import Service, open_dataset
 from dieselfs_client.memory.budget import EVICTABLE_BYTES, EVICTABLE_SHARE
-from dieselfs_client.memory.fd_limits import usable_bytes
 from dieselfs_client.memory.foreground import Foreground
-from dieselfs_client.memory.node_cache import NodeCache
+from dieselfs_client.memory.node_cache import NodeCache, usable_bytes
 from dieselfs_client.memory.room import granted
 from dieselfs_client.memory.warming import Pace, Warming
 

@@ -34,9 +34,8 @@ from dieselfs.telemetry.socket import Publication
 from dieselfs_client.cluster.membership import Members, Membership, RemoteRegistry
 from dieselfs_client.cluster.peer_service import PeerService
 from dieselfs_client.memory.budget import node_cache_evictable_bytes, offered_bytes
-from dieselfs_client.memory.fd_limits import usable_bytes
 from dieselfs_client.memory.foreground import Foreground
-from dieselfs_client.memory.node_cache import NodeCache
+from dieselfs_client.memory.node_cache import NodeCache, usable_bytes
 from dieselfs_client.memory.warming import Pace, Warming, rotated
 from dieselfs_client.supervision.handover_chunks import HandoverChunks
 

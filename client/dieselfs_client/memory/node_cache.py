@@ -2,8 +2,12 @@
 
 Each chunk is a sealed segment, fetched in a single flight, and verified before it is used. The first chunks are
 *pinned*, as many as fit. The others are *evictable*, and stay until all their readers have received them.
+
+Each chunk takes a descriptor and a mapping. Pinned chunks are never evicted, so if either runs out, all later fetches
+and connections fail. `usable_bytes` keeps a node cache below both limits; it sets a limit of the process.
 """
 
+import logging
 from collections.abc import Callable, Iterable
 from functools import cached_property
 
@@ -17,7 +21,8 @@ from dieselfs.chunk.ids import chunk_name
 from dieselfs.chunk.segment import Segment
 from dieselfs.cluster.warmth import Warmth
 from dieselfs.errors import Damaged, DieselfsError, NoRoom
-from dieselfs.limits import FETCHES_AT_ONCE_MAX, PEER_PATIENCE_S, READ_TIMEOUT_S
+from dieselfs.limits import FETCHES_AT_ONCE_MAX, MIB, PEER_PATIENCE_S, READ_TIMEOUT_S
+from dieselfs.process.system_limits import allow_descriptors
 from dieselfs.snapshot.reader import Snapshot
 from dieselfs.sources.interface import FetchMetrics, RequestMetrics
 from dieselfs.telemetry import catalogue
@@ -26,8 +31,31 @@ from dieselfs_client.memory.foreground import Foreground
 from dieselfs_client.memory.trio_cache import TrioCache
 from dieselfs_client.supervision.handover_chunks import HandoverChunks
 
+_log = logging.getLogger(__name__)
+
 _BLOCK_EXTENTS = 1 << 20
 """Extents that are summed in one step: a snapshot may have many million."""
+
+
+def usable_bytes(memory_bytes: int, snapshot: Snapshot) -> int:
+    """The part of `memory_bytes` that a node cache of this process can use for chunks of `snapshot`; logs a warning if
+    it is less. Called before the node cache is made.
+    """
+    segments = allow_descriptors()
+    if not snapshot.chunk_count:
+        return memory_bytes
+    mean_bytes = float(snapshot.column("chunk_payload_lengths").mean())
+    most_bytes = int(segments * mean_bytes)
+    if memory_bytes <= most_bytes:
+        return memory_bytes
+    _log.warning(
+        "%d of %d MiB are used for chunks: the limits of this process allow %d chunks; raise `ulimit -n` or "
+        "vm.max_map_count for more",
+        most_bytes // MIB,
+        memory_bytes // MIB,
+        segments,
+    )
+    return most_bytes
 
 
 class NodeCache(TrioCache[int, Segment]):

@@ -1,7 +1,8 @@
 """The prefetch budget: which extents are stored in the page cache, for which reason, and their memory. No I/O.
 
 An extent is stored for one of two reasons: its chunk is *pinned*, or plans *hold* it for a while. Never for both.
-The kernel reclaims pages without notice: a look at the page cache, or a read for a file that was stored, shows it.
+The kernel reclaims pages without notice: a look at the page cache, or a read for a file that was stored, shows it. It
+takes the oldest first, so the pages of one push go together, and a few extents tell of all that were pushed with them.
 """
 
 from collections.abc import Callable, Collection
@@ -20,6 +21,14 @@ PUSHED_AGAIN_MAX_S = 60.0
 """The first and the longest pause before a chunk is fetched to be pushed again. The pause doubles each time: if the
 kernel reclaims pages at once, pushes have no benefit. A chunk of which much is requested is fetched sooner.
 """
+SAMPLES_PER_CHUNK = 4
+"""Extents of a chunk that are looked at: the first, the last, and some between. Each takes about 15 us."""
+CHUNKS_AT_ONCE = 256
+"""Chunks that are looked at with one order. If nothing is lost in as many, spread over the memory, others are not
+looked at.
+"""
+LOOK_AGAIN_S = 1.0
+"""The shortest time between two looks without a new plan."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,3 +230,19 @@ def _counted(extents: Extents) -> tuple[Numbers, Numbers]:
     _, firsts, counts = np.unique(extents.numbers, return_index=True, return_counts=True)
     order = np.argsort(firsts)
     return firsts[order], counts[order]
+
+
+def sampled(extents: Extents) -> Extents:
+    """Up to SAMPLES_PER_CHUNK extents of each chunk, at equal distances: those to look at for reclaimed pages."""
+    order = np.lexsort((extents.offsets, extents.chunks))
+    firsts = np.flatnonzero(np.diff(extents.chunks[order], prepend=-1))
+    lasts = np.append(firsts[1:], len(order))[: len(firsts)] - 1
+    steps = np.arange(SAMPLES_PER_CHUNK)[:, None]
+    places = firsts + (lasts - firsts) * steps // (SAMPLES_PER_CHUNK - 1)
+    return extents[order[np.unique(places)]]
+
+
+def spread(chunks: Numbers, turn: int) -> Numbers:
+    """CHUNKS_AT_ONCE of these chunks at equal distances; others at the next `turn`."""
+    step = -(-len(chunks) // CHUNKS_AT_ONCE)
+    return chunks[turn % step :: step] if step else chunks

@@ -26,15 +26,13 @@ from dieselfs.shuffle.plan import Share
 from dieselfs.snapshot.reader import Snapshot
 from dieselfs.sources.interface import Source
 from dieselfs.telemetry import catalogue
-from dieselfs.telemetry.registry import Registry
+from dieselfs.telemetry.registry import LATENCY_BOUNDS_S, Registry
 from dieselfs.telemetry.stalls import METER
 from dieselfs_client.memory.budget import NODE_CACHE_EVICTABLE_SHARE, Allotment, span_bytes
 from dieselfs_client.memory.chunk_cache import ChunkCache
 from dieselfs_client.memory.foreground import Foreground
 from dieselfs_client.prefetch.batches import Arrived, Batch, FetchBatches
-from dieselfs_client.prefetch.budget import PrefetchBudget
-from dieselfs_client.prefetch.push_metrics import PushMetrics
-from dieselfs_client.prefetch.reclaimed import CHUNKS_AT_ONCE, LOOK_AGAIN_S, sampled, spread
+from dieselfs_client.prefetch.budget import CHUNKS_AT_ONCE, LOOK_AGAIN_S, PrefetchBudget, sampled, spread
 from dieselfs_client.prefetch.tripwires import HitRate, Tripwires
 
 BATCHES_AT_ONCE_MAX = FETCHES_AT_ONCE_MAX // 2
@@ -84,7 +82,11 @@ class Prefetcher:
         metrics: Registry | None = None,
     ) -> None:
         self.metrics = metrics = metrics or Registry()
-        self._pushes = PushMetrics(metrics)
+        self._pushed_files = metrics.counter("prefetch.pushed_files", "Files put into the page cache.")
+        self._pushed_bytes = metrics.declare(catalogue.PREFETCH_PUSHED_BYTES)
+        self._push_s = metrics.histogram(
+            "prefetch.push_s", "Time of a push, with its wait.", LATENCY_BOUNDS_S
+        )
         self._dropped_files = metrics.counter("prefetch.dropped_files", "Files dropped behind their readers.")
         self._pushed_again = metrics.counter("prefetch.pushed_again_chunks", "Pinned chunks pushed again.")
         self.planned = metrics.counter("prefetch.planned_bytes", "Pages that plans wanted.")
@@ -467,7 +469,9 @@ class Prefetcher:
         except MountError:
             self._is_over = True
             return
-        self._pushes.note(len(extents), taken, self._clock() - began_s)
+        self._pushed_files.value += len(extents)
+        self._pushed_bytes.value += taken
+        self._push_s.observe(self._clock() - began_s)
 
     async def _drop(self, passed: Iterable[Numbers]) -> bool:
         """Drop files that a plan no longer needs, unless others do; False if there were none.

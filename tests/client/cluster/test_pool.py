@@ -15,7 +15,7 @@ from dieselfs.limits import MIB
 from dieselfs.sources.interface import Slices
 from dieselfs.sources.server import ServerSource, is_intact
 from dieselfs_client.cluster.pool import Pool, PoolConfig, PoolHost
-from dieselfs_client.memory import fd_limits
+from dieselfs_client.memory import node_cache
 from tests.support.server import RunningServer, running_server
 
 CHUNKS = 12
@@ -177,7 +177,7 @@ def test_what_was_fetched_in_the_place_of_a_node_leaves_when_that_is_back(
 def test_a_process_that_may_hold_few_chunks_reads_all_of_them(
     server: RunningServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(fd_limits, "allow_descriptors", lambda: 5)
+    monkeypatch.setattr(node_cache, "allow_descriptors", lambda: 5)
 
     async def scenario(nodes: list[Node]) -> None:
         await nodes[0].read_all()

@@ -1,5 +1,8 @@
+import logging
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 from threading import Event
+from typing import cast
 
 import numpy as np
 import pytest
@@ -8,7 +11,12 @@ import trio
 from dieselfs.chunk.segment import Segment
 from dieselfs.cluster.warmth import Warmth
 from dieselfs.errors import Unavailable
-from dieselfs_client.memory.node_cache import NodeCache
+from dieselfs.rpc.client import ServerClient
+from dieselfs.settings.table import CacheOptions
+from dieselfs.sources.server import ServerSource
+from dieselfs_client.cache_daemon import serve_cache
+from dieselfs_client.memory import node_cache as module
+from dieselfs_client.memory.node_cache import NodeCache, usable_bytes
 from dieselfs_client.memory.trio_cache import FAILURE_MEMORY_S
 from tests.support.dataset import PackedDataset, TreeEntry, pack_entries
 from tests.support.still_time import run_in_still_time, time_flies
@@ -174,3 +182,29 @@ def test_what_is_kept_in_the_place_of_another_node_takes_room_and_counts_for_not
         assert node_cache.warmth(own) == Warmth(CHUNK_BYTES, 4 * CHUNK_BYTES)
 
     run(packed, scenario, pinned=4)
+
+
+def test_a_node_cache_uses_no_more_memory_than_it_may_hold_chunks_and_says_so(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    entries = [TreeEntry(b"%d" % n, 0o100644, 0, bytes(CHUNK_BYTES)) for n in range(8)]
+    snapshot = pack_entries(entries, chunk_bytes=CHUNK_BYTES).snapshot
+    monkeypatch.setattr(module, "allow_descriptors", lambda: 5)
+    with caplog.at_level(logging.WARNING, module.__name__):
+        assert usable_bytes(5 * CHUNK_BYTES, snapshot) == 5 * CHUNK_BYTES
+        assert not caplog.records
+        assert usable_bytes(1 << 40, snapshot) == 5 * CHUNK_BYTES
+    assert len(caplog.records) == 1
+    assert usable_bytes(1 << 40, pack_entries([]).snapshot) == 1 << 40
+
+
+async def test_a_cache_daemon_that_may_hold_fewer_chunks_says_so(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, tmp_path: Path
+) -> None:
+    snapshot = pack_entries([TreeEntry(b"a", 0o100644, 0, bytes(CHUNK_BYTES))]).snapshot
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    monkeypatch.setattr(module, "allow_descriptors", lambda: 5)
+    with caplog.at_level(logging.WARNING, module.__name__):
+        source = ServerSource(cast(ServerClient, None), snapshot)
+        await serve_cache(snapshot, source, CacheOptions(), on_ready=lambda: False)
+    assert "limits of this process allow 5 chunks" in caplog.text

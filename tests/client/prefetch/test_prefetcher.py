@@ -47,6 +47,16 @@ def test_a_plan_is_stored_before_it_is_read(packed: PackedDataset) -> None:
     assert not rig.source.fetched_extents
 
 
+def test_pushes_are_counted_with_their_time(packed: PackedDataset) -> None:
+    async def scenario(rig: Rig) -> None:
+        await rig.warm()
+
+    rig = run(packed, scenario)
+    found, pushed = rig.prefetcher.metrics.as_dict()["prefetch"], len(rig.pages.files)
+    assert (found["pushed_files"], found["pushed_bytes"]) == (pushed, pushed * PAGE) and pushed
+    assert found["push_s"]["count"] == CHUNKS and found["push_s"]["sum"] >= 0
+
+
 def test_a_tripwire_that_was_read_without_a_plan_works(packed: PackedDataset) -> None:
     async def scenario(rig: Rig) -> None:
         share = rig.plan().share()

@@ -5,7 +5,7 @@ import pytest
 import trio
 
 from dieselfs.prefetch.extent_table import ExtentTable
-from dieselfs_client.prefetch.reclaimed import (
+from dieselfs_client.prefetch.budget import (
     CHUNKS_AT_ONCE,
     LOOK_AGAIN_S,
     SAMPLES_PER_CHUNK,
