@@ -6,13 +6,14 @@
 
 import os
 import random
+import secrets
 import shutil
 import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
@@ -63,13 +64,15 @@ def write_images(folder: Path) -> None:
 @dataclass(frozen=True)
 class Session:
     """A user's machine: ./imagenet/ and ./train.py, a home, /mnt/ in a folder, and a free port in place of 7071.
-    `$SAMPLES` has files of other libraries.
+    `$SAMPLES` has files of other libraries. The pages' dataset has a name of its own here, as long as `imagenet`:
+    somebody may have mounted one of that name.
     """
 
     folder: Path
     home: Path
     runtime: Path
     port: int
+    name: str = field(default_factory=lambda: f"i{secrets.token_hex(4)[1:]}")
 
     def environment(self) -> dict[str, str]:
         return {
@@ -83,7 +86,11 @@ class Session:
         }
 
     def placed(self, text: str) -> str:
-        return text.replace("/mnt/", f"{self.folder}/mnt/").replace(":7071", f":{self.port}")
+        text = text.replace("/mnt/", f"{self.folder}/mnt/").replace(":7071", f":{self.port}")
+        return self.named(text)
+
+    def named(self, text: str) -> str:
+        return text.replace("imagenet", self.name)
 
     def run(self, *command: str) -> str:
         ran = subprocess.run(
@@ -115,13 +122,14 @@ def session(tmp_path: Path) -> Iterator[Session]:
         program.write_text(f'#!/bin/sh\nexec {sys.executable} -m {module} "$@"\n')
         program.chmod(0o755)
     (tmp_path / "bin" / "python").symlink_to(sys.executable)
-    write_images(tmp_path / "imagenet")
     (tmp_path / "train.py").write_text(TRAIN)
-    (tmp_path / "mnt/imagenet").mkdir(parents=True)
     runtime = Path(tempfile.mkdtemp(prefix="pages-"))
     with private_home() as home:
+        session = Session(tmp_path, home, runtime, free_port())
+        write_images(tmp_path / session.name)
+        (tmp_path / "mnt" / session.name).mkdir(parents=True)
         try:
-            yield Session(tmp_path, home, runtime, free_port())
+            yield session
         finally:
             for mountpoint in (tmp_path / "mnt").iterdir():
                 with suppress(MountError):
@@ -135,7 +143,7 @@ def run_block(session: Session, block: Block) -> None:
         session.python(block.text)
     elif block.language == "console":
         for command, output in block.expectations():
-            assert session.shell(command) == output, command
+            assert session.shell(command) == session.named(output), command
     else:
         session.shell(block.text)
 

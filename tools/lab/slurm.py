@@ -22,6 +22,7 @@ START_TIMEOUT_S = 60.0
 
 _PROGRAMS = ("slurmctld", "slurmd", "sbatch", "munged")
 _SCRIPTS = "/etc/slurm/dieselfs"
+_HOME = "/var/lib/home-of-jobs"
 _SETTINGS = """\
 ClusterName=lab
 SlurmctldHost={control}({address})
@@ -108,7 +109,10 @@ def running_slurm(net: Network, nodes: int, binds: Mapping[Path, str] | None = N
                     f"{_SCRIPTS}/{script}", (REPOSITORY / "deploy/slurm" / script).read_text(), 0o755
                 )
             machine.shell(
-                f"useradd --create-home --uid {USER_ID} {USER}\n"
+                # A machine starts with this machine's accounts, in a copy of its own.
+                f"sed -i -E '/^{USER}:/d; /^[^:]*:[^:]*:{USER_ID}:/d' /etc/passwd /etc/group\n"
+                f"sed -i '/^{USER}:/d' /etc/shadow /etc/gshadow\n"
+                f"useradd --create-home --home-dir {_HOME} --uid {USER_ID} {USER}\n"
                 "mkdir -p /var/spool/slurmctld /var/spool/slurmd\n"
                 f"systemctl start munge {'slurmctld' if machine is machines[0] else 'slurmd'}"
             )

@@ -144,7 +144,7 @@ def test_a_reply_that_is_longer_than_a_step_arrives_whole() -> None:
 @pytest.mark.parametrize(
     ("method", "value"),
     [
-        ("list_datasets", [thrift.DatasetInfo() for _ in range(1 << 19)]),
+        ("list_datasets", [thrift.DatasetInfo()] * (1 << 19)),
         (
             "status",
             thrift.StatusInfo(
