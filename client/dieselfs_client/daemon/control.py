@@ -216,30 +216,49 @@ def mounted_place(mountpoint: str | os.PathLike[str]) -> str:
     return place
 
 
+def mounts_of(dataset_id: bytes) -> list[str]:
+    """The mount points on this machine that show this dataset.
+
+    Another store may have a dataset of the same name, so names are not compared. Mounts that do not tell their dataset
+    are left out: dead ones, and those that only another user may read.
+    """
+    places = [record.mountpoint for record in dieselfs_mounts()]
+    return [place for place in places if _info(place).get("dataset_id") == dataset_id.hex()]
+
+
+def _info(place: str) -> dict[str, Any]:
+    """`.dieselfs/info` of a mount (`mounted_place`); empty if it cannot be read."""
+    return _control_file(place, _INFO)
+
+
+def _control_file(place: str, name: Path) -> dict[str, Any]:
+    try:
+        content = json.loads(Path(place, name).read_bytes())
+    except (OSError, ValueError):  # a dataset may have a folder of its own under that name
+        return {}
+    return content if isinstance(content, dict) else {}
+
+
 def job_of(place: str) -> Mapping[str, Any] | None:
     """The job in `.dieselfs/stats` of a mount (`mounted_place`); None if it has no job, or the file cannot be read."""
-    try:
-        job: Mapping[str, Any] | None = json.loads(Path(place, _STATS).read_bytes())["job"]
-    except (OSError, ValueError, KeyError):  # a dataset may have a folder of its own under that name
-        return None
+    job: Mapping[str, Any] | None = _control_file(place, _STATS).get("job")
     return job
 
 
 def generation_of(place: str) -> int | None:
     """The generation in `.dieselfs/info` of a mount (`mounted_place`); None if it cannot be read."""
-    try:
-        return int(json.loads(Path(place, _INFO).read_bytes())["generation"])
-    except (OSError, ValueError, KeyError):  # as in `job_of`
-        return None
+    generation: int | None = _info(place).get("generation")
+    return generation
 
 
 def snapshot_of(place: str) -> tuple[str, bytes] | None:
-    """The file of the snapshot of a mount, and the folder of the dataset that it is of; None as in `generation_of`."""
-    try:
-        info = json.loads(Path(place, _INFO).read_bytes())
-        return str(info["snapshot"]), str(info["folder"]).encode()
-    except (OSError, ValueError, KeyError):
-        return None
+    """The file of the snapshot of a mount, and the folder of the dataset that it shows; None as in `generation_of`."""
+    info = _info(place)
+    return (
+        (str(info["snapshot"]), str(info["folder"]).encode())
+        if info.keys() >= {"snapshot", "folder"}
+        else None
+    )
 
 
 def upgrade(mountpoint: str | os.PathLike[str], timeout_s: float = UPGRADE_TIMEOUT_S) -> Mount:
@@ -322,17 +341,14 @@ def _described(record: MountRecord, supervision: SupervisorStatus | None) -> Mou
 
 
 def _following(place: str) -> str:
-    try:
-        about = json.loads(Path(place, _INFO).read_bytes())
-        follow = about["follow"]
-        if follow is None:
-            return ""
-        text = f"generation {about['generation']}, looks for the next every {follow['interval_s']:g} s"
-        if follow["next_generation"] is not None:
-            text += f"; generation {follow['next_generation']}: {follow['state']}"
-        return f"{text} {follow['reason']}".rstrip()
-    except (OSError, ValueError, KeyError, TypeError):  # as in `job_of`
+    info = _info(place)
+    follow = info.get("follow")
+    if not isinstance(follow, dict):
         return ""
+    text = f"generation {info['generation']}, looks for the next every {follow['interval_s']:g} s"
+    if follow["next_generation"] is not None:
+        text += f"; generation {follow['next_generation']}: {follow['state']}"
+    return f"{text} {follow['reason']}".rstrip()
 
 
 def _last_error(place: str) -> str:

@@ -265,6 +265,7 @@ class Node:
         header = self._snapshot.header
         return {
             "dataset": header.dataset,
+            "dataset_id": header.dataset_id.hex(),
             "folder": printable(self._snapshot.folder),
             "generation": header.generation,
             "digest": header.digest.hex(),

@@ -8,6 +8,8 @@ import dieselfs
 from dieselfs.errors import EXIT_NOT_FOUND, EXIT_OK, EXIT_USAGE
 from dieselfs.settings.table import EMBEDDED
 from dieselfs.snapshot.pin import holder_name
+from dieselfs_client.daemon import control
+from dieselfs_tools.cli.private_home import private_home
 from tests.support.dlcmd import Dlcmd
 
 
@@ -55,3 +57,22 @@ def test_the_name_is_to_be_typed(dlcmd: Dlcmd, pets: str, is_right: bool, exit_c
         os.close(ours)
         os.close(theirs)
     dlcmd("info", f"dl://{pets}", exit_code=EXIT_NOT_FOUND if is_right else EXIT_OK)
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/fuse"), reason="this machine has no /dev/fuse")
+def test_a_mount_of_another_store_with_a_dataset_of_this_name_is_no_reader(
+    dlcmd: Dlcmd, pets: str, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    place = dlcmd.folder / "mount"
+    place.mkdir()
+    with private_home() as home:
+        other = Dlcmd(home, tmp_path_factory.mktemp("other"))
+        (other.folder / "cat").write_bytes(b"meow")
+        other("put", "-q", "cat", f"dl://{pets}/cat")
+        other("mount", "-q", pets, place)
+        try:
+            assert str(place) in other("rb", "-y", pets, exit_code=EXIT_USAGE).stderr
+            assert dlcmd("rb", "-y", "--json", pets).summary["readers"] == []
+            assert (place / "cat").read_bytes() == b"meow"
+        finally:
+            control.unmount(place, lazily=True)

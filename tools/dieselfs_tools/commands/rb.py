@@ -4,7 +4,7 @@ import click
 
 from dieselfs.errors import InvalidInput
 from dieselfs.units import count
-from dieselfs_client.mount.points.mount_table import dieselfs_mounts
+from dieselfs_client.daemon import control
 from dieselfs_tools.cli import options
 from dieselfs_tools.cli.confirmation import confirm_name
 from dieselfs_tools.cli.session import Session
@@ -31,8 +31,9 @@ def rb(
     """
     record, output = session.client.dataset(dataset), session.output
     tags = [tag.name for tag in session.client.tags(dataset)]
-    places = [mount.mountpoint for mount in dieselfs_mounts() if mount.dataset.partition("@")[0] == dataset]
-    readers = sorted({*places, *(_place(pin.holder) for pin in session.client.pins(dataset))})
+    readers = sorted(
+        {*control.mounts_of(record.dataset_id), *(_place(pin.holder) for pin in session.client.pins(dataset))}
+    )
     what = f"{count(record.files, 'file')}, {output.size(record.total_bytes)}"
     if tags:
         what += f", {count(len(tags), 'tag')}: {', '.join(tags)}"
