@@ -155,7 +155,10 @@ def test_an_upgrade_keeps_files_open(site: Site) -> None:
 
 
 def test_a_mount_without_processes_starts_again(site: Site) -> None:
+    """Until systemd has noticed the death, the unit is active, and the dead mount answers from the page cache."""
+    before = main_process(site.node, MOUNT)
     site.node.run("systemctl", "kill", "--signal=KILL", "--kill-whom=all", MOUNT)
+    wait_for(lambda: main_process(site.node, MOUNT) not in (0, before), "another process", START_TIMEOUT_S)
     wait_for(site.reads, "the file is read", START_TIMEOUT_S)
     wait_until_active(site.node, MOUNT)
 

@@ -6,6 +6,7 @@ This module calls the kernel; `serve_mount` runs in the main thread.
 import contextlib
 import logging
 import os
+import select
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, replace
 from typing import NoReturn
@@ -40,8 +41,7 @@ from dieselfs_client.mount.points.layers import (
     remove_base,
     remove_bases,
 )
-from dieselfs_client.mount.points.mount_table import is_staged, mount_at
-from dieselfs_client.mount.points.mount_watch import uncovered
+from dieselfs_client.mount.points.mount_table import MOUNTINFO, is_staged, mount_at
 from dieselfs_client.mount.points.mounting import facts, has_dead_mount, raise_read_ahead, unmount
 from dieselfs_client.mount.points.options import MountOptions
 from dieselfs_client.mount.points.view_choice import Choice, after_refusal, choices
@@ -59,6 +59,8 @@ STOP_GRACE_S = 5.0
 HANDOVER_STATE = "handover_state"
 """The name of its descriptor at the supervisor."""
 LAYERS_BYTES_MAX = 64 * KIB
+WATCH_S_MIN, WATCH_S_MAX = 0.05, 10.0
+"""The table of mounts is read again this long after a change, then less and less often."""
 
 _log = logging.getLogger(__name__)
 
@@ -104,6 +106,7 @@ class _MountService(Service):
     supervisor_client: SupervisorClient
     destination: str = ""
     is_yielding: bool = False
+    is_stopping: bool = False
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -130,7 +133,7 @@ class _MountService(Service):
                 break  # it stays, dead: an empty folder would look like a dataset without files
             await trio.to_thread.run_sync(self._clear, connection)
             _log.info("%s is unmounted", self.mountpoint)
-            if self._refused_view is None:
+            if self._refused_view is None or self.is_stopping:
                 break
             self._choices = after_refusal((self._choices or [])[1:], str(self._refused_view))
             if self._image is not None:
@@ -359,6 +362,7 @@ class _MountService(Service):
         layers = await trio.to_thread.run_sync(
             cover, self.layers, self.snapshot.location, self.options.noexec
         )
+        self.layers = layers  # before the next checkpoint: an order to stop must find the mount
         if metadata_push is not None:
             await metadata_push.opened()
         self._note_layers(layers)
@@ -404,19 +408,22 @@ class _MountService(Service):
         connection: KernelConnection,
         serving: trio.CancelScope,
     ) -> None:
-        """Unmount at the first order to stop; end after STOP_GRACE_S, or at the second, even if files are open."""
-        is_stopping = False
+        """Unmount at the first order to stop; end after STOP_GRACE_S, or at the second, even if files are open.
+
+        While the layers are being mounted, the first order ends the tasks: `_clear` unmounts what is there by then.
+        """
         async for order in orders:
             if order is Command.YIELD:
                 if connection.can_resend:
                     _leave()
                 self.is_yielding = True
                 driver.finish()
-            elif is_stopping:
+            elif self.is_stopping or not self.layers.number:
+                self.is_stopping = True
                 serving.cancel()
             else:
-                is_stopping = True
-                if self.layers.number and not is_covered(self.layers):  # only open files are served
+                self.is_stopping = True
+                if not is_covered(self.layers):  # only open files are served
                     serving.deadline = trio.current_time() + STOP_GRACE_S
                 else:
                     await self._unmount(serving)
@@ -442,6 +449,21 @@ class _MountService(Service):
             os.close(self._base)
             self._base = None
             self.supervisor_client.tell("drop", BASE)
+
+
+async def uncovered(layers: Layers) -> None:
+    """Wait until the mount that users see is gone. If cancelled, nothing stays behind."""
+    with select.epoll() as changes, open(MOUNTINFO, "rb") as mounts:
+        # The kernel reports a change of the table as an exceptional condition, once. `trio` waits for readable
+        # descriptors only, and an epoll instance is one while it has something to report. A change that comes between
+        # a look at the table and the wait is lost: `trio` asks for it before it waits. So after each change, which is
+        # often the first of several, the table is read again soon.
+        changes.register(mounts, select.EPOLLPRI)
+        pause_s = WATCH_S_MIN
+        while is_covered(layers):
+            with trio.move_on_after(pause_s) as pause:
+                await trio.lowlevel.wait_readable(changes.fileno())
+            pause_s = min(2 * pause_s, WATCH_S_MAX) if pause.cancelled_caught else WATCH_S_MIN
 
 
 def _leave() -> NoReturn:

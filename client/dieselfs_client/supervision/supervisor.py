@@ -109,7 +109,7 @@ class Supervisor:
         self._stopping_s: float | None = None
         self._is_clean = True  # the last daemon left no request unanswered
         self._was_ready = False
-        self._is_unmounted = self._is_abandoned = False
+        self._is_unmounted = self._is_abandoned = self._was_told_to_stop = False
         self._outcome: tuple[int, str, str] | None = None  # exit code, kind of error, message
         self._signals, wakeup = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         signal.set_wakeup_fd(wakeup, warn_on_full_buffer=False)
@@ -189,6 +189,7 @@ class Supervisor:
             self._take_signal(signal.SIGTERM)
         with contextlib.suppress(BlockingIOError):
             for number in os.read(self._signals, 4096):
+                self._was_told_to_stop |= number in _STOP_SIGNALS
                 self._take_signal(number)
         self._reap()
         for child in self._children():
@@ -456,8 +457,9 @@ class Supervisor:
             self._wait(TICK_S)
         self._kept.close()  # now the kernel fails the requests that still wait
         is_failed = self._was_ready and self._outcome is not None and self._outcome[0] != EXIT_OK
-        if not is_failed and (self._is_abandoned or not self._is_unmounted):
-            remove_remains(self._state.mountpoint, self._state.device)
+        is_stopped = self._was_told_to_stop and not self._was_ready
+        if not is_failed and (self._is_abandoned or not self._is_unmounted or is_stopped):
+            remove_remains(self._state.mountpoint, self._state.device, is_stopped)
 
     def _is_dead(self, reason: str) -> str:
         place = self._state.mountpoint

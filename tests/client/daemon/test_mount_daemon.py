@@ -3,7 +3,9 @@ import signal
 import stat
 import subprocess
 import sys
+import threading
 import time
+from collections.abc import AsyncGenerator
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -12,9 +14,12 @@ import pytest
 
 from dieselfs.errors import MountError
 from dieselfs.settings.table import FUSE
+from dieselfs_client.daemon import mount_daemon
+from dieselfs_client.mount.points.layers import Layers, cover
 from dieselfs_client.mount.points.mount_table import mount_at
 from dieselfs_client.mount.points.mounting import unmount
 from dieselfs_client.mount.points.options import MountOptions
+from dieselfs_client.supervision.supervisor_client import Command, SupervisorClient
 from tests.support.dataset import PackedDataset, TreeEntry, pack_entries
 from tests.support.mounted import mounted, serve_what_is_open
 from tests.support.users import NOBODY, as_nobody
@@ -73,6 +78,36 @@ def test_a_second_signal_ends_it_at_once(packed: PackedDataset, tmp_path: Path) 
         assert running.wait() == 0
         with suppress(OSError):  # there is nobody left to hear of it
             os.close(descriptor)
+
+
+def stop_while_layers_are_mounted() -> None:
+    """For `sabotage`: the order to stop is obeyed before what users see is mounted."""
+    obeyed = threading.Event()
+    orders = SupervisorClient.orders
+
+    async def watched(self: SupervisorClient) -> AsyncGenerator[Command, None]:
+        async for order in orders(self):
+            yield order
+            obeyed.set()
+
+    def late(layers: Layers, dataset: str, noexec: bool = False) -> Layers:
+        os.kill(os.getpid(), signal.SIGTERM)
+        obeyed.wait()
+        return cover(layers, dataset, noexec)
+
+    SupervisorClient.orders = watched  # type: ignore[method-assign]
+    vars(mount_daemon)["cover"] = late
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="needs root")
+def test_a_signal_before_all_layers_are_mounted_leaves_nothing(packed: PackedDataset, tmp_path: Path) -> None:
+    with (
+        pytest.raises(AssertionError, match="did not start"),
+        mounted(packed, tmp_path, sabotage=stop_while_layers_are_mounted),
+    ):
+        pass
+    assert mount_at(str(tmp_path / "mount")) is None
+    assert "is unmounted" in (tmp_path / "mount.log").read_text()
 
 
 def test_it_ends_when_somebody_else_unmounts(packed: PackedDataset, tmp_path: Path) -> None:

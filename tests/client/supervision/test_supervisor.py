@@ -14,9 +14,11 @@ from pathlib import Path
 import pytest
 
 from dieselfs.dataset import Dataset
-from dieselfs.errors import EXIT_BUG, MountError
+from dieselfs.errors import EXIT_BUG, EXIT_OK, MountError
+from dieselfs.process.launch import module_environment, python_command
 from dieselfs_client.daemon import control
 from dieselfs_client.mount.points.mount_table import mount_at
+from dieselfs_client.mount.points.mounting import mount_device
 from dieselfs_client.mount.points.options import MountOptions
 from dieselfs_client.supervision.kept_descriptors import DESCRIPTORS_SPARE
 from dieselfs_client.supervision.status import SupervisorStatus
@@ -328,6 +330,21 @@ def test_a_daemon_that_does_not_stop_is_not_waited_for(
     os.kill(state(mountpoint).daemon, signal.SIGSTOP)
     os.kill(supervisor, signal.SIGTERM)
     wait_until_ended(supervisor)
+    assert mount_at(str(mountpoint)) is None
+
+
+def test_a_stop_before_the_mount_is_ready_removes_the_dead_mount_that_it_was_to_replace(
+    options: MountOptions, mountpoint: Path
+) -> None:
+    """As a service manager stops a mount that it has just started again after all processes were killed."""
+    os.close(mount_device(str(mountpoint), "dl://letters"))
+    assert is_dead(mountpoint)
+    never_warm = [sys.executable, "-c", "import time; time.sleep(3600)"]
+    command = python_command("dieselfs_client.supervision.supervisor", "-", "-", str(mountpoint), *never_warm)
+    supervisor = subprocess.Popen(command, env=module_environment(), stderr=subprocess.DEVNULL)
+    wait_for(mountpoint, lambda now: now.supervisor == supervisor.pid)
+    supervisor.send_signal(signal.SIGTERM)
+    assert supervisor.wait(60) == EXIT_OK
     assert mount_at(str(mountpoint)) is None
 
 
