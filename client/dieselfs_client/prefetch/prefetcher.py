@@ -114,7 +114,7 @@ class Prefetcher:
         self.pushing = trio.CapacityLimiter(1)
         """Held while the page cache is used."""
 
-    # -- calls for readers -------------------------------------------------------------------------------
+    # -- for readers: `interface.ReadAhead` --------------------------------------------------------------
 
     def noticed(self, node: int) -> None:
         """Note that a file was read through the daemon."""
@@ -138,17 +138,23 @@ class Prefetcher:
                 self._hit_rate.passed(reader, nodes)
         self._wake()
 
+    def noticed_ahead(self, node: int) -> None:
+        self.tripwires.spring(node)
+
+    def held(self, node: int) -> memoryview | None:
+        return self.tripwires.held(node)
+
     def is_starved(self, node: int) -> bool:
-        """Whether the next files of the reader of this tripwire are in flight."""
         return self.is_busy and any(window.is_starved(node) for window in self.windows)
 
     def keeps(self, chunk: int) -> bool:
-        """Whether to fetch a chunk whole for a waiting reader, because it is pinned."""
         return self.budget.is_due(chunk) and self.budget.pin(chunk)
 
     def expects(self, chunk: int) -> bool:
-        """Whether a chunk is in flight or will be soon, so that a reader of one of its files waits for it."""
         return chunk in self._expected
+
+    def stays(self, chunk: int) -> bool:
+        return self.budget.will_stay(chunk)
 
     def landed(self, chunk: int, payload: memoryview) -> None:
         """Push a chunk that was fetched for a reader, if it is pinned, and was not just pushed for another reader."""

@@ -1,11 +1,13 @@
 """The read path of a mount, for any kernel driver: bytes of files, from memory or fetched.
 
 `at_once` answers from memory, without waiting; `fetch` waits for the bytes. Sequential reads are read ahead. A read
-fetches blocks, an extent or the whole chunk: by the rule in `dieselfs/cache/policy.py`.
+fetches blocks, an extent or the whole chunk: `_wanted` decides, by the rule in `dieselfs/cache/policy.py`.
 """
 
 from collections import OrderedDict, deque
 from contextlib import suppress
+from enum import Enum, auto
+from typing import Protocol
 
 import trio
 
@@ -25,7 +27,7 @@ from dieselfs.telemetry.registry import Registry
 from dieselfs_client.memory.chunk_cache import Blocks, ChunkCache
 from dieselfs_client.mount.reading.core import ExtentPart, MountCore
 from dieselfs_client.mount.reading.read_around import ReadAround
-from dieselfs_client.prefetch.prefetcher import Prefetcher
+from dieselfs_client.prefetch.interface import NoReadAhead, ReadAhead
 
 READ_AHEAD_BYTES = 2 * CHUNK_TARGET_BYTES
 """How far ahead of a sequential reader of one file its chunks are fetched."""
@@ -38,7 +40,7 @@ HELD_BACK_S = 0.1
 of these files take several times as long, and slow the push.
 """
 LATE_S = 5.0
-"""For this long after a read has waited in vain, further reads of the same bytes fail at once. The kernel asks for each
+"""For this long after a read has timed out, further reads of the same bytes fail at once. The kernel asks for each
 page of a failed read-ahead once more, on its own, and the program would wait twice as long.
 """
 LATE_READS_MAX = 1024
@@ -78,7 +80,7 @@ class SequentialReads:
 
 
 class LateReads:
-    """Reads that have waited in vain, for LATE_S after their end; the last `reads_max` of them."""
+    """Reads that timed out less than LATE_S ago; the last `reads_max` of them."""
 
     def __init__(self, reads_max: int = LATE_READS_MAX) -> None:
         self._reads: deque[tuple[float, int, int, int]] = deque(maxlen=reads_max)
@@ -87,7 +89,7 @@ class LateReads:
         self._reads.append((now_s, inode, offset, end))
 
     def covers(self, inode: int, offset: int, end: int, now_s: float) -> bool:
-        """Whether one of them waited for some of these bytes."""
+        """Whether a read of some of these bytes timed out lately."""
         while self._reads and now_s - self._reads[0][0] > LATE_S:
             self._reads.popleft()
         return any(
@@ -96,20 +98,43 @@ class LateReads:
         )
 
 
+class Reads(Protocol):
+    """What a kernel driver asks for bytes of files. `ReadPath` has those of a dataset."""
+
+    metrics: Registry
+
+    def at_once(self, inode: int, offset: int, size: int) -> Buffers | None:
+        """As `ReadPath.at_once`."""
+
+    def is_read_around(self, inode: int, offset: int, size: int) -> bool:
+        """As `ReadPath.is_read_around`."""
+
+    async def fetch(self, inode: int, offset: int, size: int) -> Buffers:
+        """As `ReadPath.fetch`."""
+
+
+class Wanted(Enum):
+    """How much is fetched for a part of a read that is not in memory."""
+
+    BLOCKS = auto()
+    EXTENT = auto()
+    CHUNK = auto()
+
+
 class ReadPath:
-    """Used from one trio thread. Without a `prefetcher`, whole chunks are fetched."""
+    """Used from one trio thread."""
 
     def __init__(
         self,
         core: MountCore,
         chunk_cache: ChunkCache,
-        prefetcher: Prefetcher | None = None,
+        ahead: ReadAhead | None = None,
         timeout_s: float = READ_TIMEOUT_S,
         metrics: Registry | None = None,
         has_blocks: bool = True,
     ) -> None:
-        """`has_blocks`: whether small parts of large extents may be fetched. In a job they come from the pooled memory,
-        which holds whole chunks.
+        """`ahead`: None for no prefetcher. `has_blocks`: whether small parts of large extents may be fetched. In a job
+        they come from the pooled memory, which holds whole chunks.
         """
         self.metrics = metrics = metrics or Registry()
         self._at_once = metrics.declare(catalogue.READS_AT_ONCE)
@@ -118,7 +143,7 @@ class ReadPath:
         self._failed = metrics.declare(catalogue.READS_FAILED)
         self._core = core
         self._chunk_cache = chunk_cache
-        self._prefetcher = prefetcher
+        self._ahead: ReadAhead = ahead or NoReadAhead()
         self._timeout_s = timeout_s
         self._sequential = SequentialReads()
         self._late = LateReads()
@@ -141,18 +166,17 @@ class ReadPath:
         Raises NotFound or InvalidInput for an inode that is no file.
         """
         parts = self._core.parts(inode, offset, size)
-        if self._prefetcher is not None:
-            node = inode - 1
-            if is_ahead:
-                self._prefetcher.tripwires.spring(node)
-            else:
-                self._prefetcher.noticed(node)
-            held = self._prefetcher.tripwires.held(node)
-            if held is not None:
-                if offset == 0 and not is_ahead and self._prefetcher.is_starved(node):
-                    return None
-                self._at_once.value += 1
-                return [held[offset : offset + size]]
+        node = inode - 1
+        if is_ahead:
+            self._ahead.noticed_ahead(node)
+        else:
+            self._ahead.noticed(node)
+        held = self._ahead.held(node)
+        if held is not None:
+            if offset == 0 and not is_ahead and self._ahead.is_starved(node):
+                return None
+            self._at_once.value += 1
+            return [held[offset : offset + size]]
         buffers = self._held(parts)
         end = offset + size
         self._read_around.requested(inode, offset, end)
@@ -176,11 +200,7 @@ class ReadPath:
         return _checked(parts, buffers)
 
     def _is_small(self, part: ExtentPart) -> bool:
-        return (
-            self._has_blocks
-            and is_small_part(part.length, part.extent.length)
-            and self._prefetcher is not None
-        )
+        return self._has_blocks and is_small_part(part.length, part.extent.length)
 
     def _held_in_blocks(self, part: ExtentPart) -> memoryview | None:
         start = part.extent.offset + part.start
@@ -193,11 +213,10 @@ class ReadPath:
         """Whether to refuse a read that `at_once` has not answered: the kernel wants more than a program does, and that
         will not stay in memory. Then the kernel asks for less, and no program sees an error.
         """
-        is_possible = self._has_blocks and self._prefetcher is not None
-        if not is_possible or self._sequential.is_in_run(inode, offset):
+        if not self._has_blocks or self._sequential.is_in_run(inode, offset):
             return False
         parts = self._core.parts(inode, offset, size)
-        if any(self._is_to_come_whole(part.extent.chunk) for part in parts):
+        if any(self._comes_whole(part.extent.chunk) for part in parts):
             return False
         is_large = any(part.extent.length >= LARGE_EXTENT_BYTES for part in parts)
         is_refused = is_large and self._read_around.is_unwanted(inode, offset, offset + size)
@@ -207,8 +226,8 @@ class ReadPath:
     async def fetch(self, inode: int, offset: int, size: int) -> Buffers:
         """As `at_once`, but waits for bytes that are not in memory.
 
-        Raises Unavailable after the timeout, or at once if a read of the same bytes has just waited in vain; and
-        Damaged. If cancelled, fetches in flight continue, for the next reader.
+        Raises Unavailable after the timeout, or at once if a read of the same bytes has just timed out; and Damaged. If
+        cancelled, fetches in flight continue, for the next reader.
         """
         began_s = trio.current_time()
         if self._late.covers(inode, offset, offset + size, began_s):
@@ -247,58 +266,51 @@ class ReadPath:
 
     async def _held_back(self, node: int) -> memoryview | None:
         """The bytes of a tripwire, once the next files of its reader were pushed; None for any other file."""
-        prefetcher = self._prefetcher
-        held = prefetcher.tripwires.held(node) if prefetcher else None
-        if prefetcher and held is not None:
+        held = self._ahead.held(node)
+        if held is not None:
             with trio.move_on_after(HELD_BACK_S):
-                while prefetcher.is_starved(node):
-                    await prefetcher.moved.wait()
+                while self._ahead.is_starved(node):
+                    await self._ahead.moved.wait()
         return held
 
     async def _fetch_part(self, part: ExtentPart) -> memoryview:
-        """From the whole chunk; from blocks, or the extent alone, if the chunk is not worth fetching, or damaged."""
+        """Fetch what is wanted; less of it if that is damaged, as only some of its files may be."""
         extent = part.extent
-        chunk, prefetcher = extent.chunk, self._prefetcher
-        if self._is_small(part) and not self._is_worth_whole(part):
+        wanted = self._wanted(part)
+        if wanted is Wanted.BLOCKS:
             with suppress(Damaged):
                 return await self._fetch_blocks(part)
-            self._chunk_cache.damaged.add(chunk)
-        if (
-            prefetcher is None
-            or prefetcher.keeps(chunk)
-            or prefetcher.expects(chunk)
-            or self._recent.is_worth_whole(
-                chunk, extent.length, self._core.snapshot.chunk_payload_length(chunk)
-            )
-        ):
+            self._chunk_cache.damaged.add(extent.chunk)
+            wanted = self._wanted(part)
+        if wanted is Wanted.CHUNK:
             with suppress(Damaged):
-                payload = await self._chunk_cache.fetch(chunk)
-                if prefetcher is not None:
-                    prefetcher.landed(chunk, payload)
+                payload = await self._chunk_cache.fetch(extent.chunk)
+                self._ahead.landed(extent.chunk, payload)
                 first = extent.offset + part.start
                 return payload[first : first + part.length]
         return (await self._chunk_cache.fetch(extent))[part.start : part.start + part.length]
 
-    def _is_worth_whole(self, part: ExtentPart) -> bool:
-        """Whether a small part of a large extent, which is not in memory, is no reason to fetch blocks."""
-        chunk, prefetcher = part.extent.chunk, self._prefetcher
-        stays = prefetcher is not None and prefetcher.has_room(chunk)
-        return (
-            chunk in self._chunk_cache.damaged
-            or self._is_to_come_whole(chunk)
-            or self._recent_blocks.is_worth_whole(
-                chunk,
-                part.length,
-                self._core.snapshot.chunk_payload_length(chunk),
-                share=WHOLE_SHARE if stays else EVICTED_WHOLE_SHARE,
-            )
-        )
+    def _wanted(self, part: ExtentPart) -> Wanted:
+        """What to fetch for a part that is not in memory. Notes the request: many of them make a chunk worth fetching.
 
-    def _is_to_come_whole(self, chunk: int) -> bool:
-        prefetcher = self._prefetcher
-        return self._chunk_cache.is_coming(chunk) or (
-            prefetcher is not None and (prefetcher.expects(chunk) or prefetcher.budget.will_stay(chunk))
+        Blocks only of a chunk that is neither damaged, nor fetched whole for another reason.
+        """
+        chunk, length = part.extent.chunk, part.extent.length
+        payload_bytes = self._core.snapshot.chunk_payload_length(chunk)
+        if self._is_small(part) and chunk not in self._chunk_cache.damaged and not self._comes_whole(chunk):
+            share = WHOLE_SHARE if self._ahead.has_room(chunk) else EVICTED_WHOLE_SHARE
+            if not self._recent_blocks.is_worth_whole(chunk, part.length, payload_bytes, share=share):
+                return Wanted.BLOCKS
+        is_whole = (
+            self._ahead.keeps(chunk)
+            or self._ahead.expects(chunk)
+            or self._recent.is_worth_whole(chunk, length, payload_bytes)
         )
+        return Wanted.CHUNK if is_whole else Wanted.EXTENT
+
+    def _comes_whole(self, chunk: int) -> bool:
+        """Whether a chunk is fetched whole whatever is read of it."""
+        return self._chunk_cache.is_coming(chunk) or self._ahead.expects(chunk) or self._ahead.stays(chunk)
 
     async def _fetch_blocks(self, part: ExtentPart) -> memoryview:
         """Fetch the missing blocks of a part, and those between them, with one request."""
