@@ -20,10 +20,11 @@ from dieselfs.importance.schedule import Schedule
 from dieselfs.importance.score_lines import LossBatch
 from dieselfs.importance.scores import scores_of
 from dieselfs.names import printable
+from dieselfs.shuffle.order import GroupOrder, Layout
+from dieselfs.shuffle.policies import Losses
+from dieselfs.shuffle.spec import PlanSpec
 from dieselfs.snapshot.reader import Snapshot
 
-POLICY = "importance"
-"""As the policy of a shuffle: an order of these."""
 ORDERS_KEPT = 4
 _SHOWN_MAX = 80
 _TYPE_BITS = 0o170000
@@ -35,6 +36,18 @@ class OrderKey(NamedTuple):
     folder: bytes
     seed: int
     epoch: int
+
+
+def importance_order(layout: Layout, spec: PlanSpec, losses: Losses | None) -> GroupOrder:
+    """The order of the shuffle policy "importance". Raises InvalidInput without losses, and as `Losses.drawn`."""
+    if losses is None:
+        raise InvalidInput(
+            "an order by importance needs losses, which only a mount has: read .dieselfs/shuffle/policy=importance "
+            "there, or use ImportanceSampler"
+        )
+    if spec.skips.end:
+        raise InvalidInput("an order by importance has no skips: leave out skip=")
+    return losses.drawn(spec, layout.nodes())
 
 
 class ScoredFiles:

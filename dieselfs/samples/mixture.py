@@ -14,10 +14,11 @@ from dieselfs.errors import InvalidInput
 from dieselfs.samples.order import Ordered, SampleOrder
 from dieselfs.samples.sample_set import read_items
 from dieselfs.samples.source import Progress, Source
-from dieselfs.shuffle.cursor import DIGEST_CHARACTERS, MIXTURE, Cursor
+from dieselfs.shuffle.cursor import DIGEST_CHARACTERS, Cursor
 from dieselfs.shuffle.mixture import counts_of, interleave, numbers_of, seed_of
+from dieselfs.shuffle.policies import MIXTURE, policy_of
 from dieselfs.shuffle.skips import NO_SKIPS
-from dieselfs.shuffle.spec import SEED_MAX, PlanSpec, ReaderSpec
+from dieselfs.shuffle.spec import DEFAULT_POLICY, SEED_MAX, PlanSpec, ReaderSpec
 
 DECLARED_AGAIN_MIN = 1024
 """Samples of a dataset whose later passes in an epoch are declared. Smaller ones stay in memory after the first."""
@@ -53,7 +54,7 @@ class Mixture:
 
     def order(self, spec: PlanSpec) -> "MixedOrder":
         orders = [part.order(PlanSpec(group_chunks=spec.group_chunks)) for part in self._parts]
-        return MixedOrder(self, orders, replace(spec, folder=b""))
+        return MixedOrder(self, orders, spec)
 
     def index_of(self, part: int, indices: Numbers) -> Numbers:
         """The indices here of samples of a part: shape (n,)."""
@@ -159,7 +160,8 @@ class MixedOrder:
     is_listed = True
 
     def __init__(self, mixture: Mixture, orders: Sequence[SampleOrder], spec: PlanSpec) -> None:
-        self.spec, self._mixture, self._orders = spec, mixture, orders
+        self.spec = replace(spec, folder=b"", policy=MIXTURE)
+        self._mixture, self._orders = mixture, orders
         self._total = sum(mixture.counts)
         if spec.skips.end > self._total:
             raise InvalidInput(
@@ -199,19 +201,21 @@ class MixedOrder:
 
     def _order_of(self, part: int, epoch: int) -> SampleOrder:
         seed, epoch = seed_of(self.spec.seed, part), epoch % (SEED_MAX + 1)
-        return self._orders[part].with_spec(replace(self.spec, seed=seed, epoch=epoch, skips=NO_SKIPS))
+        spec = replace(self.spec, seed=seed, epoch=epoch, skips=NO_SKIPS, policy=DEFAULT_POLICY)
+        return self._orders[part].with_spec(spec)
 
     def with_spec(self, spec: PlanSpec) -> "MixedOrder":
-        return MixedOrder(self._mixture, self._orders, replace(spec, folder=b""))
+        return MixedOrder(self._mixture, self._orders, spec)
 
     def cursor(self, position: int) -> Cursor:
         self._check(position)
-        return Cursor(self._digest(), self.spec, position, MIXTURE)
+        return Cursor(self._digest(), self.spec, position)
 
     def check_cursor(self, cursor: Cursor) -> None:
-        if cursor.kind != MIXTURE or cursor.snapshot != self._digest():
+        if cursor.spec.policy != MIXTURE or cursor.snapshot != self._digest():
+            of, own = policy_of(cursor.spec).kind, policy_of(self.spec).kind
             raise InvalidInput(
-                f"the cursor is of {cursor.kind} {cursor.snapshot}, not of {MIXTURE} {self._digest()}: mix the same "
+                f"the cursor is of {of} {cursor.snapshot}, not of {own} {self._digest()}: mix the same "
                 "generations (or tags) of the same datasets, in the same order, with the same weights"
             )
         self._check(cursor.position)

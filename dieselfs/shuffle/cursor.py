@@ -13,20 +13,18 @@ from dataclasses import dataclass, replace
 
 from dieselfs.errors import InvalidInput
 from dieselfs.limits import CURSOR_CHARACTERS_MAX, SKIP_RANGES_MAX
-from dieselfs.shuffle.policies import NAME_BY_VERSION, policy_of
+from dieselfs.shuffle.policies import NAME_BY_CURSOR, policy_of
 from dieselfs.shuffle.skips import Skips
 from dieselfs.shuffle.spec import PlanSpec
 from dieselfs.snapshot.format import COUNT_MAX
 
 DIGEST_CHARACTERS = 24
 """96 bits of the snapshot's digest: collisions are infeasible, by accident or on purpose."""
-ORDER, MIXTURE = "order", "mix"
-"""The kinds of cursors: of a plan, and of a mixture of several."""
 
 _NUMBER = "(0|[1-9][0-9]{0,19})"
 _RANGE = f"x{_NUMBER}-{_NUMBER}".replace("(", "(?:")
 _CURSOR = re.compile(
-    rf"({ORDER}|{MIXTURE})([0-9]+)\.([0-9a-f]{{{DIGEST_CHARACTERS}}})"
+    rf"([a-z]+)([0-9]+)\.([0-9a-f]{{{DIGEST_CHARACTERS}}})"
     rf"\.s{_NUMBER}\.e{_NUMBER}\.g{_NUMBER}\.p{_NUMBER}((?:\.{_RANGE}){{0,{SKIP_RANGES_MAX}}})\.([0-9a-f]{{8}})"
 )
 
@@ -36,19 +34,19 @@ class Cursor:
     """All positions before `position` have been read; the next is `position`. `str` gives the text.
 
     `snapshot`: the beginning of the digest of the snapshot (and folder), in hexadecimal digits. `spec` has no folder:
-    a cursor identifies its folder, but does not name it. `kind`: `ORDER`, or `MIXTURE`, whose
-    digest is that of all its parts.
+    a cursor identifies its folder, but does not name it. The digest of a mixture is that of all its parts.
     """
 
     snapshot: str
     spec: PlanSpec
     position: int
-    kind: str = ORDER
 
     def __str__(self) -> str:
-        spec, version = self.spec, policy_of(self.spec).version
+        spec, policy = self.spec, policy_of(self.spec)
         skips = "".join(f".x{one.start}-{one.stop - 1}" for one in spec.skips.ranges)
-        order = f"{self.kind}{version}.{self.snapshot}.s{spec.seed}.e{spec.epoch}.g{spec.group_chunks}"
+        order = (
+            f"{policy.kind}{policy.version}.{self.snapshot}.s{spec.seed}.e{spec.epoch}.g{spec.group_chunks}"
+        )
         text = f"{order}.p{self.position}{skips}"
         return f"{text}.{_check_sum(text)}"
 
@@ -63,12 +61,10 @@ class Cursor:
                 f"{text!r} is not a cursor: a cursor looks like order1.DIGEST.s1.e0.g100.p4096.CHECKSUM"
             )
         kind, version, snapshot, seed, epoch, group_chunks, position, skips, check_sum = match.groups()
-        policy = NAME_BY_VERSION.get(int(version))
+        policy = NAME_BY_CURSOR.get((kind, int(version)))
         if policy is None:
-            known = ", ".join(map(str, NAME_BY_VERSION))
-            raise InvalidInput(
-                f"the cursor is of order {version}, this version of dieselfs has order {known}"
-            )
+            known = ", ".join(f"{kind} {version}" for kind, version in NAME_BY_CURSOR)
+            raise InvalidInput(f"the cursor is of {kind} {version}, this version of dieselfs has {known}")
         if check_sum != _check_sum(text[: match.start(9) - 1]):
             raise InvalidInput(f"{text!r}: the checksum does not match: the cursor was truncated or changed")
         ranges = [one.split("-") for one in skips.split(".x")[1:]]
@@ -79,7 +75,7 @@ class Cursor:
             spec = PlanSpec(int(seed), int(epoch), int(group_chunks), skipped, policy=policy)
         except InvalidInput as error:
             raise InvalidInput(f"{text!r} is not a cursor: {error}") from None
-        cursor = cls(snapshot, spec, int(position), kind)
+        cursor = cls(snapshot, spec, int(position))
         if str(cursor) != text:  # so that equal cursors have equal texts
             raise InvalidInput(f"{text!r} is not a cursor: the skips are out of order")
         return cursor

@@ -1,4 +1,4 @@
-"""A list of files as a plan, for orders that no spec gives: mixtures, and draws by importance. No I/O."""
+"""A list of files as an order, or as a plan: for orders that no spec gives, and for draws by importance. No I/O."""
 
 from functools import cached_property
 from typing import Any
@@ -8,6 +8,7 @@ import numpy.typing as npt
 
 from dieselfs.arrays import Numbers, Positions
 from dieselfs.shuffle.plan import Plan
+from dieselfs.shuffle.policies import LISTED
 from dieselfs.shuffle.skips import NO_SKIPS
 from dieselfs.shuffle.spec import PlanSpec
 from dieselfs.snapshot.reader import Snapshot
@@ -19,11 +20,18 @@ are those of fewer different chunks, in proportion.
 
 
 class ListedOrder:
-    """As `Order`. `nodes`: shape (n,), in order; a file may come several times. `sizes`: of each of them."""
+    """A `GroupOrder` whose groups are stretches of a list."""
 
-    def __init__(self, nodes: Numbers, sizes: Numbers, first_bytes: int, group_bytes: int) -> None:
-        self._nodes = nodes.astype(np.uint64)
-        ends = np.cumsum(sizes, dtype=np.int64)
+    def __init__(
+        self,
+        snapshot: Snapshot,
+        nodes: Numbers,
+        first_bytes: int = FIRST_GROUP_BYTES,
+        group_bytes: int = GROUP_BYTES,
+    ) -> None:
+        """`nodes`: shape (n,), files of the snapshot in the order in which they are read; one may come again."""
+        self._snapshot, self._nodes = snapshot, nodes.astype(np.uint64)
+        ends = np.cumsum(snapshot.column("sizes")[nodes], dtype=np.int64)
         total = int(ends[-1]) if len(ends) else 0
         cuts = np.searchsorted(ends, np.arange(first_bytes, total, group_bytes), side="right")
         self.bounds: Positions = np.unique(np.concatenate(([0], cuts, [len(nodes)]))).astype(np.int64)
@@ -35,9 +43,18 @@ class ListedOrder:
         found: npt.NDArray[Any] = self._nodes[self.bounds[group] + places]
         return found
 
+    @cached_property
+    def _is_single(self) -> npt.NDArray[np.bool_]:
+        counts = np.bincount(self._nodes.astype(np.int64), minlength=len(self._snapshot))
+        is_single: npt.NDArray[np.bool_] = counts == 1
+        return is_single
+
+    def is_single(self, nodes: Numbers) -> npt.NDArray[np.bool_]:
+        return self._is_single[nodes]
+
 
 class ListedPlan(Plan):
-    """The plan of a list; its groups are stretches of it. It has no layout and no cursor: it lives in one process."""
+    """The plan of a list. It has no layout and no cursor: it lives in one process."""
 
     def __init__(
         self,
@@ -45,19 +62,7 @@ class ListedPlan(Plan):
         nodes: Numbers,
         first_bytes: int = FIRST_GROUP_BYTES,
         group_bytes: int = GROUP_BYTES,
-        spec: PlanSpec | None = None,
     ) -> None:
-        """`nodes`: shape (n,), files of the snapshot in the order in which they are read. `spec`: what the list was
-        made of.
-        """
-        self.snapshot, self.spec, self.skips = snapshot, spec or PlanSpec(), NO_SKIPS
-        self._listed = nodes
-        self._arrange(ListedOrder(nodes, snapshot.column("sizes")[nodes], first_bytes, group_bytes))
-
-    @cached_property
-    def _is_single(self) -> npt.NDArray[np.bool_]:
-        is_single: npt.NDArray[np.bool_] = np.bincount(self._listed, minlength=len(self.snapshot)) == 1
-        return is_single
-
-    def is_single(self, nodes: Numbers) -> npt.NDArray[np.bool_]:
-        return self._is_single[nodes]
+        """See `ListedOrder`."""
+        self.snapshot, self.spec, self.skips = snapshot, PlanSpec(policy=LISTED), NO_SKIPS
+        self._arrange(ListedOrder(snapshot, nodes, first_bytes, group_bytes))

@@ -130,6 +130,10 @@ class Layout:
         """Number of files; those of a selection as often as they occur in it."""
         return len(self._names)
 
+    def nodes(self) -> Nodes:
+        """All files, ascending: shape (files,)."""
+        return np.sort(nodes_of(self._names))
+
     def files_of(self, chunks: Numbers) -> npt.NDArray[Any]:
         """The files of these chunks, chunk by chunk: their nodes, or their names in a selection."""
         counts = self.counts[chunks]
@@ -147,11 +151,13 @@ class GroupOrder(Protocol):
 
     def nodes_at(self, group: int, places: Numbers) -> npt.NDArray[Any]: ...
 
+    def is_single(self, nodes: Numbers) -> npt.NDArray[np.bool_]: ...
+
 
 class Order:
     """The order of one epoch. The files of a group are sorted when they are requested."""
 
-    def __init__(self, layout: Layout, spec: PlanSpec) -> None:
+    def __init__(self, layout: Layout, spec: PlanSpec, _: object = None) -> None:
         """Uses `seed`, `epoch`, and `group_chunks` of `spec`; 0 chunks shuffle fully."""
         self._layout = layout
         self._stream = stream(spec.seed, spec.epoch, _FILES)
@@ -192,6 +198,10 @@ class Order:
         by_key = chosen[np.argsort(keys[chosen])]
         found: npt.NDArray[Any] = names[by_key[places - left_out[at]]]
         return found
+
+    def is_single(self, nodes: Numbers) -> npt.NDArray[np.bool_]:
+        """Which of these files the order has once: shape (n,), as `nodes`."""
+        return np.ones(len(nodes), np.bool_)
 
     def _with_keys(self, first_group: int, end_group: int) -> tuple[npt.NDArray[Any], Keys]:
         """The files of consecutive groups, chunk by chunk, and their sort keys within their group.

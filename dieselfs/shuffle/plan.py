@@ -21,10 +21,10 @@ import numpy.typing as npt
 from dieselfs.arrays import Nodes, Numbers, Positions
 from dieselfs.errors import InvalidInput
 from dieselfs.names import printable
-from dieselfs.shuffle.cursor import DIGEST_CHARACTERS, ORDER, Cursor
+from dieselfs.shuffle.cursor import DIGEST_CHARACTERS, Cursor
 from dieselfs.shuffle.order import GroupOrder, Layout, chunks_of, nodes_of
 from dieselfs.shuffle.partition import Partition
-from dieselfs.shuffle.policies import policy_of
+from dieselfs.shuffle.policies import Losses, order_of, policy_of
 from dieselfs.shuffle.skips import Skips
 from dieselfs.shuffle.spec import PlanSpec, ReaderSpec
 from dieselfs.snapshot.reader import Snapshot
@@ -56,10 +56,16 @@ class Plan:
     Thread-safe. Cannot be pickled: pass a cursor instead.
     """
 
-    def __init__(self, snapshot: Snapshot, spec: PlanSpec, layout: Layout | None = None) -> None:
-        """`layout`: that of the spec's folder in the snapshot, if it exists already.
+    def __init__(
+        self,
+        snapshot: Snapshot,
+        spec: PlanSpec,
+        layout: Layout | None = None,
+        losses: Losses | None = None,
+    ) -> None:
+        """`layout`: that of the spec's folder in the snapshot, if it exists already. `losses`: see `order_of`.
 
-        Raises InvalidInput for an unknown policy or a skip beyond the end; NotFound, InvalidInput as `Layout.of`.
+        Raises InvalidInput as `order_of`, and for a skip beyond the end; NotFound, InvalidInput as `Layout.of`.
         """
         self.snapshot, self.spec, self.skips = snapshot, spec, spec.skips
         self.layout = Layout.of(snapshot, spec.folder) if layout is None else layout
@@ -68,7 +74,7 @@ class Plan:
             raise InvalidInput(
                 f"cannot skip position {self.skips.end - 1}: the epoch has {len(self.layout)}, counted from 0"
             )
-        self._arrange(policy_of(spec).order(self.layout, spec))
+        self._arrange(order_of(self.layout, spec, losses))
 
     def _arrange(self, order: GroupOrder) -> None:
         self._order = order
@@ -89,10 +95,8 @@ class Plan:
     def check_cursor(self, cursor: Cursor) -> None:
         """Raises InvalidInput if a cursor is of another snapshot or folder, or beyond the end."""
         snapshot, folder, digest = self.snapshot, self.spec.folder, self._digest()
-        if cursor.kind != ORDER:
-            raise InvalidInput(
-                "the cursor is of a mixture: open it with the datasets and weights of that job"
-            )
+        if cursor.spec.policy != self.spec.policy:
+            raise InvalidInput(f"the cursor is of policy {cursor.spec.policy}, not of {self.spec.policy}")
         if cursor.snapshot != digest:
             where = f", folder {printable(folder)}" if folder else ""
             raise InvalidInput(
@@ -110,9 +114,15 @@ class Plan:
     def __len__(self) -> int:
         return self._total - len(self.skips)
 
+    @property
+    def has_cursors(self) -> bool:
+        return bool(policy_of(self.spec).kind)
+
     def cursor(self, position: int) -> Cursor:
-        """The cursor of a job that has read everything before `position`."""
+        """The cursor of a job that has read everything before `position`. Raises InvalidInput without `has_cursors`."""
         self._check(position)
+        if not self.has_cursors:
+            raise InvalidInput(f"an order of policy {self.spec.policy} has no cursor")
         return Cursor(self._digest(), replace(self.spec, folder=b""), position)
 
     def _digest(self) -> str:
@@ -164,8 +174,8 @@ class Plan:
         return nodes_of(self._order.nodes_at(group, self.skips.whole(positions) - first))
 
     def is_single(self, nodes: Numbers) -> npt.NDArray[np.bool_]:
-        """Which of these files of the plan it has once."""
-        return np.ones(len(nodes), np.bool_)
+        """Which of these files the plan has once: shape (n,), as `nodes`."""
+        return self._order.is_single(nodes)
 
     # -- groups ------------------------------------------------------------------------------------------
 

@@ -9,7 +9,6 @@ from urllib.parse import quote, unquote_to_bytes
 from dieselfs.errors import InvalidInput
 from dieselfs.names import printable, user_path
 from dieselfs.shuffle.cursor import Cursor
-from dieselfs.shuffle.listed import ListedPlan
 from dieselfs.shuffle.plan import Plan, Share
 from dieselfs.shuffle.skips import Skips
 from dieselfs.shuffle.spec import PlanSpec, ReaderSpec
@@ -68,7 +67,7 @@ class ShareName:
         """The name of a share: its plan as a cursor, its paths with NUL bytes, so that any path can be written. A list
         has no cursor, but the spec that it was made of.
         """
-        cursor = None if isinstance(share.plan, ListedPlan) else share.plan.cursor(share.start)
+        cursor = share.plan.cursor(share.start) if share.plan.has_cursors else None
         return cls(share.plan.spec, share.reader, True, cursor)
 
     def share(self, plan_of: Callable[[PlanSpec], Plan]) -> Share:

@@ -11,14 +11,12 @@ import trio
 from dieselfs import __version__
 from dieselfs.errors import DieselfsError
 from dieselfs.importance.score_lines import LossBatch
-from dieselfs.importance.scored_files import POLICY as IMPORTANCE
 from dieselfs.names import printable
 from dieselfs.prefetch.extent_table import Pages
 from dieselfs.prefetch.window import PlanWindow
 from dieselfs.process.system_limits import room_bytes
 from dieselfs.rpc.client import ServerClient
 from dieselfs.settings.table import FUSE, ONESHOT
-from dieselfs.shuffle.listed import ListedPlan
 from dieselfs.shuffle.order import Layout
 from dieselfs.shuffle.plan import Plan, Share
 from dieselfs.shuffle.share_name import ShareName
@@ -171,10 +169,10 @@ class Node:
     # -- for the control tree: `control_tree.ControlContents` ------------------------------------------------
 
     def share(self, asked: ShareName) -> Share:
-        return self._scores.share(asked) if asked.plan.policy == IMPORTANCE else asked.share(self._plan)
+        return asked.share(self._plan)
 
     def _plan(self, spec: PlanSpec) -> Plan:
-        return Plan(self._snapshot, spec, self._layout(spec.folder))
+        return Plan(self._snapshot, spec, self._layout(spec.folder), self._scores)
 
     def declare(self, share: Share) -> None:
         self._prefetcher.declare(share)
@@ -205,7 +203,7 @@ class Node:
 
     def cursors(self) -> list[str]:
         """Cursor of the slowest reader of each plan; it may have read slightly more. A list has none."""
-        windows = [window for window in self._prefetcher.windows if not isinstance(window.plan, ListedPlan)]
+        windows = [window for window in self._prefetcher.windows if window.plan.has_cursors]
         return [str(window.plan.cursor(window.position)) for window in windows]
 
     # -- following: `following.Moments` ------------------------------------------------------------------------

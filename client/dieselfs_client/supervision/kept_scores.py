@@ -11,13 +11,10 @@ import numpy as np
 
 from dieselfs.arrays import Nodes
 from dieselfs.errors import InvalidInput
-from dieselfs.importance.scored_files import ORDERS_KEPT, POLICY, OrderKey, ScoredFiles
-from dieselfs.shuffle.listed import ListedPlan
-from dieselfs.shuffle.plan import Share
-from dieselfs.shuffle.share_name import ShareName
+from dieselfs.importance.scored_files import ORDERS_KEPT, OrderKey, ScoredFiles
+from dieselfs.shuffle.listed import ListedOrder
 from dieselfs.shuffle.spec import PlanSpec
 from dieselfs.snapshot.reader import Snapshot
-from dieselfs.snapshot.subtree import files_below
 from dieselfs_client.supervision.status import MemoryFile
 
 SCORES = "scores"
@@ -33,9 +30,9 @@ class KeptScores:
     def __init__(self, snapshot: Snapshot, file: MemoryFile | None) -> None:
         self.files = ScoredFiles(snapshot)
         self._snapshot, self._file = snapshot, file
-        self._lock = Lock()  # guards the file, and the number and the plans below
+        self._lock = Lock()  # guards the file, and the number and the orders below
         self._kept = 0
-        self._plans: OrderedDict[OrderKey, tuple[Nodes, ListedPlan]] = OrderedDict()  # with their orders
+        self._orders: OrderedDict[OrderKey, tuple[Nodes, ListedOrder]] = OrderedDict()
         if file is not None and (size := os.fstat(file.descriptor).st_size) > _LENGTH_BYTES:
             content = os.pread(file.descriptor, size, 0)
             try:
@@ -44,31 +41,19 @@ class KeptScores:
             except InvalidInput as error:  # the previous daemon was killed while it wrote
                 _log.warning("the scores of the previous daemon are lost: %s", error)
 
-    def share(self, asked: ShareName) -> Share:
-        """The share of a reader of an epoch; its order is kept before it is returned. Raises InvalidInput, NotFound."""
-        spec = asked.plan
-        if spec.skips.end:
-            raise InvalidInput("an order by importance has no skips: leave out skip=")
-        root = self._snapshot.require(spec.folder)
-        if not self._snapshot.stat(root).is_folder:
-            raise InvalidInput(f"{os.fsdecode(spec.folder)} is not a folder")
-        files = np.sort(files_below(self._snapshot, root)).astype(np.uint32)
+    def drawn(self, spec: PlanSpec, files: Nodes) -> ListedOrder:
+        """The order of an epoch (`policies.Losses`), the same for all readers. It is kept before it is returned."""
         key = OrderKey(spec.folder, spec.seed, spec.epoch)
-        order = self.files.order(key, files)
+        nodes = self.files.order(key, files)
         self.keep()
-        return Share(self._plan(key, order), asked.reader)
-
-    def _plan(self, key: OrderKey, order: Nodes) -> ListedPlan:
-        """The plan of an order, the same for all readers."""
         with self._lock:
-            drawn, plan = self._plans.get(key, (None, None))
-            if plan is None or drawn is not order:
-                spec = PlanSpec(key.seed, key.epoch, folder=key.folder, policy=POLICY)
-                plan = ListedPlan(self._snapshot, order.astype(np.int64), spec=spec)
-                self._plans[key] = order, plan
-                while len(self._plans) > ORDERS_KEPT:
-                    self._plans.popitem(last=False)
-            return plan
+            drawn, order = self._orders.get(key, (None, None))
+            if order is None or drawn is not nodes:
+                order = ListedOrder(self._snapshot, nodes.astype(np.int64))
+                self._orders[key] = nodes, order
+                while len(self._orders) > ORDERS_KEPT:
+                    self._orders.popitem(last=False)
+            return order
 
     @property
     def is_changed(self) -> bool:

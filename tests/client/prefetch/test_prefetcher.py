@@ -353,7 +353,7 @@ def test_a_list_with_repeated_files_is_stored_before_it_is_read(packed: PackedDa
     drawn = np.random.default_rng(seed).choice(files, FILES).astype(np.int64)
 
     async def scenario(rig: Rig) -> None:
-        plan = ListedPlan(packed.snapshot, drawn, 200 * PAGE, 200 * PAGE, PlanSpec(policy="importance"))
+        plan = ListedPlan(packed.snapshot, drawn, 200 * PAGE, 200 * PAGE)
         shares = [plan.share(rank, world=2, batch=20) for rank in (0, 1)]
         for share in shares:
             rig.prefetcher.declare(share)

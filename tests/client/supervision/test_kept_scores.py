@@ -8,6 +8,7 @@ import pytest
 
 from dieselfs.errors import InvalidInput, NotFound
 from dieselfs.importance.score_lines import LossBatch
+from dieselfs.shuffle.plan import Plan, Share
 from dieselfs.shuffle.share_name import ShareName
 from dieselfs.snapshot.reader import Snapshot
 from dieselfs_client.supervision.kept_scores import SCORES, KeptScores
@@ -25,32 +26,32 @@ def file() -> Iterator[MemoryFile]:
     os.close(file.descriptor)
 
 
-def asked(text: bytes) -> ShareName:
-    return ShareName.parse(b"policy=importance," + text)
+def share_of(kept: KeptScores, text: bytes) -> Share:
+    asked = ShareName.parse(b"policy=importance," + text)
+    return asked.share(lambda spec: Plan(SNAPSHOT, spec, losses=kept))
 
 
 def test_ranks_share_one_order_and_the_next_daemon_repeats_it(file: MemoryFile) -> None:
     first = KeptScores(SNAPSHOT, file)
     first.files.take(LossBatch(PATHS, np.arange(50.0)))
-    share = first.share(asked(b"folder=f,seed=3,epoch=2"))
+    share = share_of(first, b"folder=f,seed=3,epoch=2")
     whole = share.nodes().tolist()
-    shares = [
-        first.share(asked(b"folder=f,seed=3,epoch=2,world=2,batch=10,rank=%d" % rank)) for rank in (0, 1)
-    ]
-    assert all(each.plan is share.plan for each in shares)
+    shares = [share_of(first, b"folder=f,seed=3,epoch=2,world=2,batch=10,rank=%d" % rank) for rank in (0, 1)]
+    spec, files = share.plan.spec, np.sort(share.nodes())
+    assert first.drawn(spec, files) is first.drawn(spec, files)
     ranks = [each.nodes() for each in shares]
     assert len(whole) == 50 and sorted(np.concatenate(ranks).tolist()) == sorted(whole)
     assert ranks[0].tolist()[:5] == whole[:5] and ranks[1].tolist()[:5] == whole[5:10]
 
     second = KeptScores(SNAPSHOT, MemoryFile(SCORES, file.descriptor))
     assert second.files.scored == 50
-    assert second.share(asked(b"folder=f,seed=3,epoch=2")).nodes().tolist() == whole
+    assert share_of(second, b"folder=f,seed=3,epoch=2").nodes().tolist() == whole
 
 
 def test_a_daemon_that_was_killed_while_it_wrote(file: MemoryFile, caplog: pytest.LogCaptureFixture) -> None:
-    KeptScores(SNAPSHOT, file).share(asked(b"seed=1"))
+    share_of(KeptScores(SNAPSHOT, file), b"seed=1")
     os.pwrite(file.descriptor, bytes(200), 100)
-    assert len(KeptScores(SNAPSHOT, file).share(asked(b"seed=1"))) == len(PATHS) + 1
+    assert len(share_of(KeptScores(SNAPSHOT, file), b"seed=1")) == len(PATHS) + 1
     assert "scores of the previous daemon are lost" in caplog.text
 
 
@@ -58,6 +59,6 @@ def test_what_cannot_be_drawn() -> None:
     kept = KeptScores(SNAPSHOT, None)
     for text in (b"skip=0-1", b"folder=other", b"start=52"):
         with pytest.raises(InvalidInput):
-            kept.share(asked(text))
+            share_of(kept, text)
     with pytest.raises(NotFound):
-        kept.share(asked(b"folder=nothing"))
+        share_of(kept, b"folder=nothing")

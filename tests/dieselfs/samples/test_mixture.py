@@ -112,7 +112,7 @@ def test_a_cursor_of_another_mixture_is_refused() -> None:
     ):
         with pytest.raises(InvalidInput, match=r"the cursor is of mix .* with the same weights"):
             SamplerState(other, 5, rank=0, world=1).load_state_dict(state)
-    with pytest.raises(InvalidInput, match="the cursor is of a mixture"):
+    with pytest.raises(InvalidInput, match="of policy mixture: it is made by MixedDataset"):
         SamplerState(FIRST, 5, rank=0, world=1).load_state_dict(state)
     with pytest.raises(InvalidInput, match=r"the cursor is of order .*, not of mix"):
         SamplerState(WEIGHTED, 5, rank=0, world=1).load_state_dict(

@@ -1,11 +1,12 @@
-"""Shuffle policies: found by name, each with its own version in cursors; all keep the same promises."""
+"""Shuffle policies: found by name, each with its own cursors; all that a spec determines keep the same promises."""
 
 import pytest
 
 from dieselfs.errors import InvalidInput
 from dieselfs.shuffle.cursor import Cursor
 from dieselfs.shuffle.plan import Plan
-from dieselfs.shuffle.policies import POLICIES, policy_of
+from dieselfs.shuffle.policies import IMPORTANCE, NAME_BY_CURSOR, POLICIES, order_of
+from dieselfs.shuffle.share_name import ShareName
 from dieselfs.shuffle.spec import DEFAULT_POLICY, PlanSpec
 from tests.support.dataset import TreeEntry, pack_entries
 
@@ -13,12 +14,16 @@ SNAPSHOT = pack_entries(
     [TreeEntry(b"f/%d" % n, 0o100644, n, b"x" * 30) for n in range(50)], chunk_bytes=200
 ).snapshot
 
-
-def test_the_default_is_there_and_its_version_stays() -> None:
-    assert POLICIES[DEFAULT_POLICY].version == 1
+ORDERED = [name for name, policy in POLICIES.items() if policy.order and policy.kind]
 
 
-@pytest.mark.parametrize("policy", POLICIES)
+def test_what_cursors_name_stays() -> None:
+    assert DEFAULT_POLICY in ORDERED
+    assert NAME_BY_CURSOR == {("order", 1): "chunkwise", ("mix", 1): "mixture"}
+    assert len(NAME_BY_CURSOR) == sum(bool(policy.kind) for policy in POLICIES.values())
+
+
+@pytest.mark.parametrize("policy", ORDERED)
 @pytest.mark.parametrize("seed", [0, 1])
 @pytest.mark.parametrize("group_chunks", [0, 1, 3])
 def test_every_policy_has_each_file_once_and_is_a_function_of_its_spec(
@@ -32,7 +37,7 @@ def test_every_policy_has_each_file_once_and_is_a_function_of_its_spec(
     )
     cursor = Cursor.parse(str(Plan(SNAPSHOT, spec).cursor(7)))
     assert cursor.spec == spec
-    order = policy_of(spec).order(Plan(SNAPSHOT, spec).layout, spec)
+    order = order_of(Plan(SNAPSHOT, spec).layout, spec)
     groups = len(order.bounds) - 1
     places = list(range(int(order.bounds[1])))
     assert order.nodes(0, groups).tolist() == nodes
@@ -42,6 +47,28 @@ def test_every_policy_has_each_file_once_and_is_a_function_of_its_spec(
     ]
 
 
-def test_an_unknown_policy_is_refused() -> None:
-    with pytest.raises(InvalidInput, match="policy is 'best': give one of chunkwise"):
-        Plan(SNAPSHOT, PlanSpec(policy="best"))
+@pytest.mark.parametrize("policy", POLICIES)
+def test_a_spec_gives_an_order_or_an_error_says_what_does(policy: str) -> None:
+    row = POLICIES[policy]
+    if policy in ORDERED:
+        return
+    with pytest.raises(InvalidInput, match="losses.*ImportanceSampler" if row.order else row.made_by):
+        Plan(SNAPSHOT, PlanSpec(policy=policy))
+
+
+def test_an_unknown_policy_is_refused_with_all_names() -> None:
+    asked = ShareName.parse(b"policy=best")
+    for make in (
+        lambda: Plan(SNAPSHOT, PlanSpec(policy="best")),
+        lambda: asked.share(lambda spec: Plan(SNAPSHOT, spec)),
+    ):
+        with pytest.raises(
+            InvalidInput, match="policy is 'best': give one of chunkwise, importance"
+        ) as error:
+            make()
+        assert all(name in str(error.value) for name in POLICIES)
+
+
+def test_without_losses_nothing_is_drawn() -> None:
+    with pytest.raises(InvalidInput, match=r"\.dieselfs/shuffle/policy=importance"):
+        Plan(SNAPSHOT, PlanSpec(policy=IMPORTANCE))

@@ -3,9 +3,10 @@ import re
 import numpy as np
 import pytest
 
+from dieselfs.arrays import Nodes
 from dieselfs.errors import InvalidInput
 from dieselfs.shuffle.cursor import Cursor
-from dieselfs.shuffle.listed import ListedPlan
+from dieselfs.shuffle.listed import ListedOrder
 from dieselfs.shuffle.plan import Plan, Share
 from dieselfs.shuffle.share_name import ShareName
 from dieselfs.shuffle.skips import Skips
@@ -16,6 +17,13 @@ CURSOR = Cursor("ab" * 12, PlanSpec(1, 2, 3, Skips([range(7, 9)])), 4)
 SNAPSHOT = pack_entries(
     [TreeEntry(b"a,b/%d" % n, 0o100644, n, b"x" * 30) for n in range(50)], chunk_bytes=200
 ).snapshot
+
+
+class Drawn:
+    """Draws the first file every time."""
+
+    def drawn(self, spec: PlanSpec, files: Nodes) -> ListedOrder:
+        return ListedOrder(SNAPSHOT, np.repeat(files[:1], len(files)))
 
 
 def test_every_key() -> None:
@@ -96,12 +104,10 @@ def test_the_name_of_a_share_leads_to_it(folder: bytes, drop_last: bool) -> None
         asked.share(lambda spec: Plan(SNAPSHOT, PlanSpec(spec.seed, spec.epoch, spec.group_chunks)))
 
 
-def test_the_name_of_a_share_of_a_list_is_what_the_list_was_made_of() -> None:
-    spec, reader = (
-        PlanSpec(1, 2, 3, Skips([range(2), range(4, 6)]), b"a,b", "importance"),
-        ReaderSpec(1, 3, 7, 1),
-    )
-    plan = ListedPlan(SNAPSHOT, np.array([SNAPSHOT.require(b"a,b/0")] * 9), spec=spec)
+def test_the_name_of_a_share_of_a_drawn_order_is_what_it_was_drawn_for() -> None:
+    spec, reader = PlanSpec(1, 2, 3, folder=b"a,b", policy="importance"), ReaderSpec(1, 3, 7, 1)
+    plan = Plan(SNAPSHOT, spec, losses=Drawn())
+    assert not plan.has_cursors
     name = ShareName.parse(str(ShareName.of(Share(plan, reader))).encode())
     assert (name.plan, name.reader, name.cursor) == (spec, reader, None)
 
