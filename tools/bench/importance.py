@@ -20,10 +20,10 @@ from bench.cache_policies import Lru, NeverEvict, Priority, RandomEviction, min_
 from bench.figures import Row, Scale
 from bench.lessons import Subject, Training, UniformReader, digits, distinct, learn, synthetic
 from bench.load_times import LoadTimes
+from bench.published_shade import PublishedReader
 from dieselfs.importance.app_cache import AppCache
 from dieselfs.importance.course import DEFAULT_REPEATS, Course
 from dieselfs.importance.epoch import draw
-from dieselfs.importance.published import PublishedReader
 from dieselfs.importance.rank_reader import RankReader
 from dieselfs.importance.scores import SCORE_UNITS
 

@@ -21,7 +21,6 @@ from torch.utils.data import Sampler
 from dieselfs.arrays import Numbers
 from dieselfs.errors import InvalidInput
 from dieselfs.importance.course import DEFAULT_REPEATS, Course
-from dieselfs.importance.published import PublishedReader
 from dieselfs.importance.rank_reader import Gather, RankReader, alone
 from dieselfs.samples.base_names import PairSamples
 from dieselfs.samples.reading_list import announce
@@ -33,7 +32,6 @@ Batch = TypeVar("Batch")
 
 DEFAULT_CACHE_SHARE = 0.1
 _FINGERPRINT_CHARACTERS = 24
-PAPER, PUBLISHED = "paper", "shade-code"
 
 
 def gather(of_rank: Any) -> list[Any]:
@@ -60,16 +58,14 @@ class ImportanceSampler(Sampler[list[int]]):
         seed: int = 0,
         cache_share: float = DEFAULT_CACHE_SHARE,
         repeats: float = DEFAULT_REPEATS,
-        mode: str = PAPER,
         rank: int | None = None,
         world: int | None = None,
         drop_last: bool = False,
         gather: Gather | None = None,
     ) -> None:
         """`batch_size`: samples of one step, of all ranks together. `cache_share`: of the dataset, kept by the cache.
-        `repeats`: how often a cached sample is served for each time that it was drawn; 1: no repetition. `mode`:
-        "paper", or "shade-code" for the behaviour of SHADE's published code. `rank`, `world`: see `rank_and_world`.
-        `gather`: exchanges objects between ranks, by default with torch.distributed.
+        `repeats`: how often a cached sample is served for each time that it was drawn; 1: no repetition. `rank`,
+        `world`: see `rank_and_world`. `gather`: exchanges objects between ranks, by default with torch.distributed.
 
         Raises InvalidInput.
         """
@@ -77,24 +73,12 @@ class ImportanceSampler(Sampler[list[int]]):
             raise InvalidInput(f"cache_share is {cache_share}: give a number from 0 to 1")
         rank, world = rank_and_world(rank, world)
         self.dataset, self.rank, self.world = dataset, rank, world
-        self.mode = mode
         self._files = _files_of(dataset)
         sizes = None if self._files is None else _sizes_of(dataset, self._files)
         total = len(dataset) if sizes is None else int(sizes.sum())
-        self.reader: RankReader | PublishedReader
-        self._gather: Gather = alone
-        if mode == PAPER:
-            course = Course(len(dataset), seed, int(cache_share * total), sizes, repeats)
-            self._gather = _checked(gather, world)
-            self.reader = RankReader(
-                course, batch_size, rank, world, gather=self._gather, drop_last=drop_last
-            )
-        elif mode == PUBLISHED:
-            self.reader = PublishedReader(
-                len(dataset), batch_size, seed, int(cache_share * len(dataset)), repeats, rank, world
-            )
-        else:
-            raise InvalidInput(f"mode is {mode!r}: give {PAPER!r} or {PUBLISHED!r}")
+        course = Course(len(dataset), seed, int(cache_share * total), sizes, repeats)
+        self._gather = _checked(gather, world)
+        self.reader = RankReader(course, batch_size, rank, world, gather=self._gather, drop_last=drop_last)
         self._fingerprint = _fingerprint(dataset, self._files)
         self._store = self._open_store() if cache_share and self._files is not None else None
         self._is_ordered = True
@@ -142,8 +126,6 @@ class ImportanceSampler(Sampler[list[int]]):
 
     def _announce(self) -> list[Callable[[int], None]]:
         """Have the library load ahead what the cache does not have now: each such sample where it comes first."""
-        if not isinstance(self.reader, RankReader):
-            return []
         samples, ends = self.reader.listed()
         is_missing = np.zeros(len(samples), np.bool_)
         is_missing[np.unique(samples, return_index=True)[1]] = True
@@ -216,8 +198,7 @@ class ImportanceSampler(Sampler[list[int]]):
     def state_dict(self) -> dict[str, Any]:
         """Numbers and tensors, about 12 bytes a sample, which `torch.save` and `torch.load(weights_only=True)` take.
 
-        With several ranks, `exchange` before. Raises InvalidInput with losses that were not exchanged, and in the mode
-        "shade-code".
+        With several ranks, `exchange` before. Raises InvalidInput with losses that were not exchanged.
         """
         state = {**self.reader.state(), "dataset": self._fingerprint}
         return {

@@ -171,24 +171,9 @@ def test_any_dataset_and_weights() -> None:
     assert weights.tolist() == sampler.loss_weights().tolist() and weights.std() > 0
 
 
-def test_the_published_behaviour() -> None:
-    sampler = ImportanceSampler(DATA, 10, cache_share=0.9, mode="shade-code")
-    for epoch in range(2):
-        read = []
-        for (numbers,) in sampler.consumed(DataLoader(DATA, batch_sampler=sampler)):
-            read += numbers.tolist()
-            sampler.record(numbers.float())
-        assert len(read) == SAMPLES and sampler.epoch == epoch + 1
-    with pytest.raises(InvalidInput, match="cannot resume"):
-        sampler.state_dict()
-    with pytest.raises(InvalidInput, match="no weights"):
-        sampler.loss_weights()
-
-
 def test_misuse(folder: FolderDataset) -> None:
     for options, says in (
         ({"cache_share": 1.5}, "cache_share is 1.5"),
-        ({"mode": "best"}, "mode is 'best'"),
         ({"rank": 0, "world": 2}, "init_process_group first"),
     ):
         with pytest.raises(InvalidInput, match=says):

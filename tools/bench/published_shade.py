@@ -8,7 +8,7 @@ greater score, and a sample whose score is not known never evicts.
 
 import heapq
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from math import ceil, exp
 from statistics import fmean
 from typing import Any
@@ -28,7 +28,7 @@ _HEADROOM = 50
 
 
 class PublishedSampler:
-    """Of one rank, which has its own random numbers and order. Draws its first epoch when it is made."""
+    """The sampler of one rank, which has its own random numbers and order."""
 
     def __init__(
         self,
@@ -97,7 +97,7 @@ class PublishedSampler:
 
 
 class PublishedCache:
-    """Of one process. The number of keys is counted once for each batch, so a batch may exceed the capacity."""
+    """The cache of one process. It counts its keys once for each batch, so a batch may exceed the capacity."""
 
     def __init__(self, samples: int, capacity: int) -> None:
         self.capacity = capacity
@@ -137,7 +137,7 @@ class PublishedCache:
 
 
 class PublishedReader:
-    """Both, with the steps of `RankReader`. It cannot resume, as the published code cannot."""
+    """Sampler and cache of one rank, with the steps of `RankReader`. It cannot resume."""
 
     def __init__(
         self,
@@ -149,7 +149,7 @@ class PublishedReader:
         rank: int = 0,
         world: int = 1,
     ) -> None:
-        """As `RankReader`. `seed`: the published code has none. Raises InvalidInput."""
+        """`batch`: samples of a step, of all ranks. `seed`: the published code has none. Raises InvalidInput."""
         if samples < 1 or batch < world:
             raise InvalidInput(f"{batch} samples a step of {samples} are too few for {world} ranks")
         self.position = 0
@@ -203,9 +203,6 @@ class PublishedReader:
         self._losses += checked.tolist()
         self._cache.end_batch(*self._sampler.record(checked))
 
-    def loss_weights(self, samples: Any = None) -> npt.NDArray[np.float64]:
-        raise InvalidInput("the mode shade-code has no weights for losses: use the mode paper")
-
     def statistics(self) -> dict[str, float]:
         return {"reads": self.position, "hits": self._hits, "different": len(set(self._order))}
 
@@ -217,11 +214,3 @@ class PublishedReader:
         self._accuracies = [*self._accuracies[-3:], accuracy]
         changes = [0.0, *np.diff(self._accuracies).tolist()][-3:]
         self._sampler.change = fmean(changes) if len(self._accuracies) > 3 else changes[-1]
-
-    def state(self) -> dict[str, Any]:
-        raise InvalidInput(
-            "the mode shade-code cannot resume, as the published code cannot: use the mode paper"
-        )
-
-    def load(self, state: Mapping[str, Any]) -> None:
-        self.state()

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from dieselfs.importance.published import PublishedCache, PublishedSampler
+from bench.published_shade import PublishedCache, PublishedReader, PublishedSampler
 
 NONE = np.zeros(100, np.bool_)
 
@@ -80,3 +80,15 @@ def test_the_cache_counts_once_for_each_batch() -> None:
     for sample in range(10):
         cache.access(sample)
     assert cache.cached.sum() == 10  # of 3
+
+
+def test_a_reader_steps_through_epochs() -> None:
+    reader = PublishedReader(100, 10, capacity=90)
+    for epoch in range(2):
+        read: list[int] = []
+        for _, samples in reader.steps():
+            reader.consume()
+            reader.record(np.arange(10.0))
+            read += samples
+        assert len(read) == 100 and reader.epoch == epoch
+        reader.set_epoch(epoch + 1)
