@@ -8,7 +8,7 @@ the chunk is fetched, or just the extent in it.
 import os
 import sys
 from collections.abc import Callable, Iterable, Sequence
-from operator import attrgetter, itemgetter, methodcaller
+from operator import attrgetter, itemgetter
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import numpy as np
@@ -22,6 +22,7 @@ from dieselfs.errors import InvalidInput
 from dieselfs.limits import CHUNK_PAYLOAD_BYTES_MAX, CHUNK_TARGET_BYTES, LIBRARY_MEMORY_BYTES
 from dieselfs.names import printable, user_path
 from dieselfs.snapshot.reader import ExtentRef
+from dieselfs.sources.interface import Wanted
 from dieselfs.sources.server import ServerSource
 
 if TYPE_CHECKING:  # imported in a job alone
@@ -29,16 +30,14 @@ if TYPE_CHECKING:  # imported in a job alone
 
 Path = str | bytes | os.PathLike[str]
 
-_NOT_KNOWN = (KeyError, IndexError, TypeError, AttributeError, UnicodeEncodeError)
-"""Raised by a look-up if a chunk is not pinned, the reader was closed, a file is not one extent, or a path is no plain
-text.
-"""
-
 # As `os.fsencode`, which takes three times as long.
 _ENCODING, _ENCODING_ERRORS = sys.getfilesystemencoding(), sys.getfilesystemencodeerrors()
 
-_encoded: Callable[[Any], bytes] = str.encode if _ENCODING == "utf-8" else methodcaller("encode", _ENCODING)
-"""The bytes of a path without surrogates. Raises TypeError or AttributeError for one that is no text."""
+_encoded: Callable[[Any], bytes] = (
+    str.encode if _ENCODING == "utf-8" else lambda path: str.encode(path, _ENCODING)
+)
+"""The bytes of a path of plain text. Raises one of `_NOT_PLAIN` for any other."""
+_NOT_PLAIN = (TypeError, UnicodeEncodeError)
 
 # The place of a file as one number: the slot of a pinned payload, first byte, end. The garbage collector would visit
 # tuples in each collection, and so copy them in each forked process.
@@ -94,7 +93,11 @@ class FileReader:
         _keep_freed_memory()
 
     def _specialised_get(self) -> Callable[[Path], bytes]:
-        """`get`: a closure, as attributes would cost a third of a hit's time."""
+        """`get`: a closure, as attributes would cost a third of a hit's time.
+
+        Each `try` has one statement, so that only a file that is not in memory is read slowly. A `try` costs nothing,
+        where tests would.
+        """
         known_place, sole_extent_at, remember = self._known.get, self._snapshot.sole_extent_at, self._remember
         memories, slots, hits, read = self._held.memories, self._held.slots, self._hits, self._get
         unread_files = self._unread_files
@@ -103,23 +106,33 @@ class FileReader:
             """All bytes of a file. Symbolic links are followed. Raises NotFound, InvalidInput, Damaged, Unavailable."""
             try:
                 at = known_place(path)
-                if at is None:
-                    # What is no text, or not one extent, is caught below.
-                    encoded = _encoded(path)
-                    found: Any = sole_extent_at(encoded)
-                    chunk, start, end = found
-                    slot = slots[chunk]
-                    if unread_files[0] > 0:
-                        unread_files[0] -= 1
-                    else:
-                        remember(path, len(encoded), slot, start, end)
-                    content = memories[slot][start:end]
-                else:
-                    content = memories[at >> _SLOT_SHIFT][at >> _PLACE_BITS & _PLACE_MASK : at & _PLACE_MASK]
-            except _NOT_KNOWN:
+            except TypeError:  # without a hash: no path, which `read` reports
                 return read(path)
+            if at is not None:
+                try:
+                    memory = memories[at >> _SLOT_SHIFT]
+                except IndexError:  # the reader was closed
+                    return read(path)
+                hits.value += 1
+                return memory[at >> _PLACE_BITS & _PLACE_MASK : at & _PLACE_MASK]
+            try:
+                encoded = _encoded(path)
+            except _NOT_PLAIN:
+                return read(path)
+            found = sole_extent_at(encoded)
+            if found is None:  # a link, a file of several extents, or nothing
+                return read(path)
+            chunk, start, end = found
+            try:
+                memory = memories[slot := slots[chunk]]
+            except (KeyError, IndexError):  # the chunk is not pinned, or the reader was closed
+                return read(path)
+            if unread_files[0] > 0:
+                unread_files[0] -= 1
+            else:
+                remember(path, len(encoded), slot, start, end)
             hits.value += 1
-            return content
+            return memory[start:end]
 
         return get
 
@@ -150,46 +163,65 @@ class FileReader:
     ) -> list[_Content]:
         """Slices of `pinned` memory, or `of` payloads; else `made_of` fetched bytes."""
         paths = paths if isinstance(paths, list) else list(paths)
-        contents: list[_Content]
-        try:
-            if len(paths) > 1 and self._known:
-                # One call for all look-ups takes half the time.
-                contents = [
-                    pinned[at >> _SLOT_SHIFT][at >> _PLACE_BITS & _PLACE_MASK : at & _PLACE_MASK]
-                    for at in itemgetter(*paths)(self._known)
-                ]
-            else:
-                contents = self._found_many(paths, pinned)
-        except _NOT_KNOWN:
-            try:
-                contents = self._found_many(paths, pinned)
-            except _NOT_KNOWN:
-                found = list(map(self._found, paths))
-                fetched = iter(self._read_extents([node for node in found if isinstance(node, int)]))
-                return [
-                    made_of(next(fetched)) if isinstance(at, int) else of(at[0])[at[1] : at[2]]
-                    for at in found
-                ]
-        self._hits.value += len(paths)
-        return contents
-
-    def _found_many(self, paths: Sequence[Path], pinned: Sequence[_Sliceable[_Content]]) -> list[_Content]:
-        """Slices of `pinned` memory. Raises one of `_NOT_KNOWN` unless all are text and in pinned chunks."""
-        slots, snapshot = self._held.slots, self._snapshot
-        encoded = list(map(_encoded, paths))
-        extents: Iterable[Any] = map(snapshot.sole_extent_at, encoded)
-        if len(paths) >= _TOGETHER_MIN:
-            columns = snapshot.sole_extents(snapshot.find_many(encoded))
-            extents = zip(*(column.tolist() for column in columns), strict=True)
-        if self._unread_files[0] > 0:
-            contents = [pinned[slots[chunk]][start:end] for chunk, start, end in extents]
-            self._unread_files[0] -= len(paths)
+        contents = self._known_many(paths, pinned)
+        if contents is None:
+            contents = self._found_many(paths, pinned)
+        if contents is not None:
+            self._hits.value += len(paths)
             return contents
-        contents = []
-        for path, text, (chunk, start, end) in zip(paths, encoded, extents, strict=True):
-            slot = slots[chunk]
-            self._remember(path, len(text), slot, start, end)
-            contents.append(pinned[slot][start:end])
+        found = list(map(self._found, paths))
+        fetched = iter(self._read_extents([node for node in found if isinstance(node, int)]))
+        return [made_of(next(fetched)) if isinstance(at, int) else of(at[0])[at[1] : at[2]] for at in found]
+
+    def _known_many(
+        self, paths: Sequence[Path], pinned: Sequence[_Sliceable[_Content]]
+    ) -> list[_Content] | None:
+        """Slices of `pinned` memory; None unless all places are remembered."""
+        if len(paths) < 2 or not self._known:
+            return None
+        try:
+            places = itemgetter(*paths)(self._known)  # one call for all look-ups takes half the time
+        except (KeyError, TypeError):  # not remembered; or without a hash, so no path
+            return None
+        try:
+            return [
+                pinned[at >> _SLOT_SHIFT][at >> _PLACE_BITS & _PLACE_MASK : at & _PLACE_MASK] for at in places
+            ]
+        except IndexError:  # the reader was closed
+            return None
+
+    def _found_many(
+        self, paths: Sequence[Path], pinned: Sequence[_Sliceable[_Content]]
+    ) -> list[_Content] | None:
+        """Slices of `pinned` memory; None unless all are plain text and in pinned chunks."""
+        snapshot = self._snapshot
+        try:
+            encoded = list(map(_encoded, paths))
+        except _NOT_PLAIN:
+            return None
+        extents: Iterable[Any]
+        if len(paths) >= _TOGETHER_MIN:
+            nodes = snapshot.find_many(encoded)
+            if nodes.min() < 0:
+                return None
+            columns = snapshot.sole_extents(nodes)
+            extents = zip(*(column.tolist() for column in columns), strict=True)
+        else:
+            extents = list(map(snapshot.sole_extent_at, encoded))
+            if None in extents:
+                return None
+        slots = self._held.slots
+        try:
+            if self._unread_files[0] > 0:
+                contents = [pinned[slots[chunk]][start:end] for chunk, start, end in extents]
+                self._unread_files[0] -= len(paths)
+                return contents
+            contents = []
+            for path, text, (chunk, start, end) in zip(paths, encoded, extents, strict=True):
+                contents.append(pinned[slot := slots[chunk]][start:end])
+                self._remember(path, len(text), slot, start, end)
+        except (KeyError, IndexError):  # a chunk is not pinned, or the reader was closed
+            return None
         return contents
 
     def _get(self, path: Path) -> bytes:
@@ -236,7 +268,7 @@ class FileReader:
         """All bytes of each file, in the order of `nodes`; each chunk is requested once.
 
         Raises InvalidInput if one is no file, Damaged, Unavailable.
-        `is_shared_plan`: other processes of the job read the same chunks now, because all follow one order.
+        `is_shared_plan`: see `Wanted`.
         """
         wanted: npt.NDArray[np.int64] = np.asarray(nodes, np.int64)
         if (waiting := self.look_ahead.take(wanted.tolist())) is not None:
@@ -270,7 +302,7 @@ class FileReader:
             for extent in of_file:
                 wanted.setdefault(extent.chunk, {})[extent] = None
         contents, missed = self._held.contents(
-            {chunk: [*of_chunk] for chunk, of_chunk in wanted.items()}, is_shared_plan
+            Wanted({chunk: [*of_chunk] for chunk, of_chunk in wanted.items()}, is_shared_plan)
         )
         missed_files = sum(any(extent.chunk in missed for extent in of_file) for of_file in extents)
         self._misses.value += missed_files
@@ -288,7 +320,7 @@ class FileReader:
         wanted: dict[int, list[ExtentRef]] = {}
         for extent in extents:
             wanted.setdefault(extent.chunk, []).append(extent)
-        contents, _ = self._held.contents(wanted, False)
+        contents, _ = self._held.contents(Wanted(wanted))
         return b"".join(
             memoryview(contents[extent])[max(start - extent.place, 0) : end - extent.place]
             for extent in extents

@@ -10,7 +10,7 @@ A prefetch that fails is no error: the reader fetches the file itself.
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from threading import Condition, Event, Thread, current_thread
 from typing import Protocol
@@ -28,8 +28,8 @@ from dieselfs.prefetch.window import PlanWindow, Span
 from dieselfs.shuffle.listed import ListedPlan
 from dieselfs.shuffle.plan import Share, ShuffledPaths
 from dieselfs.shuffle.spec import ReaderSpec
-from dieselfs.snapshot.reader import ExtentRef, Snapshot
-from dieselfs.sources.interface import Arrival, Slices
+from dieselfs.snapshot.reader import Snapshot
+from dieselfs.sources.interface import Arrival, Slices, Wanted
 from dieselfs.telemetry.registry import Registry
 
 THREADS = FETCHES_AT_ONCE_MAX // 2
@@ -69,9 +69,7 @@ class Cache(Protocol):
     def together(self, chunks: Iterable[int]) -> list[list[int]]:
         """The same chunks, grouped by the request that will fetch their files."""
 
-    def fetch_many(
-        self, wanted: Mapping[int, Sequence[ExtentRef]], is_shared_plan: bool
-    ) -> Iterator[Arrival]:
+    def fetch_many(self, wanted: Wanted) -> Iterator[Arrival]:
         """As `Source.fetch_many`."""
 
     def reserve(self, length_bytes: int) -> None:
@@ -364,10 +362,10 @@ class LookAhead:
                     left[chunk] = extents[extents.lengths == extents.sizes]
             except DieselfsError as error:
                 self._note(error)
-        wanted = {chunk: extents.extents() for chunk, extents in left.items() if len(extents)}
-        if not wanted:
+        files = {chunk: extents.extents() for chunk, extents in left.items() if len(extents)}
+        if not files:
             return
-        for arrival in self._cache.fetch_many(wanted, is_shared_plan):
+        for arrival in self._cache.fetch_many(Wanted(files, is_shared_plan)):
             for chunk, result in arrival.items():
                 if isinstance(result, Slices):
                     self._keep(batch, left[chunk].nodes, [*map(bytes, result)])

@@ -271,10 +271,20 @@ class RecentRequests:
         share: float = WHOLE_SHARE,
     ) -> bool:
         """Note a request; whether it makes the whole chunk worth fetching. No more than `chunks_max` are remembered."""
-        requested_bytes = self._requested_bytes.pop(chunk, 0) + self._request_bytes + wanted_bytes
-        if is_worth_whole(requested_bytes, payload_bytes, share):
+        if is_worth_whole(self.requested_bytes(chunk, wanted_bytes), payload_bytes, share):
+            self.forget(chunk)
             return True
+        self.note(chunk, wanted_bytes, chunks_max)
+        return False
+
+    def requested_bytes(self, chunk: Hashable, wanted_bytes: int) -> int:
+        """Bytes requested lately of a chunk, with a request for `wanted_bytes`."""
+        return self._requested_bytes.get(chunk, 0) + self._request_bytes + wanted_bytes
+
+    def note(self, chunk: Hashable, wanted_bytes: int, chunks_max: int) -> None:
+        """Count a request, as the last one. No more than `chunks_max` chunks are remembered."""
+        requested_bytes = self.requested_bytes(chunk, wanted_bytes)
+        self.forget(chunk)
         self._requested_bytes[chunk] = requested_bytes
         while len(self._requested_bytes) > chunks_max:
             self._requested_bytes.popitem(last=False)
-        return False

@@ -1,35 +1,28 @@
 """The chunks of a snapshot that a process has in memory. This module maps memory and waits for sockets.
 
-A chunk that is not in memory
-    is mapped, if the daemon of this node shares it, or in a job the node master: to be held, or for this read only;
-    is mapped, if the server shares it, being a process of this user on this machine;
-    is fetched whole, if much of it is requested;
-    else only extents are fetched, those of many chunks in one request to each node of the job.
+`dieselfs.cache.load` decides what becomes of a chunk that is not in memory: it is mapped from the daemon of this node,
+in a job from the node master, or from a server that is a process of this user on this machine; or fetched whole; or
+only extents of it are fetched, those of many chunks in one request to each node of the job.
 
 The source is the nodes of the job if there is one, and a server otherwise. Shared chunks were verified by the
 process that shares them.
 """
 
 import mmap
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from threading import Lock
 from typing import TYPE_CHECKING, NamedTuple
 
-from dieselfs.cache.policy import (
-    LIBRARY_REQUEST_BYTES,
-    CacheBudget,
-    CachePolicy,
-    RecentRequests,
-    is_worth_whole,
-)
+from dieselfs.cache.load import Load, Missing, load_ahead, load_for
+from dieselfs.cache.policy import LIBRARY_REQUEST_BYTES, CacheBudget, CachePolicy, RecentRequests
 from dieselfs.chunk.segment import Memory, readonly_view
 from dieselfs.cluster.node_client import NodeClient
 from dieselfs.errors import Damaged, DieselfsError, Unavailable
 from dieselfs.forks import renew_after_fork
 from dieselfs.limits import SHARED_PAYLOADS_MAX
 from dieselfs.snapshot.reader import ExtentRef
-from dieselfs.sources.interface import Arrival, RequestMetrics, Source
+from dieselfs.sources.interface import Arrival, RequestMetrics, Source, Wanted
 from dieselfs.sources.server import ServerSource
 
 if TYPE_CHECKING:  # imported in a job alone
@@ -40,9 +33,6 @@ SHARED_CHUNKS_MAX = 32_768
 
 FLIGHT_WAIT_S = 10.0
 """A thread waits this long for a chunk that another one loads, and then loads it itself."""
-
-ExtentsByChunk = Mapping[int, Sequence[ExtentRef]]
-"""Extents by the chunk that they are in."""
 
 
 class Payload(NamedTuple):
@@ -122,59 +112,53 @@ class ThreadCache:
 
     # -- extents ------------------------------------------------------------------------------------------
 
-    def contents(
-        self, wanted: ExtentsByChunk, is_shared_plan: bool = False
-    ) -> tuple[dict[ExtentRef, bytes], set[int]]:
+    def contents(self, wanted: Wanted) -> tuple[dict[ExtentRef, bytes], set[int]]:
         """The bytes of extents, and the chunks of them that were not in memory. Each chunk is requested once.
 
-        `is_shared_plan`: other processes of the job will soon request the rest of these chunks.
         Raises Damaged, Unavailable.
         """
         contents: dict[ExtentRef, bytes] = {}
         missed: set[int] = set()
-        left: dict[int, Sequence[ExtentRef]] = {}
+        left: list[int] = []
         for chunk, extents in wanted.items():
             with self.lock:
                 payload = self.policy.get(chunk)
             if payload is None:
                 missed.add(chunk)
                 with suppress(Damaged):  # damage elsewhere in the chunk: the extents may still be whole
-                    payload = self._load(chunk, extents, is_shared_plan)
+                    payload = self._load(wanted, chunk)
             if payload is None:
-                left[chunk] = extents
+                left.append(chunk)
             else:
                 memory = payload.memory
                 for extent in extents:
                     contents[extent] = memory[extent.offset : extent.offset + extent.length]
         if left:
-            self._fetch_extents(left, is_shared_plan, contents)
+            self._fetch_extents(wanted.of(left), contents)
         return contents, missed
 
-    def _fetch_extents(
-        self, wanted: ExtentsByChunk, is_shared_plan: bool, contents: dict[ExtentRef, bytes]
-    ) -> None:
+    def _fetch_extents(self, wanted: Wanted, contents: dict[ExtentRef, bytes]) -> None:
         """Add the bytes of extents to `contents`. Raises the first error after all that succeeded are there."""
         job = self._job
         if job is None:
-            error = self._take_extents(self._reader, wanted, is_shared_plan, contents)
+            error = self._take_extents(self._reader, wanted, contents)
         else:
             # The node master has refused its chunks that there is room for here.
             with self.lock:
                 roomy = [*filter(self.policy.has_room, wanted)]
             refused = {*filter(job.is_own, roomy)}
-            pooled = {chunk: extents for chunk, extents in wanted.items() if chunk not in refused}
-            error = self._take_extents(job.source, pooled, is_shared_plan, contents)
-            of_server = {chunk: wanted[chunk] for chunk in refused}
-            error = self._take_extents(self._reader, of_server, is_shared_plan, contents) or error
+            pooled = wanted.of(chunk for chunk in wanted if chunk not in refused)
+            error = self._take_extents(job.source, pooled, contents)
+            error = self._take_extents(self._reader, wanted.of(refused), contents) or error
         if error is not None:
             raise error
 
     def _take_extents(
-        self, source: Source, wanted: ExtentsByChunk, is_shared_plan: bool, contents: dict[ExtentRef, bytes]
+        self, source: Source, wanted: Wanted, contents: dict[ExtentRef, bytes]
     ) -> DieselfsError | None:
-        """As `_fetch_extents`, from one source; returns the first error."""
+        """Add the bytes of extents from one source to `contents`; returns the first error."""
         error: DieselfsError | None = None
-        for arrival in self._counted(source, wanted, is_shared_plan):
+        for arrival in self._counted(source, wanted):
             for chunk, result in arrival.items():
                 if isinstance(result, DieselfsError):
                     error = error or result
@@ -182,10 +166,10 @@ class ThreadCache:
                     contents.update(zip(wanted[chunk], map(bytes, result), strict=True))
         return error
 
-    def _counted(self, source: Source, wanted: ExtentsByChunk, is_shared_plan: bool) -> Iterator[Arrival]:
-        for arrival in source.fetch_many(wanted, is_shared_plan):
+    def _counted(self, source: Source, wanted: Wanted) -> Iterator[Arrival]:
+        for arrival in source.fetch_many(wanted):
             for chunk, result in arrival.items():
-                length_bytes = sum([extent.length for extent in wanted[chunk]])
+                length_bytes = wanted.length_bytes(chunk)
                 is_failed = isinstance(result, DieselfsError)
                 self._count_from(source, is_failed, len(wanted[chunk]), length_bytes)
                 if not is_failed:
@@ -201,27 +185,12 @@ class ThreadCache:
 
     def bring(self, chunk: int, wanted_bytes: int, is_whole: bool, is_shared_plan: bool) -> bool:
         """As `look_ahead.Cache.bring`. A chunk is held if there is room. Raises as `ServerSource`."""
-        length_bytes = self._snapshot.chunk_payload_length(chunk)
         with self._single_flight(chunk):
             with self.lock:
                 if self.policy.get(chunk) is not None:
                     return True
-            is_asked = is_whole or chunk not in self._refused
-            shared = self._map(chunk, length_bytes if is_whole else wanted_bytes, is_shared_plan, is_asked)
-            if shared is not None and shared.is_kept:
-                return True
-            with self.lock:
-                has_room = self.policy.has_room(chunk)
-            if shared is None:
-                if not is_whole or not has_room:
-                    return False
-                payload = self._fetch(chunk)
-            else:
-                payload = shared.payload
-                self._count_mapped(length_bytes)
-            with self.lock:
-                self._hold(chunk, payload)
-            return True
+                missing = self._missing(chunk, wanted_bytes, is_shared_plan)
+            return self._loaded(missing, load_ahead(missing, is_whole)) is not None
 
     def expect(self, chunks: Iterable[int], is_expected: bool) -> None:
         """As `look_ahead.Cache.expect`."""
@@ -232,9 +201,9 @@ class ThreadCache:
         """As `look_ahead.Cache.together`."""
         return self._source.together(chunks)
 
-    def fetch_many(self, wanted: ExtentsByChunk, is_shared_plan: bool) -> Iterator[Arrival]:
+    def fetch_many(self, wanted: Wanted) -> Iterator[Arrival]:
         """As `look_ahead.Cache.fetch_many`."""
-        return self._counted(self._source, wanted, is_shared_plan)
+        return self._counted(self._source, wanted)
 
     def reserve(self, length_bytes: int) -> None:
         """As `look_ahead.Cache.reserve`, which leaves that much less room for evictable chunks."""
@@ -247,7 +216,7 @@ class ThreadCache:
 
     # -- whole chunks ------------------------------------------------------------------------------------
 
-    def _load(self, chunk: int, extents: Sequence[ExtentRef], is_shared_plan: bool) -> Payload | None:
+    def _load(self, wanted: Wanted, chunk: int) -> Payload | None:
         """The payload of a chunk, loaded by this thread or by another; None if it is not worth having whole.
 
         Raises as `ServerSource`.
@@ -255,7 +224,10 @@ class ThreadCache:
         with self._single_flight(chunk):
             with self.lock:
                 payload = self.policy.get(chunk)
-            return payload or self._map_or_fetch(chunk, extents, is_shared_plan)
+                if payload is not None:
+                    return payload
+                missing = self._missing(chunk, wanted.length_bytes(chunk), wanted.is_shared_plan)
+            return self._loaded(missing, load_for(missing), len(wanted[chunk]))
 
     @contextmanager
     def _single_flight(self, chunk: int) -> Iterator[None]:
@@ -271,34 +243,50 @@ class ThreadCache:
             if is_first:
                 flight.release()
 
-    def _map_or_fetch(self, chunk: int, extents: Sequence[ExtentRef], is_shared_plan: bool) -> Payload | None:
-        wanted_bytes = sum(extent.length for extent in extents)
-        if chunk in self._expected:
-            wanted_bytes = self._snapshot.chunk_payload_length(chunk)
-        is_refused = chunk in self._refused
-        shared = self._map(chunk, wanted_bytes, is_shared_plan, not is_refused)
+    def _missing(self, chunk: int, wanted_bytes: int, is_shared_plan: bool) -> Missing:
+        """What decides how to load a chunk. Called under the lock."""
+        return Missing(
+            chunk,
+            payload_bytes=self._snapshot.chunk_payload_length(chunk),
+            wanted_bytes=wanted_bytes,
+            requested_bytes=self._recent.requested_bytes(chunk, wanted_bytes),
+            is_expected=chunk in self._expected,
+            has_room=self.policy.has_room(chunk),
+            would_pin=self.policy.would_pin(chunk),
+            is_known=chunk in self._recent,
+            is_refused=chunk in self._refused,
+            is_in_job=self._job is not None,
+            is_shared_plan=is_shared_plan,
+        )
+
+    def _loaded(self, missing: Missing, load: Load, extents: int = 1) -> Payload | None:
+        """The payload of a chunk, mapped or fetched as was decided; None if only extents are to be fetched. `extents`:
+        how many are wanted.
+        """
+        chunk = missing.chunk
+        shared = self._map(chunk, load)
         if shared is not None and shared.is_kept:
             return shared.payload
-        with self.lock:
-            is_whole = self.policy.has_room(chunk) and self._is_worth_whole(
-                chunk, wanted_bytes, is_shared_plan, shared is not None
-            )
-        if shared is None and is_whole and is_refused:
-            shared = self._map(chunk, self._snapshot.chunk_payload_length(chunk), is_shared_plan, True)
+        is_held = load.fetches_whole if shared is None else load.holds_shared
+        payload = None
         if shared is not None:
             payload = shared.payload
-            if is_whole:
+            if is_held:
                 self._count_mapped(len(payload.memory))
             else:
-                self._requested.count(self._requested.from_node, len(extents), wanted_bytes)
-                self.metrics.add(self._extent_bytes, wanted_bytes)
-        elif is_whole:
+                self._requested.count(self._requested.from_node, extents, missing.wanted_bytes)
+                self.metrics.add(self._extent_bytes, missing.wanted_bytes)
+        elif is_held:
             payload = self._fetch(chunk)
-        else:
-            return None
-        if is_whole:
-            with self.lock:
+        with self.lock:
+            if is_held and payload is not None:
+                self._recent.forget(chunk)
                 self._hold(chunk, payload)
+            elif load.is_noted:
+                # A group that does not fit is read by the extent: its chunks would evict each other.
+                soon_bytes = self._memory_bytes if missing.would_pin else self.budget.evictable
+                chunks_max = soon_bytes // max(missing.payload_bytes, 1)
+                self._recent.note(chunk, missing.wanted_bytes, chunks_max)
         return payload
 
     def _hold(self, chunk: int, payload: Payload, is_kept: bool = False) -> None:
@@ -312,18 +300,15 @@ class ThreadCache:
         elif self.policy.has_room(chunk):
             self.policy.add(chunk, payload)
 
-    def _map(
-        self, chunk: int, wanted_bytes: int, is_shared_plan: bool, is_server_asked: bool
-    ) -> _Shared | None:
+    def _map(self, chunk: int, load: Load) -> _Shared | None:
         """A chunk that the daemon of this node shares, or the server; one that is kept there is held here."""
-        length_bytes = self._snapshot.chunk_payload_length(chunk)
         memory = None
-        if self._daemon is not None and self.policy.has_room(chunk):
-            is_whole = is_shared_plan and self._job is not None
-            memory = self._daemon.memory(chunk, length_bytes, length_bytes if is_whole else wanted_bytes)
+        if self._daemon is not None and load.asks_daemon:
+            length_bytes = self._snapshot.chunk_payload_length(chunk)
+            memory = self._daemon.memory(chunk, length_bytes, load.asked_bytes)
         if memory is not None:
             return _Shared(Payload.of(memory), False)
-        return self._map_from_server(chunk, wanted_bytes) if self._job is None and is_server_asked else None
+        return self._map_from_server(chunk, load.asked_bytes) if load.asks_server else None
 
     def _map_from_server(self, chunk: int, wanted_bytes: int) -> _Shared | None:
         """With a chunk, the server passes others that it keeps, more of them each time: a reader who needs this one is
@@ -366,29 +351,6 @@ class ThreadCache:
         self.metrics.add(self._fetched_chunks)
         self.metrics.add(self._fetched_bytes, length_bytes)
         return Payload.of(memory)
-
-    def _is_worth_whole(self, chunk: int, wanted_bytes: int, is_shared_plan: bool, is_shared: bool) -> bool:
-        """Whether to hold a chunk whole that is not in memory, and for which there is room. Called under the lock.
-
-        `is_shared`: it does not have to be fetched.
-        """
-        payload_bytes = self._snapshot.chunk_payload_length(chunk)
-        would_pin = self.policy.would_pin(chunk)
-        if chunk in self._expected:
-            return True
-        if is_shared and (would_pin or is_shared_plan):
-            return True
-        if is_shared_plan and self._job is not None:
-            # Each of n readers needs an n-th of it. If all fetched it whole, each chunk would be sent n times.
-            return is_worth_whole(wanted_bytes, payload_bytes)
-        if would_pin and chunk in self._recent:
-            self._recent.forget(chunk)
-            return True
-        # A group that does not fit is read by the extent: its chunks would evict each other.
-        soon_bytes = self._memory_bytes if would_pin else self.budget.evictable
-        return self._recent.is_worth_whole(
-            chunk, wanted_bytes, payload_bytes, soon_bytes // max(payload_bytes, 1)
-        )
 
     def _count_from(self, source: Source, is_failed: bool, extents: int, length_bytes: int) -> None:
         """Count a request to the server. The source of a job counts its own."""

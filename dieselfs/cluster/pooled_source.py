@@ -25,8 +25,8 @@ from dieselfs.limits import (
     PEER_REQUESTS_AT_ONCE_MAX,
     RANGES_PER_REQUEST_MAX,
 )
-from dieselfs.snapshot.reader import ExtentRef, Snapshot
-from dieselfs.sources.interface import Arrival, ChunkResult, RequestMetrics, Slices, Source
+from dieselfs.snapshot.reader import Snapshot
+from dieselfs.sources.interface import Arrival, ChunkResult, RequestMetrics, Slices, Source, Wanted
 from dieselfs.sources.server import hashed_parts, is_intact
 from dieselfs.telemetry.registry import Registry
 
@@ -97,9 +97,7 @@ class PooledSource:
         """As `Source.fetch_blocks`, from a server: the nodes of a job exchange extents and whole chunks."""
         return self._server.fetch_blocks(chunk, first, end)
 
-    def fetch_many(
-        self, wanted: Mapping[int, Sequence[ExtentRef]], is_shared_plan: bool = False
-    ) -> Iterator[Arrival]:
+    def fetch_many(self, wanted: Wanted) -> Iterator[Arrival]:
         """The bytes of extents of many chunks, or for each chunk the error; concurrent requests, one to each owner.
 
         A request has at most PEER_BATCH_BYTES; several to one owner follow each other. Closing the iterator early
@@ -109,7 +107,7 @@ class PooledSource:
         for chunk, extents in wanted.items():
             if extents:
                 groups.setdefault(self._owner(chunk), []).append(
-                    PeerRequest.of_extents(chunk, extents, is_shared_plan)
+                    PeerRequest.of_extents(chunk, extents, wanted.is_shared_plan)
                 )
             else:
                 yield {chunk: Slices(memoryview(b""), (), ())}
@@ -260,7 +258,7 @@ class PooledSource:
     def _served(self, requests: Sequence[PeerRequest]) -> Iterator[tuple[PeerRequest, ChunkResult]]:
         partial = {each.chunk: each for each in requests if each.extents}
         if partial:
-            extents = {chunk: each.extents for chunk, each in partial.items()}
+            extents = Wanted({chunk: each.extents for chunk, each in partial.items()})
             for arrival in self._server.fetch_many(extents):
                 yield from ((partial[chunk], result) for chunk, result in arrival.items())
         for each in requests:

@@ -50,6 +50,28 @@ class Slices:
         return self.content[start : start + self.lengths[number]]
 
 
+class Wanted(dict[int, Sequence[ExtentRef]]):
+    """The extents of a request, by the chunk that they are in.
+
+    `is_shared_plan`: other processes of the job follow the same plan and will soon request the rest of these chunks, so
+    a job loads them whole into its memory.
+    """
+
+    def __init__(
+        self, extents: Mapping[int, Sequence[ExtentRef]] | None = None, is_shared_plan: bool = False
+    ) -> None:
+        super().__init__(extents or {})
+        self.is_shared_plan = is_shared_plan
+
+    def of(self, chunks: Iterable[int]) -> "Wanted":
+        """The part of the request that is for these chunks."""
+        return Wanted({chunk: self[chunk] for chunk in chunks}, self.is_shared_plan)
+
+    def length_bytes(self, chunk: int) -> int:
+        """Bytes wanted of a chunk."""
+        return sum([extent.length for extent in self[chunk]])
+
+
 ChunkResult = Slices | DieselfsError
 """The extents of a chunk in the requested order, or the error."""
 
@@ -68,12 +90,9 @@ class Source(Protocol):
         """As `fetch_chunk`, into memory of the payload's length, whose content is undefined if this raises."""
         ...
 
-    def fetch_many(
-        self, wanted: Mapping[int, Sequence[ExtentRef]], is_shared_plan: bool = False
-    ) -> Iterator[Arrival]:
+    def fetch_many(self, wanted: Wanted) -> Iterator[Arrival]:
         """The bytes of extents of many chunks, each chunk once, in the order of arrival; one item for each reply.
 
-        `is_shared_plan`: other readers will soon want the rest of these chunks, so a job loads them whole into memory.
         The first `next` sends the requests; closing the iterator abandons the rest.
         """
         ...
@@ -92,7 +111,7 @@ class Source(Protocol):
 
 def fetch_extent(source: Source, extent: ExtentRef) -> memoryview:
     """The bytes of one extent. Raises Damaged unless their digest matches."""
-    (arrival,) = source.fetch_many({extent.chunk: [extent]})
+    (arrival,) = source.fetch_many(Wanted({extent.chunk: [extent]}))
     result = arrival[extent.chunk]
     if isinstance(result, DieselfsError):
         raise result
@@ -146,10 +165,8 @@ class CountedSource:
         self._current().fetch_chunk_into(chunk, destination)
         self._counted.count_chunk(len(destination))
 
-    def fetch_many(
-        self, wanted: Mapping[int, Sequence[ExtentRef]], is_shared_plan: bool = False
-    ) -> Iterator[Arrival]:
-        for arrival in self._current().fetch_many(wanted, is_shared_plan):
+    def fetch_many(self, wanted: Wanted) -> Iterator[Arrival]:
+        for arrival in self._current().fetch_many(wanted):
             for result in arrival.values():
                 if isinstance(result, Slices):
                     self._counted.count_ranges(len(result), sum(result.lengths))

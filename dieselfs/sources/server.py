@@ -5,7 +5,7 @@ of its extent. A mismatch is fetched once more, and then raises Damaged.
 """
 
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from threading import Lock
 from typing import NamedTuple
 
@@ -21,7 +21,7 @@ from dieselfs.forks import renew_after_fork
 from dieselfs.limits import KIB
 from dieselfs.rpc.client import ServerClient
 from dieselfs.snapshot.reader import ExtentRef, Snapshot
-from dieselfs.sources.interface import Arrival, Slices
+from dieselfs.sources.interface import Arrival, Slices, Wanted
 from dieselfs.telemetry.registry import Registry
 from dieselfs.telemetry.stalls import METER
 
@@ -160,9 +160,7 @@ class ServerSource:
         """The bytes of extents of one chunk. Raises Damaged or Unavailable."""
         return [*map(bytes, self.fetch_joined(chunk, extents))]
 
-    def fetch_many(
-        self, wanted: Mapping[int, Sequence[ExtentRef]], is_shared_plan: bool = False
-    ) -> Iterator[Arrival]:
+    def fetch_many(self, wanted: Wanted) -> Iterator[Arrival]:
         """As `Source.fetch_many`, one request after the other."""
         for chunk, extents in wanted.items():
             try:

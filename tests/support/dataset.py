@@ -6,7 +6,7 @@ reader; tests can damage them.
 
 import os
 import stat
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,7 +25,7 @@ from dieselfs.names import split_path
 from dieselfs.records import ChunkRecord, DatasetRecord, EntryTable, ExtentColumns
 from dieselfs.snapshot.builder import build_snapshot
 from dieselfs.snapshot.reader import ExtentRef, Snapshot
-from dieselfs.sources.interface import Arrival, Slices
+from dieselfs.sources.interface import Arrival, Slices, Wanted
 
 DATASET_ID = bytes(range(16))
 
@@ -95,9 +95,7 @@ class MemoryChunkSource:
             raise Damaged(f"chunk {name}: payload offset {extent.offset}: digest of an extent does not match")
         return data
 
-    def fetch_many(
-        self, wanted: Mapping[int, Sequence[ExtentRef]], is_shared_plan: bool = False
-    ) -> Iterator[Arrival]:
+    def fetch_many(self, wanted: Wanted) -> Iterator[Arrival]:
         for chunk, extents in wanted.items():
             try:
                 content = b"".join(map(self.fetch_extent, extents))

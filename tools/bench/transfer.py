@@ -37,6 +37,7 @@ from dieselfs.net.address import TcpAddress
 from dieselfs.net.tls import new_context
 from dieselfs.rpc.serving.server import open_listeners
 from dieselfs.snapshot.reader import ExtentRef
+from dieselfs.sources.interface import Wanted
 from dieselfs_client.cluster.peer_service import PeerService
 from dieselfs_client.memory.node_cache import NodeCache
 from dieselfs_server.access.certificates import identity_tls
@@ -194,9 +195,8 @@ class AskingNode:
     def _ask(self, chunks: Sequence[int], rank: int, ranks: int) -> int:
         """Request the files of one rank; the bytes that arrived."""
         total_bytes = 0
-        for arrival in self._source.fetch_many(
-            {chunk: self._extents[chunk][rank::ranks] for chunk in chunks}
-        ):
+        wanted = Wanted({chunk: self._extents[chunk][rank::ranks] for chunk in chunks})
+        for arrival in self._source.fetch_many(wanted):
             for extents in arrival.values():
                 if isinstance(extents, DieselfsError):
                     raise extents

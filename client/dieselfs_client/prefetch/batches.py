@@ -17,7 +17,7 @@ from dieselfs.errors import DieselfsError, Unavailable
 from dieselfs.limits import FETCHES_AT_ONCE_MAX, MIB
 from dieselfs.prefetch.extent_table import Extents
 from dieselfs.snapshot.reader import Snapshot
-from dieselfs.sources.interface import ChunkResult, Slices, Source
+from dieselfs.sources.interface import ChunkResult, Slices, Source, Wanted
 from dieselfs_client.memory.chunk_cache import ChunkCache
 
 JOINED_BYTES_MAX = 1 * MIB
@@ -66,7 +66,7 @@ class FetchBatches:
     ) -> None:
         """Fetch a batch. Chunks are passed to `arrived` as they arrive, each once.
 
-        For `is_shared_plan` see `Source.fetch_many`. If cancelled, a request in flight is abandoned.
+        For `is_shared_plan` see `Wanted`. If cancelled, a request in flight is abandoned.
         """
         chunk = next(iter(batch))
         if self.is_whole(chunk, batch[chunk]):
@@ -135,10 +135,10 @@ class FetchBatches:
             yield _join(together)
 
     def _arriving(self, batch: Batch, is_shared_plan: bool) -> Iterator[Arrived]:
-        wanted = {chunk: extents.extents() for chunk, extents in batch.items()}
+        wanted = Wanted({chunk: extents.extents() for chunk, extents in batch.items()}, is_shared_plan)
         left = set(wanted)
         try:
-            for arrival in self._source.fetch_many(wanted, is_shared_plan):
+            for arrival in self._source.fetch_many(wanted):
                 left.difference_update(arrival)
                 yield {chunk: _content(brought) for chunk, brought in arrival.items()}
         except Exception as error:  # a bug in a source fails these extents, not the mount

@@ -1,5 +1,5 @@
 import threading
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator
 
 import pytest
 import trio
@@ -9,7 +9,7 @@ from dieselfs.chunk.segment import Segment
 from dieselfs.errors import Damaged, DieselfsError, NoRoom, Unavailable
 from dieselfs.limits import PEER_PATIENCE_S
 from dieselfs.snapshot.reader import ExtentRef, Snapshot
-from dieselfs.sources.interface import Arrival
+from dieselfs.sources.interface import Arrival, Wanted
 from dieselfs_client.memory.buffer_pool import BufferPool
 from dieselfs_client.memory.chunk_cache import ChunkCache
 from dieselfs_client.memory.node_cache import NodeCache
@@ -53,10 +53,8 @@ class GatedSource:
     def fetch_chunk_into(self, chunk: int, destination: memoryview) -> None:
         destination[:] = self.fetch_chunk(chunk)
 
-    def fetch_many(
-        self, wanted: Mapping[int, Sequence[ExtentRef]], is_shared_plan: bool = False
-    ) -> Iterator[Arrival]:
-        return self.source.fetch_many(wanted, is_shared_plan)
+    def fetch_many(self, wanted: Wanted) -> Iterator[Arrival]:
+        return self.source.fetch_many(wanted)
 
     def fetch_blocks(self, chunk: int, first: int, end: int) -> memoryview:
         return self.source.fetch_blocks(chunk, first, end)

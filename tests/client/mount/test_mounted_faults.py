@@ -6,7 +6,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
@@ -18,8 +18,7 @@ import pytest
 from dieselfs.errors import Unavailable
 from dieselfs.limits import READ_TIMEOUT_S
 from dieselfs.settings.table import IMAGE, PYFUSE3
-from dieselfs.snapshot.reader import ExtentRef
-from dieselfs.sources.interface import Arrival
+from dieselfs.sources.interface import Arrival, Wanted
 from dieselfs_client.mount.points.mount_table import mount_at
 from dieselfs_client.mount.points.options import MountOptions
 from tests.support.dataset import MemoryChunkSource, PackedDataset, TreeEntry, pack_entries
@@ -78,10 +77,8 @@ class SwitchedSource:
     def fetch_chunk_into(self, chunk: int, destination: memoryview) -> None:
         destination[:] = self.fetch_chunk(chunk)
 
-    def fetch_many(
-        self, wanted: Mapping[int, Sequence[ExtentRef]], is_shared_plan: bool = False
-    ) -> Iterator[Arrival]:
-        return self._source.fetch_many(wanted, is_shared_plan)
+    def fetch_many(self, wanted: Wanted) -> Iterator[Arrival]:
+        return self._source.fetch_many(wanted)
 
     def fetch_blocks(self, chunk: int, first: int, end: int) -> memoryview:
         return self._source.fetch_blocks(chunk, first, end)

@@ -1,6 +1,6 @@
 """Extents travel together where they are answered together, and every one of them arrives."""
 
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator
 
 import numpy as np
 import pytest
@@ -9,8 +9,7 @@ import trio
 from dieselfs.chunk.segment import Segment
 from dieselfs.errors import Damaged, DieselfsError, Unavailable
 from dieselfs.prefetch.extent_table import ExtentTable
-from dieselfs.snapshot.reader import ExtentRef
-from dieselfs.sources.interface import Arrival
+from dieselfs.sources.interface import Arrival, Wanted
 from dieselfs_client.memory.chunk_cache import ChunkCache
 from dieselfs_client.memory.node_cache import NodeCache
 from dieselfs_client.prefetch.batches import Arrived, Batch, FetchBatches
@@ -130,10 +129,8 @@ def test_what_comes_together_is_joined_unless_it_is_large(packed: PackedDataset)
 
 def test_a_fault_of_a_source_costs_what_it_did_not_bring(packed: PackedDataset) -> None:
     class Faulty(TwoOwners):
-        def fetch_many(
-            self, wanted: Mapping[int, Sequence[ExtentRef]], is_shared_plan: bool = False
-        ) -> Iterator[Arrival]:
-            yield next(iter(super().fetch_many(wanted, is_shared_plan)))
+        def fetch_many(self, wanted: Wanted) -> Iterator[Arrival]:
+            yield next(iter(super().fetch_many(wanted)))
             raise RuntimeError("no thread can be started")
 
     async def scenario(batches: FetchBatches, source: TwoOwners) -> None:

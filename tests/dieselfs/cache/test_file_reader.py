@@ -4,7 +4,8 @@ import os
 import random
 import threading
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,8 +17,8 @@ from dieselfs.errors import Damaged, InvalidInput, NotFound
 from dieselfs.limits import CHUNK_TARGET_BYTES, LIBRARY_MEMORY_BYTES, MIB
 from dieselfs.shuffle.plan import Plan
 from dieselfs.shuffle.spec import PlanSpec
-from dieselfs.snapshot.reader import ExtentRef
-from dieselfs.sources.interface import Arrival, Slices
+from dieselfs.snapshot.reader import Snapshot
+from dieselfs.sources.interface import Arrival, Slices, Wanted
 from dieselfs.sources.server import ServerSource, SharedMemory
 from tests.support.documents import DOCUMENTS, table
 from tests.support.server import RunningServer
@@ -58,10 +59,8 @@ class CountingChunks(ServerSource):
         super().fetch_chunk_into(chunk, destination)
         self.fetched_bytes += len(destination)
 
-    def fetch_many(
-        self, wanted: Mapping[int, Sequence[ExtentRef]], is_shared_plan: bool = False
-    ) -> Iterator[Arrival]:
-        for arrival in super().fetch_many(wanted, is_shared_plan):
+    def fetch_many(self, wanted: Wanted) -> Iterator[Arrival]:
+        for arrival in super().fetch_many(wanted):
             for brought in arrival.values():
                 assert isinstance(brought, Slices)
                 self.fetched_bytes += sum(brought.lengths)
@@ -212,6 +211,51 @@ def test_what_is_no_file_is_refused_whether_or_not_others_are_known(packed: Data
             reader.get_many(["000001", "no such file"])
         with pytest.raises(TypeError):
             reader.get(bytearray(b"000001"))  # type: ignore[arg-type]  # what a program without types may do
+
+
+@pytest.mark.parametrize("others", [0, 1, 100])
+def test_one_path_of_no_file_fails_its_batch(packed: Dataset, others: int) -> None:
+    reader = Reading(packed, LIBRARY_MEMORY_BYTES).reader
+    known = [path for chunk in by_chunk()[:2] for path in chunk][:others]
+    for _ in range(3):  # then places are remembered
+        reader.get_many(known)
+        for missing in ("999999", "missing", b"\xff", "\udcff"):
+            with pytest.raises(NotFound):
+                reader.get_many([*known, missing])
+            with pytest.raises(NotFound):
+                reader.get(missing)
+        for no_path in (5, ["000000"], None):
+            with pytest.raises(TypeError, match=r"expected str, bytes or os\.PathLike object"):
+                reader.get_many([*known, no_path])  # type: ignore[list-item]  # what no path is
+            with pytest.raises(TypeError, match=r"expected str, bytes or os\.PathLike object"):
+                reader.get(no_path)  # type: ignore[arg-type]  # what no path is
+
+
+class FaultySnapshot:
+    """The real one, with a fault in looking up paths."""
+
+    def __init__(self, snapshot: Snapshot, fault: Exception) -> None:
+        self._snapshot, self._fault = snapshot, fault
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._snapshot, name)
+
+    def __len__(self) -> int:
+        return len(self._snapshot)
+
+    def sole_extent_at(self, path: bytes) -> tuple[int, int, int] | None:
+        raise self._fault
+
+
+@pytest.mark.parametrize("fault", [KeyError, IndexError, TypeError, AttributeError])
+def test_a_fault_is_raised_and_is_no_slow_read(packed: Dataset, fault: type[Exception]) -> None:
+    chunks: Any = CountingChunks(packed.client, packed.snapshot)
+    chunks.snapshot = FaultySnapshot(packed.snapshot, fault("a fault"))
+    reader = FileReader(chunks)
+    with pytest.raises(fault, match="a fault"):
+        reader.get("000000")
+    with pytest.raises(fault, match="a fault"):
+        reader.get_many(["000000"])
 
 
 def test_damage_elsewhere_in_a_chunk_does_not_cost_its_other_files(packed: Dataset) -> None:

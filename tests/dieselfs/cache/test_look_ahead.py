@@ -1,7 +1,7 @@
 """What is loaded ahead of readers, with real threads and a cache without sockets."""
 
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator
 
 import numpy as np
 import pytest
@@ -11,8 +11,7 @@ from dieselfs.errors import Unavailable
 from dieselfs.shuffle.listed import ListedPlan
 from dieselfs.shuffle.plan import Plan, Share
 from dieselfs.shuffle.spec import PlanSpec
-from dieselfs.snapshot.reader import ExtentRef
-from dieselfs.sources.interface import Arrival
+from dieselfs.sources.interface import Arrival, Wanted
 from dieselfs.telemetry.registry import Registry
 from tests.support.dataset import PackedDataset, TreeEntry, pack_entries
 
@@ -72,10 +71,8 @@ class Chunks:
         """Two owners."""
         return [owned for parity in (0, 1) if (owned := [chunk for chunk in chunks if chunk % 2 == parity])]
 
-    def fetch_many(
-        self, wanted: Mapping[int, Sequence[ExtentRef]], is_shared_plan: bool
-    ) -> Iterator[Arrival]:
-        return self.source.fetch_many(wanted, is_shared_plan)
+    def fetch_many(self, wanted: Wanted) -> Iterator[Arrival]:
+        return self.source.fetch_many(wanted)
 
     def reserve(self, length_bytes: int) -> None:
         with self.changed:

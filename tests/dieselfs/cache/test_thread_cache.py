@@ -4,7 +4,7 @@ import mmap
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from random import Random
@@ -23,7 +23,7 @@ from dieselfs.net.address import TcpAddress
 from dieselfs.rpc.client import ServerClient
 from dieselfs.settings import Settings
 from dieselfs.snapshot.reader import ExtentRef
-from dieselfs.sources.interface import Arrival
+from dieselfs.sources.interface import Arrival, Wanted
 from dieselfs.sources.server import ServerSource, SharedMemory
 from tests.support.dataset import MemoryChunkSource, PackedDataset, TreeEntry, pack_entries
 from tests.support.node_master import NodeMaster, running_master
@@ -66,10 +66,8 @@ class Server(ServerSource):
     def fetch_chunk(self, chunk: int) -> bytearray:
         return bytearray(self.source.fetch_chunk(chunk))
 
-    def fetch_many(
-        self, wanted: Mapping[int, Sequence[ExtentRef]], is_shared_plan: bool = False
-    ) -> Iterator[Arrival]:
-        return self.source.fetch_many(wanted, is_shared_plan)
+    def fetch_many(self, wanted: Wanted) -> Iterator[Arrival]:
+        return self.source.fetch_many(wanted)
 
     @property
     def fetched(self) -> int:
@@ -97,7 +95,7 @@ class Process:
 
     def reads(self, files: Sequence[int], is_shared_plan: bool = False) -> set[int]:
         """Read files, compare them, and return the chunks that were not in memory."""
-        contents, missed = self.held.contents(self.extents(files), is_shared_plan)
+        contents, missed = self.held.contents(Wanted(self.extents(files), is_shared_plan))
         assert {bytes(content[:1]) for content in contents.values()} == {bytes([number]) for number in files}
         assert all(content == content[:1] * FILE_BYTES for content in contents.values())
         return missed
@@ -139,12 +137,12 @@ def test_a_pinned_payload_has_a_slot_that_no_other_ever_gets(packed: PackedDatas
     held = ThreadCache(Server(packed, tmp_path / "unused"), MUCH_BYTES)
     extents = packed.snapshot.extents(packed.snapshot.find(b"000"))
     for _ in range(2):
-        held.contents({extents[0].chunk: extents})
+        held.contents(Wanted({extents[0].chunk: extents}))
     payload, slot = held.policy.pinned[extents[0].chunk], held.slots[extents[0].chunk]
     assert held.memories[slot] is payload.memory and held.views[slot] is payload.view
     held.close()
     for _ in range(2):
-        assert held.contents({extents[0].chunk: extents})[0] == {extents[0]: bytes(FILE_BYTES)}
+        assert held.contents(Wanted({extents[0].chunk: extents}))[0] == {extents[0]: bytes(FILE_BYTES)}
     assert not held.policy.pinned and not held.memories and not held.views
 
 

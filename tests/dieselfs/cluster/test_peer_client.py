@@ -32,7 +32,7 @@ from dieselfs.rpc.serving.connection import ClientConnection
 from dieselfs.rpc.serving.handshake import Identity
 from dieselfs.rpc.serving.server import RpcServer, open_listeners
 from dieselfs.snapshot.reader import Snapshot
-from dieselfs.sources.interface import Slices, fetch_extent
+from dieselfs.sources.interface import Slices, Wanted, fetch_extent
 from dieselfs_client.cluster.peer_service import JobKeys
 from tests.support.dataset import PackedDataset, TreeEntry, pack_entries
 from tests.support.peer_nodes import CREDENTIAL, SECRET, START_TIMEOUT_S, running_node
@@ -439,7 +439,7 @@ def test_a_silent_peer_costs_no_read(packed: PackedDataset) -> None:
     peers = peer_client(packed, SHORT_S)
     with silent_port(8) as port, pooled(packed, peers, at_port(port)) as source:
         wanted = {n: packed.snapshot.extents(packed.snapshot.find(b"%d" % n)) for n in range(CHUNKS)}
-        brought = ChainMap(*source.fetch_many(wanted))
+        brought = ChainMap(*source.fetch_many(Wanted(wanted)))
         for n, slices in brought.items():
             assert isinstance(slices, Slices) and [*map(bytes, slices)] == [bytes([n]) * CHUNK_BYTES]
         assert len(brought) == CHUNKS

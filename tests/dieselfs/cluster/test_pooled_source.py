@@ -15,7 +15,7 @@ from dieselfs.cluster.pooled_source import PEER_RETRY_MAX_S, PooledSource
 from dieselfs.errors import Damaged, Unavailable
 from dieselfs.limits import PEER_ANSWER_S
 from dieselfs.snapshot.reader import ExtentRef
-from dieselfs.sources.interface import ChunkResult, Slices, Source, fetch_extent
+from dieselfs.sources.interface import ChunkResult, Slices, Source, Wanted, fetch_extent
 from tests.support.dataset import MemoryChunkSource, PackedDataset, TreeEntry, pack_entries
 from tests.support.peer_nodes import CREDENTIAL, PeerNode, running_node
 
@@ -105,7 +105,7 @@ def test_a_batch_is_one_request_to_each_owner(packed: PackedDataset) -> None:
         owners = [None, b.member, c.member]
         wanted = {chunk: extents(packed, chunk)[1:4] for chunk in range(CHUNKS)}
         with pooled(packed, a, lambda chunk: owners[chunk % 3], direct) as source:
-            brought = ChainMap(*source.fetch_many({**wanted, 0: []}))
+            brought = ChainMap(*source.fetch_many(Wanted({**wanted, 0: []})))
             assert (
                 b.service.metrics.numbers()["served.requests"]
                 == c.service.metrics.numbers()["served.requests"]
@@ -129,7 +129,7 @@ def test_what_is_here_is_not_held_back_by_what_is_not(packed: PackedDataset) -> 
         owners = [None, b.member, c.member]
         b.gate.clear()
         with pooled(packed, a, lambda chunk: owners[chunk % 3], packed.source()) as source:
-            arriving = source.fetch_many(wanted)
+            arriving = source.fetch_many(Wanted(wanted))
             others = {chunk for chunk in wanted if chunk % 3 != 1}
             first: set[int] = set()
             while first != others:
@@ -146,10 +146,10 @@ def test_whoever_lets_go_of_what_arrives_leaves_a_source_that_goes_on(packed: Pa
         pooled(packed, a, lambda chunk: b.member if chunk % 2 else None, packed.source()) as source,
     ):
         for _ in range(4):
-            arriving = source.fetch_many(wanted)
+            arriving = source.fetch_many(Wanted(wanted))
             next(arriving)
             del arriving
-        brought = ChainMap(*source.fetch_many(wanted))
+        brought = ChainMap(*source.fetch_many(Wanted(wanted)))
         assert all(len(contents(brought[chunk])) == FILES_EACH for chunk in wanted)
 
 
@@ -342,8 +342,8 @@ def test_damage_in_the_store_touches_only_its_file(packed: PackedDataset, is_own
             source.fetch_chunk(4)
         with pytest.raises(Damaged):
             fetch_extent(source, bad)
-        assert len(contents(ChainMap(*source.fetch_many({4: good}))[4])) == len(good)
-        brought = ChainMap(*source.fetch_many({4: [bad], 5: extents(packed, 5)}))
+        assert len(contents(ChainMap(*source.fetch_many(Wanted({4: good})))[4])) == len(good)
+        brought = ChainMap(*source.fetch_many(Wanted({4: [bad], 5: extents(packed, 5)})))
         assert isinstance(brought[4], Damaged) and isinstance(brought[5], Slices)
         assert source.metrics.numbers()["requested.from_servers"] == len(good)
 

@@ -3,7 +3,7 @@ from collections import ChainMap
 import pytest
 
 from dieselfs.errors import Damaged
-from dieselfs.sources.interface import CountedSource, FetchMetrics, Slices, fetch_extent
+from dieselfs.sources.interface import CountedSource, FetchMetrics, Slices, Wanted, fetch_extent
 from dieselfs.telemetry.registry import Registry
 from tests.support.dataset import TreeEntry, pack_entries
 
@@ -19,7 +19,9 @@ def test_what_arrives_is_counted_and_what_fails_is_not() -> None:
     assert counted.fetch_chunk(0) == source.fetch_chunk(0)
     assert fetch_extent(counted, extents[1]) == bytes([1]) * 100
     many = ChainMap(
-        *counted.fetch_many({0: extents[:2], 1: packed.snapshot.extents(packed.snapshot.require(b"5"))})
+        *counted.fetch_many(
+            Wanted({0: extents[:2], 1: packed.snapshot.extents(packed.snapshot.require(b"5"))})
+        )
     )
     assert {chunk: isinstance(brought, Slices) and len(brought) for chunk, brought in many.items()} == {
         0: 2,
@@ -30,7 +32,7 @@ def test_what_arrives_is_counted_and_what_fails_is_not() -> None:
     source.payloads[0][0] ^= 1
     with pytest.raises(Damaged):
         counted.fetch_chunk(0)
-    assert isinstance(next(counted.fetch_many({0: extents}))[0], Damaged)
+    assert isinstance(next(counted.fetch_many(Wanted({0: extents})))[0], Damaged)
     assert metrics.as_dict()["fetches"] == {
         "chunks": 1,
         "chunk_bytes": 400,
@@ -48,7 +50,7 @@ def test_each_request_goes_to_the_source_of_the_moment_and_ends_there() -> None:
     current = first
     counted = CountedSource(lambda: current, FetchMetrics(Registry()))
     (extent,) = packed.snapshot.extents(packed.snapshot.require(b"a"))
-    under_way = counted.fetch_many({extent.chunk: [extent, extent]})
+    under_way = counted.fetch_many(Wanted({extent.chunk: [extent, extent]}))
     bringing = next(under_way)
     current = second
     assert not list(under_way) and isinstance(bringing[extent.chunk], Slices)

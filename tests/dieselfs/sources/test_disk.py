@@ -16,6 +16,7 @@ from dieselfs.dataset import Dataset
 from dieselfs.errors import DieselfsError
 from dieselfs.snapshot.reader import ExtentRef, Snapshot
 from dieselfs.sources.disk import node_source
+from dieselfs.sources.interface import Wanted
 from dieselfs.sources.server import ServerSource
 from tests.support.disks import xfs_disk
 from tests.support.server import running_server
@@ -71,7 +72,7 @@ def by_segments(source: ServerSource) -> None:
 
 def by_extents(source: ServerSource) -> None:
     wanted = extents_by_chunk(source.snapshot)
-    for arrival in source.fetch_many(wanted):
+    for arrival in source.fetch_many(Wanted(wanted)):
         for chunk, result in arrival.items():
             assert not isinstance(result, DieselfsError)
             assert [*map(len, result)] == [each.length for each in wanted[chunk]]
