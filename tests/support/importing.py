@@ -4,7 +4,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from zlib import crc32
 
-from dieselfs_tools.archives.importing.formats import AUTO, format_of
+from dieselfs_tools.archives.formats import AUTO, format_of
 from dieselfs_tools.archives.importing.inputs import Input
 from dieselfs_tools.archives.importing.record import Record
 from dieselfs_tools.cli.output import Output
@@ -17,7 +17,7 @@ def read_all(source: Path | str, format_name: str = AUTO, into: list[Record] | N
     found = [] if into is None else into
     with ExitStack() as stack:
         opened = Input(str(source), stack, QUIET)
-        for record in format_of(opened, format_name).reader()(opened):
+        for record in format_of(opened, format_name).read()(opened):
             if not record.fault:
                 record.load()
                 assert_placed(record)

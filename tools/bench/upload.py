@@ -25,8 +25,8 @@ from bench.forms import (
 from bench.stopwatch import measure
 from dieselfs.limits import CHUNK_TARGET_BYTES
 from dieselfs.transfer.upload import TreeUpload
+from dieselfs_tools.archives.formats import AUTO as AUTO_FORMAT
 from dieselfs_tools.archives.import_runner import records_of
-from dieselfs_tools.archives.importing.formats import AUTO as AUTO_FORMAT
 from dieselfs_tools.archives.importing.naming import Names
 from dieselfs_tools.cli.output import Output
 from dieselfs_tools.cli.patterns import ALL

@@ -20,6 +20,7 @@ from tempfile import TemporaryDirectory
 from dieselfs.errors import DieselfsError
 from dieselfs.limits import CHUNK_TARGET_BYTES
 from dieselfs.transfer.upload import ENTRY_ERRORS
+from dieselfs_tools.archives.formats import required
 from dieselfs_tools.archives.importing import (
     litdata_file,
     mds_file,
@@ -30,7 +31,6 @@ from dieselfs_tools.archives.importing import (
 )
 from dieselfs_tools.archives.importing.inputs import Input
 from dieselfs_tools.archives.importing.naming import Names, Template
-from dieselfs_tools.archives.importing.packages import required
 from dieselfs_tools.archives.importing.record import Record
 from dieselfs_tools.cli.output import Output
 from fuzz.target import Target, of_text

@@ -12,8 +12,6 @@ import numpy as np
 import pytest
 
 from dieselfs.errors import EXIT_DAMAGED, EXIT_NOT_FOUND, EXIT_PARTIAL, EXIT_REFUSED, EXIT_USAGE
-from dieselfs_tools.archives.attach_runner import FORMATS
-from dieselfs_tools.commands.attach import FORMATS as FORMAT_NAMES
 from tests.support.dlcmd import Dlcmd
 from tests.support.documents import REPOSITORY
 from tests.support.http_files import web_file
@@ -136,10 +134,6 @@ def test_a_tar_file_on_the_web(dlcmd: Dlcmd, dataset: str) -> None:
         dlcmd("purge", "--copy", "--grace", "0s", location)
         file.statuses = [404]
     assert dlcmd("cat", f"{location}/train/00000.jpg").stdout == CONTENT["train/00000.jpg"]
-
-
-def test_formats_are_those_of_the_help() -> None:
-    assert FORMAT_NAMES == FORMATS
 
 
 def test_nothing_is_copied(dlcmd: Dlcmd, dataset: str) -> None:

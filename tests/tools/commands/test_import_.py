@@ -17,8 +17,6 @@ from dieselfs.errors import (
     EXIT_PARTIAL,
     EXIT_USAGE,
 )
-from dieselfs_tools.archives.importing.formats import FORMATS
-from dieselfs_tools.commands.import_ import FORMATS as FORMAT_NAMES
 from tests.support.dlcmd import Dlcmd
 from tests.support.http_files import web_file
 
@@ -181,10 +179,6 @@ def test_shards_of_the_webdataset_writer(dlcmd: Dlcmd, dataset: str) -> None:
     expected = {f"{number:06}.jpg": bytes([number]) * 1000 for number in range(3)}
     expected |= {f"{number:06}.cls": str(number).encode() for number in range(3)}
     assert stored(dlcmd, dataset) == expected
-
-
-def test_all_formats_can_be_named() -> None:
-    assert set(FORMAT_NAMES) == set(FORMATS)
 
 
 def test_links_of_archives(dlcmd: Dlcmd, dataset: str, tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dieselfs_tools.archives.importing.formats import FORMATS
+from dieselfs_tools.archives.formats import IMPORTED
 from tests.support.dlcmd import Dlcmd
 from tests.support.documents import REPOSITORY
 
@@ -108,7 +108,7 @@ WRITERS: dict[str, Callable[[Path], str]] = {
 
 
 def test_each_format_is_tried() -> None:
-    assert set(WRITERS) == set(FORMATS)
+    assert set(WRITERS) == set(IMPORTED)
 
 
 @pytest.mark.parametrize("signum", [signal.SIGKILL, signal.SIGINT])

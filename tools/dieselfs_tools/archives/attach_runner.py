@@ -18,8 +18,8 @@ from dieselfs.transfer.upload import Failed
 from dieselfs.units import count, format_duration, format_size
 from dieselfs_tools.archives.attach_sources import AttachSources
 from dieselfs_tools.archives.attaching import Attaching, batches, is_copied
+from dieselfs_tools.archives.formats import format_of
 from dieselfs_tools.archives.import_runner import expanded_source, records_of
-from dieselfs_tools.archives.importing.formats import format_of
 from dieselfs_tools.archives.importing.inputs import Input
 from dieselfs_tools.archives.importing.naming import Names, Template
 from dieselfs_tools.archives.importing.record import Record
@@ -30,9 +30,6 @@ from dieselfs_tools.cli.progress import Reading, shown
 from dieselfs_tools.cli.session import Session
 from dieselfs_tools.cli.spool import STANDARD_INPUT
 from dieselfs_tools.transfers.upload_runner import Target, find_target
-
-FORMATS = ("tar", "zip", "npz", "lmdb", "tfrecord", "mds")
-"""Whose records are ranges of bytes in the source."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -125,13 +122,13 @@ def _check(name: str, format_name: str, output: Output, sources: AttachSources) 
         source = Input(name, stack, output, open_remote=sources.stream)
         found = format_of(source, format_name)
         shown_name = printable(os.fsencode(name))
-        if found.name not in FORMATS:
+        if not found.is_attachable:
             raise InvalidInput(
-                f"{shown_name}: the values of {found.name} are no ranges of the file; store them with dlcmd import"
+                f"{shown_name}: the values of {found.title} are no ranges of the file; store them with dlcmd import"
             )
         if not source.is_plain:
             raise InvalidInput(f"{shown_name}: it is compressed; store its records with dlcmd import")
-        found.reader()
+        found.read()
 
 
 def _attach(

@@ -14,7 +14,7 @@ from dieselfs.limits import CHUNK_PAYLOAD_BYTES_MAX
 from dieselfs.names import is_location, printable
 from dieselfs.transfer.upload import Failed, UploadEntry
 from dieselfs.units import format_size
-from dieselfs_tools.archives.importing.formats import Format, format_of
+from dieselfs_tools.archives.formats import Format, format_of
 from dieselfs_tools.archives.importing.inputs import Input, OpenRemote
 from dieselfs_tools.archives.importing.naming import Names, Template, cleaned
 from dieselfs_tools.archives.importing.record import Record
@@ -56,7 +56,7 @@ def run_import(session: Session, options: ImportOptions) -> int:
     for name in sources:
         if not is_web_url(name) and not is_object_url(name) and name != STANDARD_INPUT:
             with ExitStack() as stack:  # all sources are looked at before the first byte is stored
-                format_of(Input(name, stack, session.output), options.format_name).reader()
+                format_of(Input(name, stack, session.output), options.format_name).read()
     target = find_target(session.client, replace(destination, is_folder_form=True))
 
     def walk(failed: Failed) -> Iterator[UploadEntry]:
@@ -108,7 +108,7 @@ def records_of(
             source = Input(name, stack, output, open_remote=open_remote)
             chosen = format_of(source, format_name)
             namer = _Namer(chosen, template, names, os.fsencode(source.label))
-            for record in chosen.reader()(source):
+            for record in chosen.read()(source):
                 record.origin = origin
                 if template is not None and record.is_folder:
                     continue  # the template says which folders there are

@@ -5,11 +5,9 @@ from typing import Any
 import click
 
 from dieselfs.errors import InvalidInput
+from dieselfs_tools.archives.formats import ATTACHED
 from dieselfs_tools.cli import options
 from dieselfs_tools.cli.session import Session
-
-FORMATS = ("tar", "zip", "npz", "lmdb", "tfrecord", "mds")
-"""As in `attach_runner`, which help and completion need not import."""
 
 
 @options.verb(
@@ -21,7 +19,7 @@ FORMATS = ("tar", "zip", "npz", "lmdb", "tfrecord", "mds")
 )
 @click.argument("names", type=options.SOURCE, nargs=-1, required=True, metavar="SOURCE... dl://DATASET/PATH")
 @options.flag("--list", "is_listing", text="List the sources of a dataset: attach --list dl://DATASET.")
-@options.records(FORMATS, "Name of each record, as of dlcmd import.")
+@options.records(ATTACHED, "Name of each record, as of dlcmd import.")
 @options.filters
 @options.dry_run
 @options.chunk_size

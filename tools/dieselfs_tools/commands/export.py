@@ -1,25 +1,17 @@
 """`dlcmd export`: write a dataset or a folder as an EROFS image, or in another format."""
 
-import time
-from typing import TYPE_CHECKING
+from typing import Any
 
 import click
 
 from dieselfs.errors import InvalidInput
 from dieselfs.limits import MIB
 from dieselfs.names import Location
-from dieselfs.units import count, format_duration, format_size
+from dieselfs.units import format_size
+from dieselfs_tools.archives.formats import AUTO, EXPORTED, TARGETS, format_of_target
 from dieselfs_tools.cli import options
-from dieselfs_tools.cli.patterns import Patterns
-from dieselfs_tools.cli.progress import Reading, shown
 from dieselfs_tools.cli.session import Session
 
-if TYPE_CHECKING:
-    from dieselfs import Dataset
-
-AUTO, EROFS = "auto", "erofs"
-FORMATS = (EROFS, "tar", "webdataset", "lmdb", "folder")
-SUFFIXES = {".erofs": EROFS, ".tar": "tar", ".lmdb": "lmdb"}
 SHARD_BYTES = 256 * MIB
 
 
@@ -37,10 +29,10 @@ SHARD_BYTES = 256 * MIB
 @click.option(
     "--format",
     "format_name",
-    type=click.Choice([AUTO, *FORMATS]),
+    type=click.Choice([AUTO, *EXPORTED]),
     default=AUTO,
     show_default=True,
-    help="auto: by the suffix .erofs, .tar or .lmdb, and tar for '-'.",
+    help=f"auto: by the suffix {', '.join(TARGETS)}, and tar for '-'.",
 )
 @click.option(
     "--shard-size",
@@ -53,84 +45,19 @@ SHARD_BYTES = 256 * MIB
 @options.dry_run
 @options.flag("-f", "--force", "is_forced", text="Replace an existing file.")
 @options.jobs
-def export(
-    session: Session,
-    location: Location,
-    target: str,
-    format_name: str,
-    shard_bytes: int,
-    is_dry_run: bool,
-    is_forced: bool,
-    jobs: int,
-    patterns: Patterns,
-) -> int:
+def export(session: Session, location: Location, target: str, format_name: str, **chosen: Any) -> int:
     """Write a dataset, or a folder of one, as an EROFS image, which Linux mounts without dieselfs, or as a tar archive,
     WebDataset shards, an LMDB environment, or a folder.
 
     All entries of an image or archive belong to root and keep their times and their modes, without set-user-ID. Equal
     datasets give equal archives. A damaged chunk ends the export (exit code 5). The target appears when it is whole.
     """
-    chosen = _chosen(target, format_name)
+    from dieselfs_tools.archives.exporting.archive_export import ExportOptions
+
+    found = format_of_target(target, format_name)
     dataset = session.dataset(location.state)
     node = dataset.snapshot.follow(location.path)
     if not dataset.snapshot.stat(node).is_folder:
         raise InvalidInput(f"{location}: not a folder, but a file; get it with dlcmd get")
-    if chosen == EROFS:
-        if patterns:
-            raise InvalidInput(
-                "an EROFS image has a whole folder; --include and --exclude need another --format"
-            )
-        return _export_image(session, dataset, node, location, target, is_dry_run, is_forced, jobs)
-    from dieselfs_tools.archives.export_runner import ExportOptions, run_export
-
-    wanted = ExportOptions(
-        location=location,
-        target=target,
-        format_name=chosen,
-        shard_bytes=shard_bytes,
-        is_dry_run=is_dry_run,
-        is_forced=is_forced,
-        jobs=jobs,
-        patterns=patterns,
-    )
-    return run_export(session, dataset, node, wanted)
-
-
-def _chosen(target: str, format_name: str) -> str:
-    """The format. Raises InvalidInput if the name of the target does not say it."""
-    if format_name != AUTO:
-        return format_name
-    if target == "-":
-        return "tar"
-    for suffix, name in SUFFIXES.items():
-        if target.endswith(suffix):
-            return name
-    raise InvalidInput(
-        f"{target}: the suffix is not {', '.join(SUFFIXES)}; name the format: --format {'|'.join(FORMATS)}"
-    )
-
-
-def _export_image(
-    session: Session,
-    dataset: "Dataset",
-    node: int,
-    location: Location,
-    image: str,
-    is_dry_run: bool,
-    is_forced: bool,
-    jobs: int,
-) -> int:
-    from dieselfs.transfer.image_export import ImageExport
-
-    output = session.output
-    run = ImageExport(dataset.chunks, image, node, jobs)
-    fields = {"image": image, "entries": run.report.found_files, "image_bytes": run.size_bytes}
-    what = f"{location} as {image} ({count(run.report.found_files, 'entry')}, {output.size(run.size_bytes)})"
-    if is_dry_run:
-        return output.summary(f"would write {what}", {"dry_run": True, **fields})
-    began_s = time.monotonic()
-    with shown(output, "export", lambda: Reading.of(run.report)):
-        run.run(is_forced)
-    elapsed_s = time.monotonic() - began_s
-    fields["seconds"] = round(elapsed_s, 3)
-    return output.summary(f"wrote {what} in {format_duration(elapsed_s)}", fields)
+    wanted = ExportOptions(location=location, target=target, format_name=found.name, **chosen)
+    return found.export()(session, dataset, node, wanted)

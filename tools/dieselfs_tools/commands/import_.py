@@ -4,11 +4,9 @@ from typing import Any
 
 import click
 
+from dieselfs_tools.archives.formats import IMPORTED
 from dieselfs_tools.cli import options
 from dieselfs_tools.cli.session import Session
-
-FORMATS = ("tar", "zip", "npz", "lmdb", "hdf5", "parquet", "tfrecord", "mds", "litdata")
-"""As in `importing.formats`, which help and completion need not import."""
 
 
 @options.verb(
@@ -21,7 +19,7 @@ FORMATS = ("tar", "zip", "npz", "lmdb", "hdf5", "parquet", "tfrecord", "mds", "l
 )
 @click.argument("names", type=options.SOURCE, nargs=-1, required=True, metavar="SOURCE... dl://DATASET/PATH")
 @options.records(
-    FORMATS,
+    IMPORTED,
     "Name of each record: {name}, {folder}, {stem}, {ext}, {source}, {index:08}, and fields of the record.",
 )
 @options.filters

@@ -1,13 +1,17 @@
-"""An LMDB environment of exported files: keys are paths, values are contents. This module writes files."""
+"""Exports files as an LMDB environment: keys are paths, values are contents. This module writes files."""
 
 import os
 from typing import Any
 
+from dieselfs.dataset import Dataset
 from dieselfs.errors import DieselfsError, InvalidInput, StorageFull
 from dieselfs.limits import MIB
+from dieselfs.names import printable
 from dieselfs.transfer.destination import DISK_FULL
+from dieselfs_tools.archives.exporting.archive_export import Export, ExportOptions, export_archive
 from dieselfs_tools.archives.exporting.entry_reader import Entry
-from dieselfs_tools.archives.importing.packages import required
+from dieselfs_tools.archives.formats import required
+from dieselfs_tools.cli.session import Session
 
 COMMIT_BYTES = 64 * MIB
 """Contents of one transaction, which are in memory."""
@@ -70,3 +74,29 @@ def _failure(error: Exception) -> DieselfsError:
     if any(reason in str(error) for reason in reasons):
         return StorageFull(f"LMDB: {error}; free some space and run the same command again")
     return DieselfsError(f"LMDB: {error}")
+
+
+def export(session: Session, dataset: Dataset, folder: int, options: ExportOptions) -> int:
+    """Write an environment; returns the exit code."""
+    return export_archive(session, dataset, folder, options, _write)
+
+
+def _write(export: Export, aside: str) -> None:
+    os.mkdir(aside)
+    writer = LmdbWriter(aside, export.report.found_files, export.report.found_bytes)
+    try:
+        for entry in export.reader.entries():
+            if entry.status.is_folder:
+                export.count(entry)
+                continue
+            try:
+                if entry.status.is_link:
+                    raise InvalidInput("a link; LMDB has values only")
+                writer.add(entry, b"".join(export.parts(entry)))
+                export.count(entry)
+            except InvalidInput as error:
+                export.report.fail(printable(entry.path), str(error))
+    except BaseException:
+        writer.abandon()
+        raise
+    writer.close()

@@ -1,14 +1,18 @@
-"""Tar archives of exported entries. No I/O of its own: it writes to a stream.
+"""Exports entries as a tar archive, to a file or to standard output. This module writes files.
 
 The bytes depend on the entries alone: GNU format, owner root, whole seconds, permissions without set-user-ID.
 """
 
+import os
 import stat
 import tarfile
 from collections.abc import Iterable
 from typing import BinaryIO
 
+from dieselfs.dataset import Dataset
+from dieselfs_tools.archives.exporting.archive_export import Export, ExportOptions, export_archive
 from dieselfs_tools.archives.exporting.entry_reader import Entry
+from dieselfs_tools.cli.session import Session
 
 PERMISSIONS = 0o777
 _END = bytes(tarfile.RECORDSIZE)
@@ -47,3 +51,23 @@ class TarWriter:
     def _write(self, content: bytes) -> None:
         self._stream.write(content)
         self.position += len(content)
+
+
+def export(session: Session, dataset: Dataset, folder: int, options: ExportOptions) -> int:
+    """Write a tar archive; returns the exit code."""
+    return export_archive(session, dataset, folder, options, _write, _write_members)
+
+
+def _write(export: Export, aside: str) -> None:
+    with open(aside, "xb", buffering=1 << 20) as file:
+        _write_members(export, file)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _write_members(export: Export, stream: BinaryIO) -> None:
+    writer = TarWriter(stream)
+    for entry in export.reader.entries():
+        writer.add(entry, export.parts(entry))
+        export.count(entry)
+    writer.close()

@@ -17,8 +17,8 @@ from dieselfs.attached.web_url import is_web_url
 from dieselfs.bucket.url import is_object_url, parse_object
 from dieselfs.errors import Damaged, DieselfsError, InvalidInput, NotFound
 from dieselfs.names import printable
+from dieselfs_tools.archives.formats import FORMATS, IMPORTED, required
 from dieselfs_tools.archives.importing.http_stream import HttpStream
-from dieselfs_tools.archives.importing.packages import required
 from dieselfs_tools.archives.importing.record import Place
 from dieselfs_tools.cli.output import Output
 from dieselfs_tools.cli.spool import STANDARD_INPUT, spooled
@@ -34,9 +34,9 @@ HEAD_BYTES = 1024
 
 BUFFER_BYTES = 1 << 20
 
-_SUFFIX = re.compile(
-    r"(\.(tar|tgz|zip|npz|lmdb|mdb|hdf5|h5|parquet|tfrecords?|mds|gz|zst|bz2|xz))+$", re.IGNORECASE
-)
+_PACKED = (".gz", ".zst", ".bz2", ".xz")
+_SUFFIXES = [*_PACKED, *(suffix for name in IMPORTED for suffix in FORMATS[name].suffixes)]
+_SUFFIX = re.compile(f"({'|'.join(map(re.escape, _SUFFIXES))})+$", re.IGNORECASE)
 
 UNPACKED_BYTES_MAX = 256 << 10
 """Of one call of a decompressor: less is lost at damage."""

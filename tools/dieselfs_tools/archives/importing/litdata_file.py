@@ -11,7 +11,7 @@ import numpy as np
 from dieselfs.errors import Damaged, InvalidInput
 from dieselfs_tools.archives.importing.content_types import npy, number, suffix_of
 from dieselfs_tools.archives.importing.inputs import Input
-from dieselfs_tools.archives.importing.mds_file import checked_text, listed, open_shard, read_index
+from dieselfs_tools.archives.importing.mds_file import checked_text, has_index, listed, open_shard, read_index
 from dieselfs_tools.archives.importing.record import Record
 from dieselfs_tools.archives.importing.sample_shards import INDEX, samples, values
 
@@ -38,6 +38,11 @@ _TORCH_TYPES = (
 )  # fmt: skip
 _NESTED_JSON = struct.Struct("<xI")
 _SCALARS = {"int": "int64", "float": "float64", "bool": "bool"}
+
+
+def recognizes(source: Input) -> bool:
+    """Whether a folder has an index of chunks."""
+    return has_index(source, "chunks")
 
 
 def read(source: Input) -> Iterator[Record]:

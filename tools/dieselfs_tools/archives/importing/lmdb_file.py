@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 
 from dieselfs.errors import Damaged
+from dieselfs_tools.archives.formats import required
 from dieselfs_tools.archives.importing.inputs import Input
-from dieselfs_tools.archives.importing.packages import required
 from dieselfs_tools.archives.importing.record import Place, Record
 
 DATA_FILE = "data.mdb"
@@ -17,6 +17,11 @@ DATABASES_MAX = 256
 
 _DATABASE_BYTES = 48
 """Of the value of a key that names a database."""
+
+
+def recognizes(source: Input) -> bool:
+    """Whether a local folder is an environment."""
+    return source.is_folder and bool(source.path) and os.path.exists(os.path.join(source.path, DATA_FILE))
 
 
 def read(source: Input) -> Iterator[Record]:

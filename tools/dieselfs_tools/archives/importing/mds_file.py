@@ -42,6 +42,11 @@ _ARRAY_TYPES = {
 }  # fmt: skip
 
 
+def recognizes(source: Input) -> bool:
+    """Whether a folder has an index of shards."""
+    return has_index(source, "shards")
+
+
 def read(source: Input) -> Iterator[Record]:
     """Sample 7 has the files `00000007.image.jpg`, `00000007.label.npy`, .... Texts and numbers are fields of names.
 
@@ -105,6 +110,15 @@ def read_index(source: Input) -> tuple[Any, int]:
         except (OSError, ValueError, RecursionError) as error:
             raise Damaged(f"{INDEX}: {error}") from None
     raise Damaged(f"{INDEX} is missing")
+
+
+def has_index(source: Input, key: str) -> bool:
+    """Whether a folder has an index with this key."""
+    try:
+        index = read_index(source)[0] if source.is_folder else None
+    except Damaged:
+        return False
+    return isinstance(index, dict) and key in index
 
 
 def listed(index: Any, key: str) -> list[Any]:

@@ -16,8 +16,8 @@ from blake3 import blake3
 from dieselfs.errors import InvalidInput
 from dieselfs.limits import NAME_BYTES_MAX
 from dieselfs.names import CONTROL_FOLDER, path_fault, printable, split_path
+from dieselfs_tools.archives.formats import WHOLE_NAME
 
-WHOLE_NAME = "{name}"
 FIELDS = ("name", "folder", "stem", "ext", "source", "index")
 RENAMES_MAX = 10_000
 """Duplicates of one name."""

@@ -13,9 +13,9 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from dieselfs.errors import Damaged
+from dieselfs_tools.archives.formats import required
 from dieselfs_tools.archives.importing.content_types import number, suffix_of
 from dieselfs_tools.archives.importing.inputs import Input
-from dieselfs_tools.archives.importing.packages import required
 from dieselfs_tools.archives.importing.record import Record
 
 BATCH_ROWS = 64

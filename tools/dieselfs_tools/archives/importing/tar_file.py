@@ -38,6 +38,18 @@ _BROKEN = (tarfile.TarError, EOFError, IndexError, OverflowError, ValueError, Re
 """`tarfile` calls itself for each header that belongs to the next one."""
 
 
+def recognizes(source: Input) -> bool:
+    """Whether a file begins with the header of a member whose checksum is right, or is an empty archive."""
+    block = source.head[:512]
+    if len(block) < 512:
+        return False
+    if not any(block):
+        return True
+    digits = block[148:156].strip(b" \0")
+    total = sum(block[:148]) + 8 * ord(" ") + sum(block[156:])
+    return digits.isdigit() and int(digits, 8) == total if set(digits) <= set(b"01234567") else False
+
+
 def read(source: Input) -> Iterator[Record]:
     """Raises Damaged at a damaged header or an early end; all members before are whole."""
     endings: list[Exception] = []

@@ -3,16 +3,18 @@
 The framing is that of TensorFlow: length (8 bytes), masked CRC32C of it (4), content, masked CRC32C of the content (4).
 """
 
+import re
 import struct
 from collections.abc import Callable, Iterator
+from importlib.util import find_spec
 from typing import Any, BinaryIO
 
 import numpy as np
 
 from dieselfs.errors import Damaged
+from dieselfs_tools.archives.formats import required
 from dieselfs_tools.archives.importing.content_types import npy, number, suffix_of
 from dieselfs_tools.archives.importing.inputs import Input
-from dieselfs_tools.archives.importing.packages import required
 from dieselfs_tools.archives.importing.record import Record
 
 RECORD_BYTES_MAX = 1 << 30
@@ -20,6 +22,14 @@ HEAD = struct.Struct("<QI")
 
 _TAIL = struct.Struct("<I")
 _MASK_DELTA = 0xA282EAD8
+_NAME = re.compile(r"\.tfrecords?([.-]|$)")
+
+
+def recognizes(source: Input) -> bool:
+    """By the name of a file, or by the first length in it, if the package for its checksum is there."""
+    if _NAME.search(source.name.lower()):
+        return not source.is_folder
+    return find_spec("google_crc32c") is not None and is_tfrecord(source.head)
 
 
 def read(source: Input) -> Iterator[Record]:

@@ -1,0 +1,153 @@
+"""The part of `dlcmd export` that archives share: entry by entry, under a temporary name. This module writes files."""
+
+import os
+import shutil
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import BinaryIO
+
+from dieselfs.dataset import Dataset
+from dieselfs.errors import EXIT_OK, EXIT_PARTIAL, AlreadyExists, DieselfsError, InvalidInput, StorageFull
+from dieselfs.names import Location
+from dieselfs.snapshot.storage_order import StorageOrder, tree_order
+from dieselfs.transfer.destination import DISK_FULL, aside_name
+from dieselfs.transfer.report import TransferReport
+from dieselfs.units import count, format_duration
+from dieselfs_tools.archives.exporting.entry_reader import Entry, EntryReader
+from dieselfs_tools.archives.formats import STANDARD_OUTPUT
+from dieselfs_tools.cli.output import Output
+from dieselfs_tools.cli.patterns import Patterns
+from dieselfs_tools.cli.progress import Reading, shown
+from dieselfs_tools.cli.session import Session
+from dieselfs_tools.transfers.stored_trees import selected_nodes
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExportOptions:
+    """`target`: a path, or `-`. `shard_bytes`: contents of a WebDataset shard."""
+
+    location: Location
+    target: str
+    format_name: str
+    shard_bytes: int
+    is_dry_run: bool
+    is_forced: bool
+    jobs: int
+    patterns: Patterns
+
+
+Write = Callable[["Export", str], None]
+"""Writes all entries of an export to a new path."""
+
+
+def export_archive(
+    session: Session,
+    dataset: Dataset,
+    folder: int,
+    options: ExportOptions,
+    write: Write,
+    write_stream: Callable[["Export", BinaryIO], None] | None = None,
+) -> int:
+    """Write what is in the node `folder`; returns the exit code. `write_stream`: for standard output and archives that
+    are one file, which -f replaces; a folder is never replaced.
+    """
+    output, target = session.output, options.target
+    if target == STANDARD_OUTPUT:
+        if write_stream is None or output.is_json or options.is_dry_run:
+            raise InvalidInput("standard output takes a tar archive, without --json and -n")
+        output.is_stdout_taken = True
+    elif os.path.lexists(target):
+        if write_stream is None:
+            raise AlreadyExists(f"{target} exists; remove it, or name a new folder")
+        if os.path.isdir(target) or not options.is_forced:
+            raise AlreadyExists(f"{target} exists; give -f to replace it, if it is a file")
+    began_s = time.monotonic()
+    selected = selected_nodes(dataset.snapshot, folder, options.patterns)
+    order, report = tree_order(dataset.snapshot, folder, selected), TransferReport()
+    if options.is_dry_run:
+        return show_export(output, order, options)
+    entries = order.entries - 1  # the folder itself is no entry
+    report.found_files, report.found_bytes, report.is_all_found = entries, order.total_bytes, True
+    fields: dict[str, object] = {"target": target, "format": options.format_name, "entries": entries}
+    what = f"{options.location} as {options.format_name}"
+    export = Export(EntryReader(dataset, folder, selected), options, report)
+    with shown(output, "export", lambda: Reading.of(report)), _errors(target):
+        if target == STANDARD_OUTPUT and write_stream is not None:
+            write_stream(export, sys.stdout.buffer)
+            sys.stdout.buffer.flush()
+        else:
+            _write_aside(export, write)
+    output.failures(report.failures, report.failed_files)
+    elapsed_s = time.monotonic() - began_s
+    failed = f", {report.failed_files:,} failed" if report.failed_files else ""
+    text = (
+        f"wrote {what} to {'standard output' if target == STANDARD_OUTPUT else target} "
+        f"({count(report.done_files, 'entry')}, {output.size(report.done_bytes)}){failed} "
+        f"in {format_duration(elapsed_s)}"
+    )
+    fields |= {"entries": report.done_files, "bytes": report.done_bytes, "failed": report.failed_files}
+    fields["seconds"] = round(elapsed_s, 3)
+    return output.summary(text, fields, EXIT_PARTIAL if report.failed_files else EXIT_OK)
+
+
+def show_export(output: Output, order: StorageOrder, options: ExportOptions) -> int:
+    """The dry run; returns the exit code."""
+    entries = order.entries - 1  # the folder itself is no entry
+    what = f"{options.location} as {options.format_name} to {options.target}"
+    text = f"would write {what} ({count(entries, 'entry')}, {output.size(order.total_bytes)})"
+    fields = {"target": options.target, "format": options.format_name, "entries": entries}
+    return output.summary(text, {"dry_run": True, **fields, "bytes": order.total_bytes})
+
+
+class Export:
+    """What a writer of a format needs. `report` has the progress, for any thread."""
+
+    def __init__(self, reader: EntryReader, options: ExportOptions, report: TransferReport) -> None:
+        self.reader = reader
+        self.options = options
+        self.report = report
+
+    def parts(self, entry: Entry) -> Iterator[bytes]:
+        """The content of a file. Raises Damaged, Unavailable."""
+        if entry.content is not None:
+            yield entry.content
+        elif entry.status.is_file:
+            yield from self.reader.extents(entry)
+
+    def count(self, entry: Entry) -> None:
+        """Note that an entry is written."""
+        self.report.done_files += 1
+        self.report.done_bytes += entry.status.size if entry.status.is_file else 0
+
+
+def _write_aside(export: Export, write: Write) -> None:
+    """Raises Damaged, Unavailable, OSError. After an error there is nothing new at the target."""
+    target = os.path.abspath(export.options.target)
+    aside = os.path.join(os.path.dirname(target), os.fsdecode(aside_name()))
+    try:
+        write(export, aside)
+        os.replace(aside, target)
+    except BaseException:
+        if os.path.isdir(aside):
+            shutil.rmtree(aside)
+        elif os.path.lexists(aside):
+            os.unlink(aside)
+        raise
+
+
+@contextmanager
+def _errors(target: str) -> Iterator[None]:
+    try:
+        yield
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        if isinstance(error, DieselfsError):
+            raise
+        reason = os.strerror(error.errno or 0)
+        if error.errno in DISK_FULL:
+            raise StorageFull(f"{target}: {reason}: free some space and run the same command again") from None
+        raise DieselfsError(f"{target}: cannot be written: {reason}") from None
