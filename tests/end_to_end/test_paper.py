@@ -10,7 +10,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from bench.paper_numbers import EXPERIMENTS, Experiment
+from bench.papers.paper_numbers import EXPERIMENTS, Experiment
 from dieselfs_client.mount.points.mount_table import dieselfs_mounts
 from lab.network import why_not
 from tests.support.redis import needs_redis

@@ -10,7 +10,7 @@ import pytest
 from torch.utils.data import DataLoader, Subset
 from torch.utils.data import Dataset as TorchDataset
 
-from bench.digits import Lesson, by_class, store_digits, write_digits
+from bench.papers.digits import Lesson, by_class, store_digits, write_digits
 from dieselfs.dataset import Dataset
 from dieselfs.samples.source import MountSource
 from dieselfs.shuffle.mixture import seed_of

@@ -19,7 +19,7 @@ import torch
 from torch.utils.data import DataLoader
 
 import dieselfs
-from bench.digits import write_digits
+from bench.papers.digits import write_digits
 from dieselfs.errors import MountError
 from dieselfs.samples.source import LibrarySource
 from dieselfs.snapshot.subtree import files_below

@@ -10,29 +10,20 @@ import sys
 import tempfile
 from contextlib import closing
 from dataclasses import replace
-from importlib import import_module
 from pathlib import Path
 
 import click
 
-from bench.figures import FULL, QUICK, Scale, Trial
-from bench.forms import filesystem_type
-from bench.report import table_lines, trial_fields, trial_lines
-from bench.rounds import run_trial
+from bench.harness.figures import FULL, QUICK, Scale, Trial
+from bench.harness.forms import filesystem_type
+from bench.harness.report import table_lines, trial_fields, trial_lines
+from bench.harness.rounds import run_trial
+from bench.registry import BENCHMARKS, REPEATING, begin
 from lab.network import Unsuitable
-
-BENCHMARKS = ["upload", "snapshot", "listing", "reading", "calls", "programs", "batches", "misses", "idle"]
-BENCHMARKS += ["cores", "resilience", "rebuild", "stores", "requests"]
-BENCHMARKS += ["servers", "transfer", "pool", "failover", "job_simulation", "pool_simulation", "accuracy"]
-BENCHMARKS += ["importance", "deepio", "paper_training", "exposed_io", "lmdbio", "lmdbio_disk", "workers"]
-BENCHMARKS += ["disk", "importance_mount", "prediction", "metrics"]
-"""Each is a function of the module of its name."""
-REPEATING = ["paper"]
-"""They run parts of the others, so only if named."""
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
-@click.argument("names", nargs=-1, type=click.Choice([*BENCHMARKS, *REPEATING]))
+@click.argument("names", nargs=-1, type=click.Choice([*BENCHMARKS]))
 @click.option("--quick", is_flag=True, help="A short run on small data, to test the benchmark.")
 @click.option(
     "--share",
@@ -70,7 +61,7 @@ def main(
     """Measure dieselfs and its alternatives on this machine: all benchmarks, or those named."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     if figure is not None:
-        import bench.drawing  # before the measurements, as matplotlib is optional
+        import bench.papers.drawing  # before the measurements, as matplotlib is optional
     scale = (QUICK if quick else FULL).part(share)
     scale = replace(scale, rounds=rounds or scale.rounds, kills=kills or scale.kills, figure=figure)
     facts = machine_facts(folder, sys.argv[1:])
@@ -80,10 +71,10 @@ def main(
     with tempfile.TemporaryDirectory(
         prefix="dieselfs-bench-", dir=folder.resolve(), ignore_cleanup_errors=True
     ) as place:
-        for name in names or BENCHMARKS:
+        for name in names or [name for name in BENCHMARKS if name not in REPEATING]:
             measured += run_benchmark(name, Path(place, name), scale)
             if figure is not None and name == "failover":
-                bench.drawing.draw_failover(measured, figure)
+                bench.papers.drawing.draw_failover(measured, figure)
     if json_file is not None:
         json_file.write_text(json.dumps({"machine": facts, "trials": measured}, indent=1) + "\n")
 
@@ -93,7 +84,7 @@ def run_benchmark(name: str, folder: Path, scale: Scale) -> list[dict[str, objec
     folder.mkdir()
     measured = []
     try:
-        with closing(getattr(import_module(f"bench.{name}"), name)(folder, scale)) as results:
+        with closing(begin(name, folder, scale)) as results:
             for result in results:
                 print()
                 if isinstance(result, Trial):

@@ -1,0 +1,165 @@
+"""The experiments of the paper: every one has an entry, the right sides run, and ratios stand beside the paper's."""
+
+import re
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+from bench.harness.agreement import Storing
+from bench.harness.figures import QUICK, Run, RunFailed, Scale, Side, Trial, figures
+from bench.harness.report import table_lines
+from bench.papers import paper as module
+from bench.papers.paper import chosen_sides, compared, groups_of, paper, rows_of, values_of, values_of_storing
+from bench.papers.paper_numbers import (
+    EXPERIMENTS,
+    TABLE_2_MB_PER_S,
+    Compared,
+    Comparison,
+    Experiment,
+    Measure,
+    Ratio,
+)
+from bench.registry import BENCHMARKS, REPEATING
+
+PUT = Measure("upload", "of 4,096 bytes", "dieselfs")
+FASTER = Comparison("4 KB", 366.7, PUT, PUT._replace(side=""))
+LOWER = Comparison("lowest", 0.5, Measure("failover", "", "killed", "lowest"), PUT._replace(side=""))
+EXPERIMENT = Experiment("Figure 9, section 6.2", "files written", "one process", (FASTER, LOWER))
+
+
+def upload(names: tuple[str, ...] = ("dieselfs", "other", "cp -r"), size: str = "4,096") -> Trial:
+    sides = [Side(name, lambda: Run(1.0), 1000, "files", 4_096_000) for name in names]
+    return Trial(f"Upload of 1,000 files of {size} bytes", sides, 1, base="cp -r")
+
+
+def same(ratio: float) -> Ratio:
+    """Of a single round."""
+    return Ratio(ratio, ratio, ratio)
+
+
+def test_every_figure_of_the_list_has_an_entry() -> None:
+    names = [experiment.where.partition(",")[0] for experiment in EXPERIMENTS]
+    assert names == ["Table 2", "Figure 6", *(f"Figure {number}" for number in range(9, 16))]
+    assert all(re.search(r", section \d\.\d$", experiment.where) for experiment in EXPERIMENTS)
+    assert all(experiment.differs and experiment.comparisons for experiment in EXPERIMENTS)
+
+
+def test_every_measure_belongs_to_a_benchmark_that_can_be_run_alone() -> None:
+    for name in module.benchmarks_of(EXPERIMENTS):
+        assert name in BENCHMARKS and name not in REPEATING
+
+
+def test_the_bandwidth_of_the_paper_rises_with_the_size_of_a_read() -> None:
+    assert all(less < more for less, more in pairwise(TABLE_2_MB_PER_S.values()))
+
+
+def test_only_the_sides_that_are_compared_run() -> None:
+    names = ("dieselfs", "cp -r, then sync")
+    assert [side.name for side in chosen_sides("upload", upload((*names, "other"))).sides] == [*names]
+    assert not chosen_sides("upload", upload(size="7")).sides
+    assert not chosen_sides("reading", upload()).sides
+
+
+def test_ratios_are_quotients_of_the_sides_values() -> None:
+    trial = upload()
+    found = figures(trial, {"dieselfs": [Run(0.5)], "cp -r": [Run(2.0)]})
+    killed = figures(
+        lost := Trial("Until 90%", [Side("killed", lambda: Run(1.0), 1, "")], 1),
+        {"killed": [Run(1.0, seen={"lowest": 250.0})]},
+    )
+    measured = values_of("upload", trial, found) | values_of("failover", lost, killed)
+    assert compared(EXPERIMENT, measured) == [
+        Compared("4 KB", 366.7, same(4.0)),
+        Compared("lowest", 0.5, same(0.5)),
+    ]
+
+
+def test_the_range_of_a_ratio_is_that_of_any_two_rounds() -> None:
+    runs = {"dieselfs": [Run(0.5), Run(0.4), Run(1.0)], "cp -r": [Run(2.0), Run(4.0), Run(3.0)]}
+    measured = values_of("upload", trial := upload(), figures(trial, runs))
+    assert compared(EXPERIMENT, measured)[0].here == pytest.approx(Ratio(6.0, 2.0, 10.0))
+
+
+def test_only_the_group_sizes_that_are_compared_are_trained() -> None:
+    assert groups_of(EXPERIMENTS) == [0, 15, 30]
+
+
+def test_the_last_of_several_trials_counts() -> None:
+    small, large = upload(), replace(upload(), title="Upload of 9,000 files of 4,096 bytes")
+    runs = {"dieselfs": [Run(1.0)], "cp -r": [Run(1.0)]}
+    faster = {"dieselfs": [Run(0.1)], "cp -r": [Run(1.0)]}
+    measured = values_of("upload", small, figures(small, runs))
+    measured |= values_of("upload", large, figures(large, faster))
+    assert compared(EXPERIMENT, measured)[0].here == pytest.approx(same(10))
+
+
+def test_accuracies_are_those_of_the_last_epochs() -> None:
+    storing = Storing(
+        "stored in mixed order", 40, {}, {15: [[0.0, *[0.9] * 5], [0.0, *[0.7] * 5]], 0: [[0.8] * 6]}
+    )
+    values = values_of_storing(storing)
+    assert values["accuracy", "stored in mixed order", "G = 15"] == {"accuracy": pytest.approx([0.9, 0.7])}
+    (figure,) = [each for each in EXPERIMENTS if each.where.startswith("Figure 13")]
+    assert compared(figure, values)[0].here == pytest.approx(Ratio(1.0, 0.875, 1.125))
+
+
+def test_a_table_shows_both_ratios_whether_they_point_the_same_way_and_what_differs() -> None:
+    found = [
+        Compared("4 KB", 366.7, Ratio(4.0, 2.5, 5.0)),
+        Compared("list", 1.0, same(0.5)),
+        Compared("servers", None, same(2.0)),
+    ]
+    assert list(table_lines(rows_of(EXPERIMENT, found, {}))) == [
+        "| Figure 9, section 6.2: files written | paper | here | rounds | here : paper | shape |",
+        "| --- | --- | --- | --- | --- | --- |",
+        "| 4 KB | 367 | 4 | 2.5 to 5 | 0.0109 | same |",
+        "| list | 1 | 0.5 |  | 0.5 | other |",
+        "| servers | not printed | 2 |  |  |  |",
+        "| *differs:* one process |  |  |  |  |  |",
+    ]
+
+
+REASONS = {("failover", ""): "failover: not root", ("reading", "lmdb"): "reading, lmdb: of another figure"}
+
+
+def test_what_was_not_measured_says_why() -> None:
+    *_, row, last = rows_of(EXPERIMENT, compared(EXPERIMENT, {}), REASONS)
+    assert row["here"] == "not measured"
+    assert next(iter(last.values())) == "*differs:* one process; not measured: failover: not root"
+
+
+def test_tables_and_the_drawing_come_out_of_the_benchmarks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of two benchmarks one cannot be run; the other runs in a folder that is removed."""
+    folders = []
+
+    def uploads(folder: Path, _: Scale) -> Iterator[Trial]:
+        folders.append(folder)
+        assert folder.is_dir()
+        yield upload()
+
+    def nothing(_: Path, scale: Scale) -> Iterator[Trial]:
+        assert scale.figure is None, "they draw nothing themselves"
+        raise RunFailed("there is no network")
+        yield
+
+    monkeypatch.setattr(module, "EXPERIMENTS", (EXPERIMENT,))
+    monkeypatch.setattr("bench.storage.upload.upload", uploads)
+    monkeypatch.setattr("bench.jobs.failover.failover", nothing)
+    drawing = tmp_path / "paper.svg"
+    (rows,) = [list(rows) for rows in paper(tmp_path, replace(QUICK, figure=drawing))]
+    assert [row["here"] for row in rows] == ["1", "not measured", ""]
+    assert "failover: there is no network" in next(iter(rows[-1].values()))
+    assert not folders[0].exists()
+    assert "Figure 9: files written" in drawing.read_text()
+
+
+def test_a_quick_run_draws_nothing_unless_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "EXPERIMENTS", ())
+    monkeypatch.setattr(module, "DRAWING", tmp_path / "paper.svg")
+    assert list(paper(tmp_path, QUICK)) == []
+    assert not list(tmp_path.iterdir())

@@ -1,0 +1,1 @@
+"""What all benchmarks use: data to measure on, readers, clocks, and the output of figures."""

@@ -1,0 +1,1 @@
+"""Benchmarks of jobs on several nodes, beside their rivals and beside predictions."""

@@ -1,0 +1,1 @@
+"""The experiments of papers, and the trainings that they need."""

@@ -1,0 +1,62 @@
+"""Accuracy after training in chunk-wise order: Figure 13 of DIESEL, on scikit-learn's handwritten digits.
+
+The digits are stored twice in small chunks: class by class, the hard case, and in mixed order. Networks are trained
+through a mount, fully shuffled and with several group sizes.
+"""
+
+from collections.abc import Generator, Iterable, Iterator, Sequence
+from pathlib import Path
+from statistics import fmean
+
+from bench.harness.agreement import Storing, storing_rows
+from bench.harness.figures import Row, Scale
+from bench.harness.forms import mounted, running_home
+from bench.papers.digits import Entries, Lesson, by_class, mixed, store_digits, write_digits
+from dieselfs.shuffle.order import Layout
+from dieselfs.shuffle.plan import Plan
+from dieselfs.shuffle.quality import measure
+from dieselfs.shuffle.spec import PlanSpec
+
+GROUPS = (1, 5, 15, 30, 0)
+"""Chunks in a group; 0 shuffles fully."""
+
+
+def accuracy(folder: Path, scale: Scale) -> Generator[Iterable[Row]]:
+    found = []
+    for storing in storings(folder, scale):
+        found.append(storing)
+        yield storing_rows(storing)
+    if scale.figure is not None:
+        from bench.papers.drawing import draw_accuracy
+
+        draw_accuracy(found, scale.figure)
+
+
+def storings(folder: Path, scale: Scale, groups: Sequence[int] = GROUPS) -> Iterator[Storing]:
+    """Store the digits in each way, and train on them with groups of these sizes."""
+    source = folder / "digits"
+    write_digits(source)
+    for title, entries in (("stored class by class", by_class), ("stored in mixed order", mixed)):
+        yield _learn_from(title, entries, source, folder / entries.__name__, scale, groups)
+
+
+def _learn_from(
+    title: str, entries: Entries, source: Path, folder: Path, scale: Scale, groups: Sequence[int]
+) -> Storing:
+    """Store the digits in this order, mount them, and train; the kinds of runs take turns."""
+    runs: dict[int, list[list[float]]] = {group: [] for group in groups}
+    repeats, seeds = {}, range(scale.seeds)
+    with running_home(folder) as home:
+        with home.dataset(is_created=False) as data:
+            store_digits(data, entries, source)
+            layout = Layout.of(data.snapshot, b"train")
+            for group in groups:
+                specs = [PlanSpec(seed, 0, group, folder=layout.folder) for seed in seeds]
+                plans = [Plan(data.snapshot, spec, layout) for spec in specs]
+                repeats[group] = fmean(measure(plan).folder_repeats for plan in plans)
+        for seed in seeds:
+            with mounted(home, folder / "mount"):
+                lesson = Lesson.on(folder / "mount")
+                for group in groups:
+                    runs[group].append(lesson.learn(seed, group, scale.epochs))
+    return Storing(title, len(layout.counts), repeats, runs)

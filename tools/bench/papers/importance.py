@@ -1,0 +1,356 @@
+"""Importance sampling (SHADE): hits of caches, different samples of an epoch, and accuracy beside uniform sampling.
+
+Hits, as figures 7 and 12 of SHADE have them: trainings on synthetic images give the requests; policies are simulated
+over them. Requests are of uniform sampling, of importance sampling by the losses of whole batches (SHADE's
+"default"), and of SHADE itself, whose requests depend on its cache. Accuracies are of trainings with and without
+importance, in memory. Speeds, as figures 8 to 11 have them, are those of these trainings if misses took the time of a
+slow store (`load_times`).
+"""
+
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from functools import partial
+from pathlib import Path
+from statistics import fmean, pstdev
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from bench.harness.agreement import accuracy_cells
+from bench.harness.figures import Row, Scale
+from bench.papers.lessons import Subject, Training, UniformReader, digits, distinct, learn, synthetic
+from bench.simulations.cache_policies import Lru, NeverEvict, Priority, RandomEviction, min_hits, quiver_hits
+from bench.simulations.load_times import LoadTimes
+from bench.simulations.published_shade import PublishedReader
+from dieselfs.importance.app_cache import AppCache
+from dieselfs.importance.course import DEFAULT_REPEATS, Course
+from dieselfs.importance.epoch import draw
+from dieselfs.importance.rank_reader import RankReader
+from dieselfs.importance.scores import SCORE_UNITS
+
+SHARES = (0.1, 0.2, 0.5)
+"""Of the samples, that the cache has."""
+REPEATS = (1.0, DEFAULT_REPEATS)
+SPEED_SHARES = (0.1, 0.25, 0.5, 0.75)
+NEAR = 0.005
+"""An accuracy this close to the best of uniform sampling counts as convergence."""
+HIT_SAMPLES, QUICK_SAMPLES = 50_000, 4_000
+HIT_EPOCHS, QUICK_EPOCHS = 8, 4
+SPEED_SEEDS, SPEED_EPOCHS = 5, 12
+"""Enough epochs that trainings converge."""
+ACCURACY_SAMPLES = 10_000
+WARM_EPOCHS = 2
+"""Hits are counted after these."""
+
+Hits = Sequence[Sequence[bool]]
+"""By epoch, for each request whether it is a hit."""
+
+
+def importance(folder: Path, scale: Scale) -> Generator[Iterable[Row]]:
+    samples, epochs = (QUICK_SAMPLES, QUICK_EPOCHS) if scale.is_quick else (HIT_SAMPLES, HIT_EPOCHS)
+    yield hit_rows(synthetic(samples), epochs)
+    seeds, epochs = (2, epochs) if scale.is_quick else (SPEED_SEEDS, SPEED_EPOCHS)
+    yield speed_rows(synthetic(samples), epochs, seeds)
+    yield accuracy_rows(digits(), scale)
+    yield accuracy_rows(synthetic(QUICK_SAMPLES if scale.is_quick else ACCURACY_SAMPLES), scale)
+
+
+# -- hits ----------------------------------------------------------------------------------------------------
+
+
+class BatchLossReader(UniformReader):
+    """SHADE's "default importance sampling": all samples of a batch have its mean loss as their score."""
+
+    def __init__(self, samples: int, batch: int, seed: int) -> None:
+        super().__init__(samples, batch, seed)
+        self._weights = np.zeros(samples)
+        self._consumed: list[list[int]] = []
+
+    def steps(self) -> Iterator[tuple[int, list[int]]]:
+        if not self._weights.any():
+            batches = super().steps()
+        else:
+            weights = np.maximum(self._weights * SCORE_UNITS, 1).astype(np.uint64)
+            order = draw(weights, self._seed, self._epoch).tolist()
+            batches = (
+                (first, order[first : first + self._batch]) for first in range(0, len(order), self._batch)
+            )
+        for end, samples in batches:
+            self._consumed.append(samples)
+            yield end, samples
+
+    def record(self, losses: Any) -> None:
+        self._weights[self._consumed.pop(0)] = float(np.mean(losses))
+
+
+def hit_rows(subject: Subject, epochs: int) -> Iterator[Row]:
+    """For each policy its hits at each size of the cache, and relative to LRU under uniform sampling."""
+    samples, batch = len(subject.train.labels), subject.batch
+    uniform = learn(subject, 1, epochs, UniformReader(samples, batch, 1))
+    by_batch = learn(subject, 1, epochs, BatchLossReader(samples, batch, 1))
+    base = {share: _ratio(_simulated(Lru(int(share * samples)), uniform.served)) for share in SHARES}
+
+    def row(name: str, hits_of: Callable[[int], Hits], served: Sequence[Sequence[int]] | None) -> Row:
+        ratios = {share: _ratio(hits_of(int(share * samples))) for share in SHARES}
+        different = "" if served is None else f"{distinct(served[WARM_EPOCHS:], samples):.0%}"
+        cells = {f"hits at {share:.0%}": f"{ratio:.1%}" for share, ratio in ratios.items()}
+        tenth = SHARES[0]
+        return {
+            f"hits, {subject.title}": name,
+            **cells,
+            "x LRU, uniform, at 10%": f"{ratios[tenth] / max(base[tenth], 1e-9):.1f}",
+            "different samples": different,
+        }
+
+    yield row("uniform: LRU", partial(_lru, uniform.served), uniform.served)
+    yield row("uniform: MIN (Belady)", partial(_min, uniform.served), None)
+    yield row("uniform: CoorDL", lambda size: _simulated(NeverEvict(size), uniform.served), None)
+    yield row("uniform: Quiver, emulated", partial(_quiver, uniform.served), None)
+    policies: dict[str, Callable[[int], Hits]] = {
+        "LRU": partial(_lru, by_batch.served),
+        "LFU": lambda size: _simulated(Priority(size), by_batch.served),
+        "random": lambda size: _simulated(RandomEviction(size), by_batch.served),
+        "priority": lambda size: _by_batch_loss(Priority(size, False), by_batch, batch),
+        "priority, LFU": lambda size: _by_batch_loss(Priority(size), by_batch, batch),
+        "APP": lambda size: _by_batch_loss(_Scored(samples, size), by_batch, batch),
+        "CoorDL": lambda size: _simulated(NeverEvict(size), by_batch.served),
+        "Quiver, emulated": partial(_quiver, by_batch.served),
+        "MIN (Belady)": partial(_min, by_batch.served),
+    }
+    for number, (name, hits_of) in enumerate(policies.items()):
+        yield row(f"importance of batches: {name}", hits_of, None if number else by_batch.served)
+    for repeats in REPEATS:
+        ours = {share: _shade(subject, epochs, share, repeats) for share in SHARES}
+        if repeats == 1:  # then requests barely depend on the size of the cache
+            served = ours[SHARES[0]][1].served
+            yield row("SHADE's draws: LRU", partial(_lru, served), served)
+        yield _shade_row(subject, f"SHADE, repeats {repeats:g}", ours, base[SHARES[0]])
+    always = {share: _shade(subject, epochs, share, DEFAULT_REPEATS, False) for share in SHARES}
+    yield _shade_row(subject, f"SHADE, repeats {DEFAULT_REPEATS:g} in every epoch", always, base[SHARES[0]])
+    found = {share: _published(subject, epochs, share) for share in SHARES}
+    yield _shade_row(subject, "SHADE as published, repeats 3", found, base[SHARES[0]])
+
+
+def _shade_row(subject: Subject, name: str, runs: dict[float, tuple[float, Training]], base: float) -> Row:
+    samples = len(subject.train.labels)
+    differents = [f"{distinct(run.served[WARM_EPOCHS:], samples):.0%}" for _, run in runs.values()]
+    return {
+        f"hits, {subject.title}": name,
+        **{f"hits at {share:.0%}": f"{ratio:.1%}" for share, (ratio, _) in runs.items()},
+        "x LRU, uniform, at 10%": f"{runs[SHARES[0]][0] / max(base, 1e-9):.1f}",
+        "different samples": " / ".join(differents),
+    }
+
+
+class _Counting:
+    """A reader whose hits are counted when an epoch ends. `uses_accuracy`: whether it repeats as accuracies say."""
+
+    def __init__(self, reader: RankReader | PublishedReader, uses_accuracy: bool = True) -> None:
+        self._reader = reader
+        self._uses_accuracy = uses_accuracy
+        self.ratios: list[float] = []
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._reader, name)
+
+    def note_accuracy(self, accuracy: float) -> None:
+        found = self._reader.statistics()
+        self.ratios.append(found["hits"] / found["reads"])
+        if self._uses_accuracy:
+            self._reader.note_accuracy(accuracy)
+
+
+def _shade(
+    subject: Subject, epochs: int, share: float, repeats: float, uses_accuracy: bool = True
+) -> tuple[float, Training]:
+    samples = len(subject.train.labels)
+    reader: Any = _Counting(
+        RankReader(Course(samples, 1, int(share * samples), repeats=repeats), subject.batch), uses_accuracy
+    )
+    training = learn(subject, 1, epochs, reader)
+    return fmean(reader.ratios[WARM_EPOCHS:]), training
+
+
+def _published(subject: Subject, epochs: int, share: float) -> tuple[float, Training]:
+    samples = len(subject.train.labels)
+    reader: Any = _Counting(PublishedReader(samples, subject.batch, 1, int(share * samples)))
+    training = learn(subject, 1, epochs, reader)
+    return fmean(reader.ratios[WARM_EPOCHS:]), training
+
+
+class _Scored:
+    """The APP cache, with scores as numbers."""
+
+    def __init__(self, samples: int, capacity: int) -> None:
+        self._cache = AppCache(samples, capacity)
+
+    def access(self, sample: int) -> bool:
+        return self._cache.access(sample).is_hit
+
+    def update(self, samples: Sequence[int], score: float) -> None:
+        scores = np.full(len(samples), max(score * SCORE_UNITS, 1)).astype(np.uint32)
+        self._cache.update(np.asarray(samples), scores)
+
+
+def _simulated(cache: Any, served: Sequence[Sequence[int]]) -> Hits:
+    return [[cache.access(sample) for sample in epoch] for epoch in served]
+
+
+def _lru(served: Sequence[Sequence[int]], size: int) -> Hits:
+    return _simulated(Lru(size), served)
+
+
+def _by_batch_loss(cache: Any, training: Training, batch: int) -> Hits:
+    """As `_simulated`; after each batch, its mean loss is the score of its samples."""
+    hits: list[list[bool]] = []
+    for epoch, losses in zip(training.served, training.batch_losses, strict=True):
+        hits.append([])
+        for number, loss in enumerate(losses):
+            samples = epoch[number * batch : (number + 1) * batch]
+            hits[-1] += [cache.access(sample) for sample in samples]
+            cache.update(samples, loss)
+    return hits
+
+
+def _min(served: Sequence[Sequence[int]], size: int) -> Hits:
+    hits = min_hits([sample for epoch in served for sample in epoch], size)
+    ends = np.cumsum([len(epoch) for epoch in served]).tolist()
+    return [hits[end - len(epoch) : end] for end, epoch in zip(ends, served, strict=True)]
+
+
+def _quiver(served: Sequence[Sequence[int]], size: int) -> Hits:
+    cached: set[int] = set()
+    return [quiver_hits(epoch, cached, size) for epoch in served]
+
+
+def _ratio(hits: Hits) -> float:
+    return fmean(fmean(epoch) for epoch in hits[WARM_EPOCHS:])
+
+
+# -- speed ---------------------------------------------------------------------------------------------------
+
+
+class _HitCounter:
+    """A reader that notes the misses of each batch."""
+
+    def __init__(self, reader: RankReader) -> None:
+        self._reader = reader
+        self.misses: list[list[int]] = []
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._reader, name)
+
+    def set_epoch(self, epoch: int) -> None:
+        self._reader.set_epoch(epoch)
+        self.misses.append([])
+
+    def consume(self) -> None:
+        course = self._reader.course
+        missed = course.hits - course.reads
+        self._reader.consume()
+        self.misses[-1].append(course.reads - course.hits + missed)
+
+
+class _Speed(NamedTuple):
+    """One training: its times, and how its network learned."""
+
+    times: LoadTimes
+    accuracies: Sequence[float]
+
+
+def speed_rows(subject: Subject, epochs: int, seeds: int) -> Iterator[Row]:
+    """For each size of the cache: throughput, loading of a batch, and when the training converges (figures 8 to 11).
+    Means over the seeds, ratios of equal seeds.
+
+    NoPFS, which knows the order of all epochs, is emulated: on one node it keeps the samples that it has, and
+    prefetches the others.
+    """
+    samples, batch = len(subject.train.labels), subject.batch
+    uniform = [learn(subject, seed, epochs, UniformReader(samples, batch, seed)) for seed in range(seeds)]
+    goals = [max(training.accuracies) - NEAR for training in uniform]
+
+    def simulated(cache: Callable[[int], Any], size: int) -> list[_Speed]:
+        return [
+            _Speed(LoadTimes.of_hits(_simulated(cache(size), training.served), batch), training.accuracies)
+            for training in uniform
+        ]
+
+    def shade(size: int, repeats: float) -> list[_Speed]:
+        found = []
+        for seed in range(seeds):
+            counter = _HitCounter(RankReader(Course(samples, seed, size, repeats=repeats), batch))
+            training = learn(subject, seed, epochs, counter)
+            found.append(_Speed(LoadTimes(counter.misses, samples), training.accuracies))
+        return found
+
+    for share in SPEED_SHARES:
+        size = int(share * samples)
+        base = simulated(Lru, size)
+        runs = {
+            "uniform, LRU": base,
+            "uniform, NoPFS emulated": simulated(NeverEvict, size),
+            "SHADE": shade(size, DEFAULT_REPEATS),
+            "SHADE, no repetition": shade(size, 1.0),
+        }
+        for name, speeds in runs.items():
+            yield {
+                f"speed, {subject.title}, {seeds} seeds, cache of": f"{share:.0%}",
+                "sampling and cache": name,
+                **_speed_cells(speeds, base, goals),
+            }
+
+
+def _speed_cells(speeds: Sequence[_Speed], base: Sequence[_Speed], goals: Sequence[float]) -> dict[str, str]:
+    """Convergence is compared for the seeds with which both trainings reach their goal."""
+    loads = [speed.times.load_ms(WARM_EPOCHS) for speed in speeds]
+    rates = [speed.times.throughput(WARM_EPOCHS) for speed in speeds]
+    usual = [speed.times.throughput(WARM_EPOCHS) for speed in base]
+    pairs = [
+        (ours.times.time_to(ours.accuracies, goal), theirs.times.time_to(theirs.accuracies, goal))
+        for ours, theirs, goal in zip(speeds, base, goals, strict=True)
+    ]
+    reached = [ours_s for ours_s, _ in pairs if ours_s is not None]
+    sooner = [theirs_s / ours_s for ours_s, theirs_s in pairs if ours_s and theirs_s]
+    return {
+        "hits": f"{fmean(speed.times.hit_ratio(WARM_EPOCHS) for speed in speeds):.0%}",
+        "images a second": _spread(rates, ",.0f"),
+        "x LRU": _spread([ours / theirs for ours, theirs in zip(rates, usual, strict=True)], ".2f"),
+        "loading a batch, ms": f"{fmean(mean for mean, _ in loads):.1f} ± {fmean(within for _, within in loads):.1f}",
+        "converged": f"{len(reached)} of {len(speeds)}",
+        "after, s": _spread(reached, ".1f") if reached else "",
+        "x sooner than LRU": _spread(sooner, ".2f") if sooner else "",
+    }
+
+
+def _spread(values: Sequence[float], form: str) -> str:
+    """The mean, and the standard deviation over the seeds."""
+    return f"{fmean(values):{form}} ± {pstdev(values):{form}}"
+
+
+# -- accuracy ------------------------------------------------------------------------------------------------
+
+
+def accuracy_rows(subject: Subject, scale: Scale) -> Iterator[Row]:
+    """Differences are from uniform sampling with the same seed, in percentage points."""
+    samples, batch = len(subject.train.labels), subject.batch
+    epochs = scale.epochs if scale.is_quick else max(scale.epochs, 10)
+
+    def shade(seed: int, repeats: float = 3.0, is_weighted: bool = False) -> Training:
+        reader = RankReader(Course(samples, seed, int(0.1 * samples), repeats=repeats), batch)
+        return learn(subject, seed, epochs, reader, reader.loss_weights if is_weighted else None)
+
+    kinds: dict[str, Callable[[int], Training]] = {
+        "uniform": lambda seed: learn(subject, seed, epochs, UniformReader(samples, batch, seed)),
+        "SHADE": shade,
+        "SHADE, weighted losses": partial(shade, is_weighted=True),
+        "SHADE, no repetition": partial(shade, repeats=1.0),
+        "SHADE as published": lambda seed: learn(
+            subject, seed, epochs, PublishedReader(samples, batch, seed, int(0.1 * samples))
+        ),
+    }
+    runs: dict[str, list[list[float]]] = {}
+    for name, train in kinds.items():
+        trained = [train(seed) for seed in range(scale.seeds)]
+        runs[name] = [training.accuracies for training in trained]
+        different = fmean(distinct(training.served[1:], samples) for training in trained)
+        row = {f"accuracy, {subject.title}, cache of 10%": name, "different samples": f"{different:.0%}"}
+        yield row | accuracy_cells(runs[name], runs["uniform"])

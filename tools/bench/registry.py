@@ -1,0 +1,55 @@
+"""The benchmarks by their names: a new one is its module and a row of this table. No I/O of its own."""
+
+from collections.abc import Generator
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from bench.harness.figures import Scale
+
+BENCHMARKS = {
+    "upload": "storage",
+    "snapshot": "storage",
+    "listing": "mounts",
+    "reading": "mounts",
+    "calls": "mounts",
+    "programs": "mounts",
+    "batches": "mounts",
+    "misses": "mounts",
+    "idle": "mounts",
+    "cores": "mounts",
+    "resilience": "mounts",
+    "rebuild": "storage",
+    "stores": "storage",
+    "requests": "storage",
+    "servers": "storage",
+    "transfer": "jobs",
+    "pool": "jobs",
+    "failover": "jobs",
+    "job_simulation": "simulations",
+    "pool_simulation": "simulations",
+    "accuracy": "papers",
+    "importance": "papers",
+    "deepio": "papers",
+    "paper_training": "papers",
+    "exposed_io": "papers",
+    "lmdbio": "papers",
+    "lmdbio_disk": "papers",
+    "workers": "mounts",
+    "disk": "storage",
+    "importance_mount": "papers",
+    "prediction": "jobs",
+    "metrics": "mounts",
+    "paper": "papers",
+}
+"""The folder of the module of this name; its function of this name is the benchmark."""
+
+REPEATING = ["paper"]
+"""They run parts of the others, so only if named."""
+
+
+def begin(name: str, folder: Path, scale: Scale) -> Generator[Any]:
+    """A benchmark in an empty folder: yields its trials and tables. Closing it cleans up."""
+    module = import_module(f"bench.{BENCHMARKS[name]}.{name}")
+    results: Generator[Any] = getattr(module, name)(folder, scale)
+    return results

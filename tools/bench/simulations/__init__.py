@@ -1,0 +1,1 @@
+"""Large jobs and caches: the real code under a simulated clock, and models."""

@@ -1,0 +1,1 @@
+"""Benchmarks of uploads, metadata, stores and requests to servers."""
