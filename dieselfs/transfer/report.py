@@ -2,6 +2,9 @@
 
 from dataclasses import dataclass, field
 
+from dieselfs.errors import EXIT_DAMAGED, EXIT_OK, EXIT_PARTIAL
+from dieselfs.names import printable
+
 FAILURES_KEPT_MAX = 1000
 
 
@@ -43,3 +46,15 @@ class TransferReport:
         self.failed_files += 1
         if len(self.failures) < FAILURES_KEPT_MAX:
             self.failures.append((path, reason))
+
+    def fail_source(self, source: bytes, reason: str, is_damaged: bool = False) -> None:
+        """Count a source that cannot be stored; see `upload.Failed`."""
+        self.fail(printable(source), reason)
+        self.is_damaged |= is_damaged
+
+    @property
+    def exit_code(self) -> int:
+        """What a command ends with after this transfer."""
+        if self.is_damaged:
+            return EXIT_DAMAGED
+        return EXIT_PARTIAL if self.failed_files else EXIT_OK

@@ -17,7 +17,6 @@ from typing import NamedTuple, Protocol
 from dieselfs.chunk.builder import ChunkBuilder, SealedChunk
 from dieselfs.errors import Damaged, InvalidInput, SourceChanged
 from dieselfs.limits import CHUNK_TARGET_BYTES
-from dieselfs.names import printable
 from dieselfs.records import DatasetRecord
 from dieselfs.rpc.client import ServerClient
 from dieselfs.snapshot.reader import Snapshot
@@ -254,8 +253,7 @@ class TreeUpload:
     def fail(self, source: bytes, reason: str, is_damaged: bool = False) -> None:
         """Record that one entry cannot be uploaded."""
         with self._lock:
-            self.report.fail(printable(source), reason)
-            self.report.is_damaged |= is_damaged
+            self.report.fail_source(source, reason, is_damaged)
 
     def _fail_walking(self, source: bytes, reason: str, is_damaged: bool = False) -> None:
         with self._lock:

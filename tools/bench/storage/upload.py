@@ -14,6 +14,7 @@ from pathlib import Path
 
 from bench.harness.figures import Run, RunFailed, Scale, Side, Trial
 from bench.harness.forms import (
+    DATASET,
     LARGE_FILE_BYTES,
     SMALL_FILE_BYTES,
     Home,
@@ -24,12 +25,13 @@ from bench.harness.forms import (
 )
 from bench.harness.stopwatch import measure
 from dieselfs.limits import CHUNK_TARGET_BYTES
+from dieselfs.names import SCHEME
 from dieselfs.transfer.upload import TreeUpload
-from dieselfs_tools.archives.formats import AUTO as AUTO_FORMAT
-from dieselfs_tools.archives.import_runner import records_of
-from dieselfs_tools.archives.importing.naming import Names
+from dieselfs_tools.archives.formats import AUTO
+from dieselfs_tools.archives.importing.records import RecordOptions, Records
 from dieselfs_tools.cli.output import Output
 from dieselfs_tools.cli.patterns import ALL
+from dieselfs_tools.cli.session import Session
 
 
 def upload(folder: Path, scale: Scale) -> Generator[Trial]:
@@ -64,14 +66,21 @@ def _put(tree: SourceTree) -> Run:
 
 
 def _import(archive: Path, tree: SourceTree) -> Run:
-    output, names = Output(is_quiet=True), Names(b"")
+    options = RecordOptions(
+        names=[str(archive), f"{SCHEME}{DATASET}/"],
+        format_name=AUTO,
+        template=None,
+        is_renaming=False,
+        is_dry_run=False,
+        patterns=ALL,
+        chunk_bytes=CHUNK_TARGET_BYTES,
+    )
+    records = Records(Session(output=Output(is_quiet=True)), options)
 
     def store(home: Home) -> None:
         with home.dataset(is_created=False) as dataset:
             run = TreeUpload(dataset.client, dataset.create(), None)
-            report = run.run(
-                lambda failed: records_of(str(archive), AUTO_FORMAT, None, names, ALL, output, failed)
-            )
+            report = run.run(lambda failed: records.of(str(archive), failed))
         if report.failures or report.done_bytes != tree.size_bytes:
             raise RunFailed(f"stored {report.done_bytes} of {tree.size_bytes} bytes: {report.failures[:1]}")
 

@@ -10,14 +10,10 @@ function `export`, with the arguments of `export_archive`, which returns the exi
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from dieselfs.errors import InvalidInput
 from dieselfs.names import printable
-
-if TYPE_CHECKING:
-    from dieselfs_tools.archives.importing.inputs import Input
-    from dieselfs_tools.archives.importing.record import Record
 
 AUTO = "auto"
 STANDARD_OUTPUT = "-"
@@ -28,8 +24,18 @@ WHOLE_NAME = "{name}"
 NUMBERED = "{source}/{name}"
 """For formats whose records are numbered, so that shards do not have the same names."""
 
-Reader = Callable[["Input"], Iterator["Record"]]
+Reader = Callable[[Any], Iterator[Any]]
+"""From an `Input` to each `Record` in it."""
+
 Exporter = Callable[..., int]
+
+
+class Recognizable(Protocol):
+    """What is known of a source before it is read. `head`: its first bytes; of a folder, none."""
+
+    name: str
+    is_folder: bool
+    head: bytes
 
 
 def required(package: str) -> Any:
@@ -80,7 +86,7 @@ class Format:
         exporter: Exporter = import_module(f"dieselfs_tools.archives.exporting.{self.writer}").export
         return exporter
 
-    def recognizes(self, source: "Input") -> bool:
+    def recognizes(self, source: Recognizable) -> bool:
         """Whether the first bytes of a file, or the content of a folder, are of this format."""
         if source.head.startswith(self.magics, self.magic_offset):
             return True
@@ -184,7 +190,7 @@ TARGETS = {one.suffixes[0]: one for one in FORMATS.values() if one.writer and on
 """The formats of targets by their suffix."""
 
 
-def format_of(source: "Input", name: str = AUTO) -> Format:
+def format_of(source: Recognizable, name: str = AUTO) -> Format:
     """The format with this name, or that of the source's first bytes. Raises InvalidInput."""
     if name != AUTO:
         return FORMATS[name]

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 import click
 
 from dieselfs.errors import InvalidInput
-from dieselfs.limits import CHUNK_TARGET_BYTES
+from dieselfs.limits import CHUNK_PAYLOAD_BYTES_MAX, CHUNK_TARGET_BYTES
 from dieselfs.names import SCHEME, Location, check_dataset_name, is_file_path, is_location, parse_location
 from dieselfs.settings.flags import attributes
 from dieselfs.settings.table import BY_NAME, Place
@@ -105,6 +105,17 @@ MOUNTPOINT = Parsed("FOLDER", str, "mountpoint")
 SOURCE = Parsed("SOURCE", str, "source")
 """A file or folder here, or a location."""
 SIZE = Parsed("SIZE", parse_size)
+
+
+def chunk_bytes(text: str) -> int:
+    """Raises InvalidInput for a size that chunks cannot have."""
+    size_bytes = parse_size(text)
+    if not 0 < size_bytes <= CHUNK_PAYLOAD_BYTES_MAX:
+        raise InvalidInput(f"a chunk takes 1 byte to {format_size(CHUNK_PAYLOAD_BYTES_MAX)}")
+    return size_bytes
+
+
+CHUNK_SIZE = Parsed("SIZE", chunk_bytes)
 RATE = Parsed("RATE", parse_rate)
 DURATION = Parsed("DURATION", parse_duration)
 
@@ -219,7 +230,7 @@ jobs = click.option(
 chunk_size = click.option(
     "--chunk-size",
     "chunk_bytes",
-    type=SIZE,
+    type=CHUNK_SIZE,
     default=CHUNK_TARGET_BYTES,
     help=f"Size of a chunk. [{format_size(CHUNK_TARGET_BYTES)}]",
 )

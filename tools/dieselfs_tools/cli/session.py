@@ -2,6 +2,7 @@
 processes.
 """
 
+import time
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -25,6 +26,7 @@ class Session:
     key_file: str | None = None
     is_debug: bool = False
     verb: str = ""
+    started_s: float = field(default_factory=time.monotonic)
     output: Output = field(default_factory=Output)
     _closing: ExitStack = field(default_factory=ExitStack)
     _client: "ServerClient | None" = None

@@ -4,9 +4,12 @@ from typing import Any
 
 import click
 
-from dieselfs.errors import InvalidInput
+from dieselfs.errors import EXIT_DAMAGED, EXIT_OK, InvalidInput
+from dieselfs.names import printable
+from dieselfs.units import count
 from dieselfs_tools.archives.formats import ATTACHED
 from dieselfs_tools.cli import options
+from dieselfs_tools.cli.output import name_fields
 from dieselfs_tools.cli.session import Session
 
 
@@ -35,11 +38,37 @@ def attach(session: Session, is_listing: bool, **chosen: Any) -> int:
     values, as numbers, are copied. A server attaches only what its setting attach_roots allows.
     """
     if is_listing:
-        from dieselfs_tools.archives.attached_runner import list_attached
-
         if len(chosen["names"]) != 1:
             raise InvalidInput("name one dataset: dlcmd attach --list dl://DATASET")
-        return list_attached(session, options.dataset_name(chosen["names"][0]))
-    from dieselfs_tools.archives.attach_runner import AttachOptions, run_attach
+        return _list(session, options.dataset_name(chosen["names"][0]))
+    from dieselfs_tools.archives.attaching.attach_runner import run_attach
+    from dieselfs_tools.archives.importing.records import RecordOptions
 
-    return run_attach(session, AttachOptions(**chosen))
+    return run_attach(session, RecordOptions(**chosen))
+
+
+def _list(session: Session, dataset: str) -> int:
+    """Print the sources of a dataset; the exit code says whether one of them cannot be read."""
+    output, sources = session.output, session.client.attached_sources(dataset)
+    for source in sources:
+        size = f"{count(source.files, 'file')} ({output.size(source.total_bytes)})"
+        output.detail(
+            "source",
+            f"{printable(source.location)}  {size}",
+            {
+                **name_fields(source.location, "source"),
+                "size": source.size_bytes,
+                "mark": source.mark,
+                "chunks": source.chunks,
+                "files": source.files,
+                "bytes": source.total_bytes,
+                "trouble": source.trouble,
+            },
+        )
+    troubles = [(printable(source.location), source.trouble) for source in sources if source.trouble]
+    output.failures(troubles, len(troubles))
+    text = f"{count(len(sources), 'source')}, {count(sum(source.files for source in sources), 'file')}"
+    if troubles:
+        text += f"; {len(troubles):,} cannot be read: attach what has changed again, or dlcmd detach it"
+    fields = {"dataset": dataset, "sources": len(sources), "unreadable": len(troubles)}
+    return output.summary(text, fields, EXIT_DAMAGED if troubles else EXIT_OK)

@@ -1,9 +1,15 @@
 """`dlcmd detach`: remove the files of attached archives from a dataset."""
 
+import os
 from collections.abc import Sequence
 
 import click
 
+from dieselfs.attached.web_url import is_web_url
+from dieselfs.bucket.url import is_object_url
+from dieselfs.errors import InvalidInput
+from dieselfs.names import is_location
+from dieselfs.units import count
 from dieselfs_tools.cli import options
 from dieselfs_tools.cli.session import Session
 
@@ -20,6 +26,16 @@ def detach(session: Session, names: Sequence[str]) -> int:
     Tags and older generations still have the files, while their sources are unchanged. Values that attach has copied
     stay; remove them with dlcmd rm.
     """
-    from dieselfs_tools.archives.attached_runner import detach
-
-    return detach(session, names)
+    if len(names) < 2 or not is_location(names[-1]):
+        raise InvalidInput("name sources and a dataset: dlcmd detach SOURCE... dl://DATASET")
+    dataset = options.dataset_name(names[-1])
+    locations = [
+        os.fsencode(name if is_object_url(name) or is_web_url(name) else os.path.realpath(name))
+        for name in names[:-1]
+    ]
+    removed = [session.client.detach(dataset, location) for location in locations]
+    entries, sources = sum(each.entries for each in removed), sum(each.sources for each in removed)
+    return session.output.summary(
+        f"detached {count(entries, 'entry')} of {count(sources, 'source')}; the sources are unchanged",
+        {"dataset": dataset, "entries": entries, "sources": sources, "generation": removed[-1].generation},
+    )

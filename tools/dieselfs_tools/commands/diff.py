@@ -29,7 +29,7 @@ def diff(session: Session, first: Location, second: Location, patterns: Patterns
     they differ.
     """
     from dieselfs_tools.transfers.differences import differences, print_differences
-    from dieselfs_tools.transfers.stored_trees import StoredTree
+    from dieselfs_tools.transfers.trees import StoredTree
 
     datasets = [session.dataset(place.state) for place in (first, second)]
     old, new = (

@@ -12,7 +12,6 @@ from dieselfs_tools.cli.output import name_fields
 from dieselfs_tools.cli.patterns import ALL, Patterns
 from dieselfs_tools.cli.session import Session
 from dieselfs_tools.transfers.entries import SIZE_COLUMNS
-from dieselfs_tools.transfers.stored_trees import selected_nodes
 
 if TYPE_CHECKING:
     from dieselfs.snapshot.reader import Snapshot
@@ -68,6 +67,7 @@ def folder_sums(snapshot: "Snapshot", path: bytes, depth_max: int, patterns: Pat
     import numpy as np
 
     from dieselfs.snapshot.subtree import nodes_below
+    from dieselfs_tools.transfers.trees import selected_nodes
 
     top = snapshot.require(path)
     if not snapshot.stat(top).is_folder:

@@ -37,6 +37,6 @@ def import_(session: Session, **chosen: Any) -> int:
     import. Unsafe names and duplicates are refused and listed at the end, and the rest is stored (exit code 2). A
     damaged source is stored up to the damage (exit code 5).
     """
-    from dieselfs_tools.archives.import_runner import ImportOptions, run_import
+    from dieselfs_tools.archives.importing.import_runner import ImportOptions, run_import
 
     return run_import(session, ImportOptions(**chosen))

@@ -14,7 +14,6 @@ from dieselfs_tools.cli.confirmation import confirm_name
 from dieselfs_tools.cli.output import name_fields
 from dieselfs_tools.cli.patterns import Patterns, deletable
 from dieselfs_tools.cli.session import Session
-from dieselfs_tools.transfers.stored_trees import StoredTree
 
 if TYPE_CHECKING:
     from dieselfs import Dataset
@@ -76,6 +75,8 @@ def _paths(dataset: "Dataset", location: Location, is_recursive: bool, patterns:
         return
     if not is_recursive:
         raise InvalidInput(f"{location} is a folder: delete it with -r")
+    from dieselfs_tools.transfers.trees import StoredTree
+
     below = StoredTree(dataset.snapshot, location.path)
     head = location.path + b"/" if location.path else b""
     yield from (head + path for path in deletable(below.reversed_paths(), patterns))

@@ -113,7 +113,7 @@ def diff(session: Session, first: Location | Path, second: Location | Path, patt
     Files whose parts are stored differently count as changed. Exit code 2: they differ.
     """
     from dieselfs_tools.transfers.differences import differences, print_differences
-    from dieselfs_tools.transfers.stored_trees import StoredTree
+    from dieselfs_tools.transfers.trees import StoredTree
 
     opened = [_opened(session, place) for place in (first, second)]
     old, new = (StoredTree(found, folder) for found, folder in opened)

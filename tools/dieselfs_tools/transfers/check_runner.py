@@ -9,9 +9,8 @@ from dieselfs_tools.cli.patterns import Patterns
 from dieselfs_tools.cli.progress import Reading, shown
 from dieselfs_tools.cli.session import Session
 from dieselfs_tools.transfers.differences import differences, print_differences
-from dieselfs_tools.transfers.local_trees import LocalTree
 from dieselfs_tools.transfers.sources import find_sources
-from dieselfs_tools.transfers.stored_trees import StoredTree
+from dieselfs_tools.transfers.trees import LocalTree, StoredTree
 
 
 def run_check(

@@ -15,7 +15,7 @@ from dieselfs_tools.cli.output import name_fields
 from dieselfs_tools.cli.patterns import ALL, Patterns
 from dieselfs_tools.cli.progress import Reading, shown
 from dieselfs_tools.cli.session import Session
-from dieselfs_tools.transfers.stored_trees import selected_nodes
+from dieselfs_tools.transfers.trees import selected_nodes
 
 
 @dataclass(frozen=True, kw_only=True)

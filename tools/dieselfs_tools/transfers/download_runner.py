@@ -4,7 +4,7 @@ import os
 import time
 from collections.abc import Sequence
 
-from dieselfs.errors import EXIT_DAMAGED, EXIT_OK, EXIT_PARTIAL, InvalidInput
+from dieselfs.errors import EXIT_OK, InvalidInput
 from dieselfs.names import Location, is_location, parse_location, printable, split_path
 from dieselfs.snapshot.reader import Snapshot
 from dieselfs.transfer.download import TreeDownload, is_there
@@ -15,7 +15,7 @@ from dieselfs_tools.cli.patterns import Patterns
 from dieselfs_tools.cli.progress import Reading, outcome, shown
 from dieselfs_tools.cli.session import Session
 from dieselfs_tools.transfers.contents import write_contents
-from dieselfs_tools.transfers.stored_trees import selected_nodes
+from dieselfs_tools.transfers.trees import selected_nodes
 
 STANDARD_OUTPUT = "-"
 
@@ -123,5 +123,4 @@ def report_download(output: Output, report: TransferReport, elapsed_s: float) ->
         "is_damaged": report.is_damaged,
         "seconds": round(elapsed_s, 3),
     }
-    exit_code = EXIT_DAMAGED if report.is_damaged else EXIT_PARTIAL if report.failed_files else EXIT_OK
-    return output.summary(text, fields, exit_code)
+    return output.summary(text, fields, report.exit_code)

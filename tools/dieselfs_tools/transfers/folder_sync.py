@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from dieselfs.errors import EXIT_DAMAGED, EXIT_OK, EXIT_PARTIAL, DieselfsError, InvalidInput
+from dieselfs.errors import EXIT_OK, EXIT_PARTIAL, DieselfsError, InvalidInput
 from dieselfs.names import Location, printable, split_path
 from dieselfs.transfer.destination import open_destination, permissions_allowed
 from dieselfs.transfer.download import TreeDownload
@@ -22,9 +22,8 @@ from dieselfs_tools.cli.progress import Reading, shown
 from dieselfs_tools.cli.session import Session
 from dieselfs_tools.transfers.differences import ATTRIBUTES, REMOVED, differences
 from dieselfs_tools.transfers.entries import Entry
-from dieselfs_tools.transfers.local_trees import LocalTree
 from dieselfs_tools.transfers.sources import Source
-from dieselfs_tools.transfers.stored_trees import StoredTree
+from dieselfs_tools.transfers.trees import LocalTree, StoredTree, selected
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,16 +106,13 @@ class _FolderSync:
     def _plan(self, entries: Mapping[bytes, Entry]) -> _Plan:
         local = self._local
         wanted, patterns = self._wanted(), self._options.patterns
-        selected = {
-            path: entry for path, entry in entries.items() if patterns.is_wanted(path, entry.is_folder)
-        }
 
         def has_same_content(path: bytes) -> bool:
             if local is None or entries[path].mtime_ns == wanted[path].mtime_ns:
                 return True
             return local.has_content(path, self._dataset.snapshot.extents(self._stored.nodes[path]))
 
-        plan, found = _Plan(), list(differences(selected, wanted, has_same_content))
+        plan, found = _Plan(), list(differences(selected(entries, patterns), wanted, has_same_content))
         for change, entry in found:
             if change == ATTRIBUTES:
                 plan.attributes.append(entry.path)
@@ -270,5 +266,4 @@ class _FolderSync:
             "is_damaged": report.is_damaged,
             "seconds": round(elapsed_s, 3),
         }
-        exit_code = EXIT_DAMAGED if report.is_damaged else EXIT_PARTIAL if report.failed_files else EXIT_OK
-        return output.summary(f"{', '.join(parts)} in {format_duration(elapsed_s)}", fields, exit_code)
+        return output.summary(f"{', '.join(parts)} in {format_duration(elapsed_s)}", fields, report.exit_code)

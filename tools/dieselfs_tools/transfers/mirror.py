@@ -11,7 +11,7 @@ from dieselfs_tools.cli.confirmation import confirm_name
 from dieselfs_tools.cli.patterns import Patterns, deletable
 from dieselfs_tools.cli.session import Session
 from dieselfs_tools.transfers.sources import Source, relative_path
-from dieselfs_tools.transfers.stored_trees import StoredTree
+from dieselfs_tools.transfers.trees import StoredTree
 
 
 class Mirror:

@@ -3,7 +3,6 @@
 import os
 import shlex
 import sys
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -11,10 +10,8 @@ from functools import partial
 from pathlib import Path
 
 from dieselfs.errors import InvalidInput, NotFound
-from dieselfs.limits import CHUNK_PAYLOAD_BYTES_MAX
 from dieselfs.names import Location, is_location
 from dieselfs.transfer.upload import Failed, UploadEntry
-from dieselfs.units import format_size
 from dieselfs_tools.cli.options import changeable_location
 from dieselfs_tools.cli.output import Output
 from dieselfs_tools.cli.patterns import Patterns
@@ -50,9 +47,6 @@ class PutOptions:
 
 def run_put(session: Session, options: PutOptions) -> int:
     """Store the sources; returns the exit code."""
-    started_s = time.monotonic()
-    if not 0 < options.chunk_bytes <= CHUNK_PAYLOAD_BYTES_MAX:
-        raise InvalidInput(f"--chunk-size: a chunk takes 1 byte to {format_size(CHUNK_PAYLOAD_BYTES_MAX)}")
     sources, destination = _split(options.names, options.is_recursive)
     target = find_target(session.client, destination)
     with _found(session.output, sources, target, options) as found:
@@ -66,12 +60,10 @@ def run_put(session: Session, options: PutOptions) -> int:
             session=session,
             target=target,
             walk=partial(_entries, found, listed, options),
-            verb=session.verb,
             jobs=options.jobs,
             chunk_bytes=options.chunk_bytes,
             is_many=options.is_many,
             is_forced=options.is_forced,
-            started_s=started_s,
             source_name=b"standard input" if STANDARD_INPUT in sources else None,
             mirror=mirror,
         )

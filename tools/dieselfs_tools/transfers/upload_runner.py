@@ -5,9 +5,6 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from dieselfs.errors import (
-    EXIT_DAMAGED,
-    EXIT_OK,
-    EXIT_PARTIAL,
     AlreadyExists,
     DieselfsError,
     InvalidInput,
@@ -20,7 +17,7 @@ from dieselfs.rpc.client import ServerClient
 from dieselfs.transfer.report import TransferReport
 from dieselfs.transfer.upload import Failed, TreeUpload, UploadEntry, is_stored
 from dieselfs.units import count
-from dieselfs_tools.cli.output import name_fields
+from dieselfs_tools.cli.output import Output, name_fields
 from dieselfs_tools.cli.progress import Reading, outcome, shown
 from dieselfs_tools.cli.session import Session
 from dieselfs_tools.transfers.entries import Entry
@@ -80,7 +77,7 @@ Walk = Callable[[Failed], Iterator[UploadEntry]]
 class Upload:
     """The work of one `put` or `import`.
 
-    `verb`: as in "would put"; `is_many`: entries are compared with a snapshot, not with a request for each;
+    `is_many`: entries are compared with a snapshot, not with a request for each;
     `is_forced`: what is stored already is stored again; `source_name`: of the first entry, instead of its own.
     `mirror`: deletes what the walk does not have, after the upload; nothing if an entry has failed.
     """
@@ -88,12 +85,10 @@ class Upload:
     session: Session
     target: Target
     walk: Walk
-    verb: str
     jobs: int
     chunk_bytes: int
     is_many: bool
     is_forced: bool
-    started_s: float
     source_name: bytes | None = None
     mirror: Mirror | None = None
 
@@ -117,20 +112,12 @@ class Upload:
     def show(self) -> int:
         """The dry run."""
         output, report, is_held = self.session.output, TransferReport(), self._stored()
-
-        def failed(source: bytes, reason: str, is_damaged: bool = False) -> None:
-            report.fail(printable(source), reason)
-            report.is_damaged |= is_damaged
-
-        for entry in self._entries(failed):
+        for entry in self._entries(report.fail_source):
             if is_held is not None and is_held(entry):
                 report.skip(0, entry.is_folder)
                 continue
             report.find(entry.file_bytes, entry.is_folder)
-            place = Location(self.target.location.dataset, entry.path, False)
-            names = {**name_fields(entry.source, "source"), **name_fields(entry.path)}
-            text = f"would {self.verb} {printable(entry.source)} -> {place}"
-            output.detail("entry", text, {**names, "size": entry.file_bytes})
+            show_entry(output, self.session.verb, entry, self.target.location.dataset)
         removed = self._removed(report)
         for path in removed:
             place = Location(self.target.location.dataset, path, False)
@@ -148,7 +135,7 @@ class Upload:
                 "deleted": len(removed),
                 "failed": report.failed_files,
             },
-            _exit_code(report),
+            report.exit_code,
         )
 
     def upload(self) -> int:
@@ -165,7 +152,7 @@ class Upload:
                 yield entry
 
         try:
-            with shown(self.session.output, self.verb, lambda: Reading.of(report)):
+            with shown(self.session.output, self.session.verb, lambda: Reading.of(report)):
                 upload.run(entries)
         except DieselfsError as error:
             stored = f"stored {_counted(report)} until then; the same command continues"
@@ -187,7 +174,7 @@ class Upload:
         return removed
 
     def _report(self, report: TransferReport, first: UploadEntry | None, deleted: int) -> int:
-        elapsed_s, dataset = time.monotonic() - self.started_s, self.target.location.dataset
+        elapsed_s, dataset = time.monotonic() - self.session.started_s, self.target.location.dataset
         output, done = self.session.output, f"stored {_counted(report)}"
         text = outcome(output, report, done, "were already stored", elapsed_s)
         fields: dict[str, object] = {
@@ -207,13 +194,7 @@ class Upload:
             source, path = self.source_name or first.source, first.path
             text += f"; the first: {printable(source)} -> {Location(dataset, path, False)}"
             fields |= {**name_fields(source, "first_source"), **name_fields(path, "first_path")}
-        return output.summary(text, fields, _exit_code(report))
-
-
-def _exit_code(report: TransferReport) -> int:
-    if report.is_damaged:
-        return EXIT_DAMAGED
-    return EXIT_PARTIAL if report.failed_files else EXIT_OK
+        return output.summary(text, fields, report.exit_code)
 
 
 def _counted(report: TransferReport) -> str:
@@ -221,3 +202,10 @@ def _counted(report: TransferReport) -> str:
     folders = min(report.found_folders - report.skipped_folders, report.done_files)
     files = count(report.done_files - folders, "file")
     return f"{files} and {count(folders, 'folder')}" if folders else files
+
+
+def show_entry(output: Output, verb: str, entry: UploadEntry, dataset: str) -> None:
+    """One entry of a dry run."""
+    names = {**name_fields(entry.source, "source"), **name_fields(entry.path)}
+    text = f"would {verb} {printable(entry.source)} -> {Location(dataset, entry.path, False)}"
+    output.detail("entry", text, {**names, "size": entry.file_bytes})

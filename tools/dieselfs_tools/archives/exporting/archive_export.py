@@ -22,7 +22,7 @@ from dieselfs_tools.cli.output import Output
 from dieselfs_tools.cli.patterns import Patterns
 from dieselfs_tools.cli.progress import Reading, shown
 from dieselfs_tools.cli.session import Session
-from dieselfs_tools.transfers.stored_trees import selected_nodes
+from dieselfs_tools.transfers.trees import selected_nodes
 
 
 @dataclass(frozen=True, kw_only=True)

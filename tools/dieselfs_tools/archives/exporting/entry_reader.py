@@ -10,10 +10,9 @@ from dataclasses import dataclass
 
 from dieselfs.arrays import Numbers
 from dieselfs.dataset import Dataset
-from dieselfs.errors import Damaged
 from dieselfs.limits import CHUNK_TARGET_BYTES, MIB
-from dieselfs.names import printable
 from dieselfs.snapshot.reader import Snapshot, Stat
+from dieselfs_tools.transfers.contents import extents
 
 BATCH_BYTES = 16 * MIB
 """Contents that are fetched at once; a larger file is fetched extent by extent."""
@@ -73,16 +72,7 @@ class EntryReader:
 
     def extents(self, entry: Entry) -> Iterator[bytes]:
         """The verified bytes of a large file. Raises Damaged, Unavailable."""
-        end_bytes = 0
-        for extent in self.snapshot.extents(entry.node):
-            if extent.place != end_bytes:
-                break
-            yield from self._dataset.chunks.fetch_extents(extent.chunk, [extent])
-            end_bytes += extent.length
-        if end_bytes != entry.status.size:
-            raise Damaged(
-                f"{printable(entry.path)}: its extents have {end_bytes} of {entry.status.size} bytes"
-            )
+        yield from extents(self._dataset, entry.node)
 
     def _batches(self) -> Iterator[list[Entry]]:
         batch: list[Entry] = []

@@ -10,7 +10,7 @@ from dieselfs_tools.archives.exporting.archive_export import ExportOptions, show
 from dieselfs_tools.cli.progress import Reading, shown
 from dieselfs_tools.cli.session import Session
 from dieselfs_tools.transfers.download_runner import report_download
-from dieselfs_tools.transfers.stored_trees import selected_nodes
+from dieselfs_tools.transfers.trees import selected_nodes
 
 
 def export(session: Session, dataset: Dataset, folder: int, options: ExportOptions) -> int:

@@ -8,8 +8,8 @@ import pytest
 
 from dieselfs.chunk.source import Source
 from dieselfs.limits import MIB
-from dieselfs_tools.archives import attach_sources
-from dieselfs_tools.archives.attach_sources import OPEN_MAX, AttachSources, KeptSource
+from dieselfs_tools.archives.attaching import kept_sources
+from dieselfs_tools.archives.attaching.kept_sources import OPEN_MAX, KeptSource, KeptSources
 
 CONTENT = os.urandom(MIB) * 20
 
@@ -46,7 +46,7 @@ def test_what_was_streamed_is_not_read_again() -> None:
 
 
 def test_what_lies_far_back_is_read_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(attach_sources, "KEPT_BYTES_MAX", 10 * MIB)
+    monkeypatch.setattr(kept_sources, "KEPT_BYTES_MAX", 10 * MIB)
     reads = Reads()
     kept = KeptSource(reads)
     with kept.stream() as stream:
@@ -60,7 +60,7 @@ def test_few_sources_stay_open(tmp_path: Path) -> None:
     for name in names:
         Path(name).write_bytes(b"12345")
     before = len(os.listdir("/proc/self/fd"))
-    with closing(AttachSources()) as sources:
+    with closing(KeptSources()) as sources:
         for name in names:
             assert sources.opened(name).read(1, 2) == b"23"
         assert sources.opened(names[-1]) is sources.opened(names[-1])

@@ -81,7 +81,7 @@ class KeptSource:
         self._opened.close()
 
 
-class AttachSources:
+class KeptSources:
     """For one thread. `name`: of a local file, or a URL. Close it at the end."""
 
     def __init__(self) -> None:

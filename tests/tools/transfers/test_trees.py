@@ -5,7 +5,7 @@ import pytest
 from dieselfs.errors import InvalidInput, NotFound
 from dieselfs.records import Op
 from dieselfs.snapshot.reader import Snapshot
-from dieselfs_tools.transfers.stored_trees import StoredTree
+from dieselfs_tools.transfers.trees import StoredTree
 from tests.support.snapshots import SOURCE, Entry, snapshot_bytes
 
 TREE = {b"a/b/f": Entry(Op.FILE, 0o644, 1), b"a/c": Entry(Op.SYMLINK, 0o777, 1, target=b"b")}

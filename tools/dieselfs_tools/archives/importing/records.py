@@ -1,0 +1,122 @@
+"""The records of the sources of an import or attach, with their names in the dataset. No I/O of its own."""
+
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from itertools import count as counted
+
+from dieselfs.bucket.url import is_object_url
+from dieselfs.errors import Damaged, DieselfsError, InvalidInput
+from dieselfs.names import is_location, printable
+from dieselfs.transfer.upload import Failed
+from dieselfs_tools.archives.formats import Format, format_of
+from dieselfs_tools.archives.importing.inputs import Input, OpenRemote
+from dieselfs_tools.archives.importing.naming import Names, Template, cleaned
+from dieselfs_tools.archives.importing.record import Record
+from dieselfs_tools.cli.options import changeable_location
+from dieselfs_tools.cli.patterns import Patterns
+from dieselfs_tools.cli.session import Session
+
+
+@dataclass(frozen=True, kw_only=True)
+class RecordOptions:
+    """Arguments and options of verbs that read records. The last of `names` is the destination."""
+
+    names: Sequence[str]
+    format_name: str
+    template: str | None
+    is_renaming: bool
+    is_dry_run: bool
+    patterns: Patterns
+    chunk_bytes: int
+
+
+class Records:
+    """The records of all `sources` that a command line names, for one pass. `destination`: where they are stored."""
+
+    def __init__(
+        self, session: Session, options: RecordOptions, open_remote: OpenRemote | None = None
+    ) -> None:
+        """Raises InvalidInput. `open_remote` opens what is at a URL."""
+        self.sources = [one for name in options.names[:-1] for one in _expanded(name)]
+        if not self.sources or not is_location(options.names[-1]):
+            raise InvalidInput(
+                f"name sources and a destination: dlcmd {session.verb} SOURCE... dl://DATASET/"
+            )
+        self.destination = changeable_location(options.names[-1])
+        self._options = options
+        self._output = session.output
+        self._open_remote = open_remote
+        self._template = None if options.template is None else Template(options.template)
+        self._names = Names(self.destination.path, options.is_renaming)
+
+    def check(self, name: str) -> tuple[Format, bool]:
+        """The format of a source, and whether it has the bytes as they are. Raises NotFound, and InvalidInput if it
+        cannot be read.
+        """
+        with ExitStack() as stack:
+            source = Input(name, stack, self._output, open_remote=self._open_remote)
+            found = format_of(source, self._options.format_name)
+            found.read()
+            return found, source.is_plain
+
+    def of(self, name: str, failed: Failed) -> Iterator[Record]:
+        """The selected records of one source that can be stored. Its failures, and those of records, go to `failed`."""
+        origin, patterns = os.fsencode(name), self._options.patterns
+        try:
+            with ExitStack() as stack:
+                source = Input(name, stack, self._output, open_remote=self._open_remote)
+                chosen = format_of(source, self._options.format_name)
+                namer = _Namer(chosen, self._template, self._names, os.fsencode(source.label))
+                for record in chosen.read()(source):
+                    record.origin = origin
+                    if self._template is not None and record.is_folder:
+                        continue  # the template says which folders there are
+                    number = namer.number(record)
+                    if patterns and not patterns.is_wanted(cleaned(record.name), record.is_folder):
+                        continue
+                    if fault := namer.place(record, number):
+                        failed(record.source, fault)
+                    else:
+                        yield record
+        except (DieselfsError, OSError) as error:
+            text = str(error) if isinstance(error, DieselfsError) else error.strerror or str(error)
+            failed(origin, text.removeprefix(f"{printable(origin)}: "), isinstance(error, Damaged))
+
+
+def _expanded(name: str) -> list[str]:
+    """The sources that a name stands for: those of a bucket, or itself."""
+    if not is_object_url(name):
+        return [name]
+    from dieselfs_tools.archives.importing.bucket_files import expanded
+
+    return expanded(name)
+
+
+class _Namer:
+    """Places the records of one source."""
+
+    def __init__(self, chosen: Format, template: Template | None, names: Names, label: bytes) -> None:
+        self._has_template = template is not None
+        self._template = template or Template(chosen.template)
+        self._names = names
+        self._label = label
+        self._numbers = counted()
+
+    def number(self, record: Record) -> int:
+        """The number of a file in its source, whether it is selected or not; -1 for others."""
+        return -1 if record.is_folder or record.fault else next(self._numbers)
+
+    def place(self, record: Record, number: int) -> str:
+        """Set the path of a record; returns why it cannot be imported, or nothing."""
+        if record.fault:
+            return record.fault
+        if record.is_hard_link and self._has_template:
+            return "a hard link, whose target has another name by --name"
+        try:
+            filled = self._template.fill(record.name, self._label, number, record.fields)
+            record.path = self._names.place(filled, record.is_folder)
+        except InvalidInput as error:
+            return str(error)
+        return ""
