@@ -34,7 +34,7 @@ for chunks that were not applied from an hour before the newest ID, so no ID may
 FRAME_BYTES_MAX = 2 * MIB
 """One Thrift message. Bulk bytes follow a message and do not count."""
 CALL_BYTES_MAX = 64 * KIB
-"""A call, unless its method needs more (`dieselfs/rpc/call_limits.py`)."""
+"""A call, unless its method needs more (`dieselfs/rpc/methods.py`)."""
 CALL_VALUES_MAX = 64
 """Values in a call, with those inside others."""
 HANDSHAKE_FRAME_BYTES_MAX = 4 * KIB

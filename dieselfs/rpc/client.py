@@ -14,7 +14,6 @@ from dieselfs.limits import (
     JOB_ANSWER_TIMEOUT_S,
     JOB_INTERVAL_S_MIN,
     REQUEST_TIMEOUT_S,
-    SNAPSHOT_BUILD_TIMEOUT_S,
     SNAPSHOT_BYTES_MAX,
 )
 from dieselfs.net import auth
@@ -22,6 +21,7 @@ from dieselfs.records import DatasetRecord, PendingFile
 from dieselfs.rpc.connection import Connection, read_payload_file, shared_files
 from dieselfs.rpc.limit_kinds import QuotaRecord, RateRecord, UsageRecord
 from dieselfs.rpc.members import MEMBERSHIP_LIST_BYTES_MAX, JobId, MembershipList, decode_members
+from dieselfs.rpc.methods import METHODS
 from dieselfs.rpc.records import (
     AttachedRecord,
     CheckRecord,
@@ -52,9 +52,6 @@ if TYPE_CHECKING:  # a tool with one request starts without numpy
     import numpy as np
     import numpy.typing as npt
 
-MAINTENANCE_TIMEOUT_S = 24 * 3600.0
-"""Of a purge, a rebuild, a check, or a copy of a whole dataset."""
-
 MEMBERS_PER_CALL_MAX = 50
 """A call has 64 values at most."""
 
@@ -81,27 +78,24 @@ class ServerClient(ServerConnections):
         *,
         bulk: Sequence[Buffer] = (),
         timeout_s: float = REQUEST_TIMEOUT_S,
-        work_s: float = 0.0,
         bulk_bytes_max: int = 0,
-        is_repeatable: bool = True,
-        is_urgent: bool = False,
         progressed: Progressed | None = None,
         **arguments: object,
     ) -> tuple[Any, bytearray | None]:
-        """The reply, and the bulk bytes behind it. Options: as of `Connection.call` and `_with_connection`."""
+        """The reply, and the bulk bytes behind it. Options: see `Connection.call`."""
+        row = METHODS[method]
         return self._with_connection(
             lambda connection, wait_s: connection.call(
                 method,
                 arguments,
                 bulk,
                 wait_s,
-                work_s=work_s,
+                work_s=row.work.limit_s,
                 bulk_bytes_max=bulk_bytes_max,
                 progressed=progressed,
             ),
+            row,
             timeout_s,
-            is_repeatable,
-            is_urgent,
         )
 
     def _value(self, method: str, **options: Any) -> Any:  # the reply alone
@@ -127,7 +121,7 @@ class ServerClient(ServerConnections):
 
     def drop_dataset(self, name: str) -> None:
         """Remove a dataset with all of its content, for good. Raises NotFound."""
-        self._value("drop_dataset", is_repeatable=False, name=name)
+        self._value("drop_dataset", name=name)
 
     # -- maintenance -------------------------------------------------------------------------------------
 
@@ -143,14 +137,14 @@ class ServerClient(ServerConnections):
         found: list[AttachedRecord] = []
         while True:
             after = found[-1].location if found else b""
-            page = self._maintain("list_attached", dataset=dataset, after=after)
+            page = self._value("list_attached", dataset=dataset, after=after)
             found += [_copy(AttachedRecord, info) for info in page]
             if len(page) < ATTACHED_PER_REPLY_MAX:
                 return found
 
     def detach(self, dataset: str, location: bytes) -> DetachReport:
         """Delete the entries that come from the sources at or below `location`. Raises NotFound."""
-        return _copy(DetachReport, self._maintain("detach", dataset=dataset, location=location))
+        return _copy(DetachReport, self._value("detach", dataset=dataset, location=location))
 
     def copy_attached(self, dataset: str, is_dry_run: bool, progressed: Progressed | None = None) -> int:
         """Copy the bytes of attached chunks into ordinary chunks; returns the number of attached ones.
@@ -178,17 +172,12 @@ class ServerClient(ServerConnections):
         return _copy(FsckReport, report, problems=tuple(_copy(Problem, one) for one in report.problems))
 
     def _job(self, method: str, progressed: Progressed | None, **arguments: object) -> Any:
-        return self._maintain(
-            method, progressed=progressed, with_progress=progressed is not None, **arguments
-        )
-
-    def _maintain(self, method: str, **arguments: object) -> Any:
-        return self._value(method, work_s=MAINTENANCE_TIMEOUT_S, is_repeatable=False, **arguments)
+        return self._value(method, progressed=progressed, with_progress=progressed is not None, **arguments)
 
     def put_tag(self, dataset: str, tag: str, generation: int = 0) -> TagRecord:
         """Keep a generation, 0 for the newest, under a name. Raises AlreadyExists, NotFound, InvalidInput."""
         named = {"dataset": dataset, "tag": tag, "generation": generation}
-        return _copy(TagRecord, self._value("put_tag", work_s=SNAPSHOT_BUILD_TIMEOUT_S, **named))
+        return _copy(TagRecord, self._value("put_tag", **named))
 
     def tags(self, dataset: str, with_kept: bool = False) -> list[TagRecord]:
         """By name; first, on request, the generations that the server keeps without a name. Raises NotFound."""
@@ -198,7 +187,7 @@ class ServerClient(ServerConnections):
 
     def delete_tag(self, dataset: str, tag: str) -> None:
         """Raises NotFound."""
-        self._value("delete_tag", is_repeatable=False, dataset=dataset, tag=tag)
+        self._value("delete_tag", dataset=dataset, tag=tag)
 
     def pin(self, dataset: str, holder: str, generation: int, updated_ns: int, lease_s: int) -> None:
         """Protect the chunks of a snapshot from purges for `lease_s` seconds; 0 ends the pin. Raises NotFound."""
@@ -260,7 +249,7 @@ class ServerClient(ServerConnections):
 
         Raises NotFound, InvalidInput, Damaged, StorageFull, or AlreadyExists for a path that is taken.
         """
-        report = self._maintain("copy_entries", progressed=progressed, **request._asdict())
+        report = self._value("copy_entries", progressed=progressed, **request._asdict())
         return _copy(CopyReport, report, paths=tuple(report.paths))
 
     def pending_file(self, dataset: str, path: bytes) -> PendingFile:
@@ -284,9 +273,7 @@ class ServerClient(ServerConnections):
             "tag": tag,
             "bases": bases,
         }
-        info, content = self._call(
-            "get_snapshot", work_s=SNAPSHOT_BUILD_TIMEOUT_S, bulk_bytes_max=SNAPSHOT_BYTES_MAX, **named
-        )
+        info, content = self._call("get_snapshot", bulk_bytes_max=SNAPSHOT_BYTES_MAX, **named)
         if content is None and info.digest != known_digest:
             raise ProtocolError(f"the server sent no snapshot of {dataset}")
         return RemoteSnapshot(info.generation, info.updated_ns, info.digest, content, info.base_digest or b"")
@@ -322,16 +309,13 @@ class ServerClient(ServerConnections):
             if not (may_read and read_payload_file(connection, arguments, length_bytes, parts, wait_s)):
                 connection.call("get_payload", arguments, (), wait_s, destination)
 
-        self._with_connection(fetch, REQUEST_TIMEOUT_S, is_repeatable=True, is_urgent=True)
+        self._with_connection(fetch, METHODS["get_payload"])
 
     def shared_payloads(self, dataset: str, chunk_ids: bytes, wanted_bytes: int) -> list[SharedFile]:
         """Payloads in memory of an own server on this machine, as `shared_files`. Raises NotFound, Damaged."""
         arguments = {"dataset": dataset, "chunk_ids": chunk_ids, "wanted_bytes": wanted_bytes}
         return self._with_connection(
-            lambda connection, wait_s: shared_files(connection, arguments, wait_s),
-            REQUEST_TIMEOUT_S,
-            True,
-            True,
+            lambda connection, wait_s: shared_files(connection, arguments, wait_s), METHODS["share_payloads"]
         )
 
     def ranges(self, dataset: str, chunk_id: bytes, ranges: "npt.NDArray[np.uint32]") -> bytearray:
@@ -339,9 +323,7 @@ class ServerClient(ServerConnections):
         encoded = ranges.astype("<u4").tobytes()
         expected = int(ranges[:, 1].sum(dtype="i8"))
         named: dict[str, Any] = {"dataset": dataset, "chunk_id": chunk_id, "ranges": encoded}
-        received = (
-            self._call("get_ranges", is_urgent=True, bulk_bytes_max=expected, **named)[1] or bytearray()
-        )
+        received = self._call("get_ranges", bulk_bytes_max=expected, **named)[1] or bytearray()
         if len(received) != expected:
             raise ProtocolError(f"requested {expected} bytes from the server, it sent {len(received)}")
         return received
@@ -354,9 +336,7 @@ class ServerClient(ServerConnections):
         import numpy as np
 
         named: dict[str, Any] = {"dataset": dataset, "chunk_id": chunk_id}
-        received = (
-            self._call("get_block_checksums", is_urgent=True, bulk_bytes_max=8 * blocks, **named)[1] or b""
-        )
+        received = self._call("get_block_checksums", bulk_bytes_max=8 * blocks, **named)[1] or b""
         if len(received) != 8 * blocks:
             raise ProtocolError(f"expected the checksums of {blocks} blocks, got {len(received)} bytes")
         return np.frombuffer(received, "<u8")
@@ -398,7 +378,7 @@ class ServerClient(ServerConnections):
 
     def remove_key(self, user: str, key_id: str = "") -> None:
         """Remove a key, or without `key_id` the user. Raises NotFound."""
-        self._value("remove_key", is_repeatable=False, user=user, key_id=key_id)
+        self._value("remove_key", user=user, key_id=key_id)
 
     def grant(self, user: str, dataset: str, right: str) -> None:
         """Give `right` (read, write, admin, or none) on a dataset, or on `*`; `user` may be `group:NAME`.
@@ -422,7 +402,7 @@ class ServerClient(ServerConnections):
         """Remove users from a group or, if none is named, the group. Raises NotFound."""
         for start in range(0, max(len(users), 1), MEMBERS_PER_CALL_MAX):
             few = list(users[start : start + MEMBERS_PER_CALL_MAX])
-            self._value("remove_members", is_repeatable=False, group=group, users=few)
+            self._value("remove_members", group=group, users=few)
 
     def groups(self) -> list[GroupRecord]:
         """By name; `everyone` only if it has a right."""

@@ -4,6 +4,7 @@ Modules that thriftpy2 loads from an IDL are untyped: `rpc.client` and the serve
 """
 
 import struct
+from functools import cache
 from io import StringIO
 from pkgutil import get_data
 from typing import Any
@@ -16,7 +17,7 @@ from thriftpy2.transport import TMemoryBuffer, TTransportException
 
 from dieselfs.errors import CODE_BY_ERROR, ERROR_BY_CODE, DieselfsError, ProtocolError, Unavailable
 from dieselfs.limits import CALL_VALUES_MAX
-from dieselfs.rpc.call_limits import reply_values_max
+from dieselfs.rpc.methods import METHODS, PEER_METHODS, SERVER_METHODS
 from dieselfs.rpc.records import CopyProgress
 from dieselfs.rpc.scan import check_message
 
@@ -35,10 +36,6 @@ _IDL = (get_data("dieselfs.rpc", "dieselfs.thrift") or b"").decode()
 thrift: Any = thriftpy2.load_fp(StringIO(_IDL), module_name="dieselfs_rpc_thrift")
 
 PROTOCOL_VERSION: int = thrift.PROTOCOL_VERSION
-METHODS = frozenset(thrift.ChunkServer.thrift_services)
-PEER_METHODS = frozenset(thrift.Peer.thrift_services)
-"""Methods between the nodes of a job; except for the handshake, the server has none of them."""
-
 _BAD_BYTES = (
     TProtocolException,
     TTransportException,
@@ -96,7 +93,7 @@ def encode_call(method: str, sequence: int, arguments: dict[str, object]) -> byt
     return _encode(method, TMessageType.CALL, sequence, _struct(f"{method}_args")(**arguments))
 
 
-def decode_call(message: bytes, methods: frozenset[str] = METHODS) -> tuple[str, int, Any]:
+def decode_call(message: bytes, methods: frozenset[str] = SERVER_METHODS) -> tuple[str, int, Any]:
     """`(method, sequence, arguments)`; arguments are attributes. Raises ProtocolError for anything malformed, and for
     a call of another method.
     """
@@ -107,9 +104,11 @@ def decode_call(message: bytes, methods: frozenset[str] = METHODS) -> tuple[str,
 
 
 def encode_reply(method: str, sequence: int, value: object) -> bytes:
+    """A reply with a value or struct of the IDL, with a record that has the same fields, or with a list of them."""
     result = _struct(f"{method}_result")()
     if value is not None:
-        result.success = value
+        kind, _, of, *_ = result.thrift_spec[0]
+        result.success = _as_declared(kind, of, value)
     return _encode(method, TMessageType.REPLY, sequence, result)
 
 
@@ -126,7 +125,7 @@ def encode_refusal(method: str, sequence: int, error: DieselfsError) -> bytes:
 
 def decode_reply(method: str, sequence: int, message: bytes) -> Any:
     """The value that the call returned. Raises the server's refusal, ProtocolError for anything malformed."""
-    name, kind, reply_sequence, protocol = _begin(message, reply_values_max(method))
+    name, kind, reply_sequence, protocol = _begin(message, METHODS[method].sizes.reply_values)
     if kind == TMessageType.EXCEPTION:
         fault = _read(TApplicationException(), protocol)
         raise ProtocolError(f"the server cannot answer {method!r}: {fault.message}")
@@ -145,6 +144,28 @@ def decode_reply(method: str, sequence: int, message: bytes) -> Any:
 def _struct(name: str) -> Any:
     """The arguments or the result of a method of either service."""
     return getattr(thrift.ChunkServer, name, None) or getattr(thrift.Peer, name)
+
+
+def _as_declared(kind: int, of: Any, value: Any) -> Any:
+    """`value` as the IDL declares it: a record as its struct, a tuple as a list. `of`: the struct, or what a list has,
+    as in a `thrift_spec`.
+    """
+    if kind == TType.LIST:
+        element_kind, element_of = of if isinstance(of, tuple) else (of, None)
+        return [_as_declared(element_kind, element_of, each) for each in value]
+    if kind != TType.STRUCT or isinstance(value, of):
+        return value
+    fields = value._asdict()
+    for name, nested_kind, nested_of in _nested(of):
+        fields[name] = _as_declared(nested_kind, nested_of, fields[name])
+    return of(**fields)
+
+
+@cache
+def _nested(struct_kind: Any) -> list[tuple[str, int, Any]]:
+    """Name, type and content of the fields of a struct that are structs or lists."""
+    specs = struct_kind.thrift_spec.values()
+    return [(spec[1], spec[0], spec[2]) for spec in specs if spec[0] in (TType.STRUCT, TType.LIST)]
 
 
 def _encode(method: str, kind: int, sequence: int, payload: Any) -> bytes:
@@ -206,3 +227,24 @@ def _type_fault(value: Any) -> str | None:
             if fault is not None:
                 return fault
     return None
+
+
+def check_methods() -> None:
+    """Compare the table of calls with the IDL; a difference is a bug."""
+    assert frozenset(thrift.ChunkServer.thrift_services) == SERVER_METHODS
+    assert frozenset(thrift.Peer.thrift_services) == PEER_METHODS
+    for row in METHODS.values():
+        arguments = {name for _, name, *_ in _struct(f"{row.name}_args").thrift_spec.values()}
+        assert arguments >= {*(row.audited or ())}, f"{row.name}: no such argument to audit"
+        assert ("bulk_length" in arguments) == (row.sizes.bulk_bytes > 0), f"{row.name}: bulk bytes"
+        assert row.work.has_progress or "with_progress" not in arguments, f"{row.name}: progress"
+        if row.reply is not None and issubclass(row.reply, tuple):
+            _, _, of, *_ = _struct(f"{row.name}_result").thrift_spec[0]
+            struct_kind = of[1] if isinstance(of, tuple) else of
+            fields = {name for _, name, *_ in struct_kind.thrift_spec.values()}
+            assert {*row.reply.__annotations__} == fields, (
+                f"{row.name}: {row.reply} has other fields than the IDL"
+            )
+
+
+check_methods()

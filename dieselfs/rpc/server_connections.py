@@ -11,12 +11,13 @@ from typing import TypeVar
 
 from dieselfs.errors import AccessDenied, Unavailable
 from dieselfs.forks import renew_after_fork
-from dieselfs.limits import SERVER_SILENCE_S
+from dieselfs.limits import REQUEST_TIMEOUT_S, SERVER_SILENCE_S
 from dieselfs.net.address import Address, Servers, UnixAddress, parse_servers
 from dieselfs.process.embedded_server import connect_embedded, socket_path
 from dieselfs.rpc.access import AccessFiles, warn_of_plain_tcp
 from dieselfs.rpc.connection import Connection, connected
 from dieselfs.rpc.endpoints import Tries, open_endpoints
+from dieselfs.rpc.methods import READER, Method
 from dieselfs.settings.table import OFF, Settings
 
 EMBEDDED_TRIES_MAX = 3
@@ -136,15 +137,16 @@ class ServerConnections:
     def _with_connection(
         self,
         call: Callable[[Connection, float], _T],
-        timeout_s: float,
-        is_repeatable: bool,
-        is_urgent: bool,
+        row: Method,
+        timeout_s: float = REQUEST_TIMEOUT_S,
     ) -> _T:
-        """What `call` returns for one of the servers. It gets a connection, and the timeout for bytes to move.
+        """What `call`, of the method `row`, returns for one of the servers. It gets a connection, and the timeout for
+        bytes to move.
 
-        `is_urgent`: a reader waits for it. The timeout of a silent server is shorter if there is another one; failed
-        servers are retried.
+        If a reader waits for it, the timeout of a silent server is shorter while there is another one, and failed
+        servers are tried again.
         """
+        is_urgent = row.urgency == READER
         tries = self._tries(is_patient=is_urgent)
         while True:
             connection, is_new = self._take(tries)
@@ -155,7 +157,7 @@ class ServerConnections:
                     self._endpoints.trouble = ""
                 return result
             except Unavailable as error:
-                if connection.is_open or not is_repeatable:
+                if connection.is_open or not row.is_repeatable:
                     raise
                 self._close_idle(connection.address)
                 # An old connection may have failed because the server has restarted.

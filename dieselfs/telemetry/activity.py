@@ -5,6 +5,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from dieselfs.rpc.methods import METHODS, READER, SERVER_METHODS
 from dieselfs.telemetry import catalogue
 from dieselfs.telemetry.registry import Family, Report
 
@@ -35,8 +36,7 @@ SERVER_METRICS = frozenset(
     )
 )
 """Names of the metrics that `ServerActivity` is made of."""
-_READS = ("get_payload", "get_ranges", "get_block_checksums", "open_payload", "share_payloads")
-"""Calls of a server that answer with bytes of chunks."""
+_READS = tuple(method for method in SERVER_METHODS if METHODS[method].urgency == READER)
 _NO_FIELDS = (LookupError, TypeError, ValueError, ArithmeticError)
 
 

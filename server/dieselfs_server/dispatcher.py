@@ -21,14 +21,12 @@ from dieselfs.limits import (
     REPLY_BYTES_PER_USER_MAX,
 )
 from dieselfs.names import printable
-from dieselfs.records import DatasetRecord
-from dieselfs.rpc import records
-from dieselfs.rpc.limit_kinds import QUOTAS, RATES, QuotaRecord, RateRecord, UsageRecord
-from dieselfs.rpc.messages import decode_call, encode_refusal, encode_reply, thrift
+from dieselfs.rpc.messages import decode_call, encode_refusal, encode_reply
+from dieselfs.rpc.methods import METHODS
 from dieselfs.rpc.serving.byte_budget import ByteBudget
 from dieselfs.rpc.serving.connection import ClientConnection
 from dieselfs.rpc.serving.handshake import Identity
-from dieselfs.rpc.serving.keep_alive import LONG_METHODS, kept_alive
+from dieselfs.rpc.serving.keep_alive import kept_alive
 from dieselfs.telemetry import catalogue
 from dieselfs_server.access.accounts import Caller
 from dieselfs_server.access.users import UserStore
@@ -40,59 +38,14 @@ from dieselfs_server.service import Call, Reply, Service
 
 log = logging.getLogger(__name__)
 
-_STRUCTS = {
-    records.AttachedRecord: thrift.AttachedInfo,
-    records.CheckRecord: thrift.CheckInfo,
-    records.DetachReport: thrift.DetachReport,
-    DatasetRecord: thrift.DatasetInfo,
-    records.CopyReport: thrift.CopyReport,
-    records.FsckReport: thrift.FsckReport,
-    records.GroupRecord: thrift.GroupInfo,
-    records.KeyRecord: thrift.KeyInfo,
-    records.PageLink: thrift.PageLink,
-    records.PinRecord: thrift.PinInfo,
-    records.Problem: thrift.Problem,
-    records.PurgeReport: thrift.PurgeReport,
-    QuotaRecord: thrift.QuotaInfo,
-    RateRecord: thrift.RateInfo,
-    records.RebuildReport: thrift.RebuildReport,
-    records.RemoteEntry: thrift.EntryInfo,
-    records.ServerCheck: thrift.ServerCheck,
-    records.ServerStatus: thrift.StatusInfo,
-    records.TagRecord: thrift.TagInfo,
-    UsageRecord: thrift.UsageInfo,
-    records.UserRecord: thrift.UserInfo,
-}
-
-
-AUDITED = frozenset(
-    (
-        *("create_dataset", "drop_dataset", "purge", "rebuild", "put_tag", "delete_tag", "copy_entries"),
-        *("detach", "copy_attached"),
-        *("add_key", "expire_key", "remove_key", "grant", "add_members", "remove_members"),
-        *("set_quota", "set_owner", "set_rate"),
-    )
-)
-"""Methods that the audit log has, also refused ones. It has `put_chunk` for the first chunk of an attached source."""
-
-_AUDITED_ARGUMENTS = {
+_AUDITED_AS = {
     "name": "dataset",
-    "dataset": "dataset",
-    "tag": "tag",
     "user": "of",
-    "group": "group",
     "users": "members",
     "key_id": "key",
-    "right": "right",
-    "account": "account",
-    **{kind.name: kind.name for kind in (*QUOTAS, *RATES)},
-    "is_dry_run": "is_dry_run",
-    "path": "path",
     "target_dataset": "target",
-    "target_path": "target_path",
-    "is_move": "is_move",
 }
-"""Arguments in the audit log, and their names there. None of them is a secret."""
+"""Names in the audit log of arguments that have another one there."""
 
 
 @dataclass(eq=False)
@@ -129,11 +82,11 @@ class _Noted:
             outcome=outcome,
             ms=round(took_s * 1000, 1),
         )
-        if audit is not None and (call.method in AUDITED or call.audited):
+        audited = METHODS[call.method].audited
+        if audit is not None and (audited is not None or call.audited):
             arguments = {
-                shown: _loggable(getattr(call.arguments, name))
-                for name, shown in _AUDITED_ARGUMENTS.items()
-                if getattr(call.arguments, name, None) is not None
+                _AUDITED_AS.get(name, name): _loggable(getattr(call.arguments, name))
+                for name in audited or ()
             } | call.audited
             audit.write(
                 call.method,
@@ -186,7 +139,7 @@ class Dispatcher:
         """Answer one call. An exception, also a cancellation, ends the connection."""
         user = Caller(caller.name, caller.key_id, caller.is_trusted)
         method, sequence, arguments = decode_call(message)
-        if method in ("hello", "prove"):
+        if method not in HANDLERS:
             raise ProtocolError("a second handshake")
         dataset = getattr(arguments, "dataset", "")
         paced = self._throttle.call(user, method, connection.peer, dataset, len(message))
@@ -229,14 +182,7 @@ class Dispatcher:
                         pace = None if paced is None else paced.move
                         call.bulk = await connection.receive_bulk(length, pace)
                 self._service.requests.value += 1
-                if method in LONG_METHODS:
-                    is_shown = method == "copy_entries" or getattr(arguments, "with_progress", False)
-                    interval_s = PROGRESS_S if is_shown else KEEP_ALIVE_S
-                    reply = await kept_alive(
-                        connection, lambda: HANDLERS[method](call), interval_s, call.sign_of_life
-                    )
-                else:
-                    reply = await HANDLERS[method](call)
+                reply = await self._worked(connection, call)
             noted.end("ok")
             if method == "join_job":
                 self._throttle.joined(user, connection.peer, arguments.dataset, arguments.job)
@@ -263,6 +209,15 @@ class Dispatcher:
             noted.end("interrupted")
             self._count_bytes(call, connection, *before_bytes)
 
+    async def _worked(self, connection: ClientConnection, call: Call) -> Any:
+        """What the handler returns. Meanwhile a client that waits long gets signs of life."""
+        work, handler = METHODS[call.method].work, HANDLERS[call.method]
+        if not work.limit_s:
+            return await call.answered_by(handler)
+        is_shown = work.has_progress and getattr(call.arguments, "with_progress", True)
+        interval_s = PROGRESS_S if is_shown else KEEP_ALIVE_S
+        return await kept_alive(connection, lambda: call.answered_by(handler), interval_s, call.sign_of_life)
+
     def _count_bytes(self, call: Call, connection: ClientConnection, received: int, sent: int) -> None:
         """Count the bulk bytes of a call; `received`, `sent`: before it."""
         metrics, user = self._service.metrics, call.caller.name
@@ -282,7 +237,7 @@ async def _send(
 ) -> None:
     if not reply.files:
         length = sum(len(part) for part in reply.bulk)
-        message = encode_reply(method, sequence, as_struct(reply.value))
+        message = encode_reply(method, sequence, reply.value)
         if paced is not None:
             await paced.reply(len(message))
         with trio.fail_after(_longest_s(length)):
@@ -293,12 +248,3 @@ async def _send(
         message = encode_reply(method, sequence, reply.value)
         length = sum(file.length for file in files)
         await connection.send_with_files(message, [file.descriptor for file in files], length)
-
-
-def as_struct(value: Any) -> Any:
-    """A record as its Thrift struct, also in a list, and in a tuple of another record; any other value as it is."""
-    kind = _STRUCTS.get(type(value))
-    if kind is not None:
-        columns = value._asdict().items()
-        return kind(**{name: as_struct(part) if isinstance(part, tuple) else part for name, part in columns})
-    return [as_struct(each) for each in value] if isinstance(value, list | tuple) else value

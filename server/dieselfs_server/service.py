@@ -10,10 +10,11 @@ import trio
 
 from dieselfs.chunk.ids import ChunkIdSource
 from dieselfs.errors import AccessDenied, InvalidInput, NotFound, Unavailable
-from dieselfs.limits import CHUNK_OBJECT_BYTES_MAX, SMALL_REPLY_BYTES
+from dieselfs.limits import SMALL_REPLY_BYTES
 from dieselfs.names import check_dataset_name
 from dieselfs.records import DatasetRecord
 from dieselfs.rpc.messages import encode_progress
+from dieselfs.rpc.methods import ADMIN, METHODS, READ, SERVER_ADMIN, WRITE
 from dieselfs.rpc.records import CheckRecord, CopyProgress, PageLink
 from dieselfs.telemetry import catalogue
 from dieselfs.telemetry.registry import Registry
@@ -39,6 +40,8 @@ from dieselfs_server.recent import RecentFailures
 from dieselfs_server.store.attached import AttachedStore
 from dieselfs_server.store.interface import Buffer, ObjectStore, OpenPayload
 from dieselfs_server.store.sources import Sources
+
+_RIGHTS = {READ: Right.READ, WRITE: Right.WRITE, ADMIN: Right.ADMIN}
 
 Found = TypeVar("Found", DatasetRecord, bytes)
 
@@ -173,6 +176,7 @@ class Call:
     pace: Callable[[int], Awaitable[None]] = _hold_nothing
     audited: dict[str, str] = field(default_factory=dict)
     progress: Callable[[], CopyProgress] | None = None
+    is_allowed: bool = False
 
     def show_progress(self, proceed: Proceed) -> None:
         """Tell the caller about a job, if the call asks for it."""
@@ -196,14 +200,36 @@ class Call:
         if size_bytes > SMALL_REPLY_BYTES:
             await self.hold(size_bytes)
 
+    @property
+    def _needs(self) -> str:
+        needs = METHODS[self.method].needs
+        return needs if isinstance(needs, str) else needs(self.arguments)
+
+    async def answered_by(self, handler: Callable[["Call"], Awaitable[Any]]) -> Any:
+        """What the handler returns. Raises AccessDenied to callers who must administer the server, and do not.
+
+        A handler that does not look at the right of the caller on its dataset, by `dataset`, `dataset_id` or
+        `require_right`, has a bug, and gives no reply.
+        """
+        needs = self._needs
+        if needs == SERVER_ADMIN:
+            await self.require_admin()
+        value = await handler(self)
+        if needs in _RIGHTS and not self.is_allowed:
+            raise RuntimeError(f"the handler of {self.method} has not checked the right of its caller")
+        return value
+
     async def right(self, dataset: str) -> Right:
         if self.caller.is_trusted:
             return Right.ADMIN
         accounts = await trio.to_thread.run_sync(self.service.users.current)
         return self.caller.right_on(dataset, accounts, time.time())
 
-    async def require_right(self, name: str, right: Right) -> None:
-        """Raise AccessDenied, or NotFound if the caller may not see the dataset."""
+    async def require_right(self, right: Right | None = None, name: str | None = None) -> None:
+        """Raise AccessDenied, or NotFound if the caller may not see the dataset. `right`: by default the one that the
+        call needs; `name`: by default of the dataset that the arguments name.
+        """
+        right, name = self._defaults(right, name)
         check_dataset_name(name)
         has = await self.right(name)
         if has < Right.READ:
@@ -214,24 +240,33 @@ class Call:
                 f"user {user} may only {has.name.lower()} dataset {name}; "
                 f"an administrator can change that: dlcmd user grant {user} {name} {right.name.lower()}"
             )
+        self.is_allowed = True
+
+    def _defaults(self, right: Right | None, name: str | None) -> tuple[Right, str]:
+        if name is None:
+            arguments = self.arguments
+            name = str(arguments.dataset if hasattr(arguments, "dataset") else arguments.name)
+        return _RIGHTS[self._needs] if right is None else right, name
 
     async def require_admin(self) -> None:
         if await self.right("*") < Right.ADMIN:
             raise AccessDenied(f"user {self.caller.name} is not an administrator of this server")
 
-    async def dataset(self, right: Right, name: str | None = None) -> DatasetRecord:
-        """The dataset called `name`, or that of the arguments, if the caller has this right on it.
+    async def dataset(self, right: Right | None = None, name: str | None = None) -> DatasetRecord:
+        """The dataset, if the caller has this right on it; defaults: see `require_right`.
 
         Without the right to read, NotFound is raised whether or not the dataset exists.
         """
-        named = self.arguments.dataset if name is None else name
-        return await self._looked_up(self.service.catalog.dataset, named, right)
+        return await self._looked_up(self.service.catalog.dataset, *self._defaults(right, name))
 
-    async def dataset_id(self, right: Right) -> bytes:
-        """The ID of the dataset, also while its metadata is away or lost; else as `dataset`."""
-        return await self._looked_up(self.service.catalog.dataset_id, self.arguments.dataset, right)
+    async def dataset_id(self) -> bytes:
+        """The ID of the dataset that the arguments name, also while its metadata is away or lost.
 
-    async def _looked_up(self, look_up: Callable[[str], Found | None], name: str, right: Right) -> Found:
+        Raises NotFound, AccessDenied like `dataset`.
+        """
+        return await self._looked_up(self.service.catalog.dataset_id, *self._defaults(None, None))
+
+    async def _looked_up(self, look_up: Callable[[str], Found | None], right: Right, name: str) -> Found:
         check_dataset_name(name)
         found: Found | None = None
         failure: Unavailable | None = None
@@ -239,7 +274,7 @@ class Call:
             found = await trio.to_thread.run_sync(look_up, name)
         except Unavailable as error:
             failure = error
-        await self.require_right(name, right)  # before any reply about the dataset
+        await self.require_right(right, name)  # before any reply about the dataset
         if failure is not None:
             raise failure
         if found is None:
@@ -248,12 +283,13 @@ class Call:
 
     async def bulk_length(self) -> int:
         """The number of bulk bytes that follow the call. Raises if the caller has no right to send them."""
-        if self.method != "put_chunk":
+        limit_bytes = METHODS[self.method].sizes.bulk_bytes
+        if not limit_bytes:
             return 0
         length: int = self.arguments.bulk_length
-        if not 0 < length <= CHUNK_OBJECT_BYTES_MAX:
-            raise InvalidInput(f"a chunk of {length} bytes, limit {CHUNK_OBJECT_BYTES_MAX}")
-        await self.dataset(Right.WRITE)
+        if not 0 < length <= limit_bytes:
+            raise InvalidInput(f"a chunk of {length} bytes, limit {limit_bytes}")
+        await self.dataset()
         return length
 
 

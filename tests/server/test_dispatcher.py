@@ -67,6 +67,7 @@ class _Server:
         self._dispatcher = Dispatcher(cast(Service, service))
 
     async def _payload(self, call: Call) -> Reply:
+        call.is_allowed = True
         await call.hold_reply(self._payload_bytes)
         self.taken += 1
         return Reply(thrift.Bulk(bulk_length=self._payload_bytes), [_Long(self._payload_bytes)])
@@ -143,6 +144,21 @@ def test_a_reader_below_the_least_rate_loses_its_connection(monkeypatch: pytest.
         assert trio.current_time() - started_s == pytest.approx(least_s)
 
     trio.run(scenario, clock=MockClock(autojump_threshold=0))
+
+
+def test_a_handler_that_looks_at_no_right_gives_no_reply(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def careless(call: Call) -> Reply:
+        return Reply(thrift.Bulk(bulk_length=1), [b"x"])
+
+    async def scenario() -> None:
+        server, reader = _Server(monkeypatch, 0), _Reader()
+        monkeypatch.setitem(HANDLERS, "get_payload", careless)
+        reader.is_to_take.set()
+        await server.answer(reader, "mal")
+        with pytest.raises(Unavailable, match="internal error"):
+            decode_reply("get_payload", 1, reader.sent[0])
+
+    trio.run(scenario)
 
 
 class _Trickle:

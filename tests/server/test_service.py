@@ -12,7 +12,7 @@ from dieselfs.dataset import Dataset
 from dieselfs.errors import AccessDenied, AlreadyExists, InvalidInput, NotFound
 from dieselfs.limits import INLINE_FILE_BYTES_MAX, LISTING_ENTRIES_MAX, PATH_BYTES_MAX
 from dieselfs.rpc.client import ServerClient
-from dieselfs.rpc.messages import METHODS
+from dieselfs.rpc.methods import SERVER_METHODS
 from dieselfs.snapshot.delta import apply_delta
 from dieselfs.snapshot.delta_format import decode_delta
 from dieselfs.snapshot.reader import Snapshot
@@ -65,7 +65,7 @@ def test_a_client_with_an_older_generation_gets_a_delta(admin: ServerClient) -> 
 
 
 def test_every_method_of_the_protocol_has_a_handler() -> None:
-    assert HANDLERS.keys() == METHODS - {"hello", "prove"}
+    assert HANDLERS.keys() == SERVER_METHODS - {"hello", "prove"}
     assert all(function.__name__ == method for method, function in HANDLERS.items())
 
 

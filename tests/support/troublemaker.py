@@ -10,7 +10,6 @@ from dieselfs.errors import DieselfsError, Unavailable
 from dieselfs.net.sockets import reachable_path
 from dieselfs.rpc.messages import (
     FRAME_HEADER_BYTES,
-    METHODS,
     decode_call,
     encode_refusal,
     encode_reply,
@@ -18,6 +17,7 @@ from dieselfs.rpc.messages import (
     frame_length,
     thrift,
 )
+from dieselfs.rpc.methods import SERVER_METHODS
 
 TROUBLES = ("refuses", "says-unavailable", "closes", "hangs", "drips", "hangs-at-once", "drips-at-once")
 
@@ -69,7 +69,7 @@ def _call(client: socket.socket) -> tuple[str, int]:
     if len(header) < FRAME_HEADER_BYTES:
         raise OSError
     message = client.recv(frame_length(header, _FRAME_BYTES_MAX), socket.MSG_WAITALL)
-    method, sequence, _ = decode_call(message, METHODS)
+    method, sequence, _ = decode_call(message, SERVER_METHODS)
     return method, sequence
 
 

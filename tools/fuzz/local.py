@@ -15,7 +15,8 @@ from dieselfs.etcd.keys import CONFIG_PREFIX, decode_server, decode_settings, en
 from dieselfs.importance.score_lines import ScoreLines
 from dieselfs.importance.scored_files import ScoredFiles
 from dieselfs.net.address import TcpAddress, parse_metrics_address
-from dieselfs.rpc.messages import PEER_METHODS, decode_call, encode_call
+from dieselfs.rpc.messages import decode_call, encode_call
+from dieselfs.rpc.methods import PEER_METHODS
 from dieselfs.samples.file_lists import match_files
 from dieselfs.settings.file import changed
 from dieselfs.shuffle.opportunistic import Arrival, ServedLog

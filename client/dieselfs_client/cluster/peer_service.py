@@ -18,7 +18,8 @@ from dieselfs.cluster.warmth import Warmth
 from dieselfs.errors import DieselfsError, InvalidInput, ProtocolError
 from dieselfs.limits import PEER_ANSWER_S, PEER_CLIENTS_MAX, PEER_REPORT_BYTES_MAX
 from dieselfs.net import auth
-from dieselfs.rpc.messages import PEER_METHODS, decode_call, encode_refusal, encode_reply, thrift
+from dieselfs.rpc.messages import decode_call, encode_refusal, encode_reply, thrift
+from dieselfs.rpc.methods import PEER_METHODS
 from dieselfs.rpc.serving.connection import ClientConnection
 from dieselfs.rpc.serving.handshake import Identity
 from dieselfs.rpc.serving.server import RpcServer

@@ -12,8 +12,8 @@ from dieselfs.limits import BULK_IDLE_TIMEOUT_S, CALL_BYTES_MAX, KIB, MIB
 from dieselfs.net import auth
 from dieselfs.net.sockets import rights
 from dieselfs.net.tls import ServerTls
-from dieselfs.rpc.call_limits import PREFIX_BYTES, check_length
 from dieselfs.rpc.messages import FRAME_HEADER_BYTES, frame, frame_length
+from dieselfs.rpc.methods import PREFIX_BYTES, check_length
 from dieselfs.rpc.serving.tls import TlsStream
 
 Buffer = bytes | bytearray | memoryview

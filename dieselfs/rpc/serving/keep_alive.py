@@ -13,13 +13,6 @@ from dieselfs.limits import KEEP_ALIVE_S
 from dieselfs.process.companion import accompanied
 from dieselfs.rpc.serving.connection import ClientConnection
 
-LONG_METHODS = frozenset(
-    (
-        *("purge", "rebuild", "fsck", "get_snapshot", "put_tag", "copy_entries"),
-        *("list_attached", "detach", "copy_attached"),
-    )
-)
-
 T = TypeVar("T")
 
 

@@ -12,6 +12,7 @@ import trio
 
 from dieselfs.limits import JOB_ANSWER_TIMEOUT_S, LEAST_RATE_BYTES_PER_S, SERVER_SILENCE_S
 from dieselfs.rpc.limit_kinds import Limits
+from dieselfs.rpc.methods import METHODS, RENEWAL
 from dieselfs.telemetry import catalogue
 from dieselfs.telemetry.registry import Registry
 from dieselfs_server.access.accounts import Caller
@@ -20,9 +21,8 @@ from dieselfs_server.admission.rates import Rates
 
 REQUEST_WAIT_S_MAX = 8.0
 SLOWEST_BYTES_PER_S = 2 * LEAST_RATE_BYTES_PER_S
-RENEWALS = frozenset(("join_job", "leave_job", "pin"))
-"""Methods that renew leases, in time: they wait for RENEWAL_WAIT_S_MAX at most."""
 RENEWAL_WAIT_S_MAX = 1.0
+"""Limit for calls that renew leases."""
 
 assert RENEWAL_WAIT_S_MAX < JOB_ANSWER_TIMEOUT_S
 assert REQUEST_WAIT_S_MAX < SERVER_SILENCE_S
@@ -49,7 +49,7 @@ class Throttle:
         if rate is None:
             return None
         job = self._rates.job_of(caller.name, host, dataset, trio.current_time())
-        patience_s = RENEWAL_WAIT_S_MAX if method in RENEWALS else REQUEST_WAIT_S_MAX
+        patience_s = RENEWAL_WAIT_S_MAX if METHODS[method].urgency == RENEWAL else REQUEST_WAIT_S_MAX
         return PacedCall(self._rates, caller.name, job, rate, self._wait, patience_s, message_bytes)
 
     async def _wait(self, wait_s: float) -> None:

@@ -7,7 +7,7 @@ If a handler is cancelled, a worker thread that is storing a chunk still finishe
 
 from collections.abc import Awaitable, Callable
 
-from dieselfs.rpc.messages import METHODS
+from dieselfs.rpc.methods import SERVER_METHODS
 from dieselfs_server.handlers import accounts, administration, copying, leases, quotas, reading, writing
 from dieselfs_server.service import Call
 
@@ -15,5 +15,7 @@ HANDLERS: dict[str, Callable[[Call], Awaitable[object]]] = {
     method: handler
     for module in (accounts, administration, copying, leases, quotas, reading, writing)
     for method, handler in vars(module).items()
-    if method in METHODS
+    if method in SERVER_METHODS
 }
+
+assert HANDLERS.keys() == SERVER_METHODS - {"hello", "prove"}, "each call has one handler"

@@ -44,7 +44,7 @@ log = logging.getLogger(__name__)
 
 async def create_dataset(call: Call) -> DatasetRecord:
     name = call.arguments.name
-    await call.require_right(name, Right.WRITE)
+    await call.require_right()
     owner = "" if call.caller.is_trusted else call.caller.name
     return await trio.to_thread.run_sync(_create, call.service, name, owner)
 
@@ -74,7 +74,7 @@ def _own(service: Service, name: str, owner: str, is_kept: bool = False) -> None
 
 
 async def get_dataset(call: Call) -> DatasetRecord:
-    return await call.dataset(Right.READ, call.arguments.name)
+    return await call.dataset()
 
 
 async def list_datasets(call: Call) -> Sequence[DatasetRecord]:
@@ -88,7 +88,7 @@ async def list_lost_datasets(call: Call) -> Sequence[str]:
 
 
 async def drop_dataset(call: Call) -> None:
-    dataset = await call.dataset(Right.ADMIN, call.arguments.name)
+    dataset = await call.dataset()
     service = call.service
 
     def drop() -> None:
@@ -111,14 +111,14 @@ async def drop_dataset(call: Call) -> None:
 
 
 async def put_tag(call: Call) -> TagRecord:
-    dataset, service = await call.dataset(Right.WRITE), call.service
+    dataset, service = await call.dataset(), call.service
     await trio.to_thread.run_sync(service.catalog.check_built, dataset, service.now_ns())
     snapshot = await service.snapshots.get(dataset, call.arguments.generation)
     return await trio.to_thread.run_sync(service.tags.add, snapshot, call.arguments.tag)
 
 
 async def list_tags(call: Call) -> Sequence[TagRecord]:
-    dataset_id, service = await call.dataset_id(Right.READ), call.service
+    dataset_id, service = await call.dataset_id(), call.service
     kept: list[TagRecord] = []
     if call.arguments.with_kept:
         kept = await trio.to_thread.run_sync(service.snapshots.generations, dataset_id)
@@ -127,7 +127,7 @@ async def list_tags(call: Call) -> Sequence[TagRecord]:
 
 
 async def delete_tag(call: Call) -> None:
-    dataset_id, arguments = await call.dataset_id(Right.WRITE), call.arguments
+    dataset_id, arguments = await call.dataset_id(), call.arguments
     await trio.to_thread.run_sync(call.service.tags.remove, arguments.dataset, dataset_id, arguments.tag)
 
 
@@ -136,7 +136,7 @@ async def delete_tag(call: Call) -> None:
 
 async def purge(call: Call) -> PurgeReport:
     service, arguments = call.service, call.arguments
-    dataset = await call.dataset(Right.WRITE if arguments.is_dry_run else Right.ADMIN)
+    dataset = await call.dataset()
     if not 0 <= arguments.grace_s < GRACE_S_MAX:
         raise InvalidInput(f"grace time of {arguments.grace_s} s is out of range (0 to {GRACE_S_MAX - 1})")
     return await service.maintenance.run(
@@ -158,7 +158,7 @@ async def purge(call: Call) -> PurgeReport:
 
 async def list_attached(call: Call) -> Sequence[AttachedRecord]:
     service, after = call.service, call.arguments.after
-    dataset = await call.dataset(Right.WRITE)  # it names files of the server
+    dataset = await call.dataset()  # it names files of the server
     return await service.maintenance.run(
         dataset.dataset_id,
         f"list of the sources of {dataset.name}",
@@ -176,7 +176,7 @@ async def list_attached(call: Call) -> Sequence[AttachedRecord]:
 async def detach(call: Call) -> DetachReport:
     service, location = call.service, call.arguments.location
     call.audited["source"] = printable(location)
-    dataset = await call.dataset(Right.WRITE)
+    dataset = await call.dataset()
     return await service.maintenance.run(
         dataset.dataset_id,
         f"detach from {dataset.name}",
@@ -188,7 +188,7 @@ async def detach(call: Call) -> DetachReport:
 
 async def copy_attached(call: Call) -> int:
     service, is_dry_run = call.service, call.arguments.is_dry_run
-    dataset = await call.dataset(Right.WRITE if is_dry_run else Right.ADMIN)
+    dataset = await call.dataset()
     return await service.maintenance.run(
         dataset.dataset_id,
         f"purge --copy of {dataset.name}",
@@ -201,7 +201,7 @@ async def copy_attached(call: Call) -> int:
 
 async def rebuild(call: Call) -> RebuildReport:
     service, arguments = call.service, call.arguments
-    dataset_id = await call.dataset_id(Right.ADMIN)
+    dataset_id = await call.dataset_id()
     if not -1 <= arguments.since_s <= TIME_S_MAX:
         raise InvalidInput(f"time {arguments.since_s} is out of range (-1 to {TIME_S_MAX})")
     return await service.maintenance.run(
@@ -222,7 +222,7 @@ async def rebuild(call: Call) -> RebuildReport:
 
 async def fsck(call: Call) -> FsckReport:
     service, arguments = call.service, call.arguments
-    dataset = await call.dataset(Right.ADMIN if arguments.is_repair else Right.WRITE)
+    dataset = await call.dataset()
     return await service.maintenance.run(
         dataset.dataset_id,
         f"fsck of {dataset.name}",
@@ -250,7 +250,6 @@ async def server_pin(call: Call) -> bytes:
 
 
 async def status(call: Call) -> ServerStatus:
-    await call.require_admin()
     service = call.service
     report = Report({"component": "server"}, service.metrics.families(SERVER_METRICS))
     content = json.dumps(asdict(report)).encode()
@@ -261,7 +260,6 @@ async def check_server(call: Call) -> ServerCheck:
     service = call.service
     if not call.arguments.is_whole:
         return ServerCheck(service.now_ns(), ())
-    await call.require_admin()
     checks = await trio.to_thread.run_sync(
         condition.checks, service.store, service.metadata, service.surroundings
     )

@@ -31,7 +31,7 @@ PIN_S, PIN_RENEWAL_S = 600, 200.0
 
 async def copy_entries(call: Call) -> CopyReport:
     request = _request(call)
-    source = await call.dataset(Right.WRITE if request.is_move else Right.READ)
+    source = await call.dataset()
     target = await _target(call, request)
     check_request(request)
     async with _place(call.service):
@@ -46,7 +46,7 @@ async def _target(call: Call, request: CopyRequest) -> DatasetRecord:
     except NotFound:
         if not request.is_dry_run:
             raise
-        await call.require_right(request.target_dataset, Right.WRITE)
+        await call.require_right(Right.WRITE, request.target_dataset)
         return DatasetRecord(b"", request.target_dataset, 0, 0, 0, 0, 0)
 
 
@@ -89,7 +89,7 @@ class _Copy:
         if request.is_move:
             # Before the content is looked up, so what is written in between has larger versions, and stays.
             versions = await trio.to_thread.run_sync(self._versions)
-            self._source = await self._call.dataset(Right.WRITE)
+            self._source = await self._call.dataset()
             self._target = await _target(self._call, request)
         plan = await self._plan()
         if request.is_dry_run:

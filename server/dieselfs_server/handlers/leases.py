@@ -11,7 +11,6 @@ from dieselfs.limits import SEAL_BYTES
 from dieselfs.rpc.members import encode_members
 from dieselfs.rpc.messages import thrift
 from dieselfs.rpc.records import PinRecord
-from dieselfs_server.access.accounts import Right
 from dieselfs_server.leases.job_members import DIGEST_BYTES, JobMembers, JoinRequest
 from dieselfs_server.leases.pins import Pin, live_pins, put_pin_of, remove_pin, shown_pins
 from dieselfs_server.service import Call, Reply
@@ -24,7 +23,7 @@ VERSION_AHEAD_NS = 24 * 3600 * 10**9
 
 async def pin(call: Call) -> None:
     arguments, metadata = call.arguments, call.service.metadata
-    dataset = await call.dataset(Right.READ)
+    dataset = await call.dataset()
     if not 0 <= arguments.lease_s <= LEASE_S_MAX:
         raise InvalidInput(f"lease of {arguments.lease_s} s is out of range (0 to {LEASE_S_MAX})")
     holder = f"{call.caller.name}/{arguments.holder}"  # so a user cannot remove another user's pin
@@ -48,7 +47,7 @@ async def pin(call: Call) -> None:
 
 
 async def list_pins(call: Call) -> Sequence[PinRecord]:
-    dataset_id, service = await call.dataset_id(Right.READ), call.service
+    dataset_id, service = await call.dataset_id(), call.service
     pins = await trio.to_thread.run_sync(live_pins, service.metadata, dataset_id, service.now_ns())
     seen = shown_pins(pins, call.caller.name, await call.right(call.arguments.dataset))
     return [PinRecord(pin.holder, pin.generation, pin.expires_ns) for pin in seen]
@@ -83,7 +82,7 @@ async def leave_job(call: Call) -> None:
 
 
 async def _job_members(call: Call) -> JobMembers:
-    dataset, fingerprint = await call.dataset(Right.READ), call.arguments.fingerprint
+    dataset, fingerprint = await call.dataset(), call.arguments.fingerprint
     if len(fingerprint) != FINGERPRINT_BYTES:
         raise InvalidInput(f"a job fingerprint of {len(fingerprint)} bytes; it must have {FINGERPRINT_BYTES}")
     job = check_job_name(call.arguments.job)

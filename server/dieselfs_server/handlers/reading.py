@@ -22,7 +22,6 @@ from dieselfs.names import check_path, printable, split_path
 from dieselfs.records import DatasetRecord, FileRecord
 from dieselfs.rpc.messages import thrift
 from dieselfs.rpc.records import RemoteEntry
-from dieselfs_server.access.accounts import Right
 from dieselfs_server.metadata.interface import MetadataStore
 from dieselfs_server.metadata.rules import implicit_folder
 from dieselfs_server.service import Call, Reply
@@ -32,7 +31,7 @@ from dieselfs_server.store.interface import OpenPayload
 async def get_snapshot(call: Call) -> Reply:
     service, arguments = call.service, call.arguments
     if arguments.tag:
-        dataset_id = await call.dataset_id(Right.READ)
+        dataset_id = await call.dataset_id()
         named = arguments.dataset, dataset_id, arguments.tag
         async with service.tag_reads:
             snapshot = await trio.to_thread.run_sync(service.tags.get, *named)
@@ -41,7 +40,7 @@ async def get_snapshot(call: Call) -> Reply:
             len(snapshot.content)
         )  # not in the block: a slow user would keep others from their tags
     else:
-        dataset = await call.dataset(Right.READ)
+        dataset = await call.dataset()
         await trio.to_thread.run_sync(service.catalog.check_built, dataset, service.now_ns())
         snapshot = await service.snapshots.get(dataset, arguments.generation)
     packed = arguments.bases or b""
@@ -70,13 +69,13 @@ async def get_snapshot(call: Call) -> Reply:
 
 
 async def get_payload(call: Call) -> Reply:
-    dataset_id, executor = await call.dataset_id(Right.READ), call.service.executor
+    dataset_id, executor = await call.dataset_id(), call.service.executor
     await call.hold_reply(await executor.payload_length(dataset_id, call.arguments.chunk_id))
     return _bulk(call, [await executor.payload(dataset_id, call.arguments.chunk_id)])
 
 
 async def get_ranges(call: Call) -> Reply:
-    dataset_id, packed = await call.dataset_id(Right.READ), call.arguments.ranges
+    dataset_id, packed = await call.dataset_id(), call.arguments.ranges
     if len(packed) % 8 or len(packed) > 8 * RANGES_PER_REQUEST_MAX:
         raise InvalidInput(
             f"ranges of {len(packed)} bytes are not pairs of u32, at most {RANGES_PER_REQUEST_MAX}"
@@ -87,7 +86,7 @@ async def get_ranges(call: Call) -> Reply:
 
 
 async def get_block_checksums(call: Call) -> Reply:
-    dataset_id, executor = await call.dataset_id(Right.READ), call.service.executor
+    dataset_id, executor = await call.dataset_id(), call.service.executor
     if not executor.has_block_checksums(dataset_id, call.arguments.chunk_id):
         await call.hold_reply(await executor.payload_length(dataset_id, call.arguments.chunk_id))
     checksums = await executor.block_checksums(dataset_id, call.arguments.chunk_id)
@@ -103,7 +102,7 @@ def _bulk(call: Call, parts: Sequence[memoryview]) -> Reply:
 async def open_payload(call: Call) -> Reply:
     if not call.caller.is_trusted:
         raise AccessDenied("open_payload needs a Unix socket and the server's own user; use get_payload")
-    dataset_id = await call.dataset_id(Right.READ)
+    dataset_id = await call.dataset_id()
     file = await call.service.executor.open_payload(dataset_id, call.arguments.chunk_id)
     if file is None:
         return Reply(thrift.PayloadFile(is_file=False, start=0, length=0))
@@ -119,7 +118,7 @@ async def share_payloads(call: Call) -> Reply:
         raise InvalidInput(
             f"{len(packed)} bytes are not the IDs of 1 to {SHARED_PAYLOADS_MAX} chunks of {CHUNK_ID_BYTES} bytes"
         )
-    dataset_id = await call.dataset_id(Right.READ)
+    dataset_id = await call.dataset_id()
     chunk_ids = [packed[at : at + CHUNK_ID_BYTES] for at in range(0, len(packed), CHUNK_ID_BYTES)]
     found = [await service.shared.get(dataset_id, chunk_ids[0], call.arguments.wanted_bytes)]
     found += [service.shared.kept(dataset_id, chunk_id) for chunk_id in chunk_ids[1:]]
@@ -169,12 +168,12 @@ def _find(metadata: MetadataStore, dataset: DatasetRecord, path: bytes) -> FileR
 
 async def _found(call: Call) -> tuple[DatasetRecord, FileRecord]:
     """The dataset and the entry that the arguments name, for a caller who may read them. Raises NotFound."""
-    dataset, path = await call.dataset(Right.READ), check_path(call.arguments.path)
+    dataset, path = await call.dataset(), check_path(call.arguments.path)
     return dataset, await trio.to_thread.run_sync(_find, call.service.metadata, dataset, path)
 
 
 async def list_folder(call: Call) -> Sequence[RemoteEntry]:
-    dataset, after, limit = await call.dataset(Right.READ), call.arguments.after, call.arguments.limit
+    dataset, after, limit = await call.dataset(), call.arguments.after, call.arguments.limit
     path = check_path(call.arguments.path)
     if not 0 < limit <= LISTING_ENTRIES_MAX:
         raise InvalidInput(f"a listing of {limit} entries is out of range (1 to {LISTING_ENTRIES_MAX})")

@@ -13,7 +13,6 @@ from dieselfs.limits import INLINE_FILE_BYTES_MAX, VERSIONS_PER_REQUEST_MAX
 from dieselfs.names import check_path
 from dieselfs.records import DatasetRecord
 from dieselfs.rpc.messages import thrift
-from dieselfs_server.access.accounts import Right
 from dieselfs_server.admission.quotas.admission import QUOTA_WAIT_S, RoomAwaited
 from dieselfs_server.datasets.commit import commit_chunk
 from dieselfs_server.service import Call, Service
@@ -24,7 +23,7 @@ ROOM_PAUSE_S = 0.25
 
 
 async def reserve_versions(call: Call) -> int:
-    dataset, count = await call.dataset(Right.WRITE), call.arguments.count
+    dataset, count = await call.dataset(), call.arguments.count
     if not 0 < count <= VERSIONS_PER_REQUEST_MAX:
         raise InvalidInput(f"{count} versions are out of range (1 to {VERSIONS_PER_REQUEST_MAX})")
     return await _reserve(call.service, dataset, count)
@@ -39,13 +38,13 @@ async def put_chunk(call: Call) -> int:
     chunk_id = call.arguments.chunk_id
     if len(chunk_id) != CHUNK_ID_BYTES:
         raise InvalidInput(f"a chunk ID of {len(chunk_id)} bytes; it must have {CHUNK_ID_BYTES}")
-    dataset = await call.dataset(Right.WRITE)
+    dataset = await call.dataset()
     source = source_of(call.bulk)
     if source is None:
         return await _commit(call.service, dataset, chunk_id, call.bulk)
     attached, last = (call.caller.name, source.location), call.service.last_attached
     if last.get(dataset.dataset_id) != attached:  # the audit log has one line for the chunks of a source
-        call.audited["source"] = source.name
+        call.audited |= {"dataset": dataset.name, "source": source.name}
     generation = await _commit(call.service, dataset, chunk_id, call.bulk)
     last[dataset.dataset_id] = attached
     return generation
@@ -79,7 +78,7 @@ async def _commit(service: Service, dataset: DatasetRecord, chunk_id: bytes, dat
 
 async def write_file(call: Call) -> int:
     service, arguments = call.service, call.arguments
-    dataset = await call.dataset(Right.WRITE)
+    dataset = await call.dataset()
     if len(arguments.content) > INLINE_FILE_BYTES_MAX:
         raise InvalidInput(f"write_file accepts at most {INLINE_FILE_BYTES_MAX} bytes; use put_chunk")
     builder = ChunkBuilder()
@@ -96,7 +95,7 @@ async def write_file(call: Call) -> int:
 
 
 async def get_pending(call: Call) -> Any:
-    dataset, path = await call.dataset(Right.WRITE), check_path(call.arguments.path)
+    dataset, path = await call.dataset(), check_path(call.arguments.path)
     pending = await trio.to_thread.run_sync(call.service.metadata.pending, dataset.dataset_id, path)
     extents = np.array(sorted(pending.extents), "<u8").tobytes()
     return thrift.PendingInfo(

@@ -10,7 +10,8 @@ from dieselfs.cluster.chunk_requests import PeerRequest, decode_requests, encode
 from dieselfs.columns import U32
 from dieselfs.errors import InvalidInput
 from dieselfs.limits import PEER_ANSWER_BYTES_MAX, PEER_CHUNKS_MAX, RANGES_PER_REQUEST_MAX
-from dieselfs.rpc.messages import PEER_METHODS, decode_call, encode_call
+from dieselfs.rpc.messages import decode_call, encode_call
+from dieselfs.rpc.methods import PEER_METHODS
 from tests.support.dataset import PackedDataset, TreeEntry, pack_entries
 
 CHUNKS = 3

@@ -27,7 +27,8 @@ from dieselfs.cluster.secret import JobSecret
 from dieselfs.errors import ProtocolError, Unavailable
 from dieselfs.net.address import TcpAddress
 from dieselfs.net.auth import PEER_ROLE
-from dieselfs.rpc.messages import PEER_METHODS, decode_call, encode_reply, frame, thrift
+from dieselfs.rpc.messages import decode_call, encode_reply, frame, thrift
+from dieselfs.rpc.methods import PEER_METHODS
 from dieselfs.rpc.serving.connection import ClientConnection
 from dieselfs.rpc.serving.handshake import Identity
 from dieselfs.rpc.serving.server import RpcServer, open_listeners

@@ -11,7 +11,6 @@ from dieselfs.errors import (
     Unavailable,
 )
 from dieselfs.rpc.messages import (
-    METHODS,
     decode_call,
     decode_reply,
     encode_call,
@@ -19,6 +18,7 @@ from dieselfs.rpc.messages import (
     encode_reply,
     thrift,
 )
+from dieselfs.rpc.methods import SERVER_METHODS
 
 
 def test_a_call_arrives_with_its_arguments() -> None:
@@ -46,7 +46,7 @@ def test_an_error_without_a_number_of_its_own_crosses_as_unavailable() -> None:
         decode_reply("status", 1, encode_refusal("status", 1, SourceChanged("x")))
 
 
-@pytest.mark.parametrize("method", sorted(METHODS))
+@pytest.mark.parametrize("method", sorted(SERVER_METHODS))
 def test_a_call_without_arguments_is_refused_unless_it_has_none(method: str) -> None:
     message = encode_call(method, 1, {})
     if getattr(thrift.ChunkServer, f"{method}_args").thrift_spec:

@@ -1,4 +1,4 @@
-"""Long calls: only of methods that carry much."""
+"""The table of calls: only methods that carry much have long calls, and each handler looks at rights."""
 
 import pytest
 
@@ -13,9 +13,17 @@ from dieselfs.limits import (
     RANGES_PER_REQUEST_MAX,
     TAG_NAME_CHARACTERS_MAX,
 )
-from dieselfs.rpc.call_limits import PREFIX_BYTES, check_length
-from dieselfs.rpc.messages import METHODS, PEER_METHODS, encode_call
-from dieselfs.rpc.records import CopyRequest
+from dieselfs.rpc.messages import check_methods, encode_call
+from dieselfs.rpc.methods import (
+    METHODS,
+    ORDINARY,
+    PEER_METHODS,
+    PREFIX_BYTES,
+    SERVER_METHODS,
+    Method,
+    check_length,
+)
+from dieselfs.rpc.records import CopyRequest, KeyRecord
 
 LONGEST: dict[str, dict[str, object]] = {
     "write_file": {
@@ -57,7 +65,7 @@ def test_the_longest_call_of_each_method_passes(method: str) -> None:
         check_length(call[:PREFIX_BYTES], FRAME_BYTES_MAX)
 
 
-@pytest.mark.parametrize("method", sorted((METHODS | PEER_METHODS) - LONGEST.keys()))
+@pytest.mark.parametrize("method", sorted((SERVER_METHODS | PEER_METHODS) - LONGEST.keys()))
 def test_other_calls_are_short(method: str) -> None:
     prefix = b"\x80\x01\x00\x01" + len(method).to_bytes(4, "big") + method.encode()
     check_length(prefix.ljust(PREFIX_BYTES, b"\0"), CALL_BYTES_MAX)
@@ -69,3 +77,28 @@ def test_other_calls_are_short(method: str) -> None:
 def test_a_prefix_without_a_method_allows_no_long_call(prefix: bytes) -> None:
     with pytest.raises(ProtocolError):
         check_length(prefix, CALL_BYTES_MAX + 1)
+
+
+def test_a_row_has_all_columns() -> None:
+    with pytest.raises(TypeError, match="audited"):
+        Method(*METHODS["stat"][:-1])  # type: ignore[call-arg]  # the fault that is looked for
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        METHODS["stat"]._replace(reply=KeyRecord),
+        METHODS["stat"]._replace(audited=("user",)),
+        METHODS["stat"]._replace(sizes=METHODS["put_chunk"].sizes),
+        METHODS["purge"]._replace(work=METHODS["stat"].work),
+    ],
+)
+def test_a_row_that_differs_from_the_idl_is_found(monkeypatch: pytest.MonkeyPatch, wrong: Method) -> None:
+    check_methods()
+    monkeypatch.setitem(METHODS, wrong.name, wrong)
+    with pytest.raises(AssertionError, match=wrong.name):
+        check_methods()
+
+
+def test_a_call_that_a_reader_waits_for_may_be_repeated() -> None:
+    assert all(row.is_repeatable for row in METHODS.values() if row.urgency != ORDINARY)

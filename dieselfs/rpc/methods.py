@@ -1,0 +1,225 @@
+"""The calls of `dieselfs.thrift`: one row for each, from which client, server, peers and logs take all that they need
+to know about it. No I/O.
+
+A row has no defaults, and `messages.py` compares the table with the IDL, so a call without a column is not imported.
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from dieselfs.errors import ProtocolError
+from dieselfs.limits import (
+    CALL_BYTES_MAX,
+    CHUNK_OBJECT_BYTES_MAX,
+    COPY_SELECTION_BYTES_MAX,
+    INLINE_FILE_BYTES_MAX,
+    PEER_CHUNKS_MAX,
+    RANGES_PER_REQUEST_MAX,
+    SNAPSHOT_BUILD_TIMEOUT_S,
+)
+from dieselfs.records import DatasetRecord
+from dieselfs.rpc.limit_kinds import QUOTAS, RATES, QuotaRecord, RateRecord, UsageRecord
+from dieselfs.rpc.records import (
+    AttachedRecord,
+    CopyReport,
+    DetachReport,
+    FsckReport,
+    GroupRecord,
+    PageLink,
+    PinRecord,
+    PurgeReport,
+    RebuildReport,
+    RemoteEntry,
+    ServerCheck,
+    ServerStatus,
+    TagRecord,
+    UserRecord,
+)
+from dieselfs.rpc.scan import VALUES_MAX
+
+MAINTENANCE_TIMEOUT_S = 24 * 3600.0
+"""Limit of a purge, a rebuild, a check, or a copy of a whole dataset."""
+
+PREFIX_BYTES = 128
+"""Enough for the version, the length of the name, and the longest name of a method."""
+_NAME_AT = 8
+
+
+class Work(NamedTuple):
+    """How long a server may work on a call. Above 0 it sends signs of life meanwhile; with `has_progress` they have its
+    progress, unless the call has an argument `with_progress` that is not set.
+    """
+
+    limit_s: float
+    has_progress: bool
+
+
+SHORT = Work(0.0, False)
+BUILD = Work(SNAPSHOT_BUILD_TIMEOUT_S, False)
+MAINTENANCE = Work(MAINTENANCE_TIMEOUT_S, False)
+JOB = Work(MAINTENANCE_TIMEOUT_S, True)
+
+
+class Sizes(NamedTuple):
+    """Limits of a call in bytes, of the bulk bytes behind it, and of the values in its reply, with those inside others:
+    each value costs the receiver hundreds of bytes.
+    """
+
+    call_bytes: int
+    bulk_bytes: int
+    reply_values: int
+
+
+SMALL = Sizes(CALL_BYTES_MAX, 0, 8_192)
+LISTING = Sizes(CALL_BYTES_MAX, 0, VALUES_MAX)
+CHUNK = Sizes(CALL_BYTES_MAX, CHUNK_OBJECT_BYTES_MAX, 8_192)
+FILE = Sizes(CALL_BYTES_MAX + INLINE_FILE_BYTES_MAX, 0, 8_192)
+SELECTION = Sizes(CALL_BYTES_MAX + COPY_SELECTION_BYTES_MAX, 0, 8_192)
+RANGES = Sizes(CALL_BYTES_MAX + 8 * RANGES_PER_REQUEST_MAX, 0, 8_192)
+EXTENTS = Sizes(CALL_BYTES_MAX + 8 * PEER_CHUNKS_MAX + 8 * RANGES_PER_REQUEST_MAX, 0, 8_192)
+
+READ, WRITE, ADMIN = "read", "write", "admin"
+"""The caller needs this right on the dataset that the call names."""
+SERVER_ADMIN = "server admin"
+"""The caller must be an administrator of the server: `admin` on all datasets."""
+ANYONE = "anyone"
+"""Any user may call; the reply has what this user may see."""
+HANDLER = "handler"
+"""The handler decides: it depends on more than the arguments."""
+
+ORDINARY = "ordinary"
+READER = "reader"
+"""A reader waits for bytes of chunks: a silent server is left sooner, and failed servers are tried again."""
+RENEWAL = "renewal"
+"""A lease must be renewed in time."""
+
+ONCE, REPEATABLE = False, True
+
+Needs = str | Callable[[Any], str]
+
+
+class Method(NamedTuple):
+    """A call. `reply`: the record, or of a list the records, that it returns; None without one, and for a struct that
+    the handler fills. `needs`: what the caller must be allowed, or a function of the arguments that says so. `urgency`:
+    ORDINARY, READER or RENEWAL. A call that is not repeatable is not sent again once a server may have it. `audited`:
+    arguments that the audit log has of each call, also of a refused one. With None, the log has only calls to which the
+    handler adds something.
+    """
+
+    name: str
+    reply: type[Any] | None
+    needs: Needs
+    work: Work
+    is_repeatable: bool
+    urgency: str
+    sizes: Sizes
+    audited: tuple[str, ...] | None
+
+
+def _purge_needs(arguments: Any) -> str:
+    return WRITE if arguments.is_dry_run else ADMIN
+
+
+def _fsck_needs(arguments: Any) -> str:
+    return ADMIN if arguments.is_repair else WRITE
+
+
+def _copy_needs(arguments: Any) -> str:
+    return WRITE if arguments.is_move else READ
+
+
+def _check_needs(arguments: Any) -> str:
+    return SERVER_ADMIN if arguments.is_whole else ANYONE
+
+
+_COPIED = ("dataset", "tag", "is_dry_run", "path", "target_dataset", "target_path", "is_move")
+_QUOTA = ("account", *(kind.name for kind in QUOTAS))
+_RATE = ("user", *(kind.name for kind in RATES))
+
+_HANDSHAKE = (
+    Method("hello", None, ANYONE, SHORT, ONCE, ORDINARY, SMALL, None),
+    Method("prove", None, ANYONE, SHORT, ONCE, ORDINARY, SMALL, None),
+)
+
+_PEER = (
+    Method("ping", None, ANYONE, SHORT, REPEATABLE, ORDINARY, SMALL, None),
+    Method("get_warmth", None, ANYONE, SHORT, REPEATABLE, ORDINARY, SMALL, None),
+    Method("get_report", None, ANYONE, SHORT, REPEATABLE, ORDINARY, SMALL, None),
+    Method("get_extents", None, ANYONE, SHORT, REPEATABLE, READER, EXTENTS, None),
+)
+
+_SERVER = (
+    # -- datasets --
+    Method("create_dataset", DatasetRecord, WRITE, SHORT, REPEATABLE, ORDINARY, SMALL, ("name",)),
+    Method("get_dataset", DatasetRecord, READ, SHORT, REPEATABLE, ORDINARY, SMALL, None),
+    Method("list_datasets", DatasetRecord, ANYONE, SHORT, REPEATABLE, ORDINARY, LISTING, None),
+    Method("list_lost_datasets", str, ANYONE, SHORT, REPEATABLE, ORDINARY, LISTING, None),
+    Method("drop_dataset", None, ADMIN, SHORT, ONCE, ORDINARY, SMALL, ("name",)),
+    # -- maintenance --
+    Method("purge", PurgeReport, _purge_needs, JOB, ONCE, ORDINARY, SMALL, ("dataset", "is_dry_run")),
+    Method("list_attached", AttachedRecord, WRITE, MAINTENANCE, ONCE, ORDINARY, SMALL, None),
+    Method("detach", DetachReport, WRITE, MAINTENANCE, ONCE, ORDINARY, SMALL, ("dataset",)),
+    Method("copy_attached", int, _purge_needs, JOB, ONCE, ORDINARY, SMALL, ("dataset", "is_dry_run")),
+    Method("rebuild", RebuildReport, ADMIN, JOB, ONCE, ORDINARY, SMALL, ("dataset",)),
+    Method("fsck", FsckReport, _fsck_needs, JOB, ONCE, ORDINARY, SMALL, None),
+    # -- tags and leases --
+    Method("put_tag", TagRecord, WRITE, BUILD, REPEATABLE, ORDINARY, SMALL, ("dataset", "tag")),
+    Method("list_tags", TagRecord, READ, SHORT, REPEATABLE, ORDINARY, LISTING, None),
+    Method("delete_tag", None, WRITE, SHORT, ONCE, ORDINARY, SMALL, ("dataset", "tag")),
+    Method("pin", None, READ, SHORT, REPEATABLE, RENEWAL, SMALL, None),
+    Method("list_pins", PinRecord, READ, SHORT, REPEATABLE, ORDINARY, LISTING, None),
+    Method("join_job", None, READ, SHORT, REPEATABLE, RENEWAL, SMALL, None),
+    Method("leave_job", None, READ, SHORT, REPEATABLE, RENEWAL, SMALL, None),
+    # -- writing --
+    Method("reserve_versions", int, WRITE, SHORT, REPEATABLE, ORDINARY, SMALL, None),
+    Method("put_chunk", int, WRITE, SHORT, REPEATABLE, ORDINARY, CHUNK, None),
+    Method("copy_entries", CopyReport, _copy_needs, JOB, ONCE, ORDINARY, SELECTION, _COPIED),
+    Method("get_pending", None, WRITE, SHORT, REPEATABLE, ORDINARY, SMALL, None),
+    Method("write_file", int, WRITE, SHORT, REPEATABLE, ORDINARY, FILE, None),
+    # -- reading --
+    Method("get_snapshot", None, READ, BUILD, REPEATABLE, ORDINARY, SMALL, None),
+    Method("get_payload", None, READ, SHORT, REPEATABLE, READER, SMALL, None),
+    Method("open_payload", None, READ, SHORT, REPEATABLE, READER, SMALL, None),
+    Method("share_payloads", None, READ, SHORT, REPEATABLE, READER, SMALL, None),
+    Method("get_ranges", None, READ, SHORT, REPEATABLE, READER, RANGES, None),
+    Method("get_block_checksums", None, READ, SHORT, REPEATABLE, READER, SMALL, None),
+    Method("stat", RemoteEntry, READ, SHORT, REPEATABLE, ORDINARY, SMALL, None),
+    Method("list_folder", RemoteEntry, READ, SHORT, REPEATABLE, ORDINARY, LISTING, None),
+    Method("read_file", bytes, READ, SHORT, REPEATABLE, ORDINARY, SMALL, None),
+    # -- users --
+    Method("server_pin", bytes, ANYONE, SHORT, REPEATABLE, ORDINARY, SMALL, None),
+    Method("add_key", None, HANDLER, SHORT, REPEATABLE, ORDINARY, SMALL, ("user", "key_id")),
+    Method("expire_key", None, HANDLER, SHORT, REPEATABLE, ORDINARY, SMALL, ("key_id",)),
+    Method("remove_key", None, SERVER_ADMIN, SHORT, ONCE, ORDINARY, SMALL, ("user", "key_id")),
+    Method("grant", None, SERVER_ADMIN, SHORT, REPEATABLE, ORDINARY, SMALL, ("dataset", "user", "right")),
+    Method("list_users", UserRecord, SERVER_ADMIN, SHORT, REPEATABLE, ORDINARY, LISTING, None),
+    Method("add_members", None, SERVER_ADMIN, SHORT, REPEATABLE, ORDINARY, SMALL, ("group", "users")),
+    Method("remove_members", None, SERVER_ADMIN, SHORT, ONCE, ORDINARY, SMALL, ("group", "users")),
+    Method("list_groups", GroupRecord, SERVER_ADMIN, SHORT, REPEATABLE, ORDINARY, LISTING, None),
+    # -- quotas --
+    Method("usage", UsageRecord, HANDLER, SHORT, REPEATABLE, ORDINARY, LISTING, None),
+    Method("set_quota", None, SERVER_ADMIN, SHORT, REPEATABLE, ORDINARY, SMALL, _QUOTA),
+    Method("list_quotas", QuotaRecord, SERVER_ADMIN, SHORT, REPEATABLE, ORDINARY, LISTING, None),
+    Method("set_rate", None, SERVER_ADMIN, SHORT, REPEATABLE, ORDINARY, SMALL, _RATE),
+    Method("list_rates", RateRecord, SERVER_ADMIN, SHORT, REPEATABLE, ORDINARY, LISTING, None),
+    Method("set_owner", None, SERVER_ADMIN, SHORT, REPEATABLE, ORDINARY, SMALL, ("dataset", "user")),
+    # -- the server and its web page --
+    Method("status", ServerStatus, SERVER_ADMIN, SHORT, REPEATABLE, ORDINARY, SMALL, None),
+    Method("check_server", ServerCheck, _check_needs, SHORT, REPEATABLE, ORDINARY, SMALL, None),
+    Method("open_page", PageLink, ANYONE, SHORT, REPEATABLE, ORDINARY, SMALL, None),
+    Method("keep_page", None, ANYONE, SHORT, REPEATABLE, ORDINARY, SMALL, None),
+)
+
+METHODS = {row.name: row for row in (*_HANDSHAKE, *_PEER, *_SERVER)}
+SERVER_METHODS = frozenset(row.name for row in (*_HANDSHAKE, *_SERVER))
+PEER_METHODS = frozenset(row.name for row in (*_HANDSHAKE, *_PEER))
+"""Calls between the nodes of a job; except for the handshake, a server answers none of them."""
+
+
+def check_length(prefix: bytes | bytearray, length_bytes: int) -> None:
+    """Raise ProtocolError if a message that begins with `prefix` (PREFIX_BYTES) is longer than its method allows."""
+    name_end = _NAME_AT + int.from_bytes(prefix[4:_NAME_AT], "big")
+    name = prefix[_NAME_AT:name_end].decode("ascii", "replace")
+    limit_bytes = METHODS[name].sizes.call_bytes if name in METHODS else CALL_BYTES_MAX
+    if length_bytes > limit_bytes:
+        raise ProtocolError(f"a call of {name[:40]!r} has {length_bytes} bytes, limit {limit_bytes}")
