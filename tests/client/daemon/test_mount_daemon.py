@@ -95,7 +95,7 @@ def stop_while_layers_are_mounted() -> None:
         obeyed.wait()
         return cover(layers, dataset, noexec)
 
-    SupervisorClient.orders = watched  # type: ignore[method-assign]
+    SupervisorClient.orders = watched  # type: ignore[method-assign]  # the child runs this version
     vars(mount_daemon)["cover"] = late
 
 
