@@ -80,7 +80,7 @@ def mountpoints(tmp_path: Path) -> Iterator[list[Path]]:
 
 _MOUNT = """
 import sys
-from dieselfs_client import control
+from dieselfs_client.daemon import control
 from dieselfs_client.mount.points.options import MountOptions, parse_options
 control.mount("job", sys.argv[1], parse_options(sys.argv[2], MountOptions()))
 """

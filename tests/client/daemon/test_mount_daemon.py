@@ -201,11 +201,11 @@ sys.path[:0] = {sys.path!r}
 from dieselfs.errors import MountError
 from dieselfs.snapshot.reader import Snapshot
 from dieselfs_client.daemon.mount_daemon import serve_mount
-from dieselfs_client.mount import kernel_protocol
+from dieselfs_client.mount.kernel import protocol
 from dieselfs_client.mount.points.options import MountOptions
 from dieselfs_client.supervision.control_channel import ControlChannel
 from dieselfs_client.supervision.supervisor_client import SupervisorClient
-kernel_protocol.MINOR_MIN = 1000
+protocol.MINOR_MIN = 1000
 ours, theirs = ControlChannel.pair()
 ours.send("go")
 client = SupervisorClient(ControlChannel(theirs))

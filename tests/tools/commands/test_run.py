@@ -17,7 +17,7 @@ pytestmark = pytest.mark.skipif(not os.path.exists("/dev/fuse"), reason="this ma
 AS_USER = ["setpriv", "--bounding-set=-sys_admin", "--inh-caps=-sys_admin"] if os.getuid() == 0 else []
 """Root without the right to mount is as an ordinary user, and may read all of this checkout."""
 NO_NAMESPACE = """
-from dieselfs_client.mount import namespace
+from dieselfs_client.mount.points import namespace
 namespace.obstacle = lambda: "private namespaces are not allowed: unshare: Operation not permitted"
 """
 SHOWS = """

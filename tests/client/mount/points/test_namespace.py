@@ -8,7 +8,7 @@ from dieselfs_client.mount.points import namespace
 
 PROGRAM = """
 import os, subprocess, sys
-from dieselfs_client.mount import namespace
+from dieselfs_client.mount.points import namespace
 from dieselfs_client.mount.points.mounting import facts
 if namespace.obstacle() is not None:
     sys.exit(77)
