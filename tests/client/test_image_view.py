@@ -12,7 +12,7 @@ from dieselfs.settings.table import IMAGE
 from dieselfs_client.daemon import control
 from dieselfs_client.mount.points.mount_table import MOUNTINFO, mount_at, parse_mountinfo
 from dieselfs_client.mount.points.options import MountOptions
-from dieselfs_client.mount.views.image_core import IMAGE_NAME
+from dieselfs_client.mount.views.image_layout import IMAGE_NAME
 from tests.client.conftest import FILES, needs_root
 
 pytestmark = needs_root

@@ -20,9 +20,9 @@ from dieselfs.prefetch.extent_table import PAGE_BYTES
 from dieselfs.settings.table import AUTO, FUSE, IMAGE
 from dieselfs_client.memory.room import PROGRAM_BYTES
 from dieselfs_client.mount.kernel.residency import resident_pages
-from dieselfs_client.mount.points.layers import IMAGE_FILE
 from dieselfs_client.mount.points.mount_table import MOUNTINFO, mount_at, parse_mountinfo
 from dieselfs_client.mount.points.mounting import unmount
+from dieselfs_client.mount.views.image_layout import IMAGE_NAME
 from dieselfs_client.supervision.status import supervision_of
 from tests.support.cgroup import limited_group, why_not
 from tests.support.page_cache import cached_pages
@@ -87,7 +87,7 @@ def cached_bytes(mountpoint: Path) -> int:
             for record in parse_mountinfo(MOUNTINFO.read_bytes())
             if record.device == control_tree.device and record.mountpoint != control_tree.mountpoint
         )
-        descriptor = os.open(os.path.join(place, IMAGE_FILE), os.O_RDONLY)
+        descriptor = os.open(os.path.join(place, os.fsdecode(IMAGE_NAME)), os.O_RDONLY)
         try:
             return resident_pages(descriptor, 0, os.fstat(descriptor).st_size) * PAGE_BYTES
         finally:

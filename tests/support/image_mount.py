@@ -22,10 +22,10 @@ from dieselfs_client.mount.control.tree import ControlTree
 from dieselfs_client.mount.drivers.kernel_driver import KernelDriver
 from dieselfs_client.mount.kernel.page_cache import largest_payload_bytes
 from dieselfs_client.mount.points.mounting import mount_device
-from dieselfs_client.mount.reading.core import CONTROL_FOLDER
+from dieselfs_client.mount.reading.core import CONTROL_FOLDER, MountCore
 from dieselfs_client.mount.reading.error_log import ErrorLog
 from dieselfs_client.mount.reading.read_path import ReadPath
-from dieselfs_client.mount.views.image_core import IMAGE_NAME, ImageCore
+from dieselfs_client.mount.views.image_layout import IMAGE_NAME, ImageLayout
 from dieselfs_client.mount.views.image_pages import ImagePages
 from dieselfs_client.mount.views.image_reads import ImageReads
 from lab.network import clear
@@ -62,7 +62,8 @@ class ImageMount:
             self._image_file,
             str(self.image_path),
         )
-        self.core = ImageCore(snapshot, self.image)
+        self.layout = ImageLayout(snapshot, self.image)
+        self.core = MountCore(snapshot, unlisted={IMAGE_NAME: self.layout.attributes()})
         self.errors = ErrorLog()
         self.table = ExtentTable(snapshot)
         self.metadata_reads: list[int] = []
@@ -74,7 +75,7 @@ class ImageMount:
                 chunk_cache = ChunkCache(self.snapshot, self.source, 1 << 20, nursery)
                 control = ControlTree(self.snapshot, NoContents(), self.errors)  # type: ignore[arg-type]  # never asked
                 plain = ReadPath(self.core, chunk_cache)
-                reads = ImageReads(self.core, plain, self.errors, self.metadata_reads.append)
+                reads = ImageReads(self.layout, plain, self.errors, self.metadata_reads.append)
                 self.driver = KernelDriver(self.device, self.core, reads, control, 0, 0)
                 await self.driver.run()
                 nursery.cancel_scope.cancel()

@@ -16,13 +16,14 @@ import trio
 from dieselfs.errors import EXIT_OK, DieselfsError, InvalidInput, MountError
 from dieselfs.limits import KIB
 from dieselfs.rpc.client import ServerClient
-from dieselfs.settings.table import FUSE, IMAGE
+from dieselfs.settings.table import FUSE
 from dieselfs.snapshot.pin import holder_name
 from dieselfs.snapshot.reader import Snapshot
 from dieselfs.sources.interface import Source
 from dieselfs.telemetry.socket import publish
 from dieselfs_client.cluster.node_paths import lock_of
-from dieselfs_client.daemon.node import Node, allotment_of
+from dieselfs_client.daemon.node import Node, Prepared, allotment_of
+from dieselfs_client.daemon.progress_keeper import Handover
 from dieselfs_client.daemon.service import Service
 from dieselfs_client.memory.budget import Allotment
 from dieselfs_client.memory.buffer_pool import BufferPool
@@ -45,8 +46,7 @@ from dieselfs_client.mount.points.mount_table import MOUNTINFO, is_staged, mount
 from dieselfs_client.mount.points.mounting import facts, has_dead_mount, raise_read_ahead, unmount
 from dieselfs_client.mount.points.options import MountOptions
 from dieselfs_client.mount.points.view_choice import Choice, after_refusal, choices
-from dieselfs_client.mount.views.image_file import ImageFile, image_file
-from dieselfs_client.mount.views.metadata_push import MetadataPush
+from dieselfs_client.mount.views.view import View, open_view, owner
 from dieselfs_client.supervision.handover_chunks import HandoverChunks
 from dieselfs_client.supervision.handover_state import HandoverState
 from dieselfs_client.supervision.kept_descriptors import DEVICE
@@ -116,16 +116,18 @@ class _MountService(Service):
         self._base: int | None = None
         self._choices: list[Choice] | None = None
         self._refused_view: MountError | None = None
-        self._image: ImageFile | None = None
+        self._view: View | None = None
         self._pages: PageCache | None = None
 
     async def run(self, orders: AsyncIterator[Command]) -> None:
-        self._allot()  # raises before anything is mounted
+        self._allot(0)  # raises before anything is mounted
         while True:
             self._refused_view = None
             connection = await trio.to_thread.run_sync(self._connect)
             try:
-                refusal = await self._serve(connection, self._allot(), orders)
+                assert self._view is not None
+                allotment = self._allot(self._view.metadata_bytes)
+                refusal = await self._serve(connection, self._view, allotment, orders)
             finally:
                 # If this is the last descriptor, the kernel now fails the requests that still wait.
                 os.close(connection.device)
@@ -135,12 +137,8 @@ class _MountService(Service):
             _log.info("%s is unmounted", self.mountpoint)
             if self._refused_view is None or self.is_stopping:
                 break
-            self._choices = after_refusal((self._choices or [])[1:], str(self._refused_view))
-            if self._image is not None:
-                os.close(self._image.descriptor)
-                self._image = None
-            if not self._choices:
-                raise self._refused_view
+            self._view.close()
+            self._drop_choice(self._refused_view)
         await self.close_source()
         await self.unpin()
         self.raise_refusal()
@@ -148,15 +146,9 @@ class _MountService(Service):
             raise MountError(f"{self.mountpoint}: {refusal}")
         self.supervisor_client.tell_last("ended")
 
-    def _allot(self) -> Allotment:
+    def _allot(self, metadata_bytes: int) -> Allotment:
         nodes = max(self.config.nodes, 1) if self.config else 0
-        metadata_bytes = len(self._image.image.metadata) if self._image else 0
         return allotment_of(self.snapshot, self.options, nodes, metadata_bytes)
-
-    def _owner(self) -> tuple[int, int]:
-        """User and group of all files."""
-        user = os.getuid() if self.options.uid is None else self.options.uid
-        return user, os.getgid() if self.options.gid is None else self.options.gid
 
     def _connect(self) -> KernelConnection:
         supervisor = self.supervisor_client
@@ -187,19 +179,17 @@ class _MountService(Service):
             self.layers = Layers.decode(os.pread(content, LAYERS_BYTES_MAX, 0))
             self.mountpoint = self.layers.mountpoint
             self._choices = [Choice(self.layers.view, self.layers.reason)]
-            if self.layers.view == IMAGE:
-                self._open_image(supervisor.inherited.pop(IMAGE, None))
+            self._view = self._open_view(self._choices[0], supervisor.inherited.pop(self.layers.view, None))
             return
         remove_bases()
         if self._choices is None:
             self._choices = choices(self.options.view, facts())
-        if self._choices[0].view == IMAGE:
+        self._view = None
+        while self._view is None:
             try:
-                self._open_image(None)
+                self._view = self._open_view(self._choices[0], None)
             except InvalidInput as error:
-                self._choices = after_refusal(self._choices[1:], str(error))
-                if not self._choices:
-                    raise
+                self._drop_choice(error)
         view, reason = self._choices[0]
         base = ""
         replaces = facts().may_mount_beneath and has_dead_mount(self.mountpoint)
@@ -209,22 +199,23 @@ class _MountService(Service):
         self._note_layers(Layers(self.mountpoint, view, reason, base))
         supervisor.tell("view", reason)
 
-    def _open_image(self, inherited: int | None) -> None:
-        """Raises InvalidInput for a dataset that cannot have an image, or not in the memory of the mount."""
-        self._image = image_file(self.snapshot, *self._owner(), not self.options.allow_other, inherited)
+    def _open_view(self, choice: Choice, inherited: int | None) -> View:
+        """Raises InvalidInput for a dataset that the view cannot show, or not in the memory of the mount."""
+        view = open_view(choice, self.snapshot, self.options, inherited)
         try:
-            self._allot()
+            self._allot(view.metadata_bytes)
         except InvalidInput:
-            os.close(self._image.descriptor)
-            self._image = None
+            view.close()
             raise
-        if inherited is None:
-            self.supervisor_client.tell("keep", IMAGE, self._image.descriptor)
+        if view.kept is not None and inherited is None:
+            self.supervisor_client.tell("keep", choice.view, view.kept)
+        return view
 
-    def _pages_of(self, device: int, buffer_pool: BufferPool) -> PageCache:
-        if self._image is None:
-            return PageCache(device, self.layers.fuse_place, self.snapshot, buffer_pool)
-        return self._image.pages(device, self.layers, self.snapshot, buffer_pool)
+    def _drop_choice(self, refusal: DieselfsError) -> None:
+        """Go on with the next view. Raises `refusal` if there is none."""
+        self._choices = after_refusal((self._choices or [])[1:], str(refusal))
+        if not self._choices:
+            raise refusal
 
     def _note_layers(self, layers: Layers) -> None:
         """Keep what the next daemon must know of the layers."""
@@ -237,7 +228,11 @@ class _MountService(Service):
             self._layers_file.write(layers.encode())
 
     async def _serve(
-        self, connection: KernelConnection, allotment: Allotment, orders: AsyncIterator[Command]
+        self,
+        connection: KernelConnection,
+        view: View,
+        allotment: Allotment,
+        orders: AsyncIterator[Command],
     ) -> str | None:
         """Serve until the mount has ended; returns why the kernel cannot be served, if that is the reason."""
         snapshot, is_taken_over = self.snapshot, connection.is_taken_over
@@ -248,39 +243,35 @@ class _MountService(Service):
             buffer_pool = BufferPool(
                 slot_bytes, 1 + allotment.evictable // slot_bytes
             )  # 1: of the page cache
-            self._pages = pages = self._pages_of(connection.device, buffer_pool)
+            self._pages = pages = view.pages(connection.device, self.layers, buffer_pool)
             try:
                 async with trio.open_nursery() as nursery:
                     foreground = Foreground()
                     if lock is not None:
                         chunks = HandoverChunks(self.supervisor_client, snapshot)
                         self.join(lock, allotment.node_cache, nursery, foreground, chunks, is_taken_over)
+                    is_on_way = is_staged(self.mountpoint)
+                    prepared = Prepared(
+                        snapshot, self.options, allotment, view, pages, buffer_pool, is_on_way
+                    )
                     node = Node(
-                        snapshot,
+                        prepared,
                         lambda: self.source if self.role is None else self.role.source,
-                        self.options,
-                        allotment,
-                        pages,
                         nursery,
-                        self._handover_state(),
-                        buffer_pool,
+                        self._handover(),
                         self.role,
                         self.metrics,
-                        foreground=foreground,
-                        view=Choice(self.layers.view, self.layers.reason),
-                        root_mode=0o700 if self._is_private() else None,
-                        scores_file=self._scores_file(),
-                        is_staged=is_staged(self.mountpoint),
+                        foreground,
                     )
                     if self.client is not None:
                         node.watch_servers(self.client)
-                    parts = node.core, node.reads, node.control, *self._owner()
-                    root_user = os.geteuid() if self._is_private() else None
+                    parts = node.core, node.reads, node.control, *owner(self.options)
+                    root_user = os.geteuid() if view.is_private else None
                     driver = driver_class(self.options.driver)(
                         connection.device, *parts, is_taken_over, root_user
                     )
                     answering.start_soon(self._answer, driver, nursery.cancel_scope)
-                    nursery.start_soon(self._announce_mount, driver, node, connection, nursery)
+                    nursery.start_soon(self._announce_mount, driver, node, view, connection, nursery)
                     nursery.start_soon(self.keep_pinned)
                     self.publication.about = self._about()
                     nursery.start_soon(publish, self.publication)
@@ -288,8 +279,8 @@ class _MountService(Service):
                     what = "taking over" if is_taken_over else "serving"
                     generation, dataset = snapshot.generation, snapshot.location
                     _log.info("%s generation %d of %s on %s", what, generation, dataset, self.mountpoint)
-                    view, reason = self.layers.view, self.layers.reason
-                    _log.info("view %s%s", view, f" ({reason})" if reason else "")
+                    name, reason = view.choice
+                    _log.info("view %s%s", name, f" ({reason})" if reason else "")
             finally:
                 with trio.CancelScope(shield=True):
                     await trio.to_thread.run_sync(pages.close)
@@ -302,25 +293,16 @@ class _MountService(Service):
         place = self.destination or self.mountpoint
         return {"component": "mount", "mountpoint": place, **self.labels()}
 
-    def _is_private(self) -> bool:
-        """Whether the mode of the root must keep other users out: FUSE does that, other file systems do not."""
-        return self.layers.has_cover and not self.options.allow_other
-
-    def _handover_state(self) -> HandoverState:
-        """The state that the previous daemon handed over."""
-        inherited = self.supervisor_client.inherited.pop(HANDOVER_STATE, None)
-        handover_state = HandoverState(inherited)
-        if inherited is None:
-            self.supervisor_client.tell("keep", HANDOVER_STATE, handover_state.descriptor)
-        return handover_state
-
-    def _scores_file(self) -> MemoryFile:
-        """The scores that the previous daemon kept."""
-        inherited = self.supervisor_client.inherited.pop(SCORES, None)
-        file = MemoryFile(SCORES, inherited)
-        if inherited is None:
-            self.supervisor_client.tell("keep", SCORES, file.descriptor)
-        return file
+    def _handover(self) -> Handover:
+        """What the previous daemon has left."""
+        names = HANDOVER_STATE, SCORES
+        state_file, scores_file = (self.supervisor_client.inherited.pop(name, None) for name in names)
+        state, scores = HandoverState(state_file), MemoryFile(SCORES, scores_file)
+        if state_file is None:
+            self.supervisor_client.tell("keep", HANDOVER_STATE, state.descriptor)
+        if scores_file is None:
+            self.supervisor_client.tell("keep", SCORES, scores.descriptor)
+        return Handover(state, scores)
 
     async def _answer(self, driver: Driver, others: trio.CancelScope) -> None:
         """Answer the kernel until the mount has ended, then end the other tasks."""
@@ -331,20 +313,19 @@ class _MountService(Service):
         others.cancel()
 
     async def _announce_mount(
-        self, driver: Driver, node: Node, connection: KernelConnection, nursery: trio.Nursery
+        self, driver: Driver, node: Node, view: View, connection: KernelConnection, nursery: trio.Nursery
     ) -> None:
         serving = nursery.cancel_scope
         await driver.agreed.wait()
         if driver.refusal is not None:
             serving.cancel()
             return
-        # Not for an image: EROFS reads ahead within files, and more would bring parts of others.
-        raises = not connection.is_taken_over and self._image is None
+        raises = not connection.is_taken_over and view.reads_ahead
         if raises and not await trio.to_thread.run_sync(raise_read_ahead, self.layers.fuse_place):
             _log.info("the kernel reads large files in steps of 128 KiB: only root may raise read_ahead_kb")
         if not self.layers.number:
             try:
-                await self._cover(node.metadata_push)
+                await self._cover(view)
             except MountError as error:
                 self._refused_view = error
                 serving.cancel()
@@ -355,16 +336,14 @@ class _MountService(Service):
         if not is_staged(self.mountpoint):
             self._begin_following(node)
 
-    async def _cover(self, metadata_push: MetadataPush | None) -> None:
+    async def _cover(self, view: View) -> None:
         """Mount what users see over the FUSE mount. Raises MountError if the kernel refuses."""
-        if metadata_push is not None:
-            metadata_push.open()
+        view.opening()
         layers = await trio.to_thread.run_sync(
-            cover, self.layers, self.snapshot.location, self.options.noexec
+            cover, self.layers, view.mount, self.snapshot.location, self.options.noexec
         )
         self.layers = layers  # before the next checkpoint: an order to stop must find the mount
-        if metadata_push is not None:
-            await metadata_push.opened()
+        await view.opened()
         self._note_layers(layers)
         self.supervisor_client.tell("mounted", self.layers.number)
 

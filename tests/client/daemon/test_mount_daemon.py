@@ -15,7 +15,7 @@ import pytest
 from dieselfs.errors import MountError
 from dieselfs.settings.table import FUSE
 from dieselfs_client.daemon import mount_daemon
-from dieselfs_client.mount.points.layers import Layers, cover
+from dieselfs_client.mount.points.layers import Layers, MountView, cover
 from dieselfs_client.mount.points.mount_table import mount_at
 from dieselfs_client.mount.points.mounting import unmount
 from dieselfs_client.mount.points.options import MountOptions
@@ -90,10 +90,10 @@ def stop_while_layers_are_mounted() -> None:
             yield order
             obeyed.set()
 
-    def late(layers: Layers, dataset: str, noexec: bool = False) -> Layers:
+    def late(layers: Layers, mount_view: MountView, dataset: str, noexec: bool = False) -> Layers:
         os.kill(os.getpid(), signal.SIGTERM)
         obeyed.wait()
-        return cover(layers, dataset, noexec)
+        return cover(layers, mount_view, dataset, noexec)
 
     SupervisorClient.orders = watched  # type: ignore[method-assign]  # the child runs this version
     vars(mount_daemon)["cover"] = late

@@ -12,11 +12,15 @@ import trio.testing
 from dieselfs.errors import InvalidInput
 from dieselfs.limits import MIB
 from dieselfs.prefetch.extent_table import Extents
+from dieselfs.settings.table import FUSE
 from dieselfs.shuffle.cursor import Cursor
 from dieselfs.shuffle.share_name import ShareName
-from dieselfs_client.daemon.node import Node, allotment_of
+from dieselfs_client.daemon.node import Node, Prepared, allotment_of
+from dieselfs_client.daemon.progress_keeper import Handover
 from dieselfs_client.memory.budget import node_cache_evictable_bytes
 from dieselfs_client.mount.points.options import MountOptions
+from dieselfs_client.mount.points.view_choice import Choice
+from dieselfs_client.mount.views.view import open_view
 from dieselfs_client.supervision.handover_state import HandoverState
 from tests.support.dataset import PackedDataset, TreeEntry, pack_entries
 
@@ -59,9 +63,9 @@ def run(
         async with trio.open_nursery() as nursery:
             allotment = allotment_of(packed.snapshot, options)
             source = packed.source()
-            node = Node(
-                packed.snapshot, lambda: source, options, allotment, NoPages(), nursery, handover_state
-            )
+            view = open_view(Choice(FUSE, ""), packed.snapshot, options, None)
+            prepared = Prepared(packed.snapshot, options, allotment, view, NoPages())
+            node = Node(prepared, lambda: source, nursery, Handover(handover_state or HandoverState()))
             with trio.fail_after(20):
                 await scenario(node)
             nursery.cancel_scope.cancel()

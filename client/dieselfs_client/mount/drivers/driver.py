@@ -18,8 +18,7 @@ from dieselfs_client.mount.reading.core import (
     MountCore,
 )
 from dieselfs_client.mount.reading.error_log import Refused
-from dieselfs_client.mount.reading.read_path import ReadPath
-from dieselfs_client.mount.views.image_reads import ImageReads
+from dieselfs_client.mount.reading.read_path import Reads
 
 
 @dataclass(eq=False)
@@ -34,7 +33,7 @@ class Driver(ABC):
 
     device: int
     core: MountCore
-    reads: ReadPath | ImageReads
+    reads: Reads
     control: ControlTree
     user: int
     group: int

@@ -8,14 +8,12 @@ Each mount has a base of its own, because its daemon may serve open files long a
 The processes of a mount hold a lock on the base; a base without that lock is removed at the next mount.
 """
 
-import ctypes
 import fcntl
 import json
 import os
 import shutil
 import tempfile
-import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -24,31 +22,26 @@ from typing import Self
 from dieselfs.errors import MountError
 from dieselfs.names import CONTROL_FOLDER, SCHEME
 from dieselfs.process.state_dirs import is_at, make_private, runtime_folder
-from dieselfs.settings.table import FUSE, IMAGE, OVERLAY
+from dieselfs.settings.table import FUSE
 from dieselfs_client.mount.points import utab
 from dieselfs_client.mount.points.mount_table import MOUNTINFO, STAGED, is_staged, mount_at, parse_mountinfo
 from dieselfs_client.mount.points.mounting import (
     facts,
     has_dead_mount,
-    image_read_aheads,
-    limit_image_read_ahead,
     mount_kernel_file_system,
     replace_dead,
     unmount,
     unmount_dead,
 )
-from dieselfs_client.mount.points.view_choice import FILESYSTEMS
 
 SYSTEM_BASES = Path("/run/dieselfs-mounts")
 """The bases of mounts by root. Those of other users are in `mounts` in their runtime folder."""
-IMAGE_FILE = "image"
-"""The file of the FUSE mount with the image that EROFS shows."""
 LAYERS, BASE = "layers", "base"
 """The names of the descriptors of `Layers` and of the base at the supervisor."""
 
-_FUSE, _EMPTY, _LINKS = "fuse", "empty", "dl:"
-_CLONE_FS = 0x200
-_libc = ctypes.CDLL(None, use_errno=True)
+EMPTY, LINKS = "empty", "dl:"
+"""Folders of a base: an empty one, and one for links with which the sources of mounts get their names."""
+_FUSE = "fuse"
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +90,9 @@ class Layers:
             raise ValueError(str(error)) from None
 
 
+MountView = Callable[[Layers, str, bool], None]
+
+
 def bases_folder() -> Path:
     """The folder of the bases of this user's mounts."""
     is_system = os.geteuid() == 0 and not facts().is_in_user_namespace
@@ -122,31 +118,29 @@ def make_base(*names: str) -> tuple[str, int]:
                     if is_at(Path(base), descriptor):
                         break
                 os.close(descriptor)
-        for name in names or (_FUSE, _EMPTY):
+        for name in names or (_FUSE, EMPTY):
             os.mkdir(os.path.join(base, name), 0o700)
     except OSError as error:
         raise MountError(f"{folder}: {error.strerror}; a mount needs a folder there") from None
     return base, descriptor
 
 
-def cover(layers: Layers, dataset: str, noexec: bool = False) -> Layers:
+def cover(layers: Layers, mount_view: MountView, dataset: str, noexec: bool = False) -> Layers:
     """Mount what users see over the FUSE mount, which must be served; returns the layers with their number.
+
+    `mount_view`: `View.mount` of the view.
 
     Continues where a killed process has stopped. A dead mount is replaced in one step, from Linux 6.5 on. Raises
     MountError if the kernel refuses the view.
     """
     if layers.has_cover and has_dead_mount(layers.mountpoint):
         if facts().may_mount_beneath:
-            _cover_staged(layers, dataset, noexec)
+            _cover_staged(layers, mount_view, dataset, noexec)
         else:
             unmount_dead(layers.mountpoint)
     record = mount_at(layers.mountpoint)
     if record is None or not record.is_dieselfs:
-        if layers.view == OVERLAY:
-            _mount_overlay(layers, SCHEME + dataset, noexec)
-        elif layers.view == IMAGE:
-            image = os.path.join(layers.fuse_place, IMAGE_FILE)
-            mount_image(image, layers.mountpoint, SCHEME + dataset, layers.base, noexec)
+        mount_view(layers, SCHEME + dataset, noexec)
     place = os.path.join(layers.mountpoint, CONTROL_FOLDER)
     if layers.has_cover and mount_at(place) is None:
         try:
@@ -161,58 +155,16 @@ def cover(layers: Layers, dataset: str, noexec: bool = False) -> Layers:
     return replace(layers, number=record.device if record else "")
 
 
-def _cover_staged(layers: Layers, dataset: str, noexec: bool) -> None:
+def _cover_staged(layers: Layers, mount_view: MountView, dataset: str, noexec: bool) -> None:
     """Mount all layers on the staging folder, then put them in the place of the dead mount."""
     with suppress(FileExistsError):  # of a process that was killed
         os.mkdir(layers.staging, mode=0o700)
-    cover(replace(layers, mountpoint=layers.staging), dataset, noexec)
+    cover(replace(layers, mountpoint=layers.staging), mount_view, dataset, noexec)
     try:
         replace_dead(layers.staging, layers.mountpoint)
     except MountError:
         unmount(layers.staging, lazily=True)
         raise
-
-
-def _mount_overlay(layers: Layers, source: str, noexec: bool) -> None:
-    # Overlayfs without a writable layer needs two others. With `xino`, all files have the device number of the mount.
-    lowers = (os.path.join(layers.base, name) for name in (_FUSE, _EMPTY))
-    lower = ":".join(place.replace("\\", "\\\\").replace(":", "\\:").replace(",", "\\,") for place in lowers)
-    # Overlayfs copies the mode of the root, which FUSE does not know before someone asks for it.
-    os.stat(layers.fuse_place)
-    data = f"lowerdir={lower},xino=on"
-    mount_kernel_file_system(source, layers.mountpoint, FILESYSTEMS[OVERLAY], noexec, data)
-
-
-def mount_image(image: str, mountpoint: str, source: str, folder: str, noexec: bool = False) -> None:
-    """Mount an EROFS image file on `mountpoint`, under the name `source` (`dl://DATASET`). Raises MountError.
-
-    Not with mount(8), which makes a loop device: reads through that are eight times slower. EROFS opens its source as
-    a path, so the source is a link, in `folder`, and that is the working folder of a thread of its own.
-    """
-    link = os.path.join(folder, source.replace("//", "/"))
-    os.makedirs(os.path.dirname(link), exist_ok=True)
-    with suppress(FileNotFoundError):
-        os.unlink(link)
-    os.symlink(image, link)
-    errors: list[MountError] = []
-
-    def mount() -> None:
-        try:
-            if _libc.unshare(_CLONE_FS) != 0:
-                raise MountError(f"{mountpoint}: cannot be mounted: {os.strerror(ctypes.get_errno())}")
-            os.chdir(folder)
-            others = image_read_aheads()
-            mount_kernel_file_system(source, mountpoint, FILESYSTEMS[IMAGE], noexec)
-            limit_image_read_ahead(others)
-        except MountError as error:
-            errors.append(error)
-
-    thread = threading.Thread(target=mount)
-    thread.start()
-    thread.join()
-    shutil.rmtree(os.path.join(folder, _LINKS))
-    if errors:
-        raise errors[0]
 
 
 def detach(layers: Layers) -> None:
@@ -264,7 +216,7 @@ def _clear_base(base: str, is_cut_off: bool) -> None:
         if record.mountpoint.startswith(base + "/"):
             with suppress(MountError):  # another process has unmounted it
                 unmount(record.mountpoint, lazily=True, is_cut_off=is_cut_off)
-    shutil.rmtree(os.path.join(base, _LINKS), ignore_errors=True)
+    shutil.rmtree(os.path.join(base, LINKS), ignore_errors=True)
     with suppress(OSError):  # another process has removed it
         for entry in os.scandir(base):
             if entry.is_dir(follow_symlinks=False):

@@ -9,8 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dieselfs.names import CONTROL_FOLDER, SCHEME
-from dieselfs.settings.table import IMAGE
-from dieselfs_client.mount.points.view_choice import FILESYSTEMS, view_of
+from dieselfs_client.mount.points.view_choice import BY_FILESYSTEM, VIEWS, view_of
 
 MOUNT_PROBE_TIMEOUT_S = 2.0
 """A mount that does not answer `statfs` within this time hangs, but is not dead."""
@@ -42,7 +41,7 @@ class MountRecord:
     @property
     def is_dieselfs(self) -> bool:
         """Whether users see it as a mount of dieselfs. The private FUSE mount below another view is none."""
-        return self.source.startswith(SCHEME) and self.filesystem in FILESYSTEMS.values()
+        return self.source.startswith(SCHEME) and self.filesystem in BY_FILESYSTEM
 
     @property
     def view(self) -> str:
@@ -134,7 +133,7 @@ def is_stale(mountpoint: str, timeout_s: float = MOUNT_PROBE_TIMEOUT_S) -> bool:
     """
     record = mount_at(mountpoint)
     place = mountpoint
-    if record is not None and record.is_dieselfs and record.view == IMAGE:
+    if record is not None and record.is_dieselfs and VIEWS[record.view].asks_no_daemon:
         place = os.path.join(mountpoint, CONTROL_FOLDER)
     verdict: list[bool] = []
 

@@ -29,7 +29,7 @@ from dieselfs_client.mount.points.mount_table import (
     mount_at,
     parse_mountinfo,
 )
-from dieselfs_client.mount.points.view_choice import FILESYSTEMS, Facts
+from dieselfs_client.mount.points.view_choice import VIEWS, Facts
 
 DEVICE = "/dev/fuse"
 IMAGE_READ_AHEAD_BYTES = 64 * KIB
@@ -172,7 +172,7 @@ def _mount_as_root(mountpoint: str, source: str, options: list[str], noexec: boo
     owner = f"user_id={os.getuid()},group_id={os.getgid()}"
     data = ",".join([f"fd={device},rootmode={stat.S_IFDIR:o}", owner, *options])
     try:
-        mount_kernel_file_system(source, mountpoint, FILESYSTEMS[FUSE], noexec, data, is_writable)
+        mount_kernel_file_system(source, mountpoint, VIEWS[FUSE].filesystem, noexec, data, is_writable)
     except MountError:
         os.close(device)
         raise
@@ -196,7 +196,7 @@ def mount_kernel_file_system(
     kind = filesystem.encode() if filesystem else None
     if _libc.mount(os.fsencode(source), os.fsencode(mountpoint), kind, flags, os.fsencode(data)) != 0:
         reason = os.strerror(ctypes.get_errno())
-        what = f" as {filesystem}" if filesystem and filesystem != FILESYSTEMS[FUSE] else ""
+        what = f" as {filesystem}" if filesystem and filesystem != VIEWS[FUSE].filesystem else ""
         raise MountError(f"{mountpoint}: cannot be mounted{what}: {reason}")
 
 
@@ -260,7 +260,7 @@ def read_aheads() -> list[ReadAhead]:
     others = {
         record.device
         for record in parse_mountinfo(MOUNTINFO.read_bytes())
-        if record.filesystem == FILESYSTEMS[IMAGE]
+        if record.filesystem == VIEWS[IMAGE].filesystem
     }
     names = image_read_aheads()
     if images == others and len(names) == len(images):

@@ -18,9 +18,31 @@ OVERLAY_NAMESPACE_LINUX = 5, 11
 BENEATH_LINUX = 6, 5
 """The first Linux that mounts beneath another mount, which can then be replaced in one step."""
 
-FILESYSTEMS = {IMAGE: "erofs", OVERLAY: "overlay", FUSE: "fuse.dieselfs"}
-"""The views, best first, and the type of the mount on the visible path, as the kernel lists it."""
-_BY_FILESYSTEM = {filesystem: view for view, filesystem in FILESYSTEMS.items()}
+
+class ViewRow(NamedTuple):
+    """What is known of a view without its module.
+
+    - `filesystem`: the type of the mount on the visible path, as the kernel lists it
+    - `module`: in `mount/views/`, with the class of the view
+    - `linux`: the first Linux on which root can mount it; None if everybody can, with fusermount3
+    - `namespace_linux`: the first Linux that mounts it in a user namespace; None if none does
+    - `asks_no_daemon`: the kernel answers `statfs` of it without the daemon
+    """
+
+    filesystem: str
+    module: str
+    linux: tuple[int, int] | None = None
+    namespace_linux: tuple[int, int] | None = None
+    asks_no_daemon: bool = False
+
+
+VIEWS = {
+    IMAGE: ViewRow("erofs", "image", linux=EROFS_FILE_LINUX, asks_no_daemon=True),
+    OVERLAY: ViewRow("overlay", "overlay", linux=(0, 0), namespace_linux=OVERLAY_NAMESPACE_LINUX),
+    FUSE: ViewRow("fuse.dieselfs", "fuse"),
+}
+"""The views, best first."""
+BY_FILESYSTEM = {row.filesystem: view for view, row in VIEWS.items()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,20 +69,24 @@ class Choice(NamedTuple):
     view: str
     reason: str
 
-
-FUSE_VIEW = Choice(FUSE, "")
+    def fields(self) -> dict[str, str]:
+        """For JSON."""
+        return {"view": self.view, "view_reason": self.reason}
 
 
 def obstacle(view: str, facts: Facts) -> str | None:
     """Why a view is not possible; None if it is, as far as can be known before the kernel is asked."""
-    if view == FUSE:
+    row = VIEWS[view]
+    if row.linux is None:
         return None
     if not facts.may_mount:
         return f"the view {view} needs root, or a user namespace of its own (dlcmd run)"
-    if view == IMAGE and facts.is_in_user_namespace:
-        return "the view image needs root: the kernel mounts no EROFS in a user namespace"
-    needed = EROFS_FILE_LINUX if view == IMAGE else OVERLAY_NAMESPACE_LINUX
-    if facts.linux < needed and (view == IMAGE or facts.is_in_user_namespace):
+    needed = row.namespace_linux if facts.is_in_user_namespace else row.linux
+    if needed is None:
+        return (
+            f"the view {view} needs root: the kernel mounts no {row.filesystem.upper()} in a user namespace"
+        )
+    if facts.linux < needed:
         return f"the view {view} needs Linux {_version(needed)}, and this is {_version(facts.linux)}"
     return None
 
@@ -74,7 +100,7 @@ def choices(asked: str, facts: Facts) -> list[Choice]:
         return [Choice(asked, "")]
     found: list[Choice] = []
     reasons: list[str] = []
-    for view in FILESYSTEMS:
+    for view in VIEWS:
         reason = obstacle(view, facts)
         if reason is None:
             found.append(Choice(view, "; ".join(reasons)))
@@ -90,7 +116,7 @@ def after_refusal(left: list[Choice], refused: str) -> list[Choice]:
 
 def view_of(filesystem: str) -> str:
     """The view whose visible mount has this type."""
-    return _BY_FILESYSTEM.get(filesystem, FUSE)
+    return BY_FILESYSTEM.get(filesystem, FUSE)
 
 
 def _version(number: tuple[int, int]) -> str:

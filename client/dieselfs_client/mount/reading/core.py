@@ -5,6 +5,7 @@ generation.
 """
 
 import stat
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -77,10 +78,15 @@ class MountCore:
     InvalidInput for an operation that the type of the inode does not have."""
 
     def __init__(
-        self, snapshot: Snapshot, root_mode: int | None = None, hides_write_modes: bool = False
+        self,
+        snapshot: Snapshot,
+        root_mode: int | None = None,
+        hides_write_modes: bool = False,
+        unlisted: Mapping[bytes, Attributes] | None = None,
     ) -> None:
         """`root_mode`: the access mode of the root, instead of that in the snapshot. `hides_write_modes`: no file is
-        shown with write permission.
+        shown with write permission. `unlisted`: files of the root that no listing shows, and that are not in the
+        snapshot; each hides an entry of its name.
         """
         self.snapshot = snapshot
         self._root_mode = root_mode
@@ -92,6 +98,7 @@ class MountCore:
         self._name_lengths = snapshot.column("name_lengths")
         self._path_ends = snapshot.column("path_ends")
         self._paths = snapshot.column("paths")
+        self._unlisted = unlisted or {}
         self._hidden = snapshot.find(CONTROL_FOLDER)
 
     def node(self, inode: int) -> int:
@@ -102,6 +109,9 @@ class MountCore:
         return node
 
     def attributes(self, inode: int) -> Attributes:
+        for file in self._unlisted.values():
+            if file.inode == inode:
+                return file
         status = self.snapshot.stat(self.node(inode))
         if inode == ROOT_INODE and self._root_mode is not None:
             return Attributes(inode, stat.S_IFDIR | self._root_mode, status.size, status.mtime_ns)
@@ -111,6 +121,8 @@ class MountCore:
 
     def lookup(self, folder: int, name: bytes) -> int:
         """The inode of `name` in `folder`, also of `.` and `..`; 0 if there is none."""
+        if folder == ROOT_INODE and name in self._unlisted:
+            return self._unlisted[name].inode
         node = self.node(folder)
         if name == b".":
             return folder

@@ -141,7 +141,7 @@ class ReadPath:
         self._waited = metrics.declare_histogram(catalogue.READS_WAITED_S)
         self._in_progress = metrics.declare(catalogue.READS_IN_PROGRESS)
         self._failed = metrics.declare(catalogue.READS_FAILED)
-        self._core = core
+        self.core = core
         self._chunk_cache = chunk_cache
         self._ahead: ReadAhead = ahead or NoReadAhead()
         self._timeout_s = timeout_s
@@ -165,7 +165,7 @@ class ReadPath:
 
         Raises NotFound or InvalidInput for an inode that is no file.
         """
-        parts = self._core.parts(inode, offset, size)
+        parts = self.core.parts(inode, offset, size)
         node = inode - 1
         if is_ahead:
             self._ahead.noticed_ahead(node)
@@ -181,7 +181,7 @@ class ReadPath:
         end = offset + size
         self._read_around.requested(inode, offset, end)
         if self._sequential.continues(inode, offset, end):
-            for chunk in self._core.chunks_ahead(inode, end, READ_AHEAD_BYTES):
+            for chunk in self.core.chunks_ahead(inode, end, READ_AHEAD_BYTES):
                 self._chunk_cache.prefetch(chunk)
         if buffers is not None:
             self._at_once.value += 1
@@ -215,7 +215,7 @@ class ReadPath:
         """
         if not self._has_blocks or self._sequential.is_in_run(inode, offset):
             return False
-        parts = self._core.parts(inode, offset, size)
+        parts = self.core.parts(inode, offset, size)
         if any(self._comes_whole(part.extent.chunk) for part in parts):
             return False
         is_large = any(part.extent.length >= LARGE_EXTENT_BYTES for part in parts)
@@ -236,7 +236,7 @@ class ReadPath:
         is_done = False
         self._in_progress.value += 1
         try:
-            parts = self._core.parts(inode, offset, size)
+            parts = self.core.parts(inode, offset, size)
             if (held := await self._held_back(inode - 1)) is not None:
                 is_done = True
                 return [held[offset : offset + size]]
@@ -257,7 +257,7 @@ class ReadPath:
 
     def fetch_ahead(self, inode: int, offset: int, size: int) -> None:
         """Begin to fetch the chunks of a range, for a read that follows; raises as `at_once`."""
-        self._prefetch(self._core.parts(inode, offset, size))
+        self._prefetch(self.core.parts(inode, offset, size))
 
     def _prefetch(self, parts: list[ExtentPart]) -> None:
         for part in parts:
@@ -296,7 +296,7 @@ class ReadPath:
         Blocks only of a chunk that is neither damaged, nor fetched whole for another reason.
         """
         chunk, length = part.extent.chunk, part.extent.length
-        payload_bytes = self._core.snapshot.chunk_payload_length(chunk)
+        payload_bytes = self.core.snapshot.chunk_payload_length(chunk)
         if self._is_small(part) and chunk not in self._chunk_cache.damaged and not self._comes_whole(chunk):
             share = WHOLE_SHARE if self._ahead.has_room(chunk) else EVICTED_WHOLE_SHARE
             if not self._recent_blocks.is_worth_whole(chunk, part.length, payload_bytes, share=share):

@@ -17,7 +17,7 @@ from dieselfs_client.memory.buffer_pool import BufferPool
 from dieselfs_client.mount.kernel import protocol
 from dieselfs_client.mount.kernel.page_cache import PageCache, whole_pages
 from dieselfs_client.mount.kernel.page_helper import IMAGE_BASE, ZEROS_BASE
-from dieselfs_client.mount.views.image_core import IMAGE_INODE
+from dieselfs_client.mount.views.image_layout import IMAGE_INODE
 
 METADATA_PUSH_BYTES = 1 * MIB
 """The metadata area is pushed in parts of this size."""

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from dieselfs.errors import DieselfsError
 from dieselfs_client.mount.reading.error_log import ErrorLog, Refused
 from dieselfs_client.mount.reading.read_path import Buffers, ReadPath
-from dieselfs_client.mount.views.image_core import IMAGE_INODE, ImageCore, ImagePart
+from dieselfs_client.mount.views.image_layout import IMAGE_INODE, ImageLayout, ImagePart
 
 REFUSED_MAX = 1024
 """Offsets of refused reads that are remembered."""
@@ -24,10 +24,10 @@ class ImageReads:
     """
 
     def __init__(
-        self, core: ImageCore, reads: ReadPath, errors: ErrorLog, metadata_missed: Callable[[int], None]
+        self, layout: ImageLayout, reads: ReadPath, errors: ErrorLog, metadata_missed: Callable[[int], None]
     ) -> None:
         self.metrics = reads.metrics
-        self._core = core
+        self._layout = layout
         self._reads = reads
         self._errors = errors
         self._metadata_missed = metadata_missed
@@ -37,8 +37,8 @@ class ImageReads:
         """As `ReadPath.at_once`. Raises Refused for an error of a file, which has been noted."""
         if inode != IMAGE_INODE:
             return self._reads.at_once(inode, offset, size)
-        parts = self._core.image_parts(offset, size)
-        if offset < len(self._core.image.metadata):
+        parts = self._layout.parts(offset, size)
+        if offset < len(self._layout.image.metadata):
             self._metadata_missed(offset)
         elif self._is_speculative(offset, parts):
             raise Refused(errno.EIO)
@@ -65,7 +65,7 @@ class ImageReads:
         """As `ReadPath.fetch`. Raises as `at_once`."""
         if inode != IMAGE_INODE:
             return await self._reads.fetch(inode, offset, size)
-        parts = self._core.image_parts(offset, size)
+        parts = self._layout.parts(offset, size)
         files = [part for part in parts if part.node >= 0]
         for node, start, length, _ in files[1:]:
             with self._noted(node):
@@ -98,4 +98,4 @@ class ImageReads:
         try:
             yield
         except DieselfsError as error:
-            raise Refused(self._errors.code(self._core, "read", node + 1, error)) from None
+            raise Refused(self._errors.code(self._reads.core, "read", node + 1, error)) from None

@@ -10,7 +10,7 @@ from contextlib import suppress
 import trio
 
 from dieselfs.errors import MountError
-from dieselfs_client.mount.views.image_core import ImageCore
+from dieselfs_client.mount.views.image_layout import ImageLayout
 from dieselfs_client.mount.views.image_pages import METADATA_PUSH_BYTES, ImagePages
 
 PUSHED_AGAIN_S = 1.0
@@ -22,22 +22,18 @@ class MetadataPush:
 
     def __init__(
         self,
-        core: ImageCore,
+        layout: ImageLayout,
         pages: ImagePages,
         nursery: trio.Nursery,
         pushing: trio.CapacityLimiter,
         clock: Callable[[], float] = trio.current_time,
     ) -> None:
-        self._core = core
+        self._layout = layout
         self._pages = pages
         self._nursery = nursery
         self._pushing = pushing
         self._clock = clock
         self._pushed_s: dict[int, float] = {}
-
-    def open(self) -> None:
-        """The kernel is about to mount the image: list the control folder until `opened`."""
-        self._core.is_opening = True
 
     def missed(self, offset: int) -> None:
         """The kernel has read the metadata area at `offset`. While the image is opened, nothing is pushed: the block
@@ -45,22 +41,22 @@ class MetadataPush:
         """
         part = offset // METADATA_PUSH_BYTES
         last_s = self._pushed_s.get(part)
-        if self._core.is_opening or (last_s is not None and self._clock() < last_s + PUSHED_AGAIN_S):
+        if self._layout.is_opening or (last_s is not None and self._clock() < last_s + PUSHED_AGAIN_S):
             return
         self._pushed_s[part] = self._clock()
         self._nursery.start_soon(self._push, part)
 
     async def opened(self) -> None:
         """The control folder of the image was mounted on: push the area, and make the kernel list the root again."""
-        self._core.is_opening = False
-        root, parts = self._core.image.opening_offset // METADATA_PUSH_BYTES, self._parts()
+        self._layout.is_opening = False
+        root, parts = self._layout.image.opening_offset // METADATA_PUSH_BYTES, self._parts()
         await self._push(root)
         with suppress(MountError):
             await trio.to_thread.run_sync(self._pages.close_root, limiter=self._pushing)
         self._nursery.start_soon(self._push_all, [part for part in range(parts) if part != root])
 
     def _parts(self) -> int:
-        return -(-len(self._core.image.metadata) // METADATA_PUSH_BYTES)
+        return -(-len(self._layout.image.metadata) // METADATA_PUSH_BYTES)
 
     async def _push_all(self, parts: list[int]) -> None:
         for part in parts:

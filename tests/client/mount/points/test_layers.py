@@ -24,7 +24,6 @@ from dieselfs_client.mount.points.layers import (
     cover,
     detach,
     make_base,
-    mount_image,
     remove_base,
     remove_bases,
 )
@@ -37,6 +36,9 @@ from dieselfs_client.mount.points.mount_table import (
 )
 from dieselfs_client.mount.points.mounting import prepare_mountpoint, unmount
 from dieselfs_client.mount.points.options import MountOptions
+from dieselfs_client.mount.points.view_choice import Choice
+from dieselfs_client.mount.views.image import mount_image
+from dieselfs_client.mount.views.view import open_view
 from lab.network import clear
 from tests.support.dataset import PackedDataset, TreeEntry, pack_entries
 from tests.support.erofs import image_bytes
@@ -229,8 +231,9 @@ def test_a_dead_mount_is_replaced_on_a_linux_that_cannot_mount_beneath(
         killed.send(signal.SIGKILL)
         killed.wait()
         covered = Layers(str(killed.path), OVERLAY, base=str(base))
+        view = open_view(Choice(OVERLAY, ""), packed.snapshot, MountOptions(), None)
         with pytest.raises((MountError, OSError), match="not connected"):
-            cover(covered, "pets")  # what is below is dead, too
+            cover(covered, view.mount, "pets")  # what is below is dead, too
         assert mount_at(str(killed.path)) is None
 
 

@@ -11,10 +11,10 @@ import trio
 from dieselfs.errors import DieselfsError, Unavailable
 from dieselfs.snapshot.erofs_image import BLOCK_BYTES, Ownership, Serving, build_image
 from dieselfs.telemetry.registry import Registry
-from dieselfs_client.mount.reading.core import CONTROL_FOLDER
+from dieselfs_client.mount.reading.core import CONTROL_FOLDER, MountCore
 from dieselfs_client.mount.reading.error_log import ErrorLog, Refused
 from dieselfs_client.mount.reading.read_path import Buffers
-from dieselfs_client.mount.views.image_core import IMAGE_INODE, ImageCore
+from dieselfs_client.mount.views.image_layout import IMAGE_INODE, ImageLayout
 from dieselfs_client.mount.views.image_reads import ImageReads
 from tests.support.dataset import TreeEntry, pack_entries
 
@@ -25,7 +25,7 @@ GUARDED = b"f3"
 class Files:
     """A read path that has the bytes of `held` files, and fetches the others."""
 
-    def __init__(self, core: ImageCore) -> None:
+    def __init__(self, core: MountCore) -> None:
         self.metrics = Registry()
         self.core = core
         self.held: set[int] = set()
@@ -58,14 +58,14 @@ class Rig:
         snapshot = self.snapshot = packed.snapshot
         guarded = np.arange(len(snapshot)) == snapshot.require(GUARDED)
         image = build_image(snapshot, Ownership(0, 0), serving=Serving(CONTROL_FOLDER, guarded))
-        self.core, self.errors = ImageCore(snapshot, image), ErrorLog()
-        self.files = Files(self.core)
+        self.layout, self.errors = ImageLayout(snapshot, image), ErrorLog()
+        self.files = Files(MountCore(snapshot))
         self.missed: list[int] = []
         files: Any = self.files
-        self.reads = ImageReads(self.core, files, self.errors, self.missed.append)
+        self.reads = ImageReads(self.layout, files, self.errors, self.missed.append)
 
     def start(self, path: bytes) -> int:
-        image = self.core.image
+        image = self.layout.image
         return int(image.starts[image.nodes.tolist().index(self.snapshot.require(path))])
 
     def hold(self, *paths: bytes) -> None:
@@ -86,7 +86,7 @@ def run(read: Callable[[int, int, int], Awaitable[Buffers]], offset: int, size: 
 
 def test_metadata_is_answered_at_once_and_told(rig: Rig) -> None:
     buffers = rig.reads.at_once(IMAGE_INODE, 0, 8192)
-    assert buffers is not None and b"".join(buffers) == rig.core.image.metadata[:8192].tobytes()
+    assert buffers is not None and b"".join(buffers) == rig.layout.image.metadata[:8192].tobytes()
     assert rig.missed == [0] and not rig.files.asked
 
 

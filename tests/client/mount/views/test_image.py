@@ -6,7 +6,7 @@ import pytest
 
 from dieselfs.snapshot.erofs_image import BLOCK_BYTES
 from dieselfs.snapshot.reader import Snapshot
-from dieselfs_client.mount.views.image_file import image_file
+from dieselfs_client.mount.views.image import image_file
 from dieselfs_client.prefetch.tripwires import Tripwires
 from tests.support.dataset import TreeEntry, pack_entries
 from tests.support.erofs import fsck, image_bytes, mounted_image, needs_fsck
@@ -21,20 +21,20 @@ def snapshot(tmp_path: Path) -> Snapshot:
 
 
 def test_tripwires_have_guards(snapshot: Snapshot) -> None:
-    found = image_file(snapshot, 0, 0, True)
-    is_wire = Tripwires(snapshot).usual(found.image.nodes)
-    gaps = np.diff(found.image.starts) // BLOCK_BYTES - 1
+    image, descriptor = image_file(snapshot, 0, 0, True)
+    is_wire = Tripwires(snapshot).usual(image.nodes)
+    gaps = np.diff(image.starts) // BLOCK_BYTES - 1
     assert is_wire.any() and (gaps == is_wire[1:].astype(int) + is_wire[:-1]).all()
-    os.close(found.descriptor)
+    os.close(descriptor)
 
 
 def test_the_next_daemon_has_the_same_image_whatever_its_code_makes_of_it(snapshot: Snapshot) -> None:
-    first = image_file(snapshot, 0, 0, True)
-    second = image_file(snapshot, 7, 8, False, os.dup(first.descriptor))
-    assert (second.image.metadata == first.image.metadata).all()
-    assert second.image.size_bytes == first.image.size_bytes
-    for found in (first, second):
-        os.close(found.descriptor)
+    first, kept = image_file(snapshot, 0, 0, True)
+    second, inherited = image_file(snapshot, 7, 8, False, os.dup(kept))
+    assert (second.metadata == first.metadata).all()
+    assert second.size_bytes == first.size_bytes
+    for descriptor in (kept, inherited):
+        os.close(descriptor)
 
 
 @needs_fsck
@@ -42,10 +42,10 @@ def test_the_next_daemon_has_the_same_image_whatever_its_code_makes_of_it(snapsh
 def test_only_the_mounting_user_enters_a_private_mount(
     snapshot: Snapshot, tmp_path: Path, is_private: bool, mode: int, owner: int
 ) -> None:
-    found = image_file(snapshot, 70, 80, is_private)
+    content, descriptor = image_file(snapshot, 70, 80, is_private)
     image = tmp_path / "image"
-    image.write_bytes(image_bytes(pack_entries(ENTRIES), found.image))
-    os.close(found.descriptor)
+    image.write_bytes(image_bytes(pack_entries(ENTRIES), content))
+    os.close(descriptor)
     assert fsck(image) == ""
     with mounted_image(image, tmp_path / "mounted") as mounted:
         assert (mounted.stat().st_mode & 0o777, mounted.stat().st_uid) == (mode, owner)

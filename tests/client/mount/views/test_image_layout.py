@@ -3,8 +3,8 @@ import pytest
 
 from dieselfs.errors import NotFound
 from dieselfs.snapshot.erofs_image import BLOCK_BYTES, ErofsImage, Ownership, Serving, build_image
-from dieselfs_client.mount.reading.core import CONTROL_FOLDER, ROOT_INODE
-from dieselfs_client.mount.views.image_core import IMAGE_INODE, IMAGE_NAME, ImageCore
+from dieselfs_client.mount.reading.core import CONTROL_FOLDER, ROOT_INODE, MountCore
+from dieselfs_client.mount.views.image_layout import IMAGE_INODE, IMAGE_NAME, ImageLayout
 from tests.support.dataset import PackedDataset, TreeEntry, pack_entries
 from tests.support.erofs import image_bytes
 
@@ -23,49 +23,49 @@ def image(packed: PackedDataset) -> ErofsImage:
     return build_image(packed.snapshot, Ownership(0, 0), serving=serving)
 
 
-def content(core: ImageCore, packed: PackedDataset, offset: int, size: int) -> bytes:
+def content(layout: ImageLayout, packed: PackedDataset, offset: int, size: int) -> bytes:
     payloads, found = packed.source().payloads, b""
-    for node, start, length, content in core.image_parts(offset, size):
+    for node, start, length, content in layout.parts(offset, size):
         if node < 0:
             assert len(content) == length
             found += content
             continue
-        for extent, first, part in core.parts(node + 1, start, length):
+        for extent, first, part in MountCore(packed.snapshot).parts(node + 1, start, length):
             found += payloads[extent.chunk][extent.offset + first : extent.offset + first + part]
     return found
 
 
 def test_any_range_has_the_bytes_of_the_image(packed: PackedDataset, image: ErofsImage) -> None:
-    core, whole = ImageCore(packed.snapshot, image), image_bytes(packed, image)
+    layout, whole = ImageLayout(packed.snapshot, image), image_bytes(packed, image)
     borders = {0, image.size_bytes, len(image.metadata), image.opening_offset}
     for start, node in zip(image.starts.tolist(), image.nodes.tolist(), strict=True):
         borders |= {start, start + packed.snapshot.size(node)}
     near = sorted({border + step for border in borders for step in (-BLOCK_BYTES, -1, 0, 1, BLOCK_BYTES)})
     for offset in (place for place in near if place >= 0):
         for size in (1, BLOCK_BYTES, 5 * BLOCK_BYTES, 1 << 20, 4 << 20):
-            assert content(core, packed, offset, size) == whole[offset : offset + size]
+            assert content(layout, packed, offset, size) == whole[offset : offset + size]
 
 
 def test_the_root_lists_the_control_folder_while_the_image_is_opened(
     packed: PackedDataset, image: ErofsImage
 ) -> None:
-    core, first = ImageCore(packed.snapshot, image), image.opening_offset
+    layout, first = ImageLayout(packed.snapshot, image), image.opening_offset
     around = first - BLOCK_BYTES, 3 * BLOCK_BYTES
-    final = content(core, packed, *around)
+    final = content(layout, packed, *around)
     assert CONTROL_FOLDER not in final
-    core.is_opening = True
-    opening = content(core, packed, *around)
+    layout.is_opening = True
+    opening = content(layout, packed, *around)
     assert opening[BLOCK_BYTES : 2 * BLOCK_BYTES] == image.opening.tobytes()
     assert CONTROL_FOLDER in opening
     assert (
         opening[:BLOCK_BYTES] + opening[2 * BLOCK_BYTES :] == final[:BLOCK_BYTES] + final[2 * BLOCK_BYTES :]
     )
-    core.is_opening = False
-    assert content(core, packed, *around) == final
+    layout.is_opening = False
+    assert content(layout, packed, *around) == final
 
 
 def test_the_image_is_a_private_file_that_is_not_listed(packed: PackedDataset, image: ErofsImage) -> None:
-    core = ImageCore(packed.snapshot, image)
+    core = MountCore(packed.snapshot, unlisted={IMAGE_NAME: ImageLayout(packed.snapshot, image).attributes()})
     assert core.lookup(ROOT_INODE, IMAGE_NAME) == IMAGE_INODE
     attributes = core.attributes(IMAGE_INODE)
     assert (attributes.mode, attributes.size) == (0o100400, image.size_bytes)

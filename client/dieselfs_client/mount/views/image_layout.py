@@ -11,7 +11,7 @@ from typing import NamedTuple
 from dieselfs.limits import READ_BYTES_MAX
 from dieselfs.snapshot.erofs_image import BLOCK_BYTES, ErofsImage
 from dieselfs.snapshot.reader import Snapshot
-from dieselfs_client.mount.reading.core import CONTROL_INODE, ROOT_INODE, Attributes, MountCore
+from dieselfs_client.mount.reading.core import CONTROL_INODE, Attributes
 
 IMAGE_NAME = b"image"
 IMAGE_INODE = CONTROL_INODE - 1
@@ -29,13 +29,13 @@ class ImagePart(NamedTuple):
     content: memoryview = _ZEROS[:0]
 
 
-class ImageCore(MountCore):
-    """As `MountCore`, with the image. Until `is_opening` is reset, the image lists the control folder, which the kernel
-    must look up once to mount on it.
+class ImageLayout:
+    """Safe to share between threads, except `is_opening`: while it is set, the image lists the control folder, which
+    the kernel must look up once to mount on it.
     """
 
-    def __init__(self, snapshot: Snapshot, image: ErofsImage, root_mode: int | None = None) -> None:
-        super().__init__(snapshot, root_mode)
+    def __init__(self, snapshot: Snapshot, image: ErofsImage) -> None:
+        self.snapshot = snapshot
         self.image = image
         self.is_opening = False
         self._metadata = image.metadata.data.toreadonly()
@@ -43,17 +43,12 @@ class ImageCore(MountCore):
         self._starts = image.starts.data
         self._nodes = image.nodes.data
 
-    def attributes(self, inode: int) -> Attributes:
-        if inode == IMAGE_INODE:
-            return Attributes(inode, _IMAGE_MODE, self.image.size_bytes, self.snapshot.header.updated_ns)
-        return super().attributes(inode)
+    def attributes(self) -> Attributes:
+        """The attributes of the image."""
+        updated_ns = self.snapshot.header.updated_ns
+        return Attributes(IMAGE_INODE, _IMAGE_MODE, self.image.size_bytes, updated_ns)
 
-    def lookup(self, folder: int, name: bytes) -> int:
-        if name == IMAGE_NAME and folder == ROOT_INODE:
-            return IMAGE_INODE
-        return super().lookup(folder, name)
-
-    def image_parts(self, offset: int, size: int) -> list[ImagePart]:
+    def parts(self, offset: int, size: int) -> list[ImagePart]:
         """The parts of the image that answer a read; together, `min(size, size of the image - offset)` bytes."""
         end = min(offset + size, self.image.size_bytes)
         parts = self._metadata_parts(offset, end)

@@ -1,0 +1,151 @@
+"""The view `image`: users see EROFS on an image that the daemon serves as a file of the FUSE mount. This module opens
+files and calls the kernel.
+"""
+
+import ctypes
+import os
+import shutil
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+
+import numpy as np
+import trio
+
+from dieselfs.errors import MountError
+from dieselfs.settings.table import IMAGE
+from dieselfs.snapshot.erofs_image import ErofsImage, Ownership, Serving
+from dieselfs.snapshot.reader import Snapshot
+from dieselfs.snapshot.stored_image import open_image, stored_image
+from dieselfs_client.memory.buffer_pool import BufferPool
+from dieselfs_client.mount.points.layers import LINKS, Layers
+from dieselfs_client.mount.points.mounting import (
+    image_read_aheads,
+    limit_image_read_ahead,
+    mount_kernel_file_system,
+)
+from dieselfs_client.mount.points.view_choice import VIEWS
+from dieselfs_client.mount.reading.core import CONTROL_FOLDER, MountCore
+from dieselfs_client.mount.reading.error_log import ErrorLog
+from dieselfs_client.mount.reading.read_path import ReadPath, Reads
+from dieselfs_client.mount.views.image_layout import IMAGE_NAME, ImageLayout
+from dieselfs_client.mount.views.image_pages import ImagePages
+from dieselfs_client.mount.views.image_reads import ImageReads
+from dieselfs_client.mount.views.metadata_push import MetadataPush
+from dieselfs_client.mount.views.view import PRIVATE_MODE, View, owner
+from dieselfs_client.prefetch.tripwires import Tripwires
+
+_CLONE_FS = 0x200
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+@dataclass(eq=False)
+class ImageView(View):
+    """`kept` is the image: all daemons of a mount serve the same one."""
+
+    reads_ahead = False  # EROFS reads ahead within files, and more would bring parts of others
+
+    def __post_init__(self) -> None:
+        image, self.kept = image_file(self.snapshot, *owner(self.options), self.is_private, self.inherited)
+        self.metadata_bytes = len(image.metadata)
+        self._layout = ImageLayout(self.snapshot, image)
+        self._pages: ImagePages | None = None
+        self._push: MetadataPush | None = None
+
+    def pages(self, device: int, layers: Layers, buffer_pool: BufferPool) -> ImagePages:
+        assert self.kept is not None
+        path = image_path(layers)
+        parts = self.snapshot, buffer_pool, self._layout.image, self.kept
+        self._pages = ImagePages(device, layers.mountpoint, *parts, path)
+        return self._pages
+
+    def core(self) -> MountCore:
+        root_mode = PRIVATE_MODE if self.is_private else None
+        return MountCore(self.snapshot, root_mode, unlisted={IMAGE_NAME: self._layout.attributes()})
+
+    def reads(
+        self,
+        path: ReadPath,
+        errors: ErrorLog,
+        nursery: trio.Nursery,
+        pushing: trio.CapacityLimiter,
+        clock: Callable[[], float],
+    ) -> Reads:
+        assert self._pages is not None
+        self._push = MetadataPush(self._layout, self._pages, nursery, pushing, clock)
+        return ImageReads(self._layout, path, errors, self._push.missed)
+
+    def opening(self) -> None:
+        """List the control folder until `opened`."""
+        self._layout.is_opening = True
+
+    def mount(self, layers: Layers, source: str, noexec: bool) -> None:
+        mount_image(image_path(layers), layers.mountpoint, source, layers.base, noexec)
+
+    async def opened(self) -> None:
+        assert self._push is not None
+        await self._push.opened()
+
+    def close(self) -> None:
+        if self.kept is not None:
+            os.close(self.kept)
+            self.kept = None
+
+
+VIEW = ImageView
+
+
+def image_path(layers: Layers) -> str:
+    """The image, on the FUSE mount of these layers."""
+    return os.path.join(layers.fuse_place, os.fsdecode(IMAGE_NAME))
+
+
+def image_file(
+    snapshot: Snapshot, user: int, group: int, is_private: bool, inherited: int | None = None
+) -> tuple[ErofsImage, int]:
+    """The image of a mount and its descriptor: that of `inherited`, of an earlier daemon, or the stored one.
+
+    All entries belong to `user` and `group`. EROFS does not keep other users out, as FUSE does, so with `is_private`
+    the mode of the root does, which then belongs to this user. Raises InvalidInput for a dataset that is too large.
+    """
+    if inherited is not None:
+        return open_image(inherited), inherited
+    ownership = Ownership(user, group)
+    if is_private:
+        ownership = Ownership(user, group, PRIVATE_MODE, os.geteuid())
+    is_guarded = Tripwires(snapshot).usual(np.arange(len(snapshot)))
+    descriptor = stored_image(snapshot, ownership, Serving(CONTROL_FOLDER, is_guarded))
+    return open_image(descriptor), descriptor
+
+
+def mount_image(image: str, mountpoint: str, source: str, folder: str, noexec: bool = False) -> None:
+    """Mount an EROFS image file on `mountpoint`, under the name `source` (`dl://DATASET`). Raises MountError.
+
+    Not with mount(8), which makes a loop device: reads through that are eight times slower. EROFS opens its source as
+    a path, so the source is a link, in `folder`, and that is the working folder of a thread of its own.
+    """
+    link = os.path.join(folder, source.replace("//", "/"))
+    os.makedirs(os.path.dirname(link), exist_ok=True)
+    with suppress(FileNotFoundError):
+        os.unlink(link)
+    os.symlink(image, link)
+    errors: list[MountError] = []
+
+    def mount() -> None:
+        try:
+            if _libc.unshare(_CLONE_FS) != 0:
+                raise MountError(f"{mountpoint}: cannot be mounted: {os.strerror(ctypes.get_errno())}")
+            os.chdir(folder)
+            others = image_read_aheads()
+            mount_kernel_file_system(source, mountpoint, VIEWS[IMAGE].filesystem, noexec)
+            limit_image_read_ahead(others)
+        except MountError as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=mount)
+    thread.start()
+    thread.join()
+    shutil.rmtree(os.path.join(folder, LINKS))
+    if errors:
+        raise errors[0]

@@ -1,0 +1,97 @@
+"""What the daemon of a mount asks of a view, and the registry of the views."""
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib import import_module
+from typing import ClassVar
+
+import trio
+
+from dieselfs.snapshot.reader import Snapshot
+from dieselfs_client.memory.buffer_pool import BufferPool
+from dieselfs_client.mount.kernel.page_cache import PageCache
+from dieselfs_client.mount.points.layers import Layers
+from dieselfs_client.mount.points.options import MountOptions
+from dieselfs_client.mount.points.view_choice import VIEWS, Choice
+from dieselfs_client.mount.reading.core import MountCore
+from dieselfs_client.mount.reading.error_log import ErrorLog
+from dieselfs_client.mount.reading.read_path import ReadPath, Reads
+
+PRIVATE_MODE = 0o700
+"""Access mode of the root of a mount that is for the mounting user only."""
+
+
+@dataclass(eq=False)
+class View:
+    """How one mount shows its files. Each view is a class, in the module that `view_choice.VIEWS` names, with what it
+    does differently. Methods are called in the order in which they stand here.
+
+    - `inherited`: the descriptor that an earlier daemon of the mount has kept; its holder is the view
+    - `kept`: the descriptor that the next daemon must have, or None
+    - `metadata_bytes`: memory that the view takes for metadata, of that of the mount
+    - `reads_ahead`: whether the kernel's read-ahead of the FUSE mount is raised
+    """
+
+    choice: Choice
+    snapshot: Snapshot
+    options: MountOptions
+    inherited: int | None = None
+
+    kept: int | None = None
+    metadata_bytes: int = 0
+    reads_ahead: ClassVar[bool] = True
+
+    @property
+    def is_private(self) -> bool:
+        """Whether the mode of the root must keep other users out: FUSE does that, other file systems do not."""
+        return not self.options.allow_other
+
+    def pages(self, device: int, layers: Layers, buffer_pool: BufferPool) -> PageCache:
+        """The page cache of the mount; `device`: see `PageCache`."""
+        return PageCache(device, layers.fuse_place, self.snapshot, buffer_pool)
+
+    def core(self) -> MountCore:
+        """The files, as the FUSE mount shows them."""
+        return MountCore(self.snapshot, PRIVATE_MODE if self.is_private else None)
+
+    def reads(
+        self,
+        path: ReadPath,
+        errors: ErrorLog,
+        nursery: trio.Nursery,
+        pushing: trio.CapacityLimiter,
+        clock: Callable[[], float],
+    ) -> Reads:
+        """What answers reads; `path` has the files. Its tasks run in `nursery`; `pushing` is held while the page cache
+        is used.
+        """
+        return path
+
+    def opening(self) -> None:
+        """What users see is about to be mounted."""
+
+    def mount(self, layers: Layers, source: str, noexec: bool) -> None:
+        """Mount what users see, under the name `source` (`dl://DATASET`). Called in a worker thread.
+
+        Raises MountError if the kernel refuses.
+        """
+
+    async def opened(self) -> None:
+        """What users see is mounted, with the control tree."""
+
+    def close(self) -> None:
+        """The view is not used: the kernel, or the memory of the mount, does not allow it."""
+
+
+def owner(options: MountOptions) -> tuple[int, int]:
+    """User and group of all files of a mount."""
+    user = os.getuid() if options.uid is None else options.uid
+    return user, os.getgid() if options.gid is None else options.gid
+
+
+def open_view(choice: Choice, snapshot: Snapshot, options: MountOptions, inherited: int | None) -> View:
+    """The view of a mount. Raises InvalidInput for a dataset that it cannot show."""
+    module = import_module(f"dieselfs_client.mount.views.{VIEWS[choice.view].module}")
+    view: View = module.VIEW(choice, snapshot, options, inherited)
+    return view
