@@ -64,7 +64,8 @@ class SampleSet(SamplePlaces, ABC):
         self.close()
 
     def __repr__(self) -> str:
-        package = type(self).__module__.rpartition(".")[0]
+        # By the name by which programs import it.
+        package = type(self).__module__.rpartition(".")[0].replace(".frameworks.", ".")
         return f"<{package}.{type(self).__name__} {self.root!r}: {len(self):,} samples>"
 
 
