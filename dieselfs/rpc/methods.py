@@ -99,11 +99,11 @@ Needs = str | Callable[[Any], str]
 
 
 class Method(NamedTuple):
-    """A call. `reply`: the record, or of a list the records, that it returns; None without one, and for a struct that
-    the handler fills. `needs`: what the caller must be allowed, or a function of the arguments that says so. `urgency`:
-    ORDINARY, READER or RENEWAL. A call that is not repeatable is not sent again once a server may have it. `audited`:
-    arguments that the audit log has of each call, also of a refused one. With None, the log has only calls to which the
-    handler adds something.
+    """A call. `reply`: the record, or of a list the records, that it returns; None without one, and for a struct
+    that the handler fills. `needs`: the right that the caller must have, or a function of the arguments that
+    returns it. `urgency`: ORDINARY, READER or RENEWAL. A call that is not repeatable is not sent again once a
+    server may have it. `audited`: arguments that the audit log has of each call, also of a refused one. With
+    None, the log has only calls to which the handler adds something.
     """
 
     name: str

@@ -84,8 +84,9 @@ class Holds:
         try:
             changes, rows = json.loads(content)
             held = tuple(
-                Hold(str(dataset), str(chunk), Amount(*map(int, amount)), int(expires_s))
-                for dataset, chunk, *amount, expires_s in rows
+                Hold(str(dataset), str(chunk), Amount(*map(int, (size, files, *later))), int(expires_s))
+                # Kinds that come later are at the end, and missing in notes of earlier servers.
+                for dataset, chunk, size, files, *later, expires_s in rows
             )
             return cls(int(changes), held)
         except (ValueError, TypeError, RecursionError, OverflowError) as error:

@@ -34,7 +34,8 @@ def test_a_note_keeps_all_and_damage_is_noticed() -> None:
     holds = Holds().with_hold(hold("a", 10), 0).with_hold(hold("b", 5, 2, "ants", 50), 0)
     assert Holds.decode(holds.encode()) == holds
     assert Holds.decode(None) == Holds()
-    for content in (b"", b"{}", b"[1, [[]]]", b"[1e999, []]", b'["x", []]', b"[" * 100_000):
+    truncated = b'[1, [["ants", "c", 5, 60]]]'  # one amount: it must not count as no files
+    for content in (b"", b"{}", b"[1, [[]]]", b"[1e999, []]", b'["x", []]', b"[" * 100_000, truncated):
         with pytest.raises(Damaged):
             Holds.decode(content)
 
