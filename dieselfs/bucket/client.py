@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 CONNECT_TIMEOUT_S = 3.0
 BUCKET_TIMEOUT_S = 10.0
-"""Of one request, from its first byte to the last of the answer. 64 MiB then need 6.7 MB/s."""
+"""Limit of one request, from its first byte to the last of the answer. 64 MiB then need 6.7 MB/s."""
 
 CREDENTIALS_AGE_MAX_S = 300.0
 """How long credentials are used before botocore is asked again; it renews them ten minutes before they expire."""
@@ -70,7 +70,7 @@ _INSTALL = "in a checkout: pip install '.[s3]'"
 
 
 class Bucket:
-    """Raises InvalidInput for settings that cannot be, Unavailable if there are no credentials. Sends no request.
+    """Raises InvalidInput for contradictory settings, Unavailable if there are no credentials. Sends no request.
 
     `key`: the name of an object, relative to the prefix. Every method raises Unavailable when the storage does not
     answer in time or refuses, and StorageFull when it has no room. May be used by any number of threads.
@@ -315,7 +315,7 @@ def _opener(url: BucketUrl, timeout_s: float) -> "Callable[[int], ObjectStore]":
 
 
 def _aws_endpoint() -> str | None:
-    """Of the environment, by the names of the AWS tools."""
+    """The endpoint that the environment gives, by the names of the AWS tools."""
     for name in ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL"):
         if endpoint := os.environ.get(name):
             check_endpoint(endpoint, name)

@@ -47,7 +47,7 @@ _PLACE_MASK = (1 << _PLACE_BITS) - 1
 assert CHUNK_PAYLOAD_BYTES_MAX <= _PLACE_MASK
 
 _TOGETHER_MIN = 64
-"""Of this many files and more, looking all up together takes less time than one after the other."""
+"""Looking up this many files and more together takes less time than one after the other."""
 
 _Content = TypeVar("_Content", covariant=True)
 

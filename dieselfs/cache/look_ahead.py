@@ -233,7 +233,7 @@ class LookAhead:
         return found
 
     def take_some(self, nodes: Sequence[int]) -> dict[int, bytes]:
-        """Those of these files that wait here, or are in flight; waits for the latter, FLIGHT_WAIT_S at most."""
+        """The files that wait here, by node; waits for files in flight, FLIGHT_WAIT_S at most."""
         if not self._plans or not len(nodes):
             return {}
         chunks, _, _ = self._snapshot.sole_extents(np.asarray(nodes, np.int64))

@@ -22,7 +22,7 @@ from dieselfs.limits import CHUNK_TARGET_BYTES, KIB
 from dieselfs.shuffle.spec import DEFAULT_GROUP_CHUNKS
 
 LOOKUP_SHARE = 0.125
-"""Of the memory of a process, for remembered places of files."""
+"""Share of the memory of a process that is for remembered places of files."""
 LOOKUP_BYTES = 128
 """Cost of one remembered place, beside the path: measured for CPython 3.11."""
 EVICTABLE_BYTES = DEFAULT_GROUP_CHUNKS * CHUNK_TARGET_BYTES
@@ -44,7 +44,7 @@ BLOCK_REQUEST_BYTES = 8 * KIB
 read: a chunk comes when a sixth of it was read, and the blocks came before.
 """
 LARGE_EXTENT_BYTES = 256 * KIB
-"""Of extents from this size on, a small part is fetched in blocks. A smaller extent takes as long as a part of it."""
+"""A small part of an extent of at least this size is fetched in blocks. A smaller one takes as long as its part."""
 RECENT_CHUNKS_MAX = 1024
 """Chunks whose recent requests are remembered."""
 

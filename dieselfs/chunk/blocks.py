@@ -12,7 +12,7 @@ from xxhash import xxh3_64_intdigest
 from dieselfs.limits import KIB
 
 BLOCK_BYTES = 16 * KIB
-"""Of all blocks of a payload but the last, which may be shorter. The first begins at payload offset 0."""
+"""Size of all blocks of a payload but the last, which may be shorter. The first begins at payload offset 0."""
 
 Checksums = npt.NDArray[np.uint64]
 """Shape (n,): xxh3-64 of consecutive blocks."""

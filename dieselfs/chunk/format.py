@@ -68,12 +68,12 @@ class Preamble:
 
     @property
     def object_length(self) -> int:
-        """Of preamble, header and payload."""
+        """Length of preamble, header and payload, in bytes."""
         return self.payload_start + self.payload_length
 
     @property
     def stored_length(self) -> int:
-        """Of the object in the store: without the payload, if the chunk is attached."""
+        """Length of the object in the store, in bytes: without the payload, if the chunk is attached."""
         return self.payload_start if self.is_attached else self.object_length
 
     def encode(self) -> bytes:

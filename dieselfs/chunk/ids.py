@@ -108,7 +108,7 @@ class ChunkIdSource:
 
 @cache
 def _address_of_machine() -> bytes:
-    """Of its network card."""
+    """The address of a network card of this machine."""
     import uuid  # not imported to read
 
     return uuid.getnode().to_bytes(6, "big")

@@ -69,7 +69,7 @@ def _certified(secret: bytes) -> _Pair:
 
 
 class JobCredential:
-    """Of one process, for its lifetime; made at the first use. A forked child shares that of its parent.
+    """The identity of one process, for its lifetime; made at the first use. A forked child shares that of its parent.
 
     Thread-safe without a lock, which a fork could leave locked: if two threads make a certificate at the same time,
     both are valid, and the fingerprint is read by one thread alone.
@@ -80,7 +80,7 @@ class JobCredential:
         self._secret = secret
         self.has_tls = has_tls
         self.key: Key = secret.peer_key()
-        """Of the handshake inside TLS."""
+        """The key of the handshake inside TLS."""
         self._made: _Pair | None = None
         self._contexts: dict[int, ssl.SSLContext] = {}
 

@@ -43,7 +43,7 @@ _LOOKS_MIN = 3
 
 @dataclass(eq=False, slots=True)
 class _Silence:
-    """Of one process, which listens and does not answer."""
+    """A process that listens and does not answer, and since when."""
 
     process: int
     since_s: float

@@ -22,7 +22,7 @@ PEER_RETURN_S = 10.0
 """A peer that passed a probe gets a growing share of its chunks' requests, and all of them after this time."""
 
 FIRST_SHARE = 1 / 16
-"""Of its chunks, for which a peer gets requests as soon as it has recovered."""
+"""Share of its chunks for which a peer gets requests as soon as it has recovered."""
 
 
 def share_after(returning_s: float) -> float:

@@ -35,7 +35,7 @@ _TABLE_BITS = 10
 _FRACTION_BITS = 32
 _SCORE_BITS = 24
 _PRECISION_BITS = 128
-"""Of the numbers that are squared for the table: enough for all of its bits."""
+"""Precision of the numbers that are squared for the table: enough for all of its bits."""
 _BLOCK_CHUNKS = 32_768
 """Chunks that are placed together: their columns stay in the processor's cache."""
 _TILE_HASHES = 32_768
@@ -321,7 +321,7 @@ class Ownership:
         return self._table.chunks_of(self._me)
 
     def own_among(self, chunks: Collection[int]) -> npt.NDArray[np.int64]:
-        """Those of `chunks` that are this node's in the placement."""
+        """The members of `chunks` that this node owns in the placement: shape (n,)."""
         some = np.fromiter(chunks, np.int64, len(chunks))
         return some[self._table.placement.owned_by(self._me, self._ids[some])]
 

@@ -23,8 +23,8 @@ class Warmth:
         lacking_bytes: npt.NDArray[np.integer],
         damaged_chunks: int,
     ) -> "Warmth":
-        """Of a memory that may pin `pinned_max_bytes`. `lacking_bytes`: shape (n,), the lengths of the chunks that are
-        not loaded. If none of them fits, the share is 1.
+        """The warmth of a memory that may pin `pinned_max_bytes`. `lacking_bytes`: shape (n,), the lengths of the
+        chunks that are not loaded. If none of them fits, the share is 1.
         """
         room_bytes = max(pinned_max_bytes - pinned_bytes, 0)
         fitting = lacking_bytes[lacking_bytes <= room_bytes]

@@ -25,7 +25,7 @@ from dieselfs.shuffle.spec import ReaderSpec
 DEFAULT_BUFFER_BYTES = 256 << 20
 DEFAULT_BATCHES_AHEAD = 4
 MIX_SHARE = 0.5
-"""Of the buffer, filled before batches are drawn: the fuller it is, the more random is the order."""
+"""Share of the buffer that is filled before batches are drawn: the fuller it is, the more random is the order."""
 _WAIT_S = 1.0
 """Waits look again this often, so that a signal is handled in time."""
 JOIN_TIMEOUT_S = 60.0

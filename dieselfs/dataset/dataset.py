@@ -74,12 +74,12 @@ class Dataset:
         name: str,
         generation: int = 0,
         tag: str = "",
-        is_created: bool = True,
+        must_exist: bool = True,
         memory_bytes: int = LIBRARY_MEMORY_BYTES,
         job: JobAccess | None = None,
     ) -> None:
-        """Use `connect`. `generation` 0: the one of `tag`, else the newest. `is_created`: the dataset must exist;
-        otherwise the first put creates it. `job`: the job whose nodes pool their memory.
+        """Use `connect`. `generation` 0: the one of `tag`, else the newest. Without `must_exist`, the first put
+        creates a missing dataset. `job`: the job whose nodes pool their memory.
         """
         self._settings = settings
         self._name = check_dataset_name(name)
@@ -88,7 +88,7 @@ class Dataset:
         self._lock = RLock()  # guards the two below
         self._record: DatasetRecord | None = None
         self._writing: tuple[int, ChunkSender, DatasetWriter] | None = None  # and the ID of the process
-        if is_created:
+        if must_exist:
             try:
                 self._record = self._client.dataset(self._name)
             except BaseException:
@@ -194,7 +194,7 @@ class Dataset:
         return buffered(DatasetFile(size, partial(reader.read_range, node), location))
 
     def statistics(self) -> dict[str, Any]:
-        """What reading this snapshot came to so far, in this process, by group and name."""
+        """Read counters of this process since the snapshot was opened, by group and name."""
         return self._frozen.open().metrics.as_dict()
 
     def stat(self, path: Path) -> Stat:
@@ -419,7 +419,7 @@ class Dataset:
             name,
             state["generation"],
             tag,
-            is_created=False,
+            must_exist=False,
             memory_bytes=state["memory_bytes"],
             job=JobAccess.find(settings, name, tag) if state["is_in_job"] else None,
         )

@@ -65,7 +65,7 @@ class DieselFileSystem(AbstractFileSystem):  # type: ignore[misc]  # fsspec has 
             raise FileNotFoundError(errno.ENOENT, str(error), path) from error
 
     def info(self, path: str, **_: Any) -> dict[str, Any]:
-        """Of a link, the entry of its target; a broken one has the type "link". `mtime` is in seconds."""
+        """The entry of a path; for a link, of its target. A broken link has the type "link". `mtime` is in seconds."""
         path = self._strip_protocol(path)
         if not path:
             return {"name": "", "size": 0, "type": "directory"}

@@ -79,7 +79,7 @@ class Course:
         self.schedule = Schedule(repeats)
         self.epoch = -1
         self.hits = self.reads = 0
-        """Of the samples that were read in this epoch."""
+        """Hits and reads of the samples of this epoch so far."""
         self._pending: list[Records] = []  # of this rank alone
         self._loss_sum, self._losses = 0.0, 0
         self._base: _Base | None = None

@@ -189,7 +189,7 @@ class RankReader:
         return self.course.order.loss_weights(np.asarray(samples, np.int64))
 
     def statistics(self) -> dict[str, float]:
-        """Of this epoch: samples read so far and hits of the cache, of all ranks; different samples of the whole."""
+        """Samples of this epoch read so far, and hits of the cache, of all ranks; different samples of the whole."""
         course = self.course
         different = len(np.unique(course.order.samples))
         return {"reads": course.reads, "hits": course.hits, "different": different}

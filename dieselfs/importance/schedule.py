@@ -11,7 +11,7 @@ from dieselfs.errors import InvalidInput
 from dieselfs.importance.scores import SCORE_UNITS
 
 SMOOTHING_SHARE = 0.01
-"""Of the mean loss of the first epoch, added to each score."""
+"""Share of the mean loss of the first epoch that is added to each score."""
 SMOOTHING_MAX = 100.0
 CHANGES = 3
 """Differences of accuracy that are averaged."""
@@ -38,7 +38,7 @@ class Schedule:
 
     @property
     def smoothing_units(self) -> int:
-        """As scores are counted."""
+        """`smoothing` in the unit of scores."""
         return round(self.smoothing * SCORE_UNITS)
 
     def end_epoch(self, mean_loss: float) -> None:
@@ -51,7 +51,7 @@ class Schedule:
         self.loss = mean_loss
 
     def note_accuracy(self, accuracy: float) -> None:
-        """Of the validation data, once an epoch, in any unit. Raises InvalidInput unless it is finite."""
+        """Take the accuracy on validation data, once an epoch, in any unit. Raises InvalidInput unless it is finite."""
         if not isfinite(accuracy):
             raise InvalidInput(f"the accuracy is {accuracy}: give a finite number")
         self.accuracies = [*self.accuracies[-CHANGES:], float(accuracy)]

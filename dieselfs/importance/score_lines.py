@@ -16,7 +16,7 @@ from dieselfs.importance.scores import Losses
 from dieselfs.names import printable
 
 BATCH_BYTES_MAX = 8 << 20
-"""Of the paths of a batch, which are in memory until it ends."""
+"""Limit of the paths of a batch, which are in memory until it ends."""
 LINE_BYTES_MAX = 16 << 10
 """A path has at most 4 KiB."""
 
@@ -33,7 +33,7 @@ class ScoreLines:
 
     def __init__(self) -> None:
         self.length_bytes = 0
-        """Of the text so far."""
+        """Length of the text so far."""
         self._rest = b""  # a line without its end
         self._begin()
 

@@ -79,7 +79,7 @@ class Pages(Protocol):
         ...
 
     def lacking(self, extents: Extents) -> npt.NDArray[np.bool_]:
-        """Of which of these extents, which were stored, the kernel has reclaimed pages."""
+        """Whether the kernel has reclaimed pages of each of these stored extents: shape (n,)."""
         ...
 
 

@@ -64,7 +64,7 @@ class ReadingList:
 
     @property
     def is_tracked(self) -> bool:
-        """That of the list."""
+        """`Listed.is_tracked` of the newest list."""
         return bool(self._head[_IS_TRACKED])
 
     def publish(self, listed: Listed) -> None:

@@ -111,7 +111,7 @@ class StoredReads:
         self.source, self.store = source, store
 
     def read_many(self, nodes: Sequence[int]) -> list[bytes]:
-        """As that of the source, each file once."""
+        """All bytes of each file, in this order; each file is read from the source once. Raises DieselfsError."""
         found = {node: self.store.read(node) for node in dict.fromkeys(nodes)}
         missing = [node for node, content in found.items() if content is None]
         contents = self.source.read_many(missing) if missing else []

@@ -38,7 +38,7 @@ class LibrarySource:
         self._is_planned = False  # pickled for workers, which start later
         self._reader = 0  # the ID of the last process that has read, as this object sees it
         self.times = WorkerTimes()
-        """Of all processes that read through this source."""
+        """Times of all processes that read through this source."""
         self._list = ReadingList()
         self._forget_reading()
 
@@ -150,14 +150,14 @@ class MountSource:
 
     orders_selections = False
     takes_lists = False
-    """As those of `LibrarySource`: the daemon knows orders of folders only."""
+    """See `LibrarySource`. The daemon knows orders of folders only."""
 
     def __init__(self, mountpoint: str, snapshot: Snapshot) -> None:
         self._mountpoint = mountpoint
         self._prefix = os.fsencode(mountpoint) + b"/"
         self.snapshot = snapshot
         self.times = WorkerTimes()
-        """Of all processes that read through this source."""
+        """Times of all processes that read through this source."""
 
     def read_many(self, nodes: Sequence[int]) -> list[bytes]:
         """As `LibrarySource.read_many`. Raises OSError, Damaged."""

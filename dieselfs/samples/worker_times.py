@@ -37,7 +37,7 @@ class WorkerTimes:
         self._rows = np.frombuffer(mmap.mmap(descriptor, _BYTES), np.float64).reshape(_SHAPE)
 
     def spent(self) -> Seconds:
-        """Of all processes."""
+        """Times of all processes together."""
         total: Seconds = self._rows.sum(0)
         return total
 

@@ -14,8 +14,8 @@ from dieselfs.shuffle.spec import PlanSpec
 from dieselfs.snapshot.reader import Snapshot
 
 FIRST_GROUP_BYTES, GROUP_BYTES = 16 << 20, 64 << 20
-"""Of the files of a group. A reader waits for the first one. The larger a group, the fewer requests fetch it: its files
-are those of fewer different chunks, in proportion.
+"""Size of a group, in bytes of its files. A reader waits for the first. The larger a group, the fewer requests fetch
+its files: they are in fewer different chunks, in proportion.
 """
 
 

@@ -63,7 +63,7 @@ class ServedQuality:
     folder_repeats: float
     folder_repeats_expected: float
     buffered_bytes_max: int
-    """Of files that had arrived and were still to be drawn, at most."""
+    """Largest size of the files that had arrived and were still to be drawn."""
 
 
 def served_nodes(plan: Plan, log_: ServedLog) -> npt.NDArray[np.int64]:

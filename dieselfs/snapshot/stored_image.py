@@ -37,7 +37,7 @@ METADATA_OFFSET = 2 * BLOCK_BYTES
 
 
 def image_key(snapshot: Snapshot, ownership: Ownership, serving: Serving) -> bytes:
-    """Of what an image is a function; 16 bytes."""
+    """Digest of all that determines the bytes of an image; 16 bytes."""
     layout = (BLOCK_BYTES, FILE_GUARD_BLOCKS, METADATA_GUARD_BLOCKS)
     told = (_MAGIC, snapshot.header.digest, astuple(ownership), serving.control, layout)
     return xxh3_128_digest(repr(told).encode() + serving.is_guarded.tobytes())

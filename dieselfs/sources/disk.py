@@ -73,7 +73,7 @@ class DiskSource(ServerSource):
         return bool(self._is_on_disk[chunk]) or self._tier.has_room
 
     def _names(self) -> frozenset[str]:
-        """Those of the files of all chunks of the snapshot."""
+        """File names of all chunks of the snapshot."""
         return frozenset(self.snapshot.chunk_id(chunk).hex() for chunk in range(self.snapshot.chunk_count))
 
     def _note_names(self, names: list[str]) -> None:

@@ -187,7 +187,7 @@ class ServerSource:
         )
 
     def _checksums_of(self, chunk: int) -> Checksums:
-        """Of all blocks of a chunk. Two threads may fetch them at the same time."""
+        """Checksums of all blocks of a chunk. Two threads may fetch them at the same time."""
         checksums = self.known_checksums(chunk)
         if checksums is None:
             _, blocks = block_range(0, self.snapshot.chunk_payload_length(chunk))
@@ -197,7 +197,7 @@ class ServerSource:
         return checksums
 
     def known_checksums(self, chunk: int) -> Checksums | None:
-        """Of all blocks of a chunk, if they are in memory."""
+        """Checksums of all blocks of a chunk, if they are in memory."""
         with self._lock:
             return self._checksums.get(chunk)
 

@@ -56,7 +56,7 @@ class ImageExport:
 
     @property
     def size_bytes(self) -> int:
-        """Of the image file."""
+        """Size of the image file."""
         return self._image.size_bytes
 
     def run(self, is_forced: bool = False) -> TransferReport:

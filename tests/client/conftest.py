@@ -35,7 +35,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
     """Holds the dataset `letters`, with the files `FILES`."""
     # What readers have of daemons is seen better if the server shares nothing.
     with running_server(tmp_path_factory.mktemp("server"), ["--shared-memory", "0"]) as running:
-        with Dataset(running.settings(), "letters", is_created=False) as dataset:
+        with Dataset(running.settings(), "letters", must_exist=False) as dataset:
             for path, content in FILES.items():
                 dataset.put(path, content)
         yield running

@@ -39,7 +39,7 @@ FILE_BYTES = 50_000
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
     with running_server(tmp_path_factory.mktemp("server"), ["--shared-memory", "0"]) as server:
-        with Dataset(server.settings(), "shared", is_created=False) as data:
+        with Dataset(server.settings(), "shared", must_exist=False) as data:
             for number in range(FILES):
                 data.put(f"{number}", content(number))
         yield server

@@ -55,7 +55,7 @@ def tree(cluster: Cluster, node: Host) -> Path:
     folder.mkdir()
     for number in range(FILES):
         (folder / f"{number:03}").write_bytes(chance.randbytes(FILE_BYTES))
-    with node.inside(), Dataset(cluster.settings(node), "photos", is_created=False) as data:
+    with node.inside(), Dataset(cluster.settings(node), "photos", must_exist=False) as data:
         upload = TreeUpload(data.client, data.create(), None, chunk_bytes=FILE_BYTES)
         assert not upload.run(lambda failed: walk_source(os.fsencode(folder), b"", failed)).failures
     for storage in cluster.storages:
@@ -157,7 +157,7 @@ def test_the_library_reads_on_and_comes_back_to_a_server(
 
 def test_a_server_that_was_killed_comes_back(cluster: Cluster, node: Host) -> None:
     one, other = cluster.storages
-    with node.inside(), Dataset(cluster.settings(node), "letters", is_created=False) as data:
+    with node.inside(), Dataset(cluster.settings(node), "letters", must_exist=False) as data:
         one.host.kill()
         data.put("a", b"content")
         data.flush()

@@ -18,7 +18,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
 def data(server: RunningServer, request: pytest.FixtureRequest) -> Iterator[Dataset]:
     """An empty dataset, named after the test."""
     name = "".join(c if c.isalnum() else "-" for c in request.node.name)
-    dataset = Dataset(server.settings(), f"t-{name}"[:200], is_created=False)
+    dataset = Dataset(server.settings(), f"t-{name}"[:200], must_exist=False)
     dataset.create()
     yield dataset
     dataset.close()

@@ -63,7 +63,7 @@ def test_lost_metadata_is_rebuilt_from_the_bucket(gateway: S3Server, tmp_path: P
     options = ["--store", gateway.url("rebuilt")]
     with (
         running_server(tmp_path / "server", options) as server,
-        Dataset(server.settings(), "data", is_created=False) as data,
+        Dataset(server.settings(), "data", must_exist=False) as data,
     ):
         data.create()
         put_all(data)
@@ -74,7 +74,7 @@ def test_lost_metadata_is_rebuilt_from_the_bucket(gateway: S3Server, tmp_path: P
     expected = {path: content for path, content in CONTENTS.items() if path != "folder/07"}
     with (
         running_server(tmp_path / "server", options) as server,
-        Dataset(server.settings(), "data", is_created=False) as data,
+        Dataset(server.settings(), "data", must_exist=False) as data,
     ):
         data.client.rebuild("data")
         assert read_all(data) == expected
@@ -88,7 +88,7 @@ def test_a_bucket_that_hangs_costs_a_reader_a_bounded_time(
     with (
         http_proxy(gateway.endpoint) as proxy,
         running_server(tmp_path / "server", ["--store", gateway.url("hung", proxy.endpoint)]) as server,
-        Dataset(server.settings(), "data", is_created=False) as data,
+        Dataset(server.settings(), "data", must_exist=False) as data,
     ):
         data.create()
         put_all(data)
@@ -108,7 +108,7 @@ def test_what_is_removed_leaves_the_bucket(gateway: S3Server, tmp_path: Path) ->
 
     with (
         running_server(tmp_path / "server", ["--store", gateway.url("purged")]) as server,
-        Dataset(server.settings(), "data", is_created=False) as data,
+        Dataset(server.settings(), "data", must_exist=False) as data,
     ):
         data.create()
         for path in CONTENTS:  # a chunk each
@@ -159,7 +159,7 @@ def test_a_server_killed_at_any_request_of_an_upload_leaves_all_or_nothing(
             try:
                 with (
                     suppress(DieselfsError),
-                    closing(Dataset(server.settings(), name, is_created=False)) as data,
+                    closing(Dataset(server.settings(), name, must_exist=False)) as data,
                 ):
                     data.create()
                     proxy.obey(killing(server, kills, is_seen, killed))

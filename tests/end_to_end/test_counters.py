@@ -44,7 +44,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
             (folder / name).mkdir()
             for number in range(FILES):
                 (folder / name / f"{number:03}").write_bytes(content(number))
-        with Dataset(server.settings(), "counted", is_created=False) as data:
+        with Dataset(server.settings(), "counted", must_exist=False) as data:
             chunk_bytes = FILES_PER_CHUNK * FILE_BYTES
             upload = TreeUpload(data.client, data.create(), None, jobs=1, chunk_bytes=chunk_bytes)
             assert not upload.run(lambda failed: walk_source(os.fsencode(folder), b"", failed)).failures

@@ -44,7 +44,7 @@ def content(number: int) -> bytes:
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
     with running_server(tmp_path_factory.mktemp("server")) as server:
-        with Dataset(server.settings(), "disk", is_created=False) as data:
+        with Dataset(server.settings(), "disk", must_exist=False) as data:
             folder = tmp_path_factory.mktemp("files")
             for number in range(FILES):
                 (folder / f"{number}").write_bytes(content(number))

@@ -40,7 +40,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
         path = f"train/{number:06d}"
         (folder / path).write_bytes(content_of(path))
     with running_server(tmp_path_factory.mktemp("server")) as running:
-        with Dataset(running.settings(), "images", is_created=False) as data:
+        with Dataset(running.settings(), "images", must_exist=False) as data:
             upload = TreeUpload(data.client, data.create(), None, jobs=1, chunk_bytes=CHUNK_BYTES)
             assert not upload.run(lambda failed: walk_source(os.fsencode(folder), b"", failed)).failures
         yield running

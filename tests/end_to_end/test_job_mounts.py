@@ -33,7 +33,7 @@ CHUNKS = FILES * FILE_BYTES // (4 * MIB) + 1
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
     with running_server(tmp_path_factory.mktemp("server")) as server:
-        with Dataset(server.settings(), "job", is_created=False) as data:
+        with Dataset(server.settings(), "job", must_exist=False) as data:
             for number in range(FILES):
                 data.put(f"{number}", content(number))
         yield server

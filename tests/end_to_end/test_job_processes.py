@@ -35,7 +35,7 @@ ESTABLISHED = "01"
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
     with running_server(tmp_path_factory.mktemp("server")) as server:
-        with Dataset(server.settings(), "job", is_created=False) as data:
+        with Dataset(server.settings(), "job", must_exist=False) as data:
             store(data, tmp_path_factory.mktemp("files"))
         yield server
 

@@ -61,7 +61,7 @@ PROGRAM = PROGRAM.replace("NODES", f"{NODES}").replace("DATASET", DATASET)
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
     with running_server(tmp_path_factory.mktemp("server")) as server:
-        with Dataset(server.settings(), DATASET, is_created=False) as data:
+        with Dataset(server.settings(), DATASET, must_exist=False) as data:
             store(data, tmp_path_factory.mktemp("files"))
         yield server
 
@@ -228,7 +228,7 @@ def test_a_snapshot_that_the_servers_have_no_more_is_handed_to_the_daemon(
         monkeypatch.setenv(name, value)
     key_file = str(nodes.server.user("late", changing="read"))
     with (
-        Dataset(nodes.server.settings(), "changing", is_created=False) as writer,
+        Dataset(nodes.server.settings(), "changing", must_exist=False) as writer,
         ExitStack() as stack,
     ):
         writer.put("first", b"1")

@@ -27,7 +27,7 @@ def test_a_file_of_three_hundred_megabytes(tmp_path: Path) -> None:
     mountpoint = tmp_path / "mount"
     mountpoint.mkdir()
     with running_server(tmp_path / "server") as server:
-        with Dataset(server.settings(), "large", is_created=False) as data:
+        with Dataset(server.settings(), "large", must_exist=False) as data:
             upload = TreeUpload(data.client, data.create(), None)
             report = upload.run(lambda failed: walk_source(os.fsencode(source), b"", failed))
             assert not report.failures

@@ -42,7 +42,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
         folder = tmp_path_factory.mktemp("files")
         for number in range(FILES):
             (folder / f"{number}").write_bytes(content(number))
-        with Dataset(server.settings(), "large", is_created=False) as data:
+        with Dataset(server.settings(), "large", must_exist=False) as data:
             upload = TreeUpload(data.client, data.create(), None, jobs=1, chunk_bytes=CHUNK_BYTES)
             assert not upload.run(lambda failed: walk_source(os.fsencode(folder), b"", failed)).failures
         yield server
@@ -74,7 +74,7 @@ def test_each_chunk_that_is_not_kept_leaves_the_server_once_in_an_epoch(
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
     (tmp_path / "nodes").mkdir()
     with (
-        Dataset(server.settings(), "large", is_created=False) as data,
+        Dataset(server.settings(), "large", must_exist=False) as data,
         job_mounts(server, "large", tmp_path / "nodes", NODES, memory_bytes=MEMORY_BYTES) as places,
     ):
         assert data.snapshot.chunk_count == CHUNKS

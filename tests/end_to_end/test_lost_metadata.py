@@ -38,7 +38,7 @@ def test_redis_starts_from_nothing_during_an_upload_and_a_mount(tmp_path: Path) 
     with (
         running_redis(tmp_path / "redis") as redis,
         running_server(tmp_path / "server", options(tmp_path, redis, "one")) as server,
-        contextlib.closing(Dataset(server.settings(), "data", is_created=False)) as data,
+        contextlib.closing(Dataset(server.settings(), "data", must_exist=False)) as data,
     ):
         data.put("mounted", b"seen by the mount")
         data.put("large", bytes(range(256)) * 40_000)
@@ -78,7 +78,7 @@ def test_a_saved_snapshot_is_mounted_while_redis_is_away(tmp_path: Path, view: s
         running_redis(tmp_path / "redis") as redis,
         running_server(tmp_path / "server", options(tmp_path, redis, "one")) as server,
     ):
-        with contextlib.closing(Dataset(server.settings(), "data", is_created=False)) as data:
+        with contextlib.closing(Dataset(server.settings(), "data", must_exist=False)) as data:
             for path, content in contents.items():
                 data.put(path, content)
             data.flush()

@@ -19,7 +19,7 @@ def test_a_store_that_is_away_is_never_taken_for_empty(tmp_path: Path, is_empty_
     with running_server(tmp_path / "server") as server:
         chunks, away = server.folder / "chunks", server.folder / "away"
         key = server.user("ada", all_datasets="admin")
-        with contextlib.closing(Dataset(server.settings(), "data", is_created=False)) as data:
+        with contextlib.closing(Dataset(server.settings(), "data", must_exist=False)) as data:
             data.put("file", b"content")
             data.flush()
         chunks.rename(away)
@@ -40,7 +40,7 @@ def test_a_store_that_is_away_is_never_taken_for_empty(tmp_path: Path, is_empty_
             assert client.dataset("data").files == 1
         with (
             pytest.raises(Unavailable, match="away"),
-            contextlib.closing(Dataset(server.settings(), "data", is_created=False)) as data,
+            contextlib.closing(Dataset(server.settings(), "data", must_exist=False)) as data,
         ):
             data.put("other", b"more")
             data.flush()
@@ -55,7 +55,7 @@ def test_a_store_that_is_away_is_never_taken_for_empty(tmp_path: Path, is_empty_
         away.rename(chunks)
     again = start_server(tmp_path / "server", is_new=False)
     try:
-        with contextlib.closing(Dataset(again.settings(key), "data", is_created=False)) as data:
+        with contextlib.closing(Dataset(again.settings(key), "data", must_exist=False)) as data:
             assert data.get("file") == b"content"
     finally:
         again.stop()

@@ -45,7 +45,7 @@ def content_of(number: int) -> bytes:
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
     with running_server(tmp_path_factory.mktemp("server")) as server:
-        with Dataset(server.settings(), "large", is_created=False) as data:
+        with Dataset(server.settings(), "large", must_exist=False) as data:
             for number in range(FILES):
                 data.put(f"{number}", content_of(number))
         yield server

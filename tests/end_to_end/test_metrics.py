@@ -42,7 +42,7 @@ needs_fuse = pytest.mark.skipif(not os.access("/dev/fuse", os.W_OK), reason="nee
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
     with running_server(tmp_path_factory.mktemp("server")) as server:
-        with Dataset(server.settings(), "counted", is_created=False) as data:
+        with Dataset(server.settings(), "counted", must_exist=False) as data:
             store(data, tmp_path_factory.mktemp("files"))
         yield server
 
@@ -100,7 +100,7 @@ def test_prometheus_accepts_the_metrics_of_a_server(tmp_path: Path) -> None:
     port, folder = free_port(), tmp_path / "server"
     tiers = f"tiered:fast=posix://{folder}/fast,slow=posix://{folder}/chunks,size=1GiB"
     with running_server(folder, ["--metrics", f"127.0.0.1:{port}", "--store", tiers]) as server:
-        with Dataset(server.settings(), "few", is_created=False) as data:
+        with Dataset(server.settings(), "few", must_exist=False) as data:
             store(data, tmp_path / "files")
             assert all(data.get_many(data.files()))
         with urlopen(f"http://127.0.0.1:{port}/metrics", timeout=30) as answer:

@@ -104,7 +104,7 @@ def test_every_panel_has_data_and_every_rule_is_well(tmp_path: Path, monkeypatch
     server_port, node_port = free_ports(2)
     metrics = ["--metrics", f"127.0.0.1:{server_port}"]
     with running_server(tmp_path / "server", metrics) as server:
-        with Dataset(server.settings(), "counted", is_created=False) as data:
+        with Dataset(server.settings(), "counted", must_exist=False) as data:
             store(data, files)
         with closing(server.client()) as client, pytest.raises(NotFound):
             client.usage("none")  # a call that fails

@@ -41,7 +41,7 @@ MEMORIES = {"all is kept": 256 * MIB, "most streams": 40 * MIB}
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
     with running_server(tmp_path_factory.mktemp("server")) as server:
-        with Dataset(server.settings(), "fire", is_created=False) as data:
+        with Dataset(server.settings(), "fire", must_exist=False) as data:
             for path in paths():
                 data.put(path, plan_reader.content_of(path))
         yield server

@@ -36,7 +36,7 @@ def test_an_epoch_by_plan(tmp_path: Path) -> None:
     mountpoint.mkdir()
     stored = sorted(f"{number % 7}/{number}" for number in range(FILES))
     with running_server(tmp_path / "server") as server:
-        with Dataset(server.settings(), "images", is_created=False) as data:
+        with Dataset(server.settings(), "images", must_exist=False) as data:
             for path in stored:
                 data.put(path, content_of(path))
         options = MountOptions(

@@ -26,7 +26,7 @@ def content(number: int) -> bytes:
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
     with running_server(tmp_path_factory.mktemp("server")) as running:
         for name in ("one", "two"):
-            with Dataset(running.settings(), name, is_created=False) as data:
+            with Dataset(running.settings(), name, must_exist=False) as data:
                 for number in range(FILES):
                     data.put(f"{number:04d}", content(number))
         yield running

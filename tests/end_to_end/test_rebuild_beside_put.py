@@ -32,13 +32,13 @@ def server(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[RunningSe
 def test_writers_do_not_notice_a_rebuild(server: RunningServer) -> None:
     contents = {f"w{writer}/{n}": os.urandom(2000) for writer in range(WRITERS) for n in range(FILES)}
     failures: list[BaseException] = []
-    with contextlib.closing(Dataset(server.settings(), "data", is_created=False)) as data:
+    with contextlib.closing(Dataset(server.settings(), "data", must_exist=False)) as data:
         data.put("first", b"1")
         data.flush()
 
         def write(writer: int) -> None:
             try:
-                with contextlib.closing(Dataset(server.settings(), "data", is_created=False)) as own:
+                with contextlib.closing(Dataset(server.settings(), "data", must_exist=False)) as own:
                     for n in range(FILES):
                         own.put(f"w{writer}/{n}", contents[f"w{writer}/{n}"])
                         own.flush()

@@ -22,7 +22,7 @@ def options(folder: Path, redis: RedisProcess, name: str) -> list[str]:
 
 
 def opened(server: RunningServer) -> "contextlib.closing[Dataset]":
-    return contextlib.closing(Dataset(server.settings(), "pets", is_created=False))
+    return contextlib.closing(Dataset(server.settings(), "pets", must_exist=False))
 
 
 def test_what_one_server_takes_the_other_gives_and_survives_redis(tmp_path: Path) -> None:

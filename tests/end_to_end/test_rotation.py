@@ -44,7 +44,7 @@ def server(tmp_path: Path, certificate: tuple[Path, Path], contents: list[bytes]
         (tree / str(number)).write_bytes(content)
     pair = ("--tls-certificate", str(certificate[0]), "--tls-key", str(certificate[1]))
     with running_server(tmp_path / "server", pair) as running:
-        with Dataset(running.settings(), "data", is_created=False) as dataset:
+        with Dataset(running.settings(), "data", must_exist=False) as dataset:
             upload(dataset, tree, FILE_BYTES)  # each file is read from the server
         yield running
 

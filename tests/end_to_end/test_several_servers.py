@@ -84,7 +84,7 @@ def assert_holds(data: Dataset, tree: Path) -> None:
 
 def test_an_upload_and_reads_go_on_while_servers_are_killed(servers: list[RunningServer], tree: Path) -> None:
     settings = settings_for(servers)
-    with Dataset(settings, "photos", is_created=False) as data:
+    with Dataset(settings, "photos", must_exist=False) as data:
         upload(data, tree, lambda: kill_the_busiest(servers))
         alive = [server for server in servers if server.process.poll() is None]
         assert len(alive) == 2
@@ -166,7 +166,7 @@ def test_connections_of_many_clients_go_to_all_servers(servers: list[RunningServ
 def test_what_one_server_stores_the_others_serve(servers: list[RunningServer]) -> None:
     settings = settings_for(servers)
     for number, server in enumerate(servers):
-        with Dataset(replace(settings, server=server.tcp), "shared", is_created=False) as data:
+        with Dataset(replace(settings, server=server.tcp), "shared", must_exist=False) as data:
             data.put(f"{number}", b"from %d" % number)
     for server in servers:
         with Dataset(replace(settings, server=server.tcp), "shared") as data:
@@ -208,7 +208,7 @@ def test_clients_find_servers_in_etcd_and_go_on_without_it(
         etcd.kill()
         kill_the_busiest(registered)
 
-    with Dataset(settings, "photos", is_created=False) as data:
+    with Dataset(settings, "photos", must_exist=False) as data:
         upload(data, tree, kill)
         assert_holds(data, tree)
     for client in clients:
@@ -235,7 +235,7 @@ def test_forked_workers_find_servers_too_with_and_without_etcd(
     etcd: RunningEtcd, registered: list[RunningServer], tmp_path: Path
 ) -> None:
     settings = settings_for(registered)
-    with Dataset(settings, "photos", is_created=False) as data:
+    with Dataset(settings, "photos", must_exist=False) as data:
         data.put("a", b"content")
     environment = {
         **os.environ,

@@ -28,7 +28,7 @@ PATHS = [f"{number:03}" for number in range(CHUNKS * FILES_EACH)]
 
 
 def store_files(server: RunningServer) -> None:
-    with Dataset(server.settings(), "data", is_created=False) as data:
+    with Dataset(server.settings(), "data", must_exist=False) as data:
         for number, path in enumerate(PATHS):
             data.put(path, content(number))
 

@@ -39,7 +39,7 @@ def digits(server: RunningServer, tmp_path_factory: pytest.TempPathFactory) -> s
     """A dataset of 1,797 images in some seventy chunks, each of them of one class, or two."""
     source = tmp_path_factory.mktemp("digits")
     write_digits(source)
-    with Dataset(server.settings(), "digits", is_created=False) as data:
+    with Dataset(server.settings(), "digits", must_exist=False) as data:
         store_digits(data, by_class, source)
     return "digits"
 

@@ -42,7 +42,7 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @contextmanager
 def uploaded(server: RunningServer, source: Path, name: str = "data") -> Iterator[Dataset]:
-    with Dataset(server.settings(), name, is_created=False) as dataset:
+    with Dataset(server.settings(), name, must_exist=False) as dataset:
         upload = TreeUpload(dataset.client, dataset.create(), None, chunk_bytes=CHUNK_BYTES)
         report = upload.run(lambda failed: walk_source(os.fsencode(source), b"", failed))
         assert not report.failures
@@ -182,7 +182,7 @@ def test_a_full_or_read_only_store_refuses_and_keeps_what_it_acknowledged(tmp_pa
         stored: dict[str, bytes] = {}
         with (
             pytest.raises(StorageFull, match="object store is full: No space left"),
-            Dataset(server.settings(), "data", is_created=False) as dataset,
+            Dataset(server.settings(), "data", must_exist=False) as dataset,
         ):
             dataset.create()
             for number in range(20):
@@ -207,7 +207,7 @@ def test_a_store_that_hangs_costs_a_reader_a_bounded_time(
         ceph.make_pool("data")
         with (
             running_server(tmp_path / "server", ["--store", ceph.url("data")]) as server,
-            Dataset(server.settings(), "data", is_created=False) as dataset,
+            Dataset(server.settings(), "data", must_exist=False) as dataset,
         ):
             dataset.create()
             dataset.put("file", b"content")

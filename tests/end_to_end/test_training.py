@@ -38,7 +38,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
 
 @pytest.fixture(scope="module")
 def data(server: RunningServer, source: Path) -> Iterator[Dataset]:
-    with Dataset(server.settings(), "images", is_created=False) as dataset:
+    with Dataset(server.settings(), "images", must_exist=False) as dataset:
         upload = TreeUpload(dataset.client, dataset.create(), None, chunk_bytes=1 << 20)
         report = upload.run(lambda failed: walk_source(os.fsencode(source), b"", failed))
         assert not report.failures

@@ -32,7 +32,7 @@ SLOW_BYTES = FILE_BYTES // 10
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
     with running_server(tmp_path_factory.mktemp("server")) as server:
-        with Dataset(server.settings(), "warmed", is_created=False) as data:
+        with Dataset(server.settings(), "warmed", must_exist=False) as data:
             store(data, tmp_path_factory.mktemp("files"))
         yield server
 

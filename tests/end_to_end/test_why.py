@@ -51,7 +51,7 @@ def slow(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
 def _fill(server: RunningServer, folder: Path) -> None:
     for number in range(FILES):
         (folder / str(number)).write_bytes(bytes(FILE_BYTES))
-    with Dataset(server.settings(), "slow", is_created=False) as data:
+    with Dataset(server.settings(), "slow", must_exist=False) as data:
         upload(data, folder, FILES_PER_CHUNK * FILE_BYTES)
 
 

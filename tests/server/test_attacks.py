@@ -68,7 +68,7 @@ def test_bytes_with_the_same_fast_checksum_are_not_believed(server: RunningServe
     assert stored != forged
     assert xxh3_64_digest(stored) == xxh3_64_digest(forged)
     assert xxh3_128_digest(stored) == xxh3_128_digest(forged)
-    with closing(Dataset(server.settings(), "data", is_created=False)) as data:
+    with closing(Dataset(server.settings(), "data", must_exist=False)) as data:
         data.put("file", stored)
         data.flush()
         (chunk,) = (path for path in (server.folder / "chunks").glob("*/???/??/*") if path.is_file())

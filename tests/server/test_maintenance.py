@@ -38,7 +38,7 @@ def server(tmp_path: Path) -> Iterator[RunningServer]:
 @pytest.fixture
 def data(server: RunningServer) -> Iterator[Dataset]:
     """250 files in two chunks, a link, an empty folder, one file deleted, one replaced."""
-    dataset = Dataset(server.settings(), "data", is_created=False)
+    dataset = Dataset(server.settings(), "data", must_exist=False)
     for path, content in FILES.items():
         dataset.put(path, content)
     dataset.writer.put_link(b"link", b"d1/f001")
@@ -103,7 +103,7 @@ def test_all_metadata_lost_and_made_again(server: RunningServer, data: Dataset) 
 def test_a_server_that_starts_without_metadata_says_so_and_serves_chunks(tmp_path: Path) -> None:
     folder = tmp_path / "server"
     with running_server(folder) as first:
-        writer = Dataset(first.settings(), "data", is_created=False)
+        writer = Dataset(first.settings(), "data", must_exist=False)
         writer.put("file", b"content")
         writer.flush()
         reader = Dataset(first.settings(), "data")
@@ -113,7 +113,7 @@ def test_a_server_that_starts_without_metadata_says_so_and_serves_chunks(tmp_pat
         (folder / name).unlink(missing_ok=True)
     with running_server(folder) as second:
         reader.client.close()
-        moved = Dataset(second.settings(), "data", is_created=False)
+        moved = Dataset(second.settings(), "data", must_exist=False)
         with pytest.raises(Unavailable, match="rebuild"):
             moved.ls()
         moved.client.rebuild("data")

@@ -26,7 +26,7 @@ def test_acknowledged_files_survive_a_power_cut_in_the_middle_of_an_upload(tmp_p
 
     with xfs_disk(tmp_path) as disk:
         server = start_server(disk.folder / "server")
-        data = Dataset(server.settings(), "data", is_created=False)
+        data = Dataset(server.settings(), "data", must_exist=False)
         sender = ChunkSender(data.client, data.create(), note)
 
         def upload() -> None:

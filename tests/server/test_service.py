@@ -104,7 +104,7 @@ def test_a_folder_is_listed_page_by_page(admin: ServerClient) -> None:
 
 def test_links_with_long_targets_are_listed_in_shorter_pages(server: RunningServer) -> None:
     names = [b"%04d" % n for n in range(LISTING_ENTRIES_MAX)]
-    with Dataset(server.settings(), "long-links", is_created=False) as data:
+    with Dataset(server.settings(), "long-links", must_exist=False) as data:
         for name in names:
             data.writer.put_link(b"f/" + name, b"x" * PATH_BYTES_MAX)
         data.flush()

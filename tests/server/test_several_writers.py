@@ -70,7 +70,7 @@ def test_one_path_written_by_many_is_one_whole_file_everywhere(servers: list[Run
     small = [b"%d" % number * 100 for number in range(WRITERS)]
 
     def write(number: int) -> None:
-        with Dataset(servers[number % 2].settings(), "data", is_created=False) as writer:
+        with Dataset(servers[number % 2].settings(), "data", must_exist=False) as writer:
             for _ in range(3):
                 writer.put("folder/large", candidates[number])
                 writer.put("folder/small", small[number])
@@ -97,7 +97,7 @@ def test_two_uploads_into_one_folder(servers: list[RunningServer], tmp_path: Pat
         trees.append(tree)
 
     def upload(number: int) -> None:
-        with Dataset(servers[number].settings(), "data", is_created=False) as writer:
+        with Dataset(servers[number].settings(), "data", must_exist=False) as writer:
             run = TreeUpload(writer.client, writer.create(), None, chunk_bytes=20_000)
             report = run.run(lambda failed: walk_source(os.fsencode(trees[number]), b"same", failed))
             assert not report.failures

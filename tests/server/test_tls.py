@@ -65,7 +65,7 @@ def relay(target: str, tls: ServerTls) -> Iterator[str]:
 def test_data_crosses_encrypted(server: RunningServer) -> None:
     key = server.user("ada", secret="write")
     content = bytes(range(256)) * 40_000
-    with Dataset(server.settings(key), "secret", is_created=False) as data:
+    with Dataset(server.settings(key), "secret", must_exist=False) as data:
         data.put("file", content)
         data.flush()
         assert data.get("file") == content
@@ -229,7 +229,7 @@ def test_a_running_client_changes_to_a_new_key(
     monkeypatch.setattr("dieselfs.rpc.access.CHANGES_LOOK_S", 0.0)
     path = server.user("nora", noras="write")
     old = read_key_file(path)
-    with Dataset(server.settings(path), "noras", is_created=False) as data, closing(server.client()) as admin:
+    with Dataset(server.settings(path), "noras", must_exist=False) as data, closing(server.client()) as admin:
         data.put("file", b"content")
         data.flush()
         with closing(server.client(path)) as client:
@@ -256,7 +256,7 @@ def test_a_snapshot_of_other_servers_is_refused(
 ) -> None:
     """Also from a server that shows the right key."""
     path = server.user("paul", pauls="write")
-    with Dataset(server.settings(path), "pauls", is_created=False) as data:
+    with Dataset(server.settings(path), "pauls", must_exist=False) as data:
         data.put("file", b"content")
         data.flush()
         dataset = data.client.dataset("pauls")

@@ -46,7 +46,7 @@ def store(
     folder.mkdir()
     for number in range(files):
         (folder / f"{number}").write_bytes(content_of(f"{number}", file_bytes))
-    with host.inside(), Dataset(cluster.settings(host), name, is_created=False) as data:
+    with host.inside(), Dataset(cluster.settings(host), name, must_exist=False) as data:
         upload(data, folder, files_per_chunk * file_bytes)
     with host.inside(), Dataset(cluster.settings(host), name) as data:
         snapshot = data.snapshot

@@ -188,8 +188,8 @@ class ImportanceSampler(Sampler[list[int]]):
         ).float()
 
     def statistics(self) -> dict[str, float]:
-        """Of this epoch so far, of all ranks together: samples read, hits of the cache, and the number of different
-        samples in the whole epoch.
+        """Counts of this epoch so far, of all ranks together: samples read, hits of the cache, and the number of
+        different samples in the whole epoch.
         """
         return self.reader.statistics()
 

@@ -31,7 +31,7 @@ job_numbers = count()
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
     with running_server(tmp_path_factory.mktemp("server")) as server:
-        with Dataset(server.settings(), "pooled", is_created=False) as data:
+        with Dataset(server.settings(), "pooled", must_exist=False) as data:
             for number in range(CHUNKS * FILES_PER_CHUNK):
                 data.put(f"{number:03}", content(number))
         yield server

@@ -272,7 +272,7 @@ def test_the_log_lies_in_the_users_state(options: MountOptions, mountpoint: Path
 def test_what_is_mounted_survives_a_purge(
     server: RunningServer, options: MountOptions, mountpoint: Path
 ) -> None:
-    with Dataset(server.settings(), "purged", is_created=False) as dataset:
+    with Dataset(server.settings(), "purged", must_exist=False) as dataset:
         dataset.put("file", b"first")
         dataset.flush()
         control.mount("purged", mountpoint, options)

@@ -39,7 +39,7 @@ SWITCHES = int(os.environ.get("FOLLOW_SWITCHES", "4"))
 def data(server: RunningServer) -> Iterator[Dataset]:
     """A dataset with two files, which say in which generation of the test they were stored. No mount of it is left."""
     name = f"follow-{os.getpid()}-{next(_NUMBERS)}"
-    with Dataset(server.settings(), name, is_created=False) as dataset:
+    with Dataset(server.settings(), name, must_exist=False) as dataset:
         store(dataset, 0)
         yield dataset
         wait_until(lambda: not places(dataset))

@@ -13,7 +13,7 @@ from tests.support.server import RunningServer
 
 @pytest.fixture(scope="module")
 def dataset(server: RunningServer) -> str:
-    with Dataset(server.settings(), "verified", is_created=False) as data:
+    with Dataset(server.settings(), "verified", must_exist=False) as data:
         for number in range(100):
             data.put(f"{number}", verifying_reader.content_of(f"{number}"))
     return "verified"

@@ -288,7 +288,7 @@ def test_neither_the_zygote_nor_the_server_nor_the_cache_is_needed_for_a_new_dae
     options: MountOptions, mountpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with running_server(tmp_path / "server") as server:
-        with Dataset(server.settings(), "gone", is_created=False) as data:
+        with Dataset(server.settings(), "gone", must_exist=False) as data:
             data.put("folder/file", b"content")
         control.mount("gone", mountpoint, replace(options, server=server.unix))
         assert (mountpoint / "folder/file").read_bytes() == b"content"

@@ -33,7 +33,7 @@ SMALL_MEMORY_BYTES = 4 * CHUNK_TARGET_BYTES
 @pytest.fixture(scope="module")
 def packed(server: RunningServer) -> Iterator[Dataset]:
     """A dataset of chunks that are full, each file with bytes of its own."""
-    with Dataset(server.settings(), "t-file-reader", is_created=False) as dataset:
+    with Dataset(server.settings(), "t-file-reader", must_exist=False) as dataset:
         for number in range(CHUNKS * FILES_PER_CHUNK):
             dataset.put(f"{number:06}", number.to_bytes(4, "big") * (FILE_BYTES // 4))
         dataset.flush()

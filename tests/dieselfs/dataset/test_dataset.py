@@ -206,7 +206,7 @@ def test_saved_metadata_of_another_dataset_is_refused(
     data.put("file", b"1")
     data.flush()
     data.save_meta(tmp_path / "meta")
-    with Dataset(server.settings(), "t-other-dataset", is_created=False) as other:
+    with Dataset(server.settings(), "t-other-dataset", must_exist=False) as other:
         other.put("file", b"2")
         other.flush()
         with pytest.raises(DieselfsError, match="another dataset"):
@@ -244,7 +244,7 @@ def test_a_dropped_dataset_is_gone_and_its_name_is_free(data: Dataset, server: R
     data.delete_dataset()
     with pytest.raises(NotFound, match="there is no dataset"):
         Dataset(server.settings(), data.name)
-    with Dataset(server.settings(), data.name, is_created=False) as again:
+    with Dataset(server.settings(), data.name, must_exist=False) as again:
         again.put("other", b"2")
         again.flush()
         assert again.ls() == ["other"]
@@ -412,6 +412,6 @@ def test_the_version_and_the_tag_are_shown(server: RunningServer, data: Dataset)
     with pytest.raises(AttributeError):
         getattr(dieselfs, "no_such_name")  # noqa: B009  # as the name is not there
     assert f"Dataset '{data.name}' at" in repr(data)
-    tagged = Dataset(server.settings(), data.name, tag="v3", is_created=False)
+    tagged = Dataset(server.settings(), data.name, tag="v3", must_exist=False)
     assert f"Dataset '{data.name}@v3' at" in repr(tagged)
     tagged.close()

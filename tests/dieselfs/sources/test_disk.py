@@ -31,7 +31,7 @@ ALL = range(CHUNKS)
 def data(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Dataset]:
     with (
         running_server(tmp_path_factory.mktemp("server")) as server,
-        Dataset(server.settings(), "data", is_created=False) as opened,
+        Dataset(server.settings(), "data", must_exist=False) as opened,
     ):
         store(opened, tmp_path_factory.mktemp("files"))
         yield opened
@@ -234,7 +234,7 @@ def test_many_threads_that_need_a_chunk_fetch_it_once(data: Dataset, tmp_path: P
 def test_damage_in_the_store_costs_only_the_files_it_touches(tmp_path: Path) -> None:
     with (
         running_server(tmp_path / "server") as server,
-        Dataset(server.settings(), "data", is_created=False) as opened,
+        Dataset(server.settings(), "data", must_exist=False) as opened,
     ):
         (tmp_path / "files").mkdir()
         store(opened, tmp_path / "files")

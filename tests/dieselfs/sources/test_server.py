@@ -55,7 +55,7 @@ class DamagingClient(ServerClient):
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
     with running_server(tmp_path_factory.mktemp("server")) as running:
-        with Dataset(running.settings(), "data", is_created=False) as data:
+        with Dataset(running.settings(), "data", must_exist=False) as data:
             data.create()
             for number, content in enumerate(CONTENTS):
                 data.put(str(number), content)

@@ -15,7 +15,7 @@ from tests.support.server import running_server
 def test_a_copy_needs_read_and_write_and_a_move_write_twice(tmp_path: Path) -> None:
     with running_server(tmp_path / "server") as server:
         for name in ("seen", "own", "hidden"):
-            with closing(Dataset(server.settings(), name, is_created=False)) as data:
+            with closing(Dataset(server.settings(), name, must_exist=False)) as data:
                 data.put("f", name.encode())
         key = server.user("eve", seen="read", own="write")
         with closing(server.client(key)) as eve:

@@ -107,7 +107,7 @@ def test_a_server_continues_from_a_copy_that_was_made_while_it_ran(tmp_path: Pat
     backups = str(tmp_path / "backups")
     with running_server(tmp_path / "server") as server:
         key_file = server.user("ada", data="write")
-        with Dataset(server.settings(), "data", is_created=False) as data:
+        with Dataset(server.settings(), "data", must_exist=False) as data:
             data.put("a", b"content")
             data.flush()
         assert "copied to" in run(server, "--backup", backups)
@@ -120,7 +120,7 @@ def test_a_server_continues_from_a_copy_that_was_made_while_it_ran(tmp_path: Pat
     again = start_server(server.folder, is_new=False)
     try:
         with Dataset(
-            again.settings(key_file), "data", is_created=False
+            again.settings(key_file), "data", must_exist=False
         ) as data:  # the same user, the same pin
             assert data.get("a") == b"content"
     finally:

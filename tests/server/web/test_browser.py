@@ -58,7 +58,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
     with pytest.MonkeyPatch.context() as changed:
         changed.setenv("XDG_RUNTIME_DIR", str(folder))  # where the server finds daemons of its user
         with running_server(folder, ("--web", "127.0.0.1:0")) as server:
-            with Dataset(server.settings(), "counted", is_created=False) as data:
+            with Dataset(server.settings(), "counted", must_exist=False) as data:
                 store(data, tmp_path_factory.mktemp("files"))
             with closing(server.client()) as client:
                 client.put_tag("counted", "v1")

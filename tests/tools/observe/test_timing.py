@@ -13,7 +13,7 @@ from dieselfs_tools.observe.timing import FEW, ROUNDS_S, Form, fetch_rate, round
 
 def test_chunks_are_fetched_until_the_time_is_over(tmp_path: Path) -> None:
     settings = Settings(home=tmp_path / "home", cache=tmp_path / "cache")
-    with Dataset(settings, "data", is_created=False) as data:
+    with Dataset(settings, "data", must_exist=False) as data:
         data.put("file", bytes(1_000_000))
         data.flush()
         assert fetch_rate(data.chunks) > 0

@@ -43,9 +43,9 @@ class Home:
 
     folder: Path
 
-    def dataset(self, is_created: bool = True, memory_bytes: int = LIBRARY_MEMORY_BYTES) -> Dataset:
+    def dataset(self, must_exist: bool = True, memory_bytes: int = LIBRARY_MEMORY_BYTES) -> Dataset:
         settings = Settings(home=self.folder, cache=self.folder / "cache")
-        return Dataset(settings, DATASET, is_created=is_created, memory_bytes=memory_bytes)
+        return Dataset(settings, DATASET, must_exist=must_exist, memory_bytes=memory_bytes)
 
     def server_process(self) -> int:
         """Process ID of the running server. Raises Unavailable."""
@@ -64,7 +64,7 @@ def running_home(folder: Path) -> Iterator[Home]:
     folder.mkdir(exist_ok=True)
     home = Home(folder)
     try:
-        with _uninterrupted(), home.dataset(is_created=False) as dataset:
+        with _uninterrupted(), home.dataset(must_exist=False) as dataset:
             dataset.create()
         yield home
     finally:
@@ -90,7 +90,7 @@ def _uninterrupted() -> Iterator[None]:
 
 
 def store_tree(home: Home, folder: Path, size_bytes: int) -> None:
-    with home.dataset(is_created=False) as dataset:
+    with home.dataset(must_exist=False) as dataset:
         stored_bytes = upload(dataset, folder)
     assert stored_bytes == size_bytes, f"stored {stored_bytes} of {size_bytes} bytes"
 

@@ -61,7 +61,7 @@ def running_stage(folder: Path, files: int, nodes: int) -> Iterator[Stage]:
     with Network() as net, running_cluster(net, servers=1) as cluster:
         hosts = [net.host(f"node-{number}") for number in range(nodes)]
         tree = make_tree(folder / "source", files, SMALL_FILE_BYTES)
-        with hosts[0].inside(), Dataset(cluster.settings(hosts[0]), DATASET, is_created=False) as dataset:
+        with hosts[0].inside(), Dataset(cluster.settings(hosts[0]), DATASET, must_exist=False) as dataset:
             upload(dataset, tree.folder)
             dataset.refresh()
             yield Stage(tree, cluster, hosts, dataset.snapshot)

@@ -45,7 +45,7 @@ def programs(folder: Path, scale: Scale) -> Iterator[Iterator[Row]]:
             (source / program.folder).mkdir(parents=True)
             items[program.name] = _write(program, source / program.folder, units)
     with running_home(folder / "home") as home:
-        with home.dataset(is_created=False) as dataset:
+        with home.dataset(must_exist=False) as dataset:
             upload(dataset, source)
         comparison = _Comparison(folder, home, units, scale, filesystem_type(folder))
         yield (

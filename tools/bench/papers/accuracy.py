@@ -47,7 +47,7 @@ def _learn_from(
     runs: dict[int, list[list[float]]] = {group: [] for group in groups}
     repeats, seeds = {}, range(scale.seeds)
     with running_home(folder) as home:
-        with home.dataset(is_created=False) as data:
+        with home.dataset(must_exist=False) as data:
             store_digits(data, entries, source)
             layout = Layout.of(data.snapshot, b"train")
             for group in groups:

@@ -109,7 +109,7 @@ def deepio(folder: Path, scale: Scale) -> Generator[Iterable[Row]]:
     # Chunks that a server shares would not come through the pipe.
     with running_server(folder / "server", ["--shared-memory", "0"]) as server:
         settings = server.settings()
-        with Dataset(settings, DATASET, is_created=False) as data:
+        with Dataset(settings, DATASET, must_exist=False) as data:
             upload(data, source)
         rounds = min(scale.rounds, 3)
 

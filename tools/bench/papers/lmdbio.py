@@ -72,7 +72,7 @@ def lmdbio(folder: Path, scale: Scale) -> Generator[Trial]:
     make_lmdb(tree, folder / "data.mdb")
     with running(folder, Step(STAGGERING)) as settings:
         settings = replace(settings, key_file=None)
-        with Dataset(settings, DATASET, is_created=False) as data:
+        with Dataset(settings, DATASET, must_exist=False) as data:
             upload(data, tree.folder)
     for readers in QUICK_READERS if scale.is_quick else READERS:
         sides = [

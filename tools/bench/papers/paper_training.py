@@ -30,7 +30,7 @@ def paper_training(folder: Path, scale: Scale) -> Generator[Trial]:
     tree = folder / "images"
     _run_example(["images", tree, "--train", images, "--val", _BATCH], folder)
     with running_home(folder / "home") as home:
-        with home.dataset(is_created=False) as dataset:
+        with home.dataset(must_exist=False) as dataset:
             upload(dataset, tree)
         with mounted(home, folder / "mount"):
             roots = {

@@ -35,7 +35,7 @@ def disk(folder: Path, scale: Scale) -> Generator[Trial]:
     files = scale.chunks * CHUNK_TARGET_BYTES // LARGE_FILE_BYTES
     tree = make_tree(folder / "source", files, LARGE_FILE_BYTES)
     with running_server(folder / "server") as server:
-        with Dataset(server.settings(), DATASET, is_created=False) as data:
+        with Dataset(server.settings(), DATASET, must_exist=False) as data:
             upload = TreeUpload(data.client, data.create(), None)
             if upload.run(lambda failed: walk_source(os.fsencode(tree.folder), b"", failed)).failures:
                 raise RunFailed("not all files were stored")

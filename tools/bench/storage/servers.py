@@ -45,7 +45,7 @@ def _trials(folder: Path, options: Sequence[str], title: str, scale: Scale) -> I
         return
     requests = scale.requests // CLIENTS
     with running_servers(folder, NAMES, options) as running:
-        with Dataset(_settings(running[:1], folder), DATASET, is_created=False) as dataset:
+        with Dataset(_settings(running[:1], folder), DATASET, must_exist=False) as dataset:
             for number in range(FILES):
                 dataset.put(f"folder/{number}", b"content")
         for what, ask in ASKING.items():

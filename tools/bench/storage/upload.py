@@ -78,7 +78,7 @@ def _import(archive: Path, tree: SourceTree) -> Run:
     records = Records(Session(output=Output(is_quiet=True)), options)
 
     def store(home: Home) -> None:
-        with home.dataset(is_created=False) as dataset:
+        with home.dataset(must_exist=False) as dataset:
             run = TreeUpload(dataset.client, dataset.create(), None)
             report = run.run(lambda failed: records.of(str(archive), failed))
         if report.failures or report.done_bytes != tree.size_bytes:

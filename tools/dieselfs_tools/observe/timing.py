@@ -230,7 +230,7 @@ class MountTimer:
 
 def store(form: Form, settings: Settings) -> None:
     """As a new dataset of its name."""
-    with Dataset(settings, form.name, is_created=False) as data:
+    with Dataset(settings, form.name, must_exist=False) as data:
         data.create()
         for path, content in _contents(form):
             data.put(path, content)

@@ -21,7 +21,7 @@ CONTENT = {f"train/{'abc'[n % 3]}/{n:03}.jpg": b"%d" % n * (n + 1) for n in rang
 
 @pytest.fixture(scope="module")
 def location(server: RunningServer) -> str:
-    with Dataset(server.settings(), "folders", is_created=False) as data:
+    with Dataset(server.settings(), "folders", must_exist=False) as data:
         for path, content in {**CONTENT, "val/a/1.jpg": b"1", "train/readme": b"2"}.items():
             data.put(path, content)
     return "folders/train"

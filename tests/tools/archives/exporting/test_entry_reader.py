@@ -13,7 +13,7 @@ def test_files_of_a_folder_come_before_its_folders(
     server: RunningServer, monkeypatch: pytest.MonkeyPatch, batch_files: int
 ) -> None:
     monkeypatch.setattr(entry_reader, "BATCH_FILES", batch_files)
-    with Dataset(server.settings(), f"ordered-{batch_files}", is_created=False) as dataset:
+    with Dataset(server.settings(), f"ordered-{batch_files}", must_exist=False) as dataset:
         dataset.create()
         for path in ("b/x", "a.jpg", "a/y", "a.cls", "c", "a/b/z"):
             dataset.put(path, path.encode())
