@@ -178,7 +178,6 @@ SETTINGS = (
     Setting("timeout", TIME_LIMIT, _P.OPTION | _P.MOUNT,
             "A read fails (EIO) after this time.", f"{READ_TIMEOUT_S:g}s"),
     Setting("log_file", FILE, _P.OPTION | _P.MOUNT, "Log of the daemon.", "~/.local/state/dieselfs/mount-*.log"),
-    Setting("no_resend", SWITCH, _P.OPTION, "Recover from a crash as on kernels before Linux 6.9; for tests."),
     # -- jobs
     Setting("job", NAME, _P.CLIENT | _P.NODE,
             "Pool the memory of the nodes of this job; auto: the job that Slurm, torchrun or Open MPI started.",

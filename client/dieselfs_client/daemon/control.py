@@ -281,9 +281,7 @@ def upgrade(mountpoint: str | os.PathLike[str], timeout_s: float = UPGRADE_TIMEO
             raise MountError(f"{place}: {now.trouble}")
         if now is not None and now.upgrades > before.upgrades and now.is_served:
             return next(found for found in mounts() if found.mountpoint == place)
-        if (
-            now is not None and now.supervisor != asked
-        ):  # also one that has replaced the first in the meantime
+        if now is not None and now.supervisor != asked:  # also one that has replaced the first
             asked = now.supervisor
             os.kill(asked, signal.SIGUSR2)
         if time.monotonic() > deadline_s:

@@ -240,9 +240,8 @@ class _MountService(Service):
         async with trio.open_nursery() as answering:
             # This nursery outlives the inner one: pushing pages needs the answers to the kernel's lookups.
             slot_bytes = largest_payload_bytes(snapshot)
-            buffer_pool = BufferPool(
-                slot_bytes, 1 + allotment.evictable // slot_bytes
-            )  # 1: of the page cache
+            slots = 1 + allotment.evictable // slot_bytes  # one for the page cache
+            buffer_pool = BufferPool(slot_bytes, slots)
             self._pages = pages = view.pages(connection.device, self.layers, buffer_pool)
             try:
                 async with trio.open_nursery() as nursery:

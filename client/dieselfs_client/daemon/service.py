@@ -127,7 +127,7 @@ class Service:
         self._is_pinned = trio.Event()
 
     def labels(self) -> dict[str, str]:
-        """Of its metrics: the dataset, and in a job the job and the node."""
+        """Labels of its metrics: the dataset, and in a job the job and the node."""
         job = {"job": self.config.job.name, "node": self.config.job.node} if self.config else {}
         return {"dataset": self.snapshot.dataset, **job}
 

@@ -197,11 +197,23 @@ def test_a_zygote_that_cannot_begin_is_an_error_of_mounting(
         control.mount(dataset, mountpoint, options)
 
 
+BEFORE_LINUX_6_9 = """
+from dieselfs_client.mount.points import connection
+connection.resend = lambda device: False
+"""
+
+
 @pytest.mark.parametrize("is_resending", [True, False])
 def test_readers_do_not_notice_an_upgrade(
-    options: MountOptions, dataset: str, mountpoint: Path, tmp_path: Path, is_resending: bool
+    options: MountOptions,
+    dataset: str,
+    mountpoint: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    is_resending: bool,
 ) -> None:
-    control.mount(dataset, mountpoint, replace(options, no_resend=not is_resending))
+    supervisor_and_zygote_run(monkeypatch, in_zygote="" if is_resending else BEFORE_LINUX_6_9)
+    control.mount(dataset, mountpoint, options)
     with readers(mountpoint, tmp_path) as reading:
         for count in range(1, 4):
             before = state(mountpoint)
@@ -233,9 +245,10 @@ def test_an_upgrade_that_does_not_come_up_changes_nothing(
 
 
 def test_a_kernel_that_cannot_resend_gets_a_new_mount_on_the_same_path(
-    options: MountOptions, dataset: str, mountpoint: Path
+    options: MountOptions, dataset: str, mountpoint: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    control.mount(dataset, mountpoint, replace(options, no_resend=True))
+    supervisor_and_zygote_run(monkeypatch, in_zygote=BEFORE_LINUX_6_9)
+    control.mount(dataset, mountpoint, options)
     assert "if the daemon dies" in log_of(options)
     descriptor = os.open(mountpoint / "7", os.O_RDONLY)
     try:

@@ -52,10 +52,8 @@ def warm(place: str) -> MountWarmth:
 
 def parsed(told: Mapping[str, Any]) -> MountWarmth:
     """The warmth from the content of `.dieselfs/warm-now`."""
-    job, dataset_bytes = (
-        told["job"],
-        told.get("dataset_bytes"),
-    )  # a daemon of an older version does not report it
+    job = told["job"]
+    dataset_bytes = told.get("dataset_bytes")  # a daemon of an older version does not report it
     if job is None:
         own = _warmth(told["node"])
         return MountWarmth(own, {"": own}, dataset_bytes=dataset_bytes)

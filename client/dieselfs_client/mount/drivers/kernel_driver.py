@@ -106,10 +106,7 @@ class KernelDriver(Driver):
             try:
                 length = os.readv(self.device, [buffer])
             except OSError as error:
-                if error.errno in (
-                    errno.EAGAIN,
-                    errno.ENOENT,
-                ):  # the request was interrupted before it was read
+                if error.errno in (errno.EAGAIN, errno.ENOENT):  # interrupted before it was read
                     continue
                 if error.errno in (errno.ENODEV, errno.ECONNABORTED):  # unmounted
                     return
@@ -145,10 +142,7 @@ class KernelDriver(Driver):
         try:
             os.writev(self.device, parts)
         except OSError as error:
-            if error.errno not in (
-                errno.ENOENT,
-                errno.ENODEV,
-            ):  # the request was interrupted, or the mount has ended
+            if error.errno not in (errno.ENOENT, errno.ENODEV):  # interrupted, or the mount has ended
                 raise
 
     def _refuse(self, unique: int, errno_: int) -> None:

@@ -174,7 +174,7 @@ class PageCache:
         self._order(b"D", self._paths(nodes.tolist()))
 
     def lacking(self, extents: Extents) -> npt.NDArray[np.bool_]:
-        """Of which of these extents, which were stored, the kernel has reclaimed pages. False also if that is unknown,
+        """Whether the kernel has reclaimed pages of each of these stored extents. False also if that is unknown,
         because the file cannot be opened, or the helper has just died.
         """
         chosen, firsts, lengths = whole_pages(extents)

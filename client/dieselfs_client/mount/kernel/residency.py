@@ -14,7 +14,7 @@ from collections.abc import Iterable
 
 PAGE_BYTES = mmap.PAGESIZE
 SAMPLE_BYTES = 1 << 20
-"""Of a range that is larger than SAMPLES_MAX of them, only parts of this size are counted."""
+"""Only parts of this size are counted of a range that is larger than SAMPLES_MAX of them."""
 SAMPLES_MAX = 16
 """Parts of one large range."""
 

@@ -76,7 +76,7 @@ def connect(
     fail; the path works. Raises MountError.
     """
     if inherited is not None:
-        can_resend = _resends(options) and resend(inherited)
+        can_resend = options.driver == KERNEL and resend(inherited)
         if can_resend or (is_clean and options.driver == KERNEL):
             record = mount_at(layers.fuse_place)
             return KernelConnection(inherited, record.device if record else "", True, can_resend)
@@ -99,7 +99,7 @@ def connect(
             unmount(place, lazily=True)
             raise
     record = mount_at(layers.fuse_place)
-    can_resend = _resends(options) and resend(device)
+    can_resend = options.driver == KERNEL and resend(device)
     return KernelConnection(device, record.device if record else "", False, can_resend)
 
 
@@ -113,10 +113,6 @@ def _free_place(layers: Layers) -> str:
     with suppress(FileExistsError):  # of a process that was killed
         os.mkdir(layers.staging, mode=0o700)
     return layers.staging
-
-
-def _resends(options: MountOptions) -> bool:
-    return options.driver == KERNEL and not options.no_resend
 
 
 def cannot_resend(options: MountOptions) -> str:

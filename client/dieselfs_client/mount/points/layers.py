@@ -109,9 +109,7 @@ def make_base(*names: str) -> tuple[str, int]:
         make_private(folder)
         while True:
             base = tempfile.mkdtemp("", f"{os.getpid()}-", folder)
-            with suppress(
-                FileNotFoundError
-            ):  # `remove_bases` of another process found it before it was locked
+            with suppress(FileNotFoundError):  # another process removed it before it was locked
                 descriptor = os.open(base, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
                 with suppress(BlockingIOError):  # as above
                     fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)

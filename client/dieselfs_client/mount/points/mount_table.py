@@ -20,7 +20,7 @@ STAGED = ".next"
 """The name of the folder on which a mount is made that will take the place of another one."""
 
 MOUNT_FIELDS_MIN = 6
-"""Of a line, before the optional fields."""
+"""Fields of a line before the optional ones."""
 _ESCAPE = re.compile(rb"\\([0-3][0-7]{2})")
 
 
@@ -104,7 +104,7 @@ def mount_at(mountpoint: str) -> MountRecord | None:
 
 
 def uppermost(found: Sequence[MountRecord]) -> MountRecord | None:
-    """Of the mounts on one path: the one that shows, which is the last one, unless that was moved beneath another."""
+    """The mount of several on one path that shows: the last one, unless that was moved beneath another."""
     return next((record for record in reversed(found) if not _is_covered(record, found)), None)
 
 

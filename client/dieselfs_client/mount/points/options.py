@@ -18,7 +18,6 @@ class MountOptions(CacheOptions):
     - `follow_s`: 0: stay at one generation
     - `uid`, `gid`: None for the user who mounts
     - `log_file`: None for the one in the user's state folder
-    - `no_resend`: recover from a crash as on kernels before Linux 6.9; for tests
     """
 
     driver: str = KERNEL
@@ -32,7 +31,6 @@ class MountOptions(CacheOptions):
     gid: int | None = None
     timeout_s: float = READ_TIMEOUT_S
     log_file: str | None = None
-    no_resend: bool = False
 
 
 def check_following(options: MountOptions, dataset: Location | None, is_kept: bool, facts: Facts) -> None:
