@@ -193,6 +193,24 @@ def test_a_damaged_header_is_not_taken_for_the_end(tmp_path: Path) -> None:
     assert [record.name for record in found] == [b"a"]
 
 
+@pytest.mark.parametrize("member", [1, 2])
+def test_a_zeroed_header_is_not_taken_for_the_end(tmp_path: Path, member: int) -> None:
+    whole = bytearray(write(tmp_path / "a.tar", {"a": b"1" * 512, "b": b"2", "c": b"3"}).read_bytes())
+    whole[member * 1024 : member * 1024 + 512] = bytes(512)
+    (tmp_path / "a.tar").write_bytes(whole)
+    found: list[Record] = []
+    with pytest.raises(Damaged, match=f"more data after the end mark at {member * 1024}"):
+        read_all(tmp_path / "a.tar", into=found)
+    assert [record.name for record in found] == [b"a", b"b"][:member]
+
+
+def test_joined_archives_are_not_read_in_part(tmp_path: Path) -> None:
+    first, second = write(tmp_path / "a.tar", {"a": b"1"}), write(tmp_path / "b.tar", {"b": b"2"})
+    first.write_bytes(first.read_bytes() + second.read_bytes())
+    with pytest.raises(Damaged, match="joined archives"):
+        read_all(first)
+
+
 @pytest.mark.parametrize("suffix", ["gz", "bz2", "xz"])
 def test_a_compressed_archive_that_is_cut_off(tmp_path: Path, suffix: str) -> None:
     path = write(tmp_path / "a.tar", CONTENT, f"w:{suffix}")

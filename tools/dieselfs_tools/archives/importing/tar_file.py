@@ -15,6 +15,7 @@ from dieselfs.errors import Damaged
 from dieselfs_tools.archives.importing.inputs import Input
 from dieselfs_tools.archives.importing.record import LINK_MODE, PERMISSIONS, Content, Place, Record
 
+BLOCK_BYTES = 512
 SKIP_BYTES = 1 << 20
 
 HEADER_BYTES_MAX = 1 << 20
@@ -73,10 +74,17 @@ def read(source: Input) -> Iterator[Record]:
                 yield _record(archive, member, opened, source.place(stream.tell()))
     except _BROKEN as error:
         raise Damaged(f"damaged: {error or 'it ends early'}") from None
+    position = stream.tell()
     if not endings or type(endings[-1]).__name__ != "EOFHeaderError":
         raise Damaged(
-            f"cut off or damaged after {stream.tell()} bytes: a header is damaged, or there is no end mark"
+            f"cut off or damaged after {position} bytes: a header is damaged, or there is no end mark"
         )
+    # `tarfile` takes one block of zeros for the end, GNU tar two. Behind the end there is only padding.
+    while block := stream.read(SKIP_BYTES):
+        if any(block):
+            raise Damaged(
+                f"damaged or joined archives: more data after the end mark at {position - BLOCK_BYTES}"
+            )
 
 
 _Found = TypeVar("_Found")
