@@ -31,7 +31,7 @@ from dieselfs.dataset.batches import (
     DEFAULT_BATCHES_AHEAD,
     DEFAULT_BUFFER_BYTES,
     BatchReader,
-    PlanMaker,
+    ListDraw,
     opportunistic_batches,
 )
 from dieselfs.dataset.file import DatasetFile, buffered
@@ -277,21 +277,22 @@ class Dataset:
         ahead: int = DEFAULT_BATCHES_AHEAD,
         log: ServedLog | None = None,
     ) -> BatchReader:
-        """Batches of `batch` files, read ahead by threads. `reader`: rank, world and start.
+        """Batches of `batch` files, read ahead by a thread. `reader`: rank, world and start.
 
         Opportunistic: what is in memory first, each file once, drawn from a buffer of `buffer_bytes`; with the `log` of
-        another run, in its order. Otherwise in the order of `plan(seed, epoch, group_chunks)`. `ahead`: batches that
+        another run, in its order. Otherwise in the order of `plan(seed, epoch, group_chunks)`, of which `ahead` batches
         wait in memory.
         """
         if batch < 1:
             raise InvalidInput(f"batch is {batch}: give the number of files, 1 or more")
+        if ahead < 1:
+            raise InvalidInput(f"ahead is {ahead}: give the number of batches to read ahead, 1 or more")
         plan = self.plan(seed, epoch, group_chunks, folder=folder)
         if not is_opportunistic:
-            return BatchReader(PlanMaker(self, Share(plan, reader), batch), ahead)
+            share = Share(plan, reader)
+            return BatchReader(self, ListDraw(share.nodes(), batch, ahead), share.world > 1)
         held = self._frozen.open().is_held
-        return opportunistic_batches(
-            self, plan, reader, batch, held=held, buffer_bytes=buffer_bytes, ahead=ahead, log=log
-        )
+        return opportunistic_batches(self, plan, reader, batch, held=held, buffer_bytes=buffer_bytes, log=log)
 
     # -- metadata files ----------------------------------------------------------------------------------
 

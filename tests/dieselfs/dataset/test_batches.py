@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dieselfs.dataset import Dataset
-from dieselfs.dataset.batches import BatchReader, opportunistic_batches
+from dieselfs.dataset.batches import BatchReader, ListDraw, opportunistic_batches
 from dieselfs.errors import InvalidInput, Unavailable
 from dieselfs.shuffle.opportunistic import Parts, ServedLog, served
 from dieselfs.shuffle.plan import Plan
@@ -80,15 +80,12 @@ def nodes_of(batches: BatchReader) -> list[int]:
     batch=st.integers(1, 70),
     world=st.integers(1, 3),
     buffer_bytes=st.sampled_from([1, 500, 3000, 10**6]),
-    ahead=st.integers(1, 3),
 )
-def test_each_file_comes_once_whatever_the_buffer_is(
-    batch: int, world: int, buffer_bytes: int, ahead: int
-) -> None:
+def test_each_file_comes_once_whatever_the_buffer_is(batch: int, world: int, buffer_bytes: int) -> None:
     read = []
     for rank in range(world):
         batches = opportunistic_batches(
-            Files(), PLAN, ReaderSpec(rank, world), batch, buffer_bytes=buffer_bytes, ahead=ahead
+            Files(), PLAN, ReaderSpec(rank, world), batch, buffer_bytes=buffer_bytes
         )
         own = nodes_of(batches)
         parts = Parts(PLAN.layout, 1, 2, rank, world)
@@ -138,10 +135,10 @@ def test_what_is_in_memory_comes_first() -> None:
 
 
 def test_no_batch_waits_for_a_certain_file() -> None:
-    """With two of the chunks there, batches of their files come; the ring is filled ahead."""
+    """With two of the chunks there, batches of their files come."""
     files = GatedFiles()
     buffer_bytes = 2 * 200 * len(Parts(PLAN.layout, 1, 2).nodes[Parts(PLAN.layout, 1, 2).order[0]])
-    with opportunistic_batches(files, PLAN, ReaderSpec(), 3, buffer_bytes=buffer_bytes, ahead=2) as batches:
+    with opportunistic_batches(files, PLAN, ReaderSpec(), 3, buffer_bytes=buffer_bytes) as batches:
         files.allow(2)
         found = {node for batch in (next(batches), next(batches)) for node in batch.nodes}
         assert len(found) == 6 and len(files.reads) <= 2
@@ -165,7 +162,7 @@ def test_close_ends_the_threads_in_the_middle() -> None:
     next(batches)
     batches.close()
     batches.close()
-    assert not batches._thread.is_alive() and not batches.maker._thread.is_alive()  # type: ignore[attr-defined]  # of this maker
+    assert not batches._thread.is_alive()
     assert sum(len(batch.nodes) for batch in batches) < FILES
 
 
@@ -179,8 +176,19 @@ def test_a_log_of_another_run() -> None:
     ):
         with pytest.raises(InvalidInput, match="the log"):
             opportunistic_batches(Files(), plan, reader, 4, log=found)
-    with pytest.raises(InvalidInput, match="ahead is 0"):
-        opportunistic_batches(Files(), PLAN, ReaderSpec(), 4, ahead=0)
+
+
+def test_batches_of_a_list_wait_in_its_order() -> None:
+    """Two of them, and no more; each read is one of them."""
+    files = GatedFiles()
+    with BatchReader(files, ListDraw(PLAN.nodes(), 8, ahead=2)) as batches:
+        files.allow(FILES)
+        assert [node for batch in batches for node in batch.nodes] == PLAN.nodes().tolist()
+    assert [len(read) for read in files.reads] == [8] * (FILES // 8) + [FILES % 8]
+    draw = ListDraw(PLAN.nodes(), 8, ahead=2)
+    for piece, has_room in zip(draw.pieces, [True, True, False], strict=False):
+        assert draw.has_room(piece) == has_room
+        draw.add(piece, [b""] * len(piece))
 
 
 @pytest.fixture
@@ -217,3 +225,5 @@ def test_with_a_server(stored: Dataset, server: RunningServer, is_opportunistic:
             _ = reader.log
     with pytest.raises(InvalidInput, match="batch is 0"):
         stored.batches(0)
+    with pytest.raises(InvalidInput, match="ahead is 0"):
+        stored.batches(8, ahead=0, is_opportunistic=is_opportunistic)

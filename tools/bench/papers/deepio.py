@@ -18,10 +18,10 @@ import numpy.typing as npt
 from bench.harness.figures import Row, Scale
 from bench.harness.forms import DATASET, make_tree
 from dieselfs.dataset import Dataset
-from dieselfs.dataset.batches import Batch, BatchReader, PlanMaker, opportunistic_batches
+from dieselfs.dataset.batches import BatchReader, ListDraw, opportunistic_batches
 from dieselfs.shuffle.order import chunks_of
-from dieselfs.shuffle.plan import Plan, Share
-from dieselfs.shuffle.quality import mean_distance_moved, order_entropy_ratio, repeats
+from dieselfs.shuffle.plan import Plan
+from dieselfs.shuffle.quality import mean_distance_moved, measure_served, order_entropy_ratio, repeats
 from dieselfs.shuffle.spec import ReaderSpec
 from lab.server import running_server, upload
 
@@ -71,23 +71,6 @@ def store_order(plan: Plan) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64
     return nodes[at[by_chunk]], chunks[by_chunk]
 
 
-class StorageOrder:
-    """Batches of files in the order of the store, without a shuffle."""
-
-    def __init__(self, files: SlowFiles, plan: Plan) -> None:
-        self._nodes, _ = store_order(plan)
-        self._files, self._position = files, 0
-
-    def next_batch(self) -> Batch | None:
-        nodes = self._nodes[self._position : self._position + BATCH]
-        self._position += len(nodes)
-        if not len(nodes):
-            return None
-        return Batch(self._position - len(nodes), nodes.tolist(), self._files.get_nodes(nodes))
-
-    def close(self) -> None: ...
-
-
 class _Epoch(NamedTuple):
     duration_s: float
     fetched: int
@@ -126,15 +109,13 @@ def readers(total: int) -> dict[str, _Reader]:
     buffer_bytes = int(MEMORY_SHARE * total)
 
     def opportunistic(files: SlowFiles, plan: Plan) -> tuple[BatchReader, Callable[[], float]]:
-        batches = opportunistic_batches(
-            files, plan, ReaderSpec(), BATCH, buffer_bytes=buffer_bytes, ahead=AHEAD
-        )
-        return batches, batches.maker.entropy_ratio  # type: ignore[attr-defined]  # that of an opportunistic order
+        batches = opportunistic_batches(files, plan, ReaderSpec(), BATCH, buffer_bytes=buffer_bytes)
+        return batches, lambda: measure_served(plan, batches.log).entropy_ratio
 
     def planned(files: SlowFiles, plan: Plan) -> tuple[BatchReader, Callable[[], float]]:
         chunks = int(np.count_nonzero(plan.layout.counts))
         entropy = order_entropy_ratio(len(plan), chunks, plan.spec.group_chunks)
-        return BatchReader(PlanMaker(files, Share(plan, ReaderSpec()), BATCH), AHEAD), lambda: entropy
+        return BatchReader(files, ListDraw(plan.nodes(), BATCH, AHEAD)), lambda: entropy
 
     def grouped(files: SlowFiles, plan: Plan) -> tuple[BatchReader, Callable[[], float]]:
         chunks = int(np.count_nonzero(plan.layout.counts))
@@ -143,7 +124,7 @@ def readers(total: int) -> dict[str, _Reader]:
 
     return {
         "order of the store": lambda files, plan: (
-            BatchReader(StorageOrder(files, plan), AHEAD),
+            BatchReader(files, ListDraw(store_order(plan)[0], BATCH, AHEAD)),
             lambda: 0.0,
         ),
         "opportunistic": opportunistic,
