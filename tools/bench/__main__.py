@@ -1,6 +1,5 @@
 """`python -m bench`: runs benchmarks, prints a table for each trial, and cleans up after an interrupt."""
 
-import json
 import os
 import platform
 import re
@@ -10,13 +9,17 @@ import sys
 import tempfile
 from contextlib import closing
 from dataclasses import replace
+from datetime import UTC, datetime
+from itertools import tee
 from pathlib import Path
+from typing import Any
 
 import click
 
 from bench.harness.figures import FULL, QUICK, Scale, Trial
 from bench.harness.forms import filesystem_type
-from bench.harness.report import table_lines, trial_fields, trial_lines
+from bench.harness.pages import PageError, keep, pages_of
+from bench.harness.report import row_fields, table_lines, trial_fields, trial_lines
 from bench.harness.rounds import run_trial
 from bench.registry import BENCHMARKS, REPEATING, begin
 from lab.network import Unsuitable
@@ -41,7 +44,15 @@ from lab.network import Unsuitable
     help="Working folder, on the file system to compare with; needs 25 GB.  [the folder for temporary files]",
 )
 @click.option(
-    "--json", "json_file", type=click.Path(path_type=Path), help="Also write all runs to this file."
+    "--keep",
+    "kept",
+    type=click.Path(path_type=Path, exists=True, file_okay=False),
+    help="Also write all runs of each benchmark to NAME.json in this folder.",
+)
+@click.option(
+    "--pages",
+    is_flag=True,
+    help="Measure nothing: make the tables of the pages from docs/internals/measurements/NAME.json again.",
 )
 @click.option(
     "--figure",
@@ -55,10 +66,18 @@ def main(
     rounds: int | None,
     kills: int | None,
     folder: Path,
-    json_file: Path | None,
+    kept: Path | None,
+    pages: bool,
     figure: Path | None,
 ) -> None:
     """Measure dieselfs and its alternatives on this machine: all benchmarks, or those named."""
+    if pages:
+        try:
+            for page, text in pages_of(names).items():
+                page.write_text(text, encoding="utf-8")
+        except PageError as error:
+            raise click.ClickException(str(error)) from error
+        return
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     if figure is not None:
         import bench.papers.drawing  # before the measurements, as matplotlib is optional
@@ -67,20 +86,19 @@ def main(
     facts = machine_facts(folder, sys.argv[1:])
     for name, fact in facts.items():
         print(f"{name + ':':14} {fact}")
-    measured = []
     with tempfile.TemporaryDirectory(
         prefix="dieselfs-bench-", dir=folder.resolve(), ignore_cleanup_errors=True
     ) as place:
         for name in names or [name for name in BENCHMARKS if name not in REPEATING]:
-            measured += run_benchmark(name, Path(place, name), scale)
+            measured = run_benchmark(name, Path(place, name), scale)
+            if kept is not None:
+                keep(name, facts, measured, kept)
             if figure is not None and name == "failover":
                 bench.papers.drawing.draw_failover(measured, figure)
-    if json_file is not None:
-        json_file.write_text(json.dumps({"machine": facts, "trials": measured}, indent=1) + "\n")
 
 
-def run_benchmark(name: str, folder: Path, scale: Scale) -> list[dict[str, object]]:
-    """Run it in a new folder and print its tables; the trials, for JSON."""
+def run_benchmark(name: str, folder: Path, scale: Scale) -> list[dict[str, Any]]:
+    """Run it in a new folder and print its tables; its trials and tables, for JSON."""
     folder.mkdir()
     measured = []
     try:
@@ -92,8 +110,10 @@ def run_benchmark(name: str, folder: Path, scale: Scale) -> list[dict[str, objec
                     print(*trial_lines(result, found, left_out), sep="\n", flush=True)
                     measured.append(trial_fields(result, found, left_out))
                 else:
-                    for line in table_lines(result):
+                    shown, rows = tee(result)
+                    for line in table_lines(shown):
                         print(line, flush=True)
+                    measured.append(row_fields(rows))
     except Unsuitable as reason:
         print(f"{name}: left out, {reason}")
     return measured
@@ -112,6 +132,7 @@ def machine_facts(folder: Path, arguments: list[str]) -> dict[str, str]:
         "Python": platform.python_version(),
         "commit": commit or "unknown: not a git checkout",
         "command": " ".join(["python -m bench", *arguments]),
+        "date": f"{datetime.now(UTC):%Y-%m-%d}",
         "load before": f"{os.getloadavg()[0]:.1f} processes",
         "user": "root" if os.getuid() == 0 else "not root: nothing is measured with caches dropped",
     }

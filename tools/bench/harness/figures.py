@@ -47,13 +47,14 @@ QUICK = Scale(1, 10_000, 2_000, 100, 32, 600, 2, 2, 2, 16, is_quick=True)
 @dataclass(frozen=True, slots=True)
 class Run:
     """One run of one side. `parts`: processor seconds by process name; `seen`: other measurements by a name with the
-    unit; `series`: measurements over time.
+    unit; `series`: measurements over time; `machine`: its load before and after, and the time that its host took.
     """
 
     duration_s: float
     parts: Mapping[str, float] = field(default_factory=dict)
     seen: Mapping[str, float] = field(default_factory=dict)
     series: Mapping[str, Sequence[float]] = field(default_factory=dict)
+    machine: Mapping[str, float] = field(default_factory=dict)
 
 
 class RunFailed(Exception):
@@ -87,6 +88,11 @@ class Trial:
         return self.sides if number % 2 == 0 else self.sides[::-1]
 
 
+ROUNDS_MIN = 5
+"""Fewer rounds decide nothing."""
+ALIKE = 0.03
+"""Rates whose median ratio is this near to 1 count as equal."""
+
 Row = Mapping[str, Any]
 """A line of a Markdown table: by the head of its column a number, a text, or a value and its format."""
 
@@ -117,13 +123,31 @@ class Figure:
         return self.side.size_bytes / self.duration_s
 
     @property
-    def ratio(self) -> float | None:
-        """Rate divided by that of the base: the median over the rounds, as a machine's speed drifts."""
+    def ratios(self) -> list[float]:
+        """Rate divided by that of the base, round by round; empty without a base."""
         if self.base is None:
-            return None
+            return []
         per_second = self.side.amount / self.base.side.amount
         pairs = zip(self.runs, self.base.runs, strict=True)
-        return median(per_second * theirs.duration_s / ours.duration_s for ours, theirs in pairs)
+        return [per_second * theirs.duration_s / ours.duration_s for ours, theirs in pairs]
+
+    @property
+    def ratio(self) -> float | None:
+        """The median of `ratios`, as a machine's speed drifts from round to round."""
+        return median(self.ratios) if self.base is not None else None
+
+    @property
+    def verdict(self) -> str:
+        """Whether the side is faster than its base: only if all rounds say the same."""
+        if self.base is None or self.base.side.name == self.side.name:
+            return ""
+        if len(self.runs) < ROUNDS_MIN:
+            return "too few rounds"
+        if abs(median(self.ratios) - 1) <= ALIKE:
+            return "alike"
+        if min(self.ratios) > 1:
+            return "faster"
+        return "slower" if max(self.ratios) < 1 else "undecided"
 
     @property
     def parts(self) -> dict[str, float]:

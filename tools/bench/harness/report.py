@@ -1,9 +1,11 @@
 """Figures as a plain table, and as objects for JSON; tables as Markdown. No I/O."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict
 from typing import Any
 
-from bench.harness.figures import Figure, Row, Trial
+from bench.harness.figures import Figure, Row, Run, RunFailed, Side, Trial
+from bench.harness.figures import figures as figures_of
 
 
 def trial_lines(trial: Trial, figures: Sequence[Figure], left_out: Mapping[str, str]) -> list[str]:
@@ -59,17 +61,65 @@ def _cell(cell: Any) -> str:
     return str(form.format(value))
 
 
-def trial_fields(trial: Trial, figures: Sequence[Figure], left_out: Mapping[str, str]) -> dict[str, object]:
+def trial_rows(trial: Trial, figures: Sequence[Figure], left_out: Mapping[str, str]) -> Iterator[Row]:
+    """A row of a page for each side, with medians, the ranges of the rounds, and the verdict."""
+    base = trial.base or ""
+    for figure in figures:
+        yield {
+            trial.title: figure.side.name,
+            "seconds (rounds)": _spread(figure.duration_s, figure.durations_s, _short),
+            "a second": f"{figure.rate:,.0f} {figure.side.unit}" if figure.side.unit else "",
+            "processor seconds": ", ".join(f"{name} {spent_s:.2f}" for name, spent_s in figure.parts.items()),
+            "seen": ", ".join(f"{name} {_count(value)}" for name, value in figure.seen.items()),
+            f"x {base} (rounds)": _spread(figure.ratio, figure.ratios, "{:.2f}".format)
+            if figure.ratio is not None and figure.side.name != base
+            else "",
+            "verdict": figure.verdict,
+        }
+    for name, reason in left_out.items():
+        yield {trial.title: f"{name}: left out, {reason}"}
+
+
+def page_tables(results: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    """The tables of a page from what was kept of the results of a benchmark, without columns that are empty."""
+    for result in results:
+        rows = list(result["rows"] if "rows" in result else trial_rows(*read_trial(result)))
+        heads = [head for head in (rows[0] if rows else []) if any(row.get(head) for row in rows)]
+        yield ""
+        yield from table_lines({head: row.get(head, "") for head in heads} for row in rows)
+
+
+def _spread(middle: float, values: Sequence[float], form: Callable[[float], str]) -> str:
+    return f"{form(middle)} ({form(min(values))} to {form(max(values))})" if len(values) > 1 else form(middle)
+
+
+_SIDE_FIELDS = ("name", "amount", "unit", "size_bytes")
+
+
+def trial_fields(trial: Trial, figures: Sequence[Figure], left_out: Mapping[str, str]) -> dict[str, Any]:
     """A trial with every single run, for JSON."""
     sides = [
         {
-            **{name: getattr(figure.side, name) for name in ("name", "amount", "unit", "size_bytes")},
-            **{
-                name: getattr(figure, name) for name in ("durations_s", "duration_s", "rate", "ratio", "seen")
-            },
-            "processor_s": figure.parts,
-            "series": [run.series for run in figure.runs if run.series],
+            **{name: getattr(figure.side, name) for name in _SIDE_FIELDS},
+            "runs": [{name: value for name, value in asdict(run).items() if value} for run in figure.runs],
         }
         for figure in figures
     ]
     return {"title": trial.title, "base": trial.base, "left_out": dict(left_out), "sides": sides}
+
+
+def read_trial(fields: Mapping[str, Any]) -> tuple[Trial, list[Figure], Mapping[str, str]]:
+    """The trial of `trial_fields`, which cannot be run again, its figures, and what was left out."""
+    sides = [Side(run=_over, **{name: side[name] for name in _SIDE_FIELDS}) for side in fields["sides"]]
+    runs = {side["name"]: [Run(**run) for run in side["runs"]] for side in fields["sides"]}
+    trial = Trial(fields["title"], sides, max(map(len, runs.values()), default=0), fields["base"])
+    return trial, figures_of(trial, runs), fields["left_out"]
+
+
+def _over() -> Run:
+    raise RunFailed("it has been run")
+
+
+def row_fields(rows: Iterable[Row]) -> dict[str, Any]:
+    """A table that is no trial, for JSON, with its cells as the page has them."""
+    return {"rows": [{head: _cell(cell) for head, cell in row.items()} for row in rows]}

@@ -1,8 +1,10 @@
 """Runs the sides of a trial in turn."""
 
 import subprocess
+from dataclasses import replace
 
 from bench.harness.figures import Figure, Run, RunFailed, Trial, figures
+from bench.harness.stopwatch import beside
 from dieselfs.errors import DieselfsError
 
 FAILURES = (RunFailed, DieselfsError, OSError, AssertionError, subprocess.SubprocessError)
@@ -16,7 +18,9 @@ def run_trial(trial: Trial) -> tuple[list[Figure], dict[str, str]]:
         for side in trial.order(number):
             if side.name in runs:
                 try:
-                    runs[side.name].append(side.run())
+                    with beside() as machine:
+                        run = side.run()
+                    runs[side.name].append(replace(run, machine=machine))
                 except FAILURES as error:
                     left_out[side.name] = str(error)
                     del runs[side.name]

@@ -3,8 +3,8 @@
 import os
 import resource
 import time
-from collections.abc import Callable, Iterable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from bench.harness.figures import Run
@@ -22,6 +22,21 @@ def measure(work: Callable[[], object], processes: Processes | None = None) -> R
     work()
     duration_s = time.perf_counter() - started_s
     return Run(duration_s, {"own": own_processor_s() - own_s, **spent_since(before, processes or {})})
+
+
+@contextmanager
+def beside() -> Iterator[dict[str, float]]:
+    """What the machine does during the block: its load before and after, processor seconds that its host took."""
+    machine = {"load_before": os.getloadavg()[0]}
+    before_s = _stolen_s()
+    yield machine
+    machine["load_after"] = os.getloadavg()[0]
+    machine["stolen_s"] = _stolen_s() - before_s
+
+
+def _stolen_s() -> float:
+    """Of all processors, since the start of the machine."""
+    return int(Path("/proc/stat").read_text().split(maxsplit=9)[8]) / _TICKS_PER_S
 
 
 def processor_s(processes: Processes) -> dict[str, float]:

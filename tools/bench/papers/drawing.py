@@ -45,7 +45,12 @@ def _panels(count: int, height: float, label: str, file: Path) -> Iterator[list[
 
 def draw_failover(trials: Sequence[Mapping[str, Any]], file: Path) -> None:
     """A panel for each side: for each job all runs, thin, and their mean, relative to the mean before the loss."""
-    sides = {side["name"]: side["series"] for trial in trials for side in trial["sides"] if side["series"]}
+    series = {
+        side["name"]: [run["series"] for run in side["runs"] if "series" in run]
+        for trial in trials
+        for side in trial.get("sides", [])
+    }
+    sides = {name: runs for name, runs in series.items() if runs}
     with _panels(len(sides), 3.2, "files read, as a share of before", file) as panels:
         for panel, (name, runs) in zip(panels, sides.items(), strict=True):
             for job, colour in _JOB_COLOURS.items():

@@ -67,3 +67,19 @@ def test_a_part_has_less_data_but_as_many_runs() -> None:
     assert (part.entries, part.small_files, part.large_files, part.chunks) == (128_000, 10_000, 500, 26)
     assert (part.rounds, part.kills, part.seeds, part.epochs) == (5, 20, 12, 20)
     assert QUICK.part(1) == QUICK
+
+
+@pytest.mark.parametrize(
+    ("durations_s", "verdict"),
+    [
+        ([1.0] * 4, "too few rounds"),
+        ([1.02, 0.5, 3.0, 1.0, 1.01], "alike"),
+        ([0.9, 0.5, 0.8, 0.9, 0.99], "faster"),
+        ([1.2, 1.5, 1.1, 1.9, 1.01], "slower"),
+        ([1.2, 1.5, 1.1, 1.9, 0.99], "undecided"),
+    ],
+)
+def test_a_verdict_needs_all_rounds(durations_s: list[float], verdict: str) -> None:
+    base = Figure(side("base"), runs(*[1.0] * len(durations_s)))
+    assert Figure(side(), runs(*durations_s), base).verdict == verdict
+    assert base.verdict == ""
