@@ -29,6 +29,12 @@ def ends_of(strings: Sequence[bytes]) -> npt.NDArray[np.int64]:
     return np.cumsum(np.fromiter(map(len, strings), np.int64, len(strings)), dtype=np.int64)
 
 
+def starts_of(counts: npt.NDArray[np.integer]) -> npt.NDArray[np.int64]:
+    """The start of each of several consecutive runs: shape (n,)."""
+    starts: npt.NDArray[np.int64] = np.cumsum(counts, dtype=np.int64) - counts
+    return starts
+
+
 def split_blob(blob: bytes | memoryview, ends: npt.NDArray[np.generic]) -> list[bytes]:
     """The strings of a column. `ends` must have been checked: ascending, the last one `len(blob)`."""
     joined = bytes(blob)

@@ -15,10 +15,12 @@ import numpy as np
 import numpy.typing as npt
 
 from dieselfs.arrays import Keys, Nodes, Numbers, Positions
+from dieselfs.columns import starts_of
 from dieselfs.errors import InvalidInput
 from dieselfs.names import printable
 from dieselfs.shuffle.spec import PlanSpec
 from dieselfs.snapshot.reader import Snapshot
+from dieselfs.snapshot.splice import runs_of
 from dieselfs.snapshot.subtree import files_below
 
 _FILES_AT_ONCE = 1 << 15
@@ -76,7 +78,7 @@ class Layout:
     def _place(self, names: npt.NDArray[Any], chunks: Numbers) -> None:
         """Set the files, ascending, and the row of each one's chunk; both of shape (files,)."""
         self.counts = np.bincount(chunks, minlength=len(self.chunk_names)).astype(np.int64)
-        self._starts = np.cumsum(self.counts) - self.counts
+        self._starts = starts_of(self.counts)
         self._names = names[_stable_argsort(chunks)]
 
     @classmethod
@@ -136,9 +138,7 @@ class Layout:
 
     def files_of(self, chunks: Numbers) -> npt.NDArray[Any]:
         """The files of these chunks, chunk by chunk: their nodes, or their names in a selection."""
-        counts = self.counts[chunks]
-        shifts = self._starts[chunks] - (np.cumsum(counts) - counts)
-        return self._names[np.repeat(shifts, counts) + np.arange(int(counts.sum()))]
+        return self._names[runs_of(self._starts[chunks], self.counts[chunks])]
 
 
 class GroupOrder(Protocol):
@@ -225,8 +225,7 @@ class Order:
 def chunks_of(snapshot: Snapshot, nodes: npt.NDArray[Any]) -> tuple[Numbers, Numbers]:
     """One row per extent: the index of its file in `nodes`, and its chunk; both of shape (extents,)."""
     counts = snapshot.column("counts")[nodes].astype(np.int64)
-    shifts = snapshot.column("firsts")[nodes] - (np.cumsum(counts) - counts)
-    extents = np.repeat(shifts, counts) + np.arange(int(counts.sum()))
+    extents = runs_of(snapshot.column("firsts")[nodes].astype(np.int64), counts)
     chunks = snapshot.column("extent_chunks")[extents].astype(np.int64)
     return np.repeat(np.arange(len(nodes)), counts), chunks
 

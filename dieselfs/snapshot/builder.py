@@ -16,13 +16,13 @@ import numpy.typing as npt
 
 from dieselfs.arrays import Numbers
 from dieselfs.chunk.format import Op
-from dieselfs.columns import ends_of
+from dieselfs.columns import ends_of, starts_of
 from dieselfs.digests import DIGESTS
 from dieselfs.errors import InvalidInput
 from dieselfs.names import split_path
 from dieselfs.records import EntryTable
-from dieselfs.snapshot.format import COUNT_MAX, encode_snapshot
-from dieselfs.snapshot.hash_index import hash_bits_for, hash_slots
+from dieselfs.snapshot.format import COUNT_MAX, encode_columns
+from dieselfs.snapshot.hash_index import hash_slots
 
 IMPLICIT_FOLDER_MODE = 0o755
 
@@ -48,28 +48,15 @@ def build_snapshot(table: EntryTable) -> bytes:
     mtimes_ns = _folder_times(np.append(table.mtimes_ns, np.int64(0))[tree.rows], tree)
 
     extents = _extents(table, node_of_row)
-    extent_counts = np.bincount(extents["nodes"], minlength=nodes)
+    extent_counts = np.bincount(extents.pop("nodes"), minlength=nodes)
     is_folder = ops == Op.DIRECTORY
-    firsts = np.where(is_folder, tree.child_firsts, np.cumsum(extent_counts) - extent_counts)
+    firsts = np.where(is_folder, tree.child_firsts, starts_of(extent_counts))
     counts = np.where(is_folder, tree.child_counts, extent_counts)
 
     links = sorted((int(node_of_row[row]), table.targets[row]) for row in link_rows)
     link_targets = [target for _, target in links]
-    is_file = ops == Op.FILE
-    return encode_snapshot(
-        table.dataset.name,
-        table.dataset.dataset_id,
-        {
-            "generation": table.dataset.generation,
-            "updated_ns": table.dataset.updated_ns,
-            "nodes": nodes,
-            "files": int(is_file.sum()),
-            "total_bytes": int(sizes[is_file].sum()),
-            "extents": len(extents["nodes"]),
-            "links": len(links),
-            "chunks": len(table.chunk_table),
-            "hash_bits": hash_bits_for(nodes),
-        },
+    return encode_columns(
+        table.dataset,
         {
             "path_ends": ends_of(tree.paths),
             "name_lengths": tree.name_lengths,
@@ -80,11 +67,7 @@ def build_snapshot(table: EntryTable) -> bytes:
             "firsts": firsts,
             "counts": counts,
             "paths": np.frombuffer(b"".join(tree.paths), np.uint8),
-            "extent_chunks": extents["chunks"],
-            "extent_offsets": extents["offsets"],
-            "extent_lengths": extents["lengths"],
-            "extent_places": extents["places"],
-            "extent_digests": extents["digests"],
+            **{f"extent_{name}": column for name, column in extents.items()},
             "link_nodes": np.array([node for node, _ in links], np.uint32),
             "link_ends": ends_of(link_targets),
             "links": np.frombuffer(b"".join(link_targets), np.uint8),

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from dieselfs.columns import ends_fault, first_bad_path
+from dieselfs.columns import ends_fault, first_bad_path, starts_of
 from dieselfs.limits import CHUNK_PAYLOAD_BYTES_MAX, PATH_BYTES_MAX
 from dieselfs.snapshot.format import SnapshotHeader
 
@@ -80,17 +80,12 @@ def _check_tree(columns: Columns) -> None:
     folders = np.flatnonzero(is_folder)
     counts = columns["counts"][folders].astype(np.int64)
     _require(counts.sum() == len(types) - 1, "counts", "not every node is in exactly one folder")
-    is_right = columns["firsts"][folders] == 1 + _starts(counts)
+    is_right = columns["firsts"][folders] == 1 + starts_of(counts)
     _require(is_right.all(), "firsts", "children are not numbered in order")
     _require(parents[0] == 0, "parents", "the root is in another folder")
     _require((parents[1:] == np.repeat(folders, counts)).all(), "parents", "a node is not in its parent")
     _require((parents[1:] < np.arange(1, len(parents))).all(), "parents", "a folder is in itself")
     _require((columns["sizes"][folders] == 0).all(), "sizes", "a folder has a size")
-
-
-def _starts(counts: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-    """The start of each of several consecutive runs: shape (n,)."""
-    return np.cumsum(counts) - counts
 
 
 def _check_names(columns: Columns) -> None:
@@ -131,7 +126,7 @@ def _check_extents(header: SnapshotHeader, columns: Columns) -> None:
     counts = columns["counts"][others].astype(np.int64)
     _require((counts[~is_file[others]] == 0).all(), "counts", "a link has extents")
     _require(counts.sum() == len(chunks), "counts", "not every extent belongs to exactly one file")
-    is_right = columns["firsts"][others] == _starts(counts)
+    is_right = columns["firsts"][others] == starts_of(counts)
     _require(is_right.all(), "firsts", "extents are not numbered in order")
     _require((chunks < header.chunks).all(), "extent_chunks", "there is no such chunk")
     lengths = columns["extent_lengths"].astype(np.int64)
@@ -141,8 +136,8 @@ def _check_extents(header: SnapshotHeader, columns: Columns) -> None:
 
     # Extents of a file follow one another from its beginning to its end.
     running = np.concatenate(([0], np.cumsum(lengths)))
-    file_starts = running[_starts(counts)]
-    file_ends = running[_starts(counts) + counts]
+    file_starts = running[starts_of(counts)]
+    file_ends = running[starts_of(counts) + counts]
     places = running[:-1] - np.repeat(file_starts, counts)
     is_right = columns["extent_places"] == places.astype(np.uint64)
     _require(is_right.all(), "extent_places", "a gap or an overlap in a file")

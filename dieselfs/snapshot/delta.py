@@ -9,16 +9,17 @@ Nodes that are in both generations have the same order in both: it depends on th
 
 import stat
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from dieselfs.arrays import Hashes, Keys, Numbers
-from dieselfs.columns import split_blob
+from dieselfs.columns import split_blob, starts_of
 from dieselfs.errors import Damaged
 from dieselfs.snapshot.delta_format import Delta
-from dieselfs.snapshot.format import SIGNATURE_BYTES, SIGNER_BYTES, encode_snapshot
+from dieselfs.snapshot.format import SIGNATURE_BYTES, SIGNER_BYTES, encode_columns
 from dieselfs.snapshot.hash_index import changed_slots, hash_bits_for, hash_slots, path_hashes
 from dieselfs.snapshot.reader import ROOT, Snapshot
 from dieselfs.snapshot.splice import Splice, runs_of
@@ -93,26 +94,10 @@ def spliced(
     is_folder = types == stat.S_IFDIR
     child_counts = np.where(is_folder, np.bincount(parents[1:], minlength=nodes.count), 0)
     columns["counts"] = np.where(is_folder, child_counts, extent_counts)
-    columns["firsts"] = np.where(is_folder, 1 + _starts(child_counts), _starts(extent_counts))
+    columns["firsts"] = np.where(is_folder, 1 + starts_of(child_counts), starts_of(extent_counts))
     columns["hash_slots"] = _index(base, nodes, paths, ends)
-    is_file = types == stat.S_IFREG
-    return encode_snapshot(
-        base.dataset,
-        base.header.dataset_id,
-        {
-            "generation": generation,
-            "updated_ns": updated_ns,
-            "nodes": nodes.count,
-            "files": int(is_file.sum()),
-            "total_bytes": int(columns["sizes"][is_file].sum()),
-            "extents": len(columns["extent_chunks"]),
-            "links": len(columns["link_nodes"]),
-            "chunks": len(columns["chunk_payload_lengths"]),
-            "hash_bits": hash_bits_for(nodes.count),
-        },
-        columns,
-        seal,
-    )
+    header = replace(base.header, generation=generation, updated_ns=updated_ns)
+    return encode_columns(header, columns, seal)
 
 
 def _check_lengths(changes: Columns) -> None:
@@ -131,11 +116,6 @@ def _ascending(numbers: Numbers, limit: int) -> Numbers:
     if len(numbers) and (int(numbers.max()) >= limit or not (np.diff(numbers) > 0).all()):
         raise IndexError("nodes do not ascend, or are out of range")
     return numbers
-
-
-def _starts(counts: npt.NDArray[np.integer]) -> Numbers:
-    starts: Numbers = np.cumsum(counts, dtype=np.int64) - counts
-    return starts
 
 
 def _chunk_columns(base: Snapshot, changes: Columns, chunks: Splice) -> dict[str, npt.NDArray[Any]]:

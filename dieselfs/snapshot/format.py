@@ -1,5 +1,6 @@
 """The snapshot file: preamble, header, sections (`docs/reference/snapshot-format.md`). Bytes in, values out; no I/O."""
 
+import stat
 import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -24,6 +25,8 @@ from dieselfs.fields import (
     unpack_preamble,
 )
 from dieselfs.limits import KIB, SNAPSHOT_BYTES_MAX
+from dieselfs.records import DatasetRecord
+from dieselfs.snapshot.hash_index import hash_bits_for
 
 MAGIC = b"\x89DSLS\r\n\x1a"
 FORMAT_VERSION = 2
@@ -246,6 +249,29 @@ def encode_snapshot(
         digest.update(part)
     preamble = _preamble(header, position, digest.digest(), *seal)
     return b"".join([preamble, header, *body])
+
+
+def encode_columns(
+    header: DatasetRecord | SnapshotHeader,
+    columns: Mapping[str, npt.NDArray[Any]],
+    seal: tuple[bytes, bytes] = (bytes(SIGNER_BYTES), bytes(SIGNATURE_BYTES)),
+) -> bytes:
+    """As `encode_snapshot`, with the counts of these columns; the rest is that of `header`."""
+    nodes = len(columns["modes"])
+    is_file = columns["modes"] & np.uint32(0o170000) == stat.S_IFREG
+    numbers = {
+        "generation": header.generation,
+        "updated_ns": header.updated_ns,
+        "nodes": nodes,
+        "files": int(is_file.sum()),
+        "total_bytes": int(columns["sizes"][is_file].sum()),
+        "extents": len(columns["extent_chunks"]),
+        "links": len(columns["link_nodes"]),
+        "chunks": len(columns["chunk_payload_lengths"]),
+        "hash_bits": hash_bits_for(nodes),
+    }
+    name = header.name if isinstance(header, DatasetRecord) else header.dataset
+    return encode_snapshot(name, header.dataset_id, numbers, columns, seal)
 
 
 def with_signature(data: bytes, header: SnapshotHeader, signer: bytes, signature: bytes) -> bytes:

@@ -363,6 +363,11 @@ class Snapshot:
             for extent in chosen
         ]
 
+    def extent_refs(self, numbers: npt.NDArray[np.integer]) -> list[ExtentRef]:
+        """Extents by their numbers, which are places in the columns of extents: shape (n,)."""
+        names = ("places", "chunks", "offsets", "lengths", "digests")
+        return [*map(ExtentRef, *(self.column(f"extent_{name}")[numbers].tolist() for name in names))]
+
     def sole_extent(self, node: int) -> tuple[int, int, int] | None:
         """`(chunk, offset, end)` of a file of one extent, in the payload; None for all other nodes."""
         if self._counts[node] != 1 or self._modes[node] & _TYPE_BITS != stat.S_IFREG:

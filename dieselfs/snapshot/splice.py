@@ -4,13 +4,12 @@ import numpy as np
 import numpy.typing as npt
 
 from dieselfs.arrays import Numbers
-from dieselfs.columns import U8, ends_fault
+from dieselfs.columns import U8, ends_fault, starts_of
 
 
 def runs_of(firsts: Numbers, counts: Numbers) -> Numbers:
     """The numbers in several runs, joined: shape (sum of `counts`,)."""
-    starts = np.cumsum(counts) - counts
-    return np.repeat(firsts - starts, counts) + np.arange(int(counts.sum()))
+    return np.repeat(firsts - starts_of(counts), counts) + np.arange(int(counts.sum()))
 
 
 def is_ascending(numbers: npt.NDArray[np.integer], limit: int) -> bool:

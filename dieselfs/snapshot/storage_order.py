@@ -9,6 +9,7 @@ import numpy as np
 
 from dieselfs.arrays import Numbers
 from dieselfs.snapshot.reader import Snapshot
+from dieselfs.snapshot.splice import runs_of
 
 
 @dataclass(frozen=True, eq=False)
@@ -37,7 +38,7 @@ class StorageOrder:
         counts = snapshot.column("counts")[files].astype(np.int64)
         firsts = snapshot.column("firsts")[files].astype(np.int64)
         owners = np.repeat(files, counts)
-        extents = np.repeat(firsts - (np.cumsum(counts) - counts), counts) + np.arange(len(owners))
+        extents = runs_of(firsts, counts)
         chunks = snapshot.column("extent_chunks")[extents].astype(np.int64)
         order = np.lexsort((snapshot.column("extent_offsets")[extents], chunks))
         return cls(

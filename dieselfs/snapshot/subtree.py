@@ -9,11 +9,11 @@ import stat
 import numpy as np
 
 from dieselfs.arrays import Numbers
-from dieselfs.columns import U8, ends_of
+from dieselfs.columns import U8, ends_of, starts_of
 from dieselfs.errors import InvalidInput
 from dieselfs.names import printable
-from dieselfs.snapshot.format import encode_snapshot
-from dieselfs.snapshot.hash_index import hash_bits_for, hash_slots
+from dieselfs.snapshot.format import encode_columns
+from dieselfs.snapshot.hash_index import hash_slots
 from dieselfs.snapshot.reader import ROOT, Snapshot
 from dieselfs.snapshot.splice import runs_of
 
@@ -73,31 +73,15 @@ def subtree_snapshot(snapshot: Snapshot, path: bytes) -> bytes:
     chunks, extent_chunks = np.unique(snapshot.column("extent_chunks")[extents], return_inverse=True)
     link_nodes = np.flatnonzero(types == stat.S_IFLNK)
     targets = [snapshot.target(node) for node in nodes[link_nodes].tolist()]
-    is_file = types == stat.S_IFREG
-    sizes = snapshot.column("sizes")[nodes]
-    header = snapshot.header
-    return encode_snapshot(
-        header.dataset,
-        header.dataset_id,
-        {
-            "generation": header.generation,
-            "updated_ns": header.updated_ns,
-            "nodes": len(nodes),
-            "files": int(is_file.sum()),
-            "total_bytes": int(sizes[is_file].sum()),
-            "extents": len(extents),
-            "links": len(targets),
-            "chunks": len(chunks),
-            "hash_bits": hash_bits_for(len(nodes)),
-        },
+    return encode_columns(
+        snapshot.header,
         {
             "path_ends": ends_of(paths),
             "name_lengths": name_lengths,
             "parents": parents,
             "modes": modes,
-            "sizes": sizes,
-            "mtimes_ns": snapshot.column("mtimes_ns")[nodes],
-            "firsts": np.where(types == stat.S_IFDIR, 1 + _starts(child_counts), _starts(extent_counts)),
+            **{name: snapshot.column(name)[nodes] for name in ("sizes", "mtimes_ns")},
+            "firsts": np.where(types == stat.S_IFDIR, 1 + starts_of(child_counts), starts_of(extent_counts)),
             "counts": counts,
             "paths": np.frombuffer(b"".join(paths), U8),
             "extent_chunks": extent_chunks,
@@ -111,11 +95,6 @@ def subtree_snapshot(snapshot: Snapshot, path: bytes) -> bytes:
             "chunk_ids": snapshot.column("chunk_ids").reshape(-1, 16)[chunks].reshape(-1),
             "chunk_digests": snapshot.column("chunk_digests")[chunks],
             "chunk_payload_lengths": snapshot.column("chunk_payload_lengths")[chunks],
-            "hash_slots": hash_slots(paths, header.dataset_id),
+            "hash_slots": hash_slots(paths, snapshot.header.dataset_id),
         },
     )
-
-
-def _starts(counts: Numbers) -> Numbers:
-    starts: Numbers = np.cumsum(counts) - counts
-    return starts

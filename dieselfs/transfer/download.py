@@ -7,9 +7,12 @@ files are reported, and all others are written. Memory is bounded: one payload p
 import errno
 import os
 import stat
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from dataclasses import dataclass, field
-from threading import Event, Lock, Thread
+from itertools import pairwise
+from threading import Event, Lock
 
 import numpy as np
 
@@ -36,6 +39,37 @@ def is_there(status: os.stat_result | None, stored: Stat) -> bool:
         and stat.S_ISREG(status.st_mode)
         and (status.st_size, status.st_mtime_ns) == (stored.size, stored.mtime_ns)
     )
+
+
+def in_threads(work: Callable[[Iterator[range]], None], starts: Sequence[int], jobs: int, name: str) -> None:
+    """Call `work` in each of `jobs` threads. They share the ranges between `starts`, chunks of an order. After
+    an error, which is raised, and after an interrupt, each ends with its chunk.
+    """
+    lock = Lock()  # guards the ranges
+    ranges = pairwise(starts)
+    is_ending = Event()
+
+    def left() -> Iterator[range]:
+        while not is_ending.is_set():
+            with lock:
+                found = next(ranges, None)
+            if found is None:
+                return
+            yield range(*found)
+
+    def loop() -> None:
+        try:
+            work(left())
+        except BaseException:
+            is_ending.set()
+            raise
+
+    with ThreadPoolExecutor(jobs, name) as threads:
+        try:
+            for future in [threads.submit(loop) for _ in range(jobs)]:
+                future.result()
+        finally:
+            is_ending.set()
 
 
 @dataclass
@@ -84,13 +118,9 @@ class TreeDownload:
         self._order = tree_order(self.snapshot, node, selected)
         self._jobs = jobs
         self._is_forced = is_forced
-        self._all_ended = Event()
-        self._lock = Lock()  # guards the report and the five below
-        self._ranges = zip(self._order.starts[:-1], self._order.starts[1:], strict=True)
+        self._lock = Lock()  # guards the report and the two below
         self._spanning: dict[int, _Spanning] = {}
         self._failed_nodes: set[int] = set()
-        self._error: BaseException | None = None
-        self._working = 0
         self.report.found_files += self._order.entries
         self.report.found_bytes += self._order.total_bytes
         self.report.is_all_found = True
@@ -108,7 +138,7 @@ class TreeDownload:
             for node in self._order.empty_files.tolist():
                 if not self._is_skipped(destination, node):
                     self._write_whole(destination, node, b"")
-            self._work_in_threads()
+            in_threads(self._work, self._order.starts, self._jobs, "dieselfs-get")
             self._make_links(destination)
             self._finish_folders(destination, is_new)
         finally:
@@ -166,49 +196,17 @@ class TreeDownload:
 
     # -- files -------------------------------------------------------------------------------------------
 
-    def _work_in_threads(self) -> None:
-        workers = [
-            Thread(target=self._work, name=f"dieselfs-get-{n}", daemon=True) for n in range(self._jobs)
-        ]
-        self._working = len(workers)
-        for worker in workers:
-            worker.start()
-        # Not `join`: if interrupted, it marks a running thread as ended (CPython 3.11).
-        try:
-            self._all_ended.wait()
-        except BaseException as error:  # interrupted: each thread finishes its chunk
-            self._error = self._error or error
-            self._all_ended.wait()
-            raise
-        if self._error is not None:
-            raise self._error
-
-    def _work(self) -> None:
+    def _work(self, chunks: Iterator[range]) -> None:
         """The loop of one thread."""
-        try:
-            destination = open_destination(self.folder, self._permissions)
-            try:
-                while self._error is None:
-                    with self._lock:
-                        start, end = next(self._ranges, (0, 0))
-                    if start == end:
-                        return
-                    self._write_chunk(destination, range(start, end))
-            finally:
-                destination.close()
-        except BaseException as error:  # `run` raises it
-            self._error = self._error or error
-        finally:
-            with self._lock:
-                self._working -= 1
-                if not self._working:
-                    self._all_ended.set()
+        with closing(open_destination(self.folder, self._permissions)) as destination:
+            for positions in chunks:
+                self._write_chunk(destination, positions)
 
     def _write_chunk(self, destination: Destination, positions: range) -> None:
         """Fetch the missing extents of a chunk and write them."""
-        missing = []
-        for position in positions:
-            node, extent = int(self._order.owners[position]), self._extent(int(self._order.extents[position]))
+        missing, rows = [], slice(positions.start, positions.stop)
+        nodes = self._order.owners[rows].tolist()
+        for node, extent in zip(nodes, self.snapshot.extent_refs(self._order.extents[rows]), strict=True):
             if extent.length == self.snapshot.size(node):
                 is_missing = not self._is_skipped(destination, node)
             else:
@@ -226,11 +224,6 @@ class TreeDownload:
                 self._write_whole(destination, node, content)
             else:
                 self._write_extent(destination, node, extent.place, content)
-
-    def _extent(self, extent: int) -> ExtentRef:
-        column = self.snapshot.column
-        names = ("places", "chunks", "offsets", "lengths", "digests")
-        return ExtentRef(*(column(f"extent_{name}")[extent].item() for name in names))
 
     def _fetch(self, chunk: int, extents: Sequence[ExtentRef]) -> Sequence[Content | DieselfsError]:
         """The bytes of each extent, or its error. Raises Unavailable."""

@@ -5,8 +5,8 @@ Each chunk is fetched once, in storage order. The image is written beside its pa
 
 import os
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from functools import partial
 from threading import Lock
 
 import numpy as np
@@ -15,11 +15,11 @@ from dieselfs.cache.policy import is_worth_whole
 from dieselfs.errors import AlreadyExists, DieselfsError, StorageFull
 from dieselfs.names import printable
 from dieselfs.snapshot.erofs_image import Ownership, build_image
-from dieselfs.snapshot.reader import ROOT, ExtentRef
+from dieselfs.snapshot.reader import ROOT
 from dieselfs.snapshot.storage_order import tree_order
 from dieselfs.sources.server import ServerSource
 from dieselfs.transfer.destination import DISK_FULL, aside_name, write_at
-from dieselfs.transfer.download import DEFAULT_JOBS
+from dieselfs.transfer.download import DEFAULT_JOBS, in_threads
 from dieselfs.transfer.report import TransferReport
 
 IMAGE_MODE = 0o666
@@ -47,9 +47,7 @@ class ImageExport:
         places = np.searchsorted(self._image.nodes, self._order.owners, sorter=order)
         places_in_files = self._snapshot.column("extent_places")[self._order.extents].astype(np.int64)
         self._places = self._image.starts[order[places]] + places_in_files
-        self._ranges = zip(self._order.starts[:-1], self._order.starts[1:], strict=True)
-        self._is_ending = False
-        self._lock = Lock()  # guards the report and `_ranges`
+        self._lock = Lock()  # guards the report
         self.report.found_files = self._order.entries
         self.report.found_bytes = self._order.total_bytes
         self.report.is_all_found = True
@@ -74,7 +72,7 @@ class ImageExport:
                 try:
                     os.ftruncate(file, self._image.size_bytes)
                     write_at(file, self._image.metadata.data, 0)
-                    self._write_in_threads(file)
+                    in_threads(partial(self._work, file), self._order.starts, self._jobs, "dieselfs-export")
                     os.fsync(file)  # a power failure must not leave the name on an image with holes
                 finally:
                     os.close(file)
@@ -100,40 +98,21 @@ class ImageExport:
                 ) from None
             raise DieselfsError(f"{where}: cannot be written: {reason}") from None
 
-    def _write_in_threads(self, file: int) -> None:
-        with ThreadPoolExecutor(self._jobs, "dieselfs-export") as threads:
-            try:
-                for _ in threads.map(self._work, [file] * self._jobs):
-                    pass
-            finally:  # after an error or an interrupt, each thread ends after its chunk
-                self._is_ending = True
-
-    def _work(self, file: int) -> None:
+    def _work(self, file: int, chunks: Iterator[range]) -> None:
         """The loop of one thread."""
-        try:
-            while not self._is_ending:
-                with self._lock:
-                    first, last = next(self._ranges, (0, 0))
-                if first == last:
-                    return
-                self._write_chunk(file, first, last)
-        except BaseException:
-            self._is_ending = True
-            raise
+        for positions in chunks:
+            self._write_chunk(file, slice(positions.start, positions.stop))
 
-    def _write_chunk(self, file: int, first: int, last: int) -> None:
-        """Fetch the extents of a chunk, those of `extents[first:last]` of the order, and write each in its place."""
-        column = self._snapshot.column
-        rows = self._order.extents[first:last]
-        names = ("places", "chunks", "offsets", "lengths", "digests")
-        extents = list(map(ExtentRef, *(column(f"extent_{name}")[rows].tolist() for name in names)))
+    def _write_chunk(self, file: int, positions: slice) -> None:
+        """Fetch the extents of a chunk, at positions of the order, and write each in its place."""
+        extents = self._snapshot.extent_refs(self._order.extents[positions])
         chunk, total_bytes = extents[0].chunk, sum(extent.length for extent in extents)
         if is_worth_whole(total_bytes, self._snapshot.chunk_payload_length(chunk)):
             payload = memoryview(self._chunks.fetch_chunk(chunk))
             contents = [payload[extent.offset : extent.offset + extent.length] for extent in extents]
         else:
             contents = [memoryview(content) for content in self._chunks.fetch_extents(chunk, extents)]
-        for content, place in zip(contents, self._places[first:last].tolist(), strict=True):
+        for content, place in zip(contents, self._places[positions].tolist(), strict=True):
             write_at(file, content, place)
         with self._lock:
             self.report.done_bytes += total_bytes

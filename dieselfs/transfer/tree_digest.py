@@ -207,16 +207,12 @@ def _by_chunk(snapshot: Snapshot) -> Iterator[tuple[int, list[int], list[ExtentR
     """The extents of each chunk that is in use, with their files, in the order of chunk IDs and offsets."""
     files = np.flatnonzero((snapshot.column("modes") & 0o170000) == stat.S_IFREG)
     owners = np.repeat(files, snapshot.column("counts")[files])
-    columns = [
-        snapshot.column(f"extent_{name}") for name in ("places", "chunks", "offsets", "lengths", "digests")
-    ]
-    numbers = columns[1]
-    order = np.lexsort((columns[2], numbers))
+    numbers = snapshot.column("extent_chunks")
+    order = np.lexsort((snapshot.column("extent_offsets"), numbers))
     ends = np.searchsorted(numbers[order], np.arange(snapshot.chunk_count), side="right")
     start = 0
     for chunk, end in enumerate(ends.tolist()):
         rows = order[start:end]
         if len(rows):
-            extents = list(map(ExtentRef, *(column[rows].tolist() for column in columns)))
-            yield chunk, owners[rows].tolist(), extents
+            yield chunk, owners[rows].tolist(), snapshot.extent_refs(rows)
         start = end
