@@ -1,7 +1,6 @@
 """`dlcmd` as users run it: in its own process, with an embedded home or with a server."""
 
 import json
-import multiprocessing
 import os
 import signal
 import subprocess
@@ -16,9 +15,10 @@ from typing import Any
 
 from jsonschema import Draft202012Validator
 
-from dieselfs_tools.cli.command_line import VERBS, module_of
+from dieselfs_tools.cli.command_line import VERBS
 from dieselfs_tools.cli.json_schema import schema
 from dieselfs_tools.dlcmd import main
+from tests.support.forks import forks
 
 TIMEOUT_S = 120.0
 
@@ -37,16 +37,6 @@ def call(*arguments, **more):
     return result
 setattr(owner, name, call)
 """
-
-# Forked from a process that has imported everything, because imports would take most of the time of the tests.
-_forks = multiprocessing.get_context("forkserver")
-_forks.set_forkserver_preload(
-    [
-        *("dieselfs.dataset", "cryptography.hazmat.primitives.asymmetric.ed25519"),
-        *(f"dieselfs_tools.commands.{module_of(verb)}" for verb in VERBS),
-        __name__,  # of `_run`
-    ]
-)
 
 
 @cache
@@ -125,7 +115,7 @@ class Dlcmd:
         with tempfile.TemporaryDirectory() as folder:
             streams = [Path(folder, name) for name in ("stdin", "stdout", "stderr")]
             streams[0].write_bytes(stdin)
-            process = _forks.Process(target=_run, args=(words, self.folder, self.environment(), streams))
+            process = forks.Process(target=_run, args=(words, self.folder, self.environment(), streams))
             process.start()
             process.join(TIMEOUT_S)
             if process.exitcode is None:

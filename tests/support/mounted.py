@@ -4,7 +4,6 @@ A test that waits for a page of a mount which its own process serves would never
 the interpreter lock.
 """
 
-import multiprocessing
 import os
 import signal
 import time
@@ -28,11 +27,10 @@ from dieselfs_client.supervision.control_channel import ControlChannel
 from dieselfs_client.supervision.supervisor_client import SupervisorClient
 from lab.network import clear
 from tests.support.dataset import PackedDataset
+from tests.support.forks import forks
 
 START_TIMEOUT_S = 60.0
 STOP_TIMEOUT_S = 20.0
-
-spawn = multiprocessing.get_context("spawn")
 
 
 @dataclass(frozen=True)
@@ -107,8 +105,8 @@ def mounted(
     mountpoint, log_file = folder / "mount", folder / "mount.log"
     with suppress(FileExistsError):
         os.mkdir(mountpoint)  # `Path.mkdir` would look into a dead mount
-    ready = spawn.Event()
-    process = spawn.Process(
+    ready = forks.Event()
+    process = forks.Process(
         target=_serve,
         args=(
             bytes(dataset.snapshot.content),
