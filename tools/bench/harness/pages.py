@@ -52,12 +52,16 @@ def pages_of(names: Sequence[str] = (), kept: Path = KEPT, documents: Path = DOC
 
 
 def tables(kept: Mapping[str, Any]) -> str:
-    """What stands between the comments: the conditions of the run, why it is no more than a trial, the tables."""
+    """What stands between the comments: the conditions of the run, why it is no more than a trial, the tables. A trial
+    has no verdicts.
+    """
     reasons = list(objections(kept))
     rows = [{"run": name, "": fact} for name, fact in kept["machine"].items()]
     rows += [{"run": name, "": value} for name, value in _beside(kept)]
     rows += [{"run": "**a trial, not to be cited**", "": "; ".join(reasons)}] if reasons else []
-    return "\n".join(["", *table_lines(rows), *page_tables(kept["results"]), "", ""])
+    return "\n".join(
+        ["", *table_lines(rows), *page_tables(kept["results"], has_verdicts=not reasons), "", ""]
+    )
 
 
 def objections(kept: Mapping[str, Any]) -> Iterator[str]:

@@ -80,11 +80,13 @@ def trial_rows(trial: Trial, figures: Sequence[Figure], left_out: Mapping[str, s
         yield {trial.title: f"{name}: left out, {reason}"}
 
 
-def page_tables(results: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+def page_tables(results: Sequence[Mapping[str, Any]], has_verdicts: bool) -> Iterator[str]:
     """The tables of a page from what was kept of the results of a benchmark, without columns that are empty."""
     for result in results:
         rows = list(result["rows"] if "rows" in result else trial_rows(*read_trial(result)))
         heads = [head for head in (rows[0] if rows else []) if any(row.get(head) for row in rows)]
+        if not has_verdicts and "verdict" in heads:
+            heads.remove("verdict")
         yield ""
         yield from table_lines({head: row.get(head, "") for head in heads} for row in rows)
 

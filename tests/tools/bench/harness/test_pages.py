@@ -96,6 +96,7 @@ def test_tables_have_medians_ranges_verdicts_and_the_conditions() -> None:
 def test_what_a_run_lacks_makes_it_a_trial(content: dict[str, Any], reason: str) -> None:
     assert list(objections(content)) == [reason]
     assert f"| **a trial, not to be cited** | {reason} |" in tables(content)
+    assert "faster" not in tables(content)
     assert list(objections(kept())) == []
 
 
