@@ -34,12 +34,11 @@ from dieselfs.telemetry.registry import Registry
 from dieselfs.telemetry.socket import publish
 from dieselfs_client.cluster.local_service import LocalService, bound
 from dieselfs_client.cluster.node_paths import lock_of, path_of
-from dieselfs_client.daemon.daemon_metrics import declare_daemon, declare_servers
-from dieselfs_client.daemon.service import Service, open_dataset
+from dieselfs_client.daemon.service import Service, declare_daemon, declare_servers, open_dataset
 from dieselfs_client.memory.budget import EVICTABLE_BYTES, EVICTABLE_SHARE
-from dieselfs_client.memory.foreground import Foreground
 from dieselfs_client.memory.node_cache import NodeCache, usable_bytes
 from dieselfs_client.memory.room import granted
+from dieselfs_client.memory.trio_cache import Foreground
 from dieselfs_client.memory.warming import Pace, Warming
 
 JOB_IDLE_S = 30.0

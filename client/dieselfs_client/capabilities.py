@@ -1,10 +1,15 @@
-"""The capabilities of this thread, as bit masks (capabilities(7)). This module calls the kernel. It imports little, for
-the supervisor.
+"""The capabilities of this thread, as bit masks (capabilities(7)), and what the processes of a mount give up, because
+they hold keys and data. This module changes its own process. It imports little, for the supervisor.
+
+Processes of a mount by root stay root: they read keys, unmount at the end, and mount again where the kernel cannot
+resend requests. Of the capabilities of root, they keep those for that.
 """
 
 import ctypes
 import os
+import resource
 import struct
+from contextlib import suppress
 from typing import NamedTuple
 
 DAC_OVERRIDE, DAC_READ_SEARCH, SYS_ADMIN = 1, 2, 21
@@ -14,7 +19,7 @@ _VERSION = 0x20080522
 _WORD_BITS = 32
 _WORD = (1 << _WORD_BITS) - 1
 _DATA = struct.Struct("=6I")
-_PR_CAPBSET_DROP = 24
+_PR_SET_DUMPABLE, _PR_CAPBSET_DROP, _PR_SET_NO_NEW_PRIVS = 4, 24, 38
 _NUMBERS_MAX = 64
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -49,9 +54,8 @@ def keep_only(*numbers: int) -> None:
     Other threads keep theirs: call it before there are any.
     """
     for number in {*range(_NUMBERS_MAX)} - {*numbers}:
-        _libc.prctl(
-            _PR_CAPBSET_DROP, number, 0, 0, 0
-        )  # refused for numbers that do not exist, and without CAP_SETPCAP
+        # Refused for numbers that do not exist, and without CAP_SETPCAP.
+        _libc.prctl(_PR_CAPBSET_DROP, number, 0, 0, 0)
     kept = mask_of(*numbers)
     write(Capabilities(*(mask & kept for mask in read())))
 
@@ -63,3 +67,27 @@ def _header() -> bytes:
 def _check(result: int) -> None:
     if result != 0:
         raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+
+
+def write_no_core_files() -> None:
+    """For this process and all that it starts."""
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+
+
+def give_up_capabilities() -> None:
+    """As root: keep the right to mount, and to read what the modes of files forbid, as files of a mount with `uid`.
+
+    Nothing happens where the kernel refuses: then a service manager or a container has fewer rights left than these.
+    """
+    if os.geteuid() == 0:
+        with suppress(OSError):
+            keep_only(SYS_ADMIN, DAC_OVERRIDE, DAC_READ_SEARCH)
+
+
+def give_up_privileges() -> None:
+    """As root: no program that this process starts gains rights (set-user-ID, file capabilities), and processes
+    without CAP_SYS_PTRACE cannot look into this one. Another user unmounts through `fusermount3`, which needs rights.
+    """
+    if os.geteuid() == 0:
+        _libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
+        _libc.prctl(_PR_SET_DUMPABLE, 0, 0, 0, 0)  # core_pattern may be a program, which has no limit

@@ -26,7 +26,7 @@ from dieselfs.attached.web_url import (
 from dieselfs.chunk.source import ETAG, MODIFIED, Source
 from dieselfs.errors import AccessDenied, Damaged, InvalidInput, NotFound, Unavailable
 from dieselfs.limits import MIB
-from dieselfs.net.hosts import addresses
+from dieselfs.net.sockets import addresses
 
 if TYPE_CHECKING:
     from urllib3 import BaseHTTPResponse, PoolManager

@@ -6,7 +6,7 @@ from ipaddress import IPv6Address, ip_address
 from urllib.parse import SplitResult, unquote, urljoin
 
 from dieselfs.errors import AccessDenied, InvalidInput
-from dieselfs.net.urls import split
+from dieselfs.net.address import split
 
 WEB_SCHEMES = ("https://", "http://")
 PORTS = {"https": 443, "http": 80}

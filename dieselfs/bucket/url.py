@@ -12,8 +12,7 @@ from dataclasses import dataclass
 from urllib.parse import parse_qsl, unquote, urlsplit
 
 from dieselfs.errors import InvalidInput
-from dieselfs.net.address import TcpAddress
-from dieselfs.net.urls import split
+from dieselfs.net.address import TcpAddress, split
 
 OPTIONS: Mapping[str, frozenset[str]] = {
     "s3": frozenset(("endpoint", "region", "profile", "ca", "anonymous")),

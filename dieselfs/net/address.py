@@ -1,7 +1,10 @@
-"""Addresses: `tcp://host:port` or `unix:PATH` of one server, a list of these, or `etcd://` for several. No I/O."""
+"""Addresses: `tcp://host:port` or `unix:PATH` of one server, a list of these, or `etcd://` for several; and the
+parts of the URLs of object stores, metadata stores and objects. No I/O.
+"""
 
 import re
 from dataclasses import dataclass
+from urllib.parse import SplitResult, unquote, urlsplit
 
 from dieselfs.errors import InvalidInput
 
@@ -9,6 +12,8 @@ DEFAULT_PORT = 7070
 ETCD_PORT = 2379
 METRICS_PORT = 9568
 WEB_PORT = 7071
+
+SCHEME_CHARACTERS_SHOWN = 20
 
 _ETCD = "etcd://"
 _TCP = re.compile(
@@ -80,17 +85,18 @@ def parse_address(text: str) -> Address:
 
 def parse_metrics_address(text: str) -> TcpAddress:
     """Parse `host:port`, at which metrics are served; the port is optional. Raises InvalidInput."""
-    address = _parse_tcp(text, METRICS_PORT)
-    if address is None or "://" in text:
-        raise InvalidInput(f"metrics address {text!r} is not HOST:PORT, for example 127.0.0.1:{METRICS_PORT}")
-    return address
+    return _parse_listener(text, "metrics", METRICS_PORT, "127.0.0.1")
 
 
 def parse_web_address(text: str) -> TcpAddress:
     """Parse `host:port`, at which the web page is served; the port is optional. Raises InvalidInput."""
-    address = _parse_tcp(text, WEB_PORT)
+    return _parse_listener(text, "web", WEB_PORT, "10.0.0.5")
+
+
+def _parse_listener(text: str, what: str, default_port: int, example: str) -> TcpAddress:
+    address = _parse_tcp(text, default_port)
     if address is None or "://" in text:
-        raise InvalidInput(f"web address {text!r} is not HOST:PORT, for example 10.0.0.5:{WEB_PORT}")
+        raise InvalidInput(f"{what} address {text!r} is not HOST:PORT, for example {example}:{default_port}")
     return address
 
 
@@ -117,3 +123,23 @@ def _parse_tcp(text: str, default_port: int) -> TcpAddress | None:
     match = _TCP.fullmatch(text)
     port = int(match["port"] or default_port) if match else 0
     return TcpAddress(match["v6"] or match["host"], port) if match and port <= 65535 else None
+
+
+def split(url: str) -> SplitResult:
+    """As `urlsplit`. Raises InvalidInput for what is no URL; the message never repeats what may be a secret."""
+    try:
+        parts = urlsplit(url)
+    except ValueError:  # its message may have the password
+        parts = None
+    if parts is None or "\0" in unquote(url):
+        begin = url.partition(":")[0][:SCHEME_CHARACTERS_SHOWN]
+        raise InvalidInput(
+            f"{begin!r} begins something that is no URL: a bracket, or a character is not allowed"
+        )
+    return parts
+
+
+def path_of(url: str) -> str:
+    """The path of `posix:///path`, the pool of `rados://pool`; empty without one. Raises InvalidInput as `split`."""
+    parts = split(url)
+    return unquote(parts.netloc + parts.path)

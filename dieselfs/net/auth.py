@@ -7,6 +7,9 @@ so no slow hashing is needed.
     client_key = HMAC(secret, "client"), verifier = SHA-256(client_key), server_key = HMAC(secret, "server")
     transcript = label, role, channel, user, key ID, client nonce, server nonce (each with its length before it)
     client proof = client_key XOR HMAC(verifier, transcript), server proof = HMAC(server_key, transcript)
+
+All servers of a store have the same Ed25519 key. Each key file has its pin, SHA-256 over the public key, encoded as in
+certificates (RFC 8410); so a client knows its servers as SSH knows hosts.
 """
 
 import hashlib
@@ -18,13 +21,18 @@ from base64 import urlsafe_b64decode, urlsafe_b64encode
 from dataclasses import dataclass, field
 
 from dieselfs.errors import AccessDenied, InvalidInput
-from dieselfs.net.identity import PIN_BYTES
 from dieselfs.net.private_file import read_private_file
 
 SECRET_BYTES = 32
 NONCE_BYTES = 32
 PROOF_BYTES = 32
 KEY_FILE_BYTES_MAX = 1024
+PUBLIC_KEY_BYTES = 32
+SIGNATURE_BYTES = 64
+PIN_BYTES = 32
+
+_ED25519_INFO = bytes.fromhex("302a300506032b6570032100")
+"""DER of an Ed25519 SubjectPublicKeyInfo, up to the key."""
 
 SERVER_ROLE, PEER_ROLE, PAGE_ROLE = "server", "peer", "page"
 """What the caller wants to talk to: a proof for a peer of a job, or for the web page, is worthless at a server."""
@@ -93,7 +101,7 @@ def check_key_id(key_id: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Key:
-    """A user's key, and the pin of the servers that know it (`dieselfs/net/identity.py`). The secret is not shown when
+    """A user's key, and the pin of the servers that know it (`dieselfs/net/auth.py`). The secret is not shown when
     a key is printed or logged.
     """
 
@@ -168,3 +176,22 @@ def server_proof(verifier: Verifier, transcript: bytes) -> bytes:
 
 def is_server_proof(key: Key, transcript: bytes, proof: bytes) -> bool:
     return hmac.compare_digest(server_proof(key.verifier(), transcript), proof)
+
+
+def pin_of(public_key: bytes) -> bytes:
+    """The pin of a public key, which has PUBLIC_KEY_BYTES."""
+    return hashlib.sha256(_ED25519_INFO + public_key).digest()
+
+
+def check_signature(pin: bytes, public_key: bytes, message: bytes, signature: bytes, what: str) -> None:
+    """Raise AccessDenied, which begins with `what`, unless the owner of the key with this pin has signed `message`."""
+    if len(public_key) != PUBLIC_KEY_BYTES or not hmac.compare_digest(pin_of(public_key), pin):
+        raise AccessDenied(f"{what}: signed by another server than the one that your key file names")
+    # Loading the package takes longer than many verbs of dlcmd.
+    from cryptography.exceptions import InvalidSignature
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+
+    try:
+        Ed25519PublicKey.from_public_bytes(public_key).verify(signature, message)
+    except InvalidSignature:
+        raise AccessDenied(f"{what}: the signature of the server is wrong") from None

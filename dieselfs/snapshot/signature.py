@@ -5,7 +5,7 @@ preamble: name and ID of the dataset, generation, time, all paths, and the diges
 """
 
 from dieselfs.errors import AccessDenied, Damaged
-from dieselfs.net.identity import check_signature, pin_of
+from dieselfs.net.auth import check_signature, pin_of
 from dieselfs.snapshot.format import SIGNATURE_BYTES, SIGNER_BYTES, SnapshotHeader
 
 _CONTEXT = b"dieselfs snapshot\0"

@@ -8,7 +8,7 @@ from pathlib import Path
 from dieselfs.digests import digest_of
 from dieselfs.errors import Damaged, DieselfsError, NotFound, StorageFull
 from dieselfs.limits import SNAPSHOT_BASES_MAX
-from dieselfs.net.identity import pin_of
+from dieselfs.net.auth import pin_of
 from dieselfs.records import DatasetRecord
 from dieselfs.rpc.client import ServerClient
 from dieselfs.rpc.records import RemoteSnapshot

@@ -12,12 +12,12 @@ from contextlib import contextmanager, suppress
 from typing import Any
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
 
-from prometheus_client import make_wsgi_app
+from prometheus_client import CollectorRegistry, generate_latest, make_wsgi_app
+from prometheus_client.core import Metric
 
 from dieselfs.errors import Unavailable
 from dieselfs.net.address import TcpAddress
 from dieselfs.telemetry.registry import Report
-from dieselfs.telemetry.report import registry_of
 
 METRICS_HTTP_TIMEOUT_S = 5.0
 """A client that neither asks nor reads for this time is disconnected."""
@@ -76,3 +76,50 @@ def serving(address: TcpAddress, reports: Callable[[], Iterable[Report]]) -> Ite
         finally:
             server.shutdown()
             thread.join()
+
+
+class Collector:
+    """Gives a registry of prometheus-client the metrics that `reports` returns at each request."""
+
+    def __init__(self, reports: Callable[[], Iterable[Report]]) -> None:
+        self._reports = reports
+
+    def collect(self) -> Iterable[Metric]:
+        """A family that processes of another version declare as another kind is left out for them."""
+        found: dict[str, Metric] = {}
+        for report in self._reports():
+            for family in report.families:
+                name = (
+                    family["name"].removesuffix("_total") if family["kind"] == "counter" else family["name"]
+                )
+                metric = found.setdefault(name, Metric(name, family["help"], family["kind"], family["unit"]))
+                if metric.type != family["kind"]:
+                    continue
+                for values, value in family["samples"]:
+                    labels = {**report.about, **dict(zip(family["labels"], values, strict=True))}
+                    _add(metric, labels, value)
+        return found.values()
+
+
+def _add(metric: Metric, labels: dict[str, str], value: Any) -> None:
+    if metric.type != "histogram":
+        suffix = "_total" if metric.type == "counter" else ""
+        metric.add_sample(metric.name + suffix, labels, value)
+        return
+    for bound, count in (*value["le"].items(), ("+Inf", value["count"])):
+        metric.add_sample(metric.name + "_bucket", {**labels, "le": bound}, count)
+    metric.add_sample(metric.name + "_count", labels, value["count"])
+    metric.add_sample(metric.name + "_sum", labels, value["sum"])
+
+
+def registry_of(reports: Callable[[], Iterable[Report]]) -> CollectorRegistry:
+    """A registry of prometheus-client that has what `reports` returns at each request."""
+    registry = CollectorRegistry()
+    registry.register(Collector(reports))
+    return registry
+
+
+def prometheus_text(reports: Iterable[Report]) -> str:
+    """The older format."""
+    found = tuple(reports)
+    return generate_latest(registry_of(lambda: found)).decode()

@@ -22,8 +22,9 @@ from dieselfs.net.address import (
     parse_etcd,
     parse_metrics_address,
     parse_web_address,
+    path_of,
+    split,
 )
-from dieselfs.net.urls import path_of, split
 from dieselfs.settings.table import BY_NAME, DEFAULT_LISTEN, ON, Place, check_known, read_config
 from dieselfs_server.reading.request_path import RequestPath
 from dieselfs_server.store.limited import Bounds

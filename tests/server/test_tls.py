@@ -15,8 +15,7 @@ import pytest
 from dieselfs.dataset import Dataset
 from dieselfs.errors import AccessDenied, Damaged, DieselfsError, Unavailable
 from dieselfs.net.address import parse_address
-from dieselfs.net.auth import Key, read_key_file
-from dieselfs.net.identity import pin_of
+from dieselfs.net.auth import Key, pin_of, read_key_file
 from dieselfs.net.private_file import write_private_file
 from dieselfs.net.tls import ClientTls, ServerTls, new_context
 from dieselfs.rpc.client import ServerClient

@@ -21,8 +21,8 @@ from dieselfs.samples.file_lists import match_files
 from dieselfs.settings.file import changed
 from dieselfs.shuffle.opportunistic import Arrival, ServedLog
 from dieselfs.snapshot.reader import Snapshot
+from dieselfs.telemetry.http import prometheus_text
 from dieselfs.telemetry.registry import Registry, Report
-from dieselfs.telemetry.report import prometheus_text
 from dieselfs.telemetry.series import History, Recorded
 from dieselfs_client.mount.kernel import protocol
 from dieselfs_server.admission.quotas.holds import Holds

@@ -45,9 +45,9 @@ from dieselfs.snapshot.reader import Snapshot
 from dieselfs.snapshot.signature import check_snapshot_signature
 from dieselfs.snapshot.stored_image import open_image, stored_image
 from dieselfs.units import parse_duration, parse_rate, parse_size
+from dieselfs_client.daemon.progress_keeper import parse_handover
 from dieselfs_client.mount.points.mount_table import parse_mountinfo
 from dieselfs_client.mount.points.options import MountOptions, parse_options
-from dieselfs_client.supervision.handover_state import parse_handover
 from dieselfs_client.supervision.status import parse_status
 from dieselfs_server.access.accounts_record import decode_accounts
 from dieselfs_server.access.identity import Identity

@@ -24,7 +24,7 @@ from dieselfs.cluster.warmth import Warmth
 from dieselfs.errors import DieselfsError
 from dieselfs.limits import CONNECT_TIMEOUT_S, JOB_GATHER_TIMEOUT_S, PEER_PROBE_INTERVAL_S
 from dieselfs.net.address import EtcdAddress, ServerList, Servers, TcpAddress
-from dieselfs.net.hosts import addresses
+from dieselfs.net.sockets import addresses
 from dieselfs.rpc.client import ServerClient
 from dieselfs.rpc.members import JobId
 from dieselfs.rpc.serving.server import open_listeners
@@ -34,8 +34,8 @@ from dieselfs.telemetry.socket import Publication
 from dieselfs_client.cluster.membership import Members, Membership, RemoteRegistry
 from dieselfs_client.cluster.peer_service import PeerService
 from dieselfs_client.memory.budget import node_cache_evictable_bytes, offered_bytes
-from dieselfs_client.memory.foreground import Foreground
 from dieselfs_client.memory.node_cache import NodeCache, usable_bytes
+from dieselfs_client.memory.trio_cache import Foreground
 from dieselfs_client.memory.warming import Pace, Warming, rotated
 from dieselfs_client.supervision.handover_chunks import HandoverChunks
 

@@ -23,13 +23,12 @@ from dieselfs.sources.interface import Source
 from dieselfs.telemetry.socket import publish
 from dieselfs_client.cluster.node_paths import lock_of
 from dieselfs_client.daemon.node import Node, Prepared, allotment_of
-from dieselfs_client.daemon.progress_keeper import Handover
+from dieselfs_client.daemon.progress_keeper import HANDOVER_STATE, SCORES, Handover
 from dieselfs_client.daemon.service import Service
 from dieselfs_client.memory.budget import Allotment
 from dieselfs_client.memory.buffer_pool import BufferPool
-from dieselfs_client.memory.foreground import Foreground
-from dieselfs_client.mount.drivers.choice import driver_class
-from dieselfs_client.mount.drivers.driver import Driver
+from dieselfs_client.memory.trio_cache import Foreground
+from dieselfs_client.mount.drivers.driver import Driver, driver_class
 from dieselfs_client.mount.kernel.page_cache import PageCache, largest_payload_bytes
 from dieselfs_client.mount.points.connection import KernelConnection, cannot_resend, connect
 from dieselfs_client.mount.points.layers import (
@@ -48,16 +47,12 @@ from dieselfs_client.mount.points.options import MountOptions
 from dieselfs_client.mount.points.view_choice import Choice, after_refusal, choices
 from dieselfs_client.mount.views.view import View, open_view, owner
 from dieselfs_client.supervision.handover_chunks import HandoverChunks
-from dieselfs_client.supervision.handover_state import HandoverState
 from dieselfs_client.supervision.kept_descriptors import DEVICE
-from dieselfs_client.supervision.kept_scores import SCORES
 from dieselfs_client.supervision.status import MemoryFile
 from dieselfs_client.supervision.supervisor_client import Command, SupervisorClient
 
 STOP_GRACE_S = 5.0
 """Open files are served for this long after an order to stop."""
-HANDOVER_STATE = "handover_state"
-"""The name of its descriptor at the supervisor."""
 LAYERS_BYTES_MAX = 64 * KIB
 WATCH_S_MIN, WATCH_S_MAX = 0.05, 10.0
 """The table of mounts is read again this long after a change, then less and less often."""
@@ -173,10 +168,9 @@ class _MountService(Service):
         """Take over the layers of the previous daemon, or choose new ones."""
         supervisor = self.supervisor_client
         self._base = supervisor.inherited.pop(BASE, None)
-        content = supervisor.inherited.pop(LAYERS, None)
-        if content is not None:
-            self._layers_file = MemoryFile(LAYERS, content)
-            self.layers = Layers.decode(os.pread(content, LAYERS_BYTES_MAX, 0))
+        if LAYERS in supervisor.inherited:
+            self._layers_file = supervisor.memory_file(LAYERS)
+            self.layers = Layers.decode(self._layers_file.read(LAYERS_BYTES_MAX))
             self.mountpoint = self.layers.mountpoint
             self._choices = [Choice(self.layers.view, self.layers.reason)]
             self._view = self._open_view(self._choices[0], supervisor.inherited.pop(self.layers.view, None))
@@ -221,9 +215,7 @@ class _MountService(Service):
         """Keep what the next daemon must know of the layers."""
         self.layers = layers
         if self._layers_file is None:
-            self._layers_file = MemoryFile(LAYERS)
-            self._layers_file.write(layers.encode())
-            self.supervisor_client.tell("keep", LAYERS, self._layers_file.descriptor)
+            self._layers_file = self.supervisor_client.memory_file(LAYERS, layers.encode())
         else:
             self._layers_file.write(layers.encode())
 
@@ -257,7 +249,7 @@ class _MountService(Service):
                         prepared,
                         lambda: self.source if self.role is None else self.role.source,
                         nursery,
-                        self._handover(),
+                        Handover(*map(self.supervisor_client.memory_file, (HANDOVER_STATE, SCORES))),
                         self.role,
                         self.metrics,
                         foreground,
@@ -291,17 +283,6 @@ class _MountService(Service):
         """The labels of its metrics."""
         place = self.destination or self.mountpoint
         return {"component": "mount", "mountpoint": place, **self.labels()}
-
-    def _handover(self) -> Handover:
-        """What the previous daemon has left."""
-        names = HANDOVER_STATE, SCORES
-        state_file, scores_file = (self.supervisor_client.inherited.pop(name, None) for name in names)
-        state, scores = HandoverState(state_file), MemoryFile(SCORES, scores_file)
-        if state_file is None:
-            self.supervisor_client.tell("keep", HANDOVER_STATE, state.descriptor)
-        if scores_file is None:
-            self.supervisor_client.tell("keep", SCORES, scores.descriptor)
-        return Handover(state, scores)
 
     async def _answer(self, driver: Driver, others: trio.CancelScope) -> None:
         """Answer the kernel until the mount has ended, then end the other tasks."""

@@ -3,7 +3,7 @@
 import logging
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any
 
 import trio
@@ -19,19 +19,20 @@ from dieselfs.settings.table import ONESHOT
 from dieselfs.shuffle.order import Layout
 from dieselfs.shuffle.plan import Plan, Share
 from dieselfs.shuffle.share_name import ShareName
-from dieselfs.shuffle.spec import PlanSpec
+from dieselfs.shuffle.spec import PlanSpec, ReaderSpec
 from dieselfs.snapshot.reader import Snapshot
 from dieselfs.sources.interface import CountedSource, FetchMetrics, Source
+from dieselfs.telemetry import catalogue
 from dieselfs.telemetry.registry import Registry
+from dieselfs.telemetry.stalls import DAEMON_CAUSES, METER
 from dieselfs_client.cluster.job_warmth import warmth_fields
-from dieselfs_client.daemon.daemon_metrics import declare_servers
-from dieselfs_client.daemon.node_metrics import declare_node
-from dieselfs_client.daemon.progress_keeper import Handover, ProgressKeeper
+from dieselfs_client.daemon.progress_keeper import HANDOVER_STATE, Handover, ProgressKeeper
+from dieselfs_client.daemon.service import declare_daemon, declare_servers
 from dieselfs_client.memory.budget import Allotment, allot_for
 from dieselfs_client.memory.buffer_pool import BufferPool
 from dieselfs_client.memory.chunk_cache import ChunkCache
-from dieselfs_client.memory.foreground import Foreground
 from dieselfs_client.memory.room import granted, shrunk
+from dieselfs_client.memory.trio_cache import Foreground
 from dieselfs_client.memory.warming import Pace, Warming
 from dieselfs_client.mount.control.tree import ControlTree
 from dieselfs_client.mount.points.options import MountOptions
@@ -39,6 +40,7 @@ from dieselfs_client.mount.reading.error_log import ErrorLog
 from dieselfs_client.mount.reading.read_path import ReadPath
 from dieselfs_client.mount.views.view import View
 from dieselfs_client.prefetch.prefetcher import PLAN_END_SHARE, PLAN_QUIET_S, Prefetcher
+from dieselfs_client.supervision.status import MemoryFile
 
 if TYPE_CHECKING:  # imported in a job, or to follow, alone
     from dieselfs_client.cluster.role import JobRole
@@ -103,7 +105,7 @@ class Node:
         self._nursery = nursery
         self.follower: Follower | None = None
         self._layout = lru_cache(_LAYOUTS_MAX)(lambda folder: Layout.of(snapshot, folder))
-        foreground, handover = foreground or Foreground(), handover or Handover()
+        foreground, handover = foreground or Foreground(), handover or Handover(MemoryFile(HANDOVER_STATE))
         counted = CountedSource(source, FetchMetrics(metrics))
         self._chunk_cache = ChunkCache(
             snapshot,
@@ -141,16 +143,7 @@ class Node:
         # Adds the files of the previous daemon to the control tree before the kernel asks for them.
         self._progress = ProgressKeeper(snapshot, handover, self._prefetcher, self.control, self.share)
         nursery.start_soon(self._progress.run)
-        declare_node(
-            metrics,
-            snapshot,
-            prepared.allotment,
-            prepared.view.choice,
-            self._chunk_cache,
-            self._prefetcher,
-            self._progress.scores,
-            clock,
-        )
+        self._declare_metrics()
         self._warming = Warming(
             self._prefetcher,
             lambda: range(snapshot.chunk_count),
@@ -162,6 +155,39 @@ class Node:
             nursery.start_soon(self._warming.run)
             if options.policy == ONESHOT and not prepared.is_staged:
                 self._warming.start()
+
+    def _declare_metrics(self) -> None:
+        """What belongs to no part of the node alone: memory, hit rate, view, scores, plans."""
+        metrics, prefetcher, allotment = self.metrics, self._prefetcher, self._prepared.allotment
+        for part, size_bytes in asdict(allotment).items():
+            metrics.declare(catalogue.MEMORY_ALLOTTED_BYTES, part=part).value = size_bytes
+        used: dict[str, Callable[[], int]] = {
+            "evictable": lambda: self._chunk_cache.policy.evictable_bytes,
+            "window": lambda: prefetcher.budget.window_bytes,
+            "pinned": lambda: prefetcher.budget.pinned_bytes,
+            "tripwires": lambda: prefetcher.tripwires.held_bytes,
+        }
+        declare_daemon(metrics, self._snapshot, allotment.total, used, self._clock)
+        for cause in DAEMON_CAUSES:
+            metrics.declare(catalogue.WORK_SPENT_S, partial(METER.spent_for, cause), cause=cause)
+        dataset_bytes = prefetcher.table.total_page_bytes
+        best = round(min(allotment.pinned / max(dataset_bytes, 1), 1), 4)
+        metrics.declare(catalogue.HIT_RATE_BEST_POSSIBLE).value = best
+        metrics.gauge(
+            "hit_rate.actual", "Pinned share of the planned bytes.", partial(_actual_hit_rate, prefetcher)
+        )
+        choice, scored = self._prepared.view.choice, self._progress.scores.files
+        metrics.info(
+            "view", "How the kernel shows the files, and why no better way is possible.", choice.fields
+        )
+        metrics.gauge("importance.batches", "Batches of losses that were written.", lambda: scored.batches)
+        metrics.gauge("importance.scored_files", "Files that have a score.", lambda: scored.scored)
+        metrics.info("importance_orders", "The orders that were drawn last, with checksums.", scored.orders)
+        chunk_count = self._snapshot.chunk_count
+        metrics.declare(
+            catalogue.PLANS,
+            lambda: [_plan(window, chunk_count, dataset_bytes) for window in prefetcher.windows],
+        )
 
     def watch_servers(self, client: ServerClient) -> None:
         """Show in errors and in the statistics how the servers answer."""
@@ -254,3 +280,40 @@ class Node:
     def _read_windows(self) -> list[PlanWindow]:
         since_s = self._clock() - PLAN_QUIET_S
         return [window for window in self._prefetcher.windows if window.quiet_since_s >= since_s]
+
+
+def _actual_hit_rate(prefetcher: Prefetcher) -> float | None:
+    planned_bytes = prefetcher.planned.value
+    return round(prefetcher.planned_hits.value / planned_bytes, 4) if planned_bytes else None
+
+
+def _plan(window: PlanWindow, chunk_count: int, dataset_bytes: int) -> dict[str, Any]:
+    spec = window.plan.spec
+    return {
+        "order": str(ShareName.of(Share(window.plan, ReaderSpec()))),
+        "policy": spec.policy,
+        "seed": spec.seed,
+        "epoch": spec.epoch,
+        "group": spec.group_chunks,
+        "group_bytes": _group_bytes(window, max(chunk_count, 1), dataset_bytes),
+        "positions": len(window.plan),
+        "fetched_to": window.ahead,
+        "dropped_to": window.behind,
+        "files_per_s": window.rate(),
+        "readers": [
+            {
+                "rank": share.rank,
+                "world": share.world,
+                "worker": share.reader.worker,
+                "position": position,
+            }
+            for share, position in window.positions()
+        ],
+    }
+
+
+def _group_bytes(window: PlanWindow, chunks: int, dataset_bytes: int) -> int:
+    """The files of an average group that the readers here read."""
+    group_chunks = min(window.plan.spec.group_chunks or chunks, chunks)
+    ranks = {(share.rank, share.world) for share, _ in window.positions()}
+    return round(dataset_bytes * group_chunks / chunks * min(sum(1 / world for _, world in ranks), 1))

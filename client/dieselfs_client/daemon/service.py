@@ -29,13 +29,17 @@ from dieselfs.telemetry.registry import Registry
 from dieselfs.telemetry.series import History
 from dieselfs.telemetry.socket import Publication
 from dieselfs_client.cluster.node_paths import path_of
-from dieselfs_client.memory.foreground import Foreground
+from dieselfs_client.memory.trio_cache import Foreground
 from dieselfs_client.memory.warming import Pace
 from dieselfs_client.supervision.handover_chunks import HandoverChunks
 
 if TYPE_CHECKING:  # imported in a job alone: they take 2 MB
     from dieselfs_client.cluster.pool import PoolConfig
     from dieselfs_client.cluster.role import JobRole
+import time
+from collections.abc import Callable, Mapping
+
+from dieselfs.telemetry import catalogue
 
 FIRST_PIN_TIMEOUT_S = 5.0
 """A daemon is ready once the server has its pin, or after this time."""
@@ -196,3 +200,38 @@ def open_log(path: Path) -> None:
         format="%(asctime)s %(process)d %(levelname)s %(message)s",
         force=True,
     )
+
+
+def declare_daemon(
+    metrics: Registry,
+    snapshot: Snapshot,
+    granted_bytes: int,
+    used_bytes: Mapping[str, Callable[[], int]],
+    clock: Callable[[], float],
+) -> None:
+    """`granted_bytes`: the memory that the daemon may use; `used_bytes`: what each part of it uses. `clock` is in
+    seconds; the age is that since this call.
+    """
+    began_s, updated_s = clock(), snapshot.header.updated_ns / 1e9
+    metrics.declare(catalogue.UPTIME_S, lambda: round(clock() - began_s, 3))
+    metrics.declare(catalogue.MEMORY_GRANTED_BYTES).value = granted_bytes
+    for part, read in used_bytes.items():
+        metrics.declare(catalogue.MEMORY_USED_BYTES, read, part=part)
+    metrics.gauge("memory.process_bytes", "Memory of the process, without mapped files.", process_bytes)
+    metrics.gauge(
+        "snapshot.age_s", "Time since the generation was made.", lambda: round(time.time() - updated_s)
+    )
+
+
+def declare_servers(metrics: Registry, client: ServerClient) -> None:
+    """How the servers answer this process."""
+    metrics.gauge("servers.failures", "Calls and connections that a server failed.", client.failures)
+    metrics.counter("servers.retries", "Further attempts of calls that a server had failed.", client.retries)
+
+
+def process_bytes() -> int:
+    """Anonymous memory of this process, in bytes: without mapped files."""
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith("RssAnon:"):
+            return int(line.split()[1]) * 1024
+    return 0

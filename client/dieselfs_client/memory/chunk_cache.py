@@ -22,9 +22,8 @@ from dieselfs.limits import FETCHES_AT_ONCE_MAX, READ_TIMEOUT_S
 from dieselfs.snapshot.reader import ExtentRef, Snapshot
 from dieselfs.sources.interface import Source, fetch_extent
 from dieselfs_client.memory.buffer_pool import BufferPool
-from dieselfs_client.memory.foreground import Foreground
 from dieselfs_client.memory.node_cache import NodeCache
-from dieselfs_client.memory.trio_cache import TrioCache
+from dieselfs_client.memory.trio_cache import Foreground, TrioCache
 
 
 class Blocks(NamedTuple):

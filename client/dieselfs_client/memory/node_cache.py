@@ -27,8 +27,7 @@ from dieselfs.snapshot.reader import Snapshot
 from dieselfs.sources.interface import FetchMetrics, RequestMetrics
 from dieselfs.telemetry import catalogue
 from dieselfs.telemetry.registry import Registry
-from dieselfs_client.memory.foreground import Foreground
-from dieselfs_client.memory.trio_cache import TrioCache
+from dieselfs_client.memory.trio_cache import Foreground, TrioCache
 from dieselfs_client.supervision.handover_chunks import HandoverChunks
 
 _log = logging.getLogger(__name__)

@@ -5,8 +5,9 @@ cancelled wait does not cancel the fetch; its result is held for the next reader
 """
 
 import logging
-from collections.abc import Callable
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from math import inf
 from typing import Generic
 
 import trio
@@ -14,12 +15,44 @@ import trio
 from dieselfs.cache.policy import CachePolicy, Held, Key
 from dieselfs.errors import Damaged, DieselfsError, Unavailable
 from dieselfs.limits import FETCHES_AT_ONCE_MAX, READ_TIMEOUT_S
-from dieselfs_client.memory.foreground import Foreground
 
 FAILURE_MEMORY_S = 1.0
 """A failed fetch is not retried for this time: the kernel requests a page again after an error."""
 
 _log = logging.getLogger(__name__)
+
+
+class Foreground:
+    """Counts the readers that wait for bytes: prefetches pause for them. Used from one trio thread; a node has one."""
+
+    def __init__(self) -> None:
+        self.readers = 0
+        """How many wait now."""
+        self._quiet = trio.Event()  # set and replaced when the last wait ends
+        self._quiet_since_s = -inf
+
+    @contextmanager
+    def waiting(self) -> Iterator[None]:
+        """A reader waits for a fetch in this block."""
+        self.readers += 1
+        try:
+            yield
+        finally:
+            self.readers -= 1
+            if not self.readers:
+                self._quiet_since_s = trio.current_time()
+                self._quiet.set()
+                self._quiet = trio.Event()
+
+    async def quiet(self, for_s: float) -> None:
+        """Wait until no reader has waited for this time, which bridges the pauses of a sequential reader. Returns at
+        once, without a checkpoint, if this is already so.
+        """
+        while self.readers or (left_s := self._quiet_since_s + for_s - trio.current_time()) > 0:
+            if self.readers:
+                await self._quiet.wait()
+            else:
+                await trio.sleep(left_s)
 
 
 class _Flight(Generic[Held]):

@@ -17,7 +17,7 @@ import numpy.typing as npt
 import trio
 
 from dieselfs.errors import Damaged, DieselfsError
-from dieselfs_client.memory.foreground import Foreground
+from dieselfs_client.memory.trio_cache import Foreground
 
 WARM_LOADS_AT_ONCE_MAX = 2
 """Chunks that warming fetches at the same time, in addition to those that readers wait for."""

@@ -30,7 +30,7 @@ from dieselfs.telemetry.registry import LATENCY_BOUNDS_S, Registry
 from dieselfs.telemetry.stalls import METER
 from dieselfs_client.memory.budget import NODE_CACHE_EVICTABLE_SHARE, Allotment, span_bytes
 from dieselfs_client.memory.chunk_cache import ChunkCache
-from dieselfs_client.memory.foreground import Foreground
+from dieselfs_client.memory.trio_cache import Foreground
 from dieselfs_client.prefetch.batches import Arrived, Batch, FetchBatches
 from dieselfs_client.prefetch.budget import CHUNKS_AT_ONCE, LOOK_AGAIN_S, PrefetchBudget, sampled, spread
 from dieselfs_client.prefetch.tripwires import HitRate, Tripwires

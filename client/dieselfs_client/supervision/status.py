@@ -49,6 +49,11 @@ class MemoryFile:
         self.descriptor = os.memfd_create(name) if descriptor is None else descriptor
         self._written = b""
 
+    def read(self, bytes_max: int | None = None) -> bytes:
+        """The content, which may be half of one if its writer was killed."""
+        size_bytes = os.fstat(self.descriptor).st_size
+        return os.pread(self.descriptor, size_bytes if bytes_max is None else min(size_bytes, bytes_max), 0)
+
     def write(self, content: bytes) -> None:
         """Replace the content, unless it is the same. Blanks overwrite the rest of a longer predecessor."""
         if content != self._written:

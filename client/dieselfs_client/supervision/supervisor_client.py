@@ -17,6 +17,7 @@ import trio
 from dieselfs_client.supervision.adoption import SUPERVISOR, ZYGOTE, is_entrusted, start_supervisor
 from dieselfs_client.supervision.control_channel import ControlChannel, Message, receive_inheritance
 from dieselfs_client.supervision.kept_descriptors import CHUNK, SNAPSHOT
+from dieselfs_client.supervision.status import MemoryFile
 
 BEAT_INTERVAL_S = 1.0
 UNANSWERED_MAX = 10
@@ -88,6 +89,15 @@ class SupervisorClient:
                 _log.warning("%s will not be handed over on restart: %s", about, error.strerror)
                 return
         self._queue(word, about, descriptor)
+
+    def memory_file(self, name: str, content: bytes = b"") -> MemoryFile:
+        """A file that outlives this daemon: that of the previous one, or a new one with this content."""
+        inherited = self.inherited.pop(name, None)
+        file = MemoryFile(f"dieselfs-{name}", inherited)
+        if inherited is None:
+            file.write(content)
+            self.tell("keep", name, file.descriptor)
+        return file
 
     def tell_last(self, word: str, about: str = "") -> None:
         """As `tell`, before the daemon ends: waits for room on the channel, for SEND_TIMEOUT_S at most."""

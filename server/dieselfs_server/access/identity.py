@@ -8,7 +8,7 @@ import re
 from dataclasses import dataclass, field
 
 from dieselfs.errors import Damaged, Unavailable
-from dieselfs.net.identity import PUBLIC_KEY_BYTES, pin_of
+from dieselfs.net.auth import PUBLIC_KEY_BYTES, pin_of
 from dieselfs_server.store.interface import ObjectStore
 
 IDENTITY_RECORD = "identity"

@@ -9,7 +9,7 @@ import numpy as np
 
 from dieselfs.errors import AccessDenied, AlreadyExists, Damaged, InvalidInput, NotFound
 from dieselfs.names import check_tag_name
-from dieselfs.net.identity import SIGNATURE_BYTES, check_signature
+from dieselfs.net.auth import SIGNATURE_BYTES, check_signature
 from dieselfs.rpc.records import TagRecord
 from dieselfs.snapshot.reader import Snapshot
 from dieselfs_server.access.identity import Identity

@@ -13,7 +13,7 @@ from dieselfs.bucket.client import BUCKET_TIMEOUT_S
 from dieselfs.bucket.url import FORMS as BUCKET_FORMS
 from dieselfs.errors import InvalidInput
 from dieselfs.limits import REQUEST_TIMEOUT_S
-from dieselfs.net.urls import path_of, split
+from dieselfs.net.address import path_of, split
 from dieselfs.telemetry.registry import Registry
 from dieselfs.units import parse_size
 from dieselfs_server.store.bucket import BucketStore, check_exclusive

@@ -21,7 +21,7 @@ from typing import Self
 from dieselfs.chunk.ids import chunk_name, earliest_chunk_id, parse_chunk_name
 from dieselfs.errors import AlreadyExists, Damaged, InvalidInput, NotFound, Unavailable
 from dieselfs.fields import DATASET_ID_BYTES
-from dieselfs.net.urls import path_of
+from dieselfs.net.address import path_of
 from dieselfs_server.store.interface import Buffer
 from dieselfs_server.store.marker import missing
 from dieselfs_server.store.posix_files import (

@@ -15,7 +15,7 @@ from urllib.parse import parse_qsl
 from dieselfs.chunk.ids import CHUNK_NAME_CHARACTERS, chunk_name, earliest_chunk_id, parse_chunk_name
 from dieselfs.errors import AlreadyExists, Damaged, InvalidInput, NotFound, Unavailable
 from dieselfs.fields import DATASET_ID_BYTES
-from dieselfs.net.urls import path_of, split
+from dieselfs.net.address import path_of, split
 from dieselfs_server.store.interface import Buffer
 from dieselfs_server.store.rados_pool import STATS_AT_ONCE_MAX, RadosPool
 from dieselfs_server.store.rados_records import (

@@ -21,7 +21,7 @@ from dieselfs_client.memory.budget import node_cache_evictable_bytes
 from dieselfs_client.mount.points.options import MountOptions
 from dieselfs_client.mount.points.view_choice import Choice
 from dieselfs_client.mount.views.view import open_view
-from dieselfs_client.supervision.handover_state import HandoverState
+from dieselfs_client.supervision.status import MemoryFile
 from tests.support.dataset import PackedDataset, TreeEntry, pack_entries
 
 FILES = 1000
@@ -55,7 +55,7 @@ def run(
     packed: PackedDataset,
     scenario: Callable[[Node], Awaitable[None]],
     options: MountOptions | None = None,
-    handover_state: HandoverState | None = None,
+    state: MemoryFile | None = None,
 ) -> None:
     options = options or MountOptions(memory_bytes=32 * MIB)
 
@@ -65,7 +65,7 @@ def run(
             source = packed.source()
             view = open_view(Choice(FUSE, ""), packed.snapshot, options, None)
             prepared = Prepared(packed.snapshot, options, allotment, view, NoPages())
-            node = Node(prepared, lambda: source, nursery, Handover(handover_state or HandoverState()))
+            node = Node(prepared, lambda: source, nursery, Handover(state or MemoryFile("state")))
             with trio.fail_after(20):
                 await scenario(node)
             nursery.cancel_scope.cancel()
@@ -128,7 +128,7 @@ def test_oneshot_fetches_what_can_be_kept_at_once(packed: PackedDataset) -> None
 
 
 def test_the_next_daemon_goes_on_with_plans_and_stock(packed: PackedDataset) -> None:
-    book = HandoverState()
+    book = MemoryFile("state")
     positions: list[int] = []
 
     async def first(node: Node) -> None:
@@ -148,8 +148,8 @@ def test_the_next_daemon_goes_on_with_plans_and_stock(packed: PackedDataset) -> 
         assert node.stats()["memory"]["used_bytes"]["pinned"] > 0
         assert len(node.control.files()) == 1
 
-    run(packed, first, handover_state=book)
-    run(packed, second, handover_state=HandoverState(os.dup(book.descriptor)))
+    run(packed, first, state=book)
+    run(packed, second, state=MemoryFile("state", os.dup(book.descriptor)))
 
 
 def test_what_cannot_fit_is_refused(packed: PackedDataset) -> None:

@@ -11,7 +11,7 @@ import trio
 import trio.testing
 
 from dieselfs.errors import Damaged, DieselfsError, Unavailable
-from dieselfs_client.memory.foreground import Foreground
+from dieselfs_client.memory.trio_cache import Foreground
 from dieselfs_client.memory.warming import WARM_AGAIN_S, WARM_QUIET_S, Pace, Warming, missing, rotated
 
 CHUNK_BYTES = 1000

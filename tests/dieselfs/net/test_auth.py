@@ -1,9 +1,12 @@
 """Both sides prove that they know the key; nothing else passes."""
 
+import hashlib
 import os
 from pathlib import Path
 
 import pytest
+from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from dieselfs.errors import AccessDenied, InvalidInput
 from dieselfs.net.auth import (
@@ -13,9 +16,11 @@ from dieselfs.net.auth import (
     SERVER_ROLE,
     Key,
     Verifier,
+    check_signature,
     client_proof,
     is_client_proof,
     is_server_proof,
+    pin_of,
     read_key_file,
     server_proof,
     transcript,
@@ -105,3 +110,15 @@ def test_a_key_file_of_an_earlier_version_says_so(tmp_path: Path) -> None:
     path.chmod(0o600)
     with pytest.raises(AccessDenied, match="earlier version"):
         read_key_file(path)
+
+
+def test_a_pin_is_the_hash_of_the_key_as_in_certificates() -> None:
+    public = Ed25519PrivateKey.from_private_bytes(bytes(32)).public_key()
+    encoding, form = serialization.Encoding.DER, serialization.PublicFormat.SubjectPublicKeyInfo
+    assert pin_of(public.public_bytes_raw()) == hashlib.sha256(public.public_bytes(encoding, form)).digest()
+
+
+@pytest.mark.parametrize("public_key", [b"", bytes(31), bytes(32)])
+def test_an_impossible_key_is_refused(public_key: bytes) -> None:
+    with pytest.raises(AccessDenied):
+        check_signature(bytes(32), public_key, b"message", bytes(64), "tag")

@@ -5,7 +5,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from dieselfs.errors import AccessDenied, Damaged
-from dieselfs.net.identity import check_signature
+from dieselfs.net.auth import check_signature
 from dieselfs_server.access.identity import IDENTITY_RECORD, Identity, store_identity
 from dieselfs_server.store.memory import MemoryStore
 

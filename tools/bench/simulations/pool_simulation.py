@@ -21,7 +21,7 @@ from dieselfs.cluster.placement import Placement
 from dieselfs.limits import CHUNK_TARGET_BYTES, GIB
 from dieselfs.net.address import TcpAddress
 from dieselfs.rpc.endpoints import Endpoints, ServerDirectory
-from dieselfs_client.memory.foreground import Foreground
+from dieselfs_client.memory.trio_cache import Foreground
 from dieselfs_client.memory.warming import Pace, Warming, rotated
 
 NODE_BYTES_PER_S = 1.25e9

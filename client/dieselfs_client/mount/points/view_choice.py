@@ -23,7 +23,7 @@ class ViewRow(NamedTuple):
     """What is known of a view without its module.
 
     - `filesystem`: the type of the mount on the visible path, as the kernel lists it
-    - `module`: in `mount/views/`, with the class of the view
+    - `module`, `class_name`: its class, in `mount/views/`
     - `linux`: the first Linux on which root can mount it; None if everybody can, with fusermount3
     - `namespace_linux`: the first Linux that mounts it in a user namespace; None if none does
     - `asks_no_daemon`: the kernel answers `statfs` of it without the daemon
@@ -31,15 +31,16 @@ class ViewRow(NamedTuple):
 
     filesystem: str
     module: str
+    class_name: str
     linux: tuple[int, int] | None = None
     namespace_linux: tuple[int, int] | None = None
     asks_no_daemon: bool = False
 
 
 VIEWS = {
-    IMAGE: ViewRow("erofs", "image", linux=EROFS_FILE_LINUX, asks_no_daemon=True),
-    OVERLAY: ViewRow("overlay", "overlay", linux=(0, 0), namespace_linux=OVERLAY_NAMESPACE_LINUX),
-    FUSE: ViewRow("fuse.dieselfs", "fuse"),
+    IMAGE: ViewRow("erofs", "image", "ImageView", linux=EROFS_FILE_LINUX, asks_no_daemon=True),
+    OVERLAY: ViewRow("overlay", "view", "OverlayView", linux=(0, 0), namespace_linux=OVERLAY_NAMESPACE_LINUX),
+    FUSE: ViewRow("fuse.dieselfs", "view", "FuseView"),
 }
 """The views, best first."""
 BY_FILESYSTEM = {row.filesystem: view for view, row in VIEWS.items()}

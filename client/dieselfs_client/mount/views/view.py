@@ -1,4 +1,4 @@
-"""What the daemon of a mount asks of a view, and the registry of the views."""
+"""What the daemon of a mount asks of a view, and the views `overlay` and `fuse`. This module calls the kernel."""
 
 import os
 from collections.abc import Callable
@@ -8,10 +8,12 @@ from typing import ClassVar
 
 import trio
 
+from dieselfs.settings.table import OVERLAY
 from dieselfs.snapshot.reader import Snapshot
 from dieselfs_client.memory.buffer_pool import BufferPool
 from dieselfs_client.mount.kernel.page_cache import PageCache
-from dieselfs_client.mount.points.layers import Layers
+from dieselfs_client.mount.points.layers import EMPTY, Layers
+from dieselfs_client.mount.points.mounting import mount_kernel_file_system
 from dieselfs_client.mount.points.options import MountOptions
 from dieselfs_client.mount.points.view_choice import VIEWS, Choice
 from dieselfs_client.mount.reading.core import MountCore
@@ -24,8 +26,8 @@ PRIVATE_MODE = 0o700
 
 @dataclass(eq=False)
 class View:
-    """How one mount shows its files. Each view is a class, in the module that `view_choice.VIEWS` names, with what it
-    does differently. Methods are called in the order in which they stand here.
+    """How one mount shows its files. Each view is a class, which `view_choice.VIEWS` names, with what it does
+    differently. Methods are called in the order in which they stand here.
 
     - `inherited`: the descriptor that an earlier daemon of the mount has kept; its holder is the view
     - `kept`: the descriptor that the next daemon must have, or None
@@ -84,6 +86,31 @@ class View:
         """The view is not used: the kernel, or the memory of the mount, does not allow it."""
 
 
+class FuseView(View):
+    """Users see the FUSE mount itself."""
+
+    is_private = False
+
+    def core(self) -> MountCore:
+        # Programs may open a file with write modes to write, as the kernel asks nobody: it must not reach the page
+        # cache. The mount takes writes with `scores` only, for the control tree.
+        return MountCore(self.snapshot, hides_write_modes=self.options.scores)
+
+
+class OverlayView(View):
+    """Users see read-only overlayfs over the FUSE mount."""
+
+    def mount(self, layers: Layers, source: str, noexec: bool) -> None:
+        # Overlayfs without a writable layer needs two others. With `xino`, all files have the device number of the
+        # mount.
+        lowers = layers.fuse_place, os.path.join(layers.base, EMPTY)
+        escaped = [place.replace("\\", "\\\\").replace(":", "\\:").replace(",", "\\,") for place in lowers]
+        # Overlayfs copies the mode of the root, which FUSE does not know before someone asks for it.
+        os.stat(layers.fuse_place)
+        data = f"lowerdir={':'.join(escaped)},xino=on"
+        mount_kernel_file_system(source, layers.mountpoint, VIEWS[OVERLAY].filesystem, noexec, data)
+
+
 def owner(options: MountOptions) -> tuple[int, int]:
     """User and group of all files of a mount."""
     user = os.getuid() if options.uid is None else options.uid
@@ -92,6 +119,7 @@ def owner(options: MountOptions) -> tuple[int, int]:
 
 def open_view(choice: Choice, snapshot: Snapshot, options: MountOptions, inherited: int | None) -> View:
     """The view of a mount. Raises InvalidInput for a dataset that it cannot show."""
-    module = import_module(f"dieselfs_client.mount.views.{VIEWS[choice.view].module}")
-    view: View = module.VIEW(choice, snapshot, options, inherited)
+    row = VIEWS[choice.view]
+    module = import_module(f"dieselfs_client.mount.views.{row.module}")
+    view: View = getattr(module, row.class_name)(choice, snapshot, options, inherited)
     return view

@@ -19,8 +19,8 @@ from pathlib import Path
 from urllib.parse import parse_qsl, unquote
 
 from dieselfs.errors import AccessDenied, InvalidInput
+from dieselfs.net.address import split
 from dieselfs.net.private_file import read_private_file
-from dieselfs.net.urls import split
 from dieselfs_server.metadata.redis.keys import DEFAULT_PREFIX
 
 SCHEMES = ("redis", "redis+cluster", "redis+unix", "rediss", "rediss+cluster")

@@ -7,10 +7,9 @@ from collections.abc import Iterator
 import pytest
 
 from dieselfs.errors import Unavailable
-from dieselfs.net import hosts
+from dieselfs.net import sockets
 from dieselfs.net.address import TcpAddress
-from dieselfs.net.hosts import addresses
-from dieselfs.net.sockets import open_socket
+from dieselfs.net.sockets import addresses, open_socket
 from tests.support.name_servers import BOUND_S, SILENT, NameServers, silent_name_servers
 
 
@@ -21,7 +20,7 @@ def name_servers(monkeypatch: pytest.MonkeyPatch) -> Iterator[NameServers]:
 
 
 def test_addresses_are_their_own_names(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hosts, "_look_ups", None)  # no name server is asked
+    monkeypatch.setattr(sockets, "_look_ups", None)  # no name server is asked
     assert [found[4][:2] for found in addresses("127.0.0.1", 7070, 0.0)] == [("127.0.0.1", 7070)]
     assert [found[4][:2] for found in addresses("::1", 7070, 0.0)] == [("::1", 7070)]
 

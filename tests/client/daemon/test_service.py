@@ -9,7 +9,7 @@ from dieselfs.limits import MIB
 from dieselfs.rpc.client import ServerClient
 from dieselfs.settings import Settings
 from dieselfs.telemetry.registry import Registry
-from dieselfs_client.daemon.daemon_metrics import declare_daemon, declare_servers
+from dieselfs_client.daemon.service import declare_daemon, declare_servers
 from tests.support.dataset import TreeEntry, pack_entries
 
 

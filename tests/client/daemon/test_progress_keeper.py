@@ -1,7 +1,10 @@
-"""Scores survive a daemon: what readers got comes again, also after a daemon was killed while it wrote."""
+"""What one daemon of a mount leaves, and the next one reads."""
 
+import json
 import os
 from collections.abc import Iterator
+from dataclasses import asdict
+from functools import partial
 
 import numpy as np
 import pytest
@@ -10,10 +13,53 @@ from dieselfs.errors import InvalidInput, NotFound
 from dieselfs.importance.score_lines import LossBatch
 from dieselfs.shuffle.plan import Plan, Share
 from dieselfs.shuffle.share_name import ShareName
+from dieselfs.shuffle.skips import Skips
+from dieselfs.shuffle.spec import PlanSpec
 from dieselfs.snapshot.reader import Snapshot
-from dieselfs_client.supervision.kept_scores import SCORES, KeptScores
+from dieselfs_client.daemon.progress_keeper import (
+    SCORES,
+    HandoverEntries,
+    KeptScores,
+    PlanProgress,
+    parse_handover,
+)
 from dieselfs_client.supervision.status import MemoryFile
+from tests.support.dataset import PackedDataset, TreeEntry, pack_entries
 from tests.support.snapshots import SOURCE, file_of, snapshot_bytes
+
+
+@pytest.fixture(scope="module")
+def packed() -> PackedDataset:
+    return pack_entries([TreeEntry(b"f/%d" % n, 0o100644, 0, b"x") for n in range(500)], chunk_bytes=20)
+
+
+@pytest.mark.parametrize("folder", [b"", b"f"])
+def test_the_next_daemon_reads_what_this_one_wrote(packed: PackedDataset, folder: bytes) -> None:
+    spec = PlanSpec(3, 1, 5, Skips([range(4, 9)]), folder)
+    share = Plan(packed.snapshot, spec).share(1, 2, 64, 100, 1, 3, drop_last=True)
+    entries = HandoverEntries([PlanProgress(str(ShareName.of(share)), 321)], [3, 5])
+    found = parse_handover(json.dumps(asdict(entries)).encode())
+    assert found.pinned == [3, 5]
+    assert found.readings[0].position == 321
+    again = ShareName.parse(found.readings[0].name.encode()).share(partial(Plan, packed.snapshot))
+    assert again.positions().tolist() == share.positions().tolist()
+    assert again.nodes().tolist() == share.nodes().tolist()
+
+
+def test_a_book_is_replaced_by_a_shorter_one() -> None:
+    file = MemoryFile("book")
+    for pinned in (list(range(1000)), [1]):
+        file.write(json.dumps(asdict(HandoverEntries([], pinned))).encode())
+    assert parse_handover(file.read()) == HandoverEntries([], [1], [])
+    os.close(file.descriptor)
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"{", b"[]", b'{"readings": [{}], "pinned": []}', b"\xff", b'{"pinned": [1]}']
+)
+def test_half_a_book_is_none(content: bytes) -> None:
+    assert parse_handover(content) == HandoverEntries()
+
 
 PATHS = [b"f/%03d" % number for number in range(50)]
 SNAPSHOT = Snapshot(snapshot_bytes(dict.fromkeys([*PATHS, b"other"], file_of())), SOURCE)
