@@ -91,8 +91,8 @@ async def serve_cache(
             declare_daemon(metrics, snapshot, memory_bytes, used, trio.current_time)
             if client is not None:
                 declare_servers(metrics, client)
-            service.publication.about = {"component": "cache", **service.labels()}
-            nursery.start_soon(publish, service.publication)
+            service.published_metrics.about = {"component": "cache", **service.labels()}
+            nursery.start_soon(publish, service.published_metrics)
             if job and is_until_idle:
                 nursery.start_soon(_end_when_unused, lock, nursery.cancel_scope)
             nursery.start_soon(service.keep_pinned)

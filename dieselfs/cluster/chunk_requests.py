@@ -73,12 +73,14 @@ _range_of = attrgetter("offset", "length")
 
 @dataclass(frozen=True, slots=True)
 class ReceivedRequest:
-    """As `PeerRequest`, on the owner. `ranges`: shape (n, 2), offset and length in the payload."""
+    """As `PeerRequest`, on the owner. `ranges`: shape (n, 2), offset and length in the payload. `wanted_bytes`: of the
+    chunk, with what other readers of a shared plan will soon request.
+    """
 
     chunk: int
     length_bytes: int
     ranges: npt.NDArray[np.int64]
-    is_shared_plan: bool
+    wanted_bytes: int
 
     @property
     def is_whole(self) -> bool:
@@ -121,13 +123,13 @@ def decode_requests(arguments: Any, snapshot: Snapshot) -> list[ReceivedRequest]
     if (ranges.sum(axis=1) > np.repeat(payload_lengths, counts)).any():
         raise InvalidInput("malformed request: a range ends after the end of its payload")
     bytes_before = [0, *accumulate(ranges[:, 1].tolist())]
-    is_shared_plan = bool(arguments.is_shared_plan)
     requests = []
     first = 0
     for chunk, count, payload_bytes in zip(chunks, counts, payload_lengths, strict=True):
         end = first + count
         length_bytes = bytes_before[end] - bytes_before[first] if count else payload_bytes
-        requests.append(ReceivedRequest(chunk, length_bytes, ranges[first:end], is_shared_plan))
+        wanted_bytes = payload_bytes if arguments.is_shared_plan else length_bytes
+        requests.append(ReceivedRequest(chunk, length_bytes, ranges[first:end], wanted_bytes))
         first = end
     total_bytes = sum([each.length_bytes for each in requests])
     if total_bytes > PEER_ANSWER_BYTES_MAX:

@@ -390,7 +390,7 @@ class PeerClient:
             address, timeout_s = link.peer.address, self._connect_timeout_s
             sock = connected(address, self._credential.client_tls(link.peer), timeout_s)
             key = self._credential.key
-            # Two replies; a stranger at this address might send them byte by byte.
+            # Two replies; another process at this address might send them byte by byte.
             connection = Connection(sock, address, key, timeout_s, 2 * timeout_s, PEER_ROLE)
         try:
             yield connection

@@ -20,14 +20,14 @@ class Warmth:
         cls,
         pinned_bytes: int,
         pinned_max_bytes: int,
-        lacking_bytes: npt.NDArray[np.integer],
+        missing_bytes: npt.NDArray[np.integer],
         damaged_chunks: int,
     ) -> "Warmth":
-        """The warmth of a memory that may pin `pinned_max_bytes`. `lacking_bytes`: shape (n,), the lengths of the
+        """The warmth of a memory that may pin `pinned_max_bytes`. `missing_bytes`: shape (n,), the lengths of the
         chunks that are not loaded. If none of them fits, the share is 1.
         """
         room_bytes = max(pinned_max_bytes - pinned_bytes, 0)
-        fitting = lacking_bytes[lacking_bytes <= room_bytes]
+        fitting = missing_bytes[missing_bytes <= room_bytes]
         coming_bytes = min(int(fitting.sum(dtype=np.int64)), room_bytes)
         return cls(pinned_bytes, pinned_bytes + coming_bytes, damaged_chunks)
 

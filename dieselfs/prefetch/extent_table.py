@@ -78,7 +78,7 @@ class Pages(Protocol):
         """As `drop`, and everything else that keeps a read from the daemon."""
         ...
 
-    def lacking(self, extents: Extents) -> npt.NDArray[np.bool_]:
+    def reclaimed(self, extents: Extents) -> npt.NDArray[np.bool_]:
         """Whether the kernel has reclaimed pages of each of these stored extents: shape (n,)."""
         ...
 

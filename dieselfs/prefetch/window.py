@@ -77,7 +77,7 @@ class WindowMiss:
         """Note that the reader has read a tripwire."""
         self._reads = 0
 
-    def noticed(self, node: int, ahead: int) -> int | None:
+    def note_read(self, node: int, ahead: int) -> int | None:
         """Note a read through the daemon, while the window ends at `ahead`. Returns the position of the reader after
         READS_MIN such reads.
         """
@@ -350,7 +350,7 @@ class PlanWindow:
             return None
         return wire.position + 1 - wire.reader.position
 
-    def noticed(self, node: int) -> None:
+    def note_read(self, node: int) -> None:
         """Note that the reader of a tripwire has read it."""
         wire = self._wires[node]
         self._reached(wire.reader, wire.position + 1)
@@ -376,8 +376,8 @@ class PlanWindow:
             return False
         others = (other.position for other in self._wires.values() if other.reader is wire.reader)
         end = min((position for position in others if position > wire.position), default=len(self.plan))
-        is_lacking = any(wire.position < span.end and span.first < end for span in self._incomplete)
-        return is_lacking or self.ahead < end
+        is_missing = any(wire.position < span.end and span.first < end for span in self._incomplete)
+        return is_missing or self.ahead < end
 
     def is_overtaken(self, node: int) -> bool:
         """Note a read through the daemon of a file that is no tripwire. True if its reader has overtaken the issued
@@ -387,7 +387,7 @@ class PlanWindow:
         for reader in self._readers:
             if now_s - reader.seen_s < OVERTAKEN_S:
                 continue
-            position = reader.window_miss.noticed(node, self.ahead)
+            position = reader.window_miss.note_read(node, self.ahead)
             if position is not None and reader.share.count_before(position + 1) > reader.share.count_before(
                 position
             ):

@@ -1,7 +1,7 @@
 """How many entries of a log others can cause. No I/O.
 
-A log keeps a bounded number of bytes, or fills a disk. Without a limit, a stranger that is refused some hundred times a
-second, or a user that logs in as often, would push out all that was written before.
+A log keeps a bounded number of bytes, or fills a disk. Without a limit, a client without a key that is refused
+some hundred times a second, or a user that logs in as often, would push out all that was written before.
 """
 
 from collections import Counter
@@ -10,7 +10,7 @@ from collections.abc import Mapping
 WINDOW_S = 60.0
 ENTRIES_PER_SOURCE = 30
 """In a window, of one event of one user from one address."""
-ENTRIES_OF_STRANGERS = 60
+ENTRIES_WITHOUT_KEY = 60
 """In a window, of callers that have not proved a key."""
 SOURCES_MAX = 4096
 """In a window; then all further entries are omitted."""
@@ -22,16 +22,16 @@ class EventBudget:
     def __init__(self) -> None:
         self._ends_s = 0.0
         self._written: Counter[tuple[str, str, str]] = Counter()
-        self._strangers = 0
+        self._without_key = 0
         self._omitted: Counter[str] = Counter()
 
     def take(self, what: str, user: str, address: str) -> bool:
-        """Whether an event is written; `user` is empty for a stranger."""
+        """Whether an event is written; `user` is empty for a caller that has not proved a key."""
         source = (what, user, address)
         is_written = self._written[source] < ENTRIES_PER_SOURCE and len(self._written) < SOURCES_MAX
         if not user:
-            is_written = is_written and self._strangers < ENTRIES_OF_STRANGERS
-            self._strangers += is_written
+            is_written = is_written and self._without_key < ENTRIES_WITHOUT_KEY
+            self._without_key += is_written
         if is_written:
             self._written[source] += 1
         else:
@@ -42,7 +42,7 @@ class EventBudget:
         """Begin a window if the last one has ended; returns how many entries that one has omitted, by event."""
         if now_s < self._ends_s:
             return {}
-        self._ends_s, self._strangers = now_s + WINDOW_S, 0
+        self._ends_s, self._without_key = now_s + WINDOW_S, 0
         self._written.clear()
         omitted, self._omitted = self._omitted, Counter()
         return omitted

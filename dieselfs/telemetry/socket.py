@@ -88,7 +88,7 @@ def sockets_folder() -> Path:
     return runtime_folder() / METRICS
 
 
-class Publication:
+class PublishedMetrics:
     """What a daemon tells of itself. `others`: asks the other nodes of its job for the same, by node; None without a
     job. Used from one trio thread.
     """
@@ -144,12 +144,12 @@ def _joined(found: Mapping[str, bytes]) -> bytes:
     return f"{{{', '.join(parts)}}}".encode()
 
 
-async def publish(publication: Publication, folder: Path | None = None) -> None:
+async def publish(published_metrics: PublishedMetrics, folder: Path | None = None) -> None:
     """Answer tools of this user and of root until cancelled, and keep the history meanwhile. A daemon that cannot make
     its socket is only not seen by them.
     """
-    publication.metrics.declare(catalogue.PROCESS_CPU_S, time.process_time)
-    publication.metrics.declare(catalogue.PROCESS_RUN_DELAY_S, run_delay_s)
+    published_metrics.metrics.declare(catalogue.PROCESS_CPU_S, time.process_time)
+    published_metrics.metrics.declare(catalogue.PROCESS_RUN_DELAY_S, run_delay_s)
     path = (folder or sockets_folder()) / f"{os.getpid()}.sock"
     try:
         make_private(path.parent)
@@ -161,8 +161,8 @@ async def publish(publication: Publication, folder: Path | None = None) -> None:
         return
     try:
         async with trio.open_nursery() as nursery:
-            if publication.history is not None:
-                nursery.start_soon(_keep, publication)
+            if published_metrics.history is not None:
+                nursery.start_soon(_keep, published_metrics)
             while True:
                 try:
                     connection, _ = await listener.accept()
@@ -177,15 +177,15 @@ async def publish(publication: Publication, folder: Path | None = None) -> None:
                 ):
                     if peer_user(connection) in (os.getuid(), 0):
                         stream = trio.SocketStream(connection)
-                        await stream.send_all(await publication.answer(await _request(stream)))
+                        await stream.send_all(await published_metrics.answer(await _request(stream)))
     finally:
         listener.close()
         path.unlink(missing_ok=True)
 
 
-async def _keep(publication: Publication) -> None:
+async def _keep(published_metrics: PublishedMetrics) -> None:
     while True:
-        publication.sample()
+        published_metrics.sample()
         await trio.sleep(SAMPLE_INTERVAL_S)
 
 

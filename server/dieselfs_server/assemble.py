@@ -25,7 +25,7 @@ from dieselfs.rpc.serving.handshake import LOCAL_USER
 from dieselfs.rpc.serving.server import RpcServer, open_listeners
 from dieselfs.settings.table import OFF
 from dieselfs.telemetry.registry import Registry
-from dieselfs.telemetry.socket import Publication, publish
+from dieselfs.telemetry.socket import PublishedMetrics, publish
 from dieselfs_server import condition
 from dieselfs_server.access.accounts import ALL_DATASETS, Accounts, Right, StoredKey, with_grant, with_key
 from dieselfs_server.access.certificates import CertificateFiles, browser_tls, identity_tls
@@ -265,7 +265,7 @@ async def open_server(settings: ServerSettings) -> AsyncIterator[RpcServer]:
         nursery.start_soon(repeat, service.quota_fill.update, "the metrics of quotas are old")
         for listener, is_encrypted in opened:
             nursery.start_soon(server.serve, listener, is_encrypted)
-        nursery.start_soon(publish, Publication(metrics, about))
+        nursery.start_soon(publish, PublishedMetrics(metrics, about))
         if page is not None and settings.web is None:
             nursery.start_soon(page.serve_on_request)
         yield server

@@ -50,7 +50,7 @@ class AnyPages:
     def drop(self, nodes: npt.NDArray[np.integer]) -> None:
         pass
 
-    def lacking(self, extents: Extents) -> npt.NDArray[np.bool_]:
+    def reclaimed(self, extents: Extents) -> npt.NDArray[np.bool_]:
         return np.zeros(len(extents), np.bool_)
 
 
@@ -59,9 +59,9 @@ class GatedResidency(ChunkCache):
 
     gate: trio.Event
 
-    async def fetch(self, chunk: Key, lane: trio.CapacityLimiter | None = None) -> memoryview:
+    async def fetch(self, chunk: Key, limiter: trio.CapacityLimiter | None = None) -> memoryview:
         await self.gate.wait()
-        return await super().fetch(chunk, lane)
+        return await super().fetch(chunk, limiter)
 
 
 @dataclass

@@ -24,13 +24,13 @@ from dieselfs_client.mount.kernel.page_cache import largest_payload_bytes
 from dieselfs_client.mount.points.mounting import mount_device
 from dieselfs_client.mount.reading.core import CONTROL_FOLDER, MountCore
 from dieselfs_client.mount.reading.error_log import ErrorLog
-from dieselfs_client.mount.reading.read_path import ReadPath
 from dieselfs_client.mount.views.image_layout import IMAGE_NAME, ImageLayout
 from dieselfs_client.mount.views.image_pages import ImagePages
 from dieselfs_client.mount.views.image_reads import ImageReads
 from lab.network import clear
 from tests.support.dataset import PackedDataset
 from tests.support.erofs import mounted_image
+from tests.support.no_read_ahead import plain_reads
 
 GUARDED_EVERY = 10
 
@@ -74,7 +74,7 @@ class ImageMount:
             async with trio.open_nursery() as nursery:
                 chunk_cache = ChunkCache(self.snapshot, self.source, 1 << 20, nursery)
                 control = ControlTree(self.snapshot, NoContents(), self.errors)  # type: ignore[arg-type]  # never asked
-                plain = ReadPath(self.core, chunk_cache)
+                plain = plain_reads(self.core, chunk_cache)
                 reads = ImageReads(self.layout, plain, self.errors, self.metadata_reads.append)
                 self.driver = KernelDriver(self.device, self.core, reads, control, 0, 0)
                 await self.driver.run()

@@ -21,7 +21,7 @@ from dieselfs.rpc.serving.server import open_listeners
 from dieselfs.sources.interface import Source
 from dieselfs.telemetry.registry import Registry
 from dieselfs.telemetry.series import History
-from dieselfs.telemetry.socket import Publication
+from dieselfs.telemetry.socket import PublishedMetrics
 from dieselfs_client.cluster.peer_service import PeerService
 from dieselfs_client.memory.node_cache import NodeCache
 from tests.support.dataset import PackedDataset
@@ -74,7 +74,7 @@ class PeerNode:
             )
             self.own = OwnChunks(self.node_cache, trio.lowlevel.current_trio_token(), self.own_patience_s)
             metrics = Registry()
-            publication = Publication(metrics, {"node": "a peer"}, History(metrics))
+            published_metrics = PublishedMetrics(metrics, {"node": "a peer"}, History(metrics))
             self.service = PeerService(
                 self.packed.snapshot,
                 self.node_cache,
@@ -82,7 +82,7 @@ class PeerNode:
                 answer_s,
                 self.warmth,
                 metrics,
-                publication,
+                published_metrics,
             )
             async with open_listeners(TcpAddress("127.0.0.1", 0)) as (listener,):
                 port = listener.socket.getsockname()[1]
@@ -109,9 +109,8 @@ class OwnChunks:
 
     async def _find(self, wanted: PeerRequest) -> memoryview | None:
         node_cache, chunk = self._node_cache, wanted.chunk
-        if wanted.extents and not node_cache.is_worth_fetching(
-            chunk, wanted.length_bytes, wanted.is_shared_plan
-        ):
+        is_worth = wanted.is_shared_plan or node_cache.is_worth_fetching(chunk, wanted.length_bytes)
+        if wanted.extents and not is_worth:
             return None
         with trio.move_on_after(self._patience_s):
             payload = (await node_cache.fetch(chunk)).view

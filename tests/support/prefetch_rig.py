@@ -60,7 +60,7 @@ class DictPages:
 
     uncover = drop
 
-    def lacking(self, extents: Extents) -> npt.NDArray[np.bool_]:
+    def reclaimed(self, extents: Extents) -> npt.NDArray[np.bool_]:
         return np.array([node not in self.files for node in extents.nodes.tolist()], np.bool_)
 
 
@@ -83,9 +83,9 @@ class Rig:
 
     async def warm(self) -> None:
         """All that can be kept."""
-        lane = trio.CapacityLimiter(1)
+        limiter = trio.CapacityLimiter(1)
         for chunk in missing(range(self.snapshot.chunk_count), self.prefetcher):
-            await self.prefetcher.bring(chunk, lane)
+            await self.prefetcher.bring(chunk, limiter)
 
     def is_at_hand(self, node: int) -> bool:
         return node in self.pages.files or self.prefetcher.tripwires.held(node) is not None
@@ -96,7 +96,7 @@ class Rig:
         for node in share.nodes(first, end).tolist():
             missed += not self.is_at_hand(node)
             if node not in self.pages.files:
-                self.prefetcher.noticed(node)
+                self.prefetcher.note_read(node)
                 await trio.lowlevel.checkpoint()
         await self.resolve()
         return missed

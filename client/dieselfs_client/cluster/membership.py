@@ -86,7 +86,7 @@ class Membership:
         self._answered = metrics.counter("membership.answered", "Requests that a server answered.")
         self._failed = metrics.counter("membership.failed", "Requests that no server answered.")
         self._changes = metrics.counter("membership.changes", "Changes of the membership list.")
-        self._strangers = metrics.counter("membership.strangers", "List entries without the job's secret.")
+        self._rejected = metrics.counter("membership.strangers", "List entries without the job's secret.")
         metrics.declare(catalogue.MEMBERSHIP_OUT, lambda: self._out)
         self._is_unavailable = False
         self._retry_s = 0.0  # interval of a node that is out of the job; 0: it is a member
@@ -165,7 +165,7 @@ class Membership:
                     check_age(each, now_s)
                 opened[each] = self._opened.get(each) or self._secret.open(each, self._job_id, now_s)
             except (AccessDenied, InvalidInput) as error:
-                self._strangers.value += 1
+                self._rejected.value += 1
                 _log.warning("job %s: ignored an entry of the membership list: %s", self._job_id.job, error)
         self._opened = opened
         by_node = {member.node: member for member in [*opened.values(), self._me]}

@@ -25,7 +25,7 @@ from dieselfs.rpc.serving.handshake import Identity
 from dieselfs.rpc.serving.server import RpcServer
 from dieselfs.snapshot.reader import Snapshot
 from dieselfs.telemetry.registry import Registry
-from dieselfs.telemetry.socket import Publication
+from dieselfs.telemetry.socket import PublishedMetrics
 from dieselfs_client.memory.node_cache import NodeCache
 
 PEER_FETCHES_MAX = 16
@@ -60,9 +60,9 @@ class PeerService:
         answer_s: float = PEER_ANSWER_S,
         warmth: Callable[[bool], Warmth] = lambda is_to_warm: Warmth(0, 0),
         metrics: Registry | None = None,
-        publication: Publication | None = None,
+        published_metrics: PublishedMetrics | None = None,
     ) -> None:
-        self._publication = publication
+        self._published_metrics = published_metrics
         self.keys = JobKeys(credential.key)
         self._has_tls = credential.has_tls
         self.metrics = metrics = metrics or Registry()
@@ -136,12 +136,12 @@ class PeerService:
 
     async def _report(self, arguments: Any) -> bytes:
         """Raises InvalidInput if this node publishes nothing, or more than a reply may have."""
-        if self._publication is None:
+        if self._published_metrics is None:
             raise InvalidInput("this node publishes no metrics")
         if arguments.is_history:
-            report = await self._publication.recorded((arguments.first_s, arguments.last_s))
+            report = await self._published_metrics.recorded((arguments.first_s, arguments.last_s))
         else:
-            report = self._publication.report()
+            report = self._published_metrics.report()
         if len(report) > PEER_REPORT_BYTES_MAX:
             raise InvalidInput(f"the report has {len(report)} bytes, limit {PEER_REPORT_BYTES_MAX}")
         return report
@@ -157,7 +157,7 @@ class PeerService:
             if segment is not None:
                 self._node_cache.hits.value += 1
                 payloads[each.chunk] = segment.view
-            elif self._node_cache.is_worth_sending(each.chunk, each.length_bytes, each.is_shared_plan):
+            elif self._node_cache.is_worth_sending(each.chunk, each.wanted_bytes):
                 payloads[each.chunk] = ChunkAvailability.LATER
                 missing.append(each.chunk)
             else:

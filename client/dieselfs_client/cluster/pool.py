@@ -30,7 +30,7 @@ from dieselfs.rpc.members import JobId
 from dieselfs.rpc.serving.server import open_listeners
 from dieselfs.settings.table import OFF, JobSettings
 from dieselfs.sources.server import ServerSource
-from dieselfs.telemetry.socket import Publication
+from dieselfs.telemetry.socket import PublishedMetrics
 from dieselfs_client.cluster.membership import Members, Membership, RemoteRegistry
 from dieselfs_client.cluster.peer_service import PeerService
 from dieselfs_client.memory.budget import node_cache_evictable_bytes, offered_bytes
@@ -75,14 +75,14 @@ class PoolHost:
     - `nursery` runs fetches; its cancellation abandons them
     - `foreground`: the readers that the daemon serves; `pace`: the rate of warming
     - `handover_chunks`: for the chunks of the node cache
-    - `publication`: what the other nodes may know of this one
+    - `published_metrics`: what the other nodes may know of this one
     """
 
     nursery: trio.Nursery
     foreground: Foreground = field(default_factory=Foreground)
     pace: Pace | None = None
     handover_chunks: HandoverChunks | None = None
-    publication: Publication | None = None
+    published_metrics: PublishedMetrics | None = None
 
 
 class Pool:
@@ -143,7 +143,7 @@ class Pool:
             credential,
             warmth=self._warmth_for_peer,
             metrics=metrics,
-            publication=host.publication,
+            published_metrics=host.published_metrics,
         )
         self._membership: Membership | None = None
         self._on_change = on_change

@@ -264,8 +264,8 @@ class _MountService(Service):
                     answering.start_soon(self._answer, driver, nursery.cancel_scope)
                     nursery.start_soon(self._announce_mount, driver, node, view, connection, nursery)
                     nursery.start_soon(self.keep_pinned)
-                    self.publication.about = self._about()
-                    nursery.start_soon(publish, self.publication)
+                    self.published_metrics.about = self._about()
+                    nursery.start_soon(publish, self.published_metrics)
                     nursery.start_soon(self._obey, orders, driver, connection, nursery.cancel_scope)
                     what = "taking over" if is_taken_over else "serving"
                     generation, dataset = snapshot.generation, snapshot.location

@@ -27,7 +27,7 @@ from dieselfs.sources.interface import Source
 from dieselfs.sources.server import ServerSource
 from dieselfs.telemetry.registry import Registry
 from dieselfs.telemetry.series import History
-from dieselfs.telemetry.socket import Publication
+from dieselfs.telemetry.socket import PublishedMetrics
 from dieselfs_client.cluster.node_paths import path_of
 from dieselfs_client.memory.trio_cache import Foreground
 from dieselfs_client.memory.warming import Pace
@@ -119,7 +119,7 @@ class Service:
             self.source = self.reader = node_source(
                 self.client, self.snapshot, options.disk, options.disk_size_bytes, self.metrics
             )
-        self.publication = Publication(self.metrics, {}, History(self.metrics))
+        self.published_metrics = PublishedMetrics(self.metrics, {}, History(self.metrics))
         """The daemon sets its labels."""
         self.role: JobRole | None = None
         self.config: PoolConfig | None = None
@@ -152,9 +152,9 @@ class Service:
 
         config = replace(self.config, memory_bytes=memory_bytes)
         pace = Pace(rate_bytes=self.options.warm_rate_bytes)
-        host = PoolHost(nursery, foreground, pace, handover_chunks, self.publication)
+        host = PoolHost(nursery, foreground, pace, handover_chunks, self.published_metrics)
         self.role = JobRole(self.reader, self.client, config, lock, host)
-        self.publication.others = self.role.reports
+        self.published_metrics.others = self.role.reports
         self.role.start(self.options.policy == ONESHOT, is_resumed=is_resumed)
 
     async def keep_pinned(self) -> None:

@@ -104,22 +104,22 @@ class ChunkCache(TrioCache[Key, memoryview]):
         elif 2 * (self.policy.reserved_bytes + self._length_bytes(chunk)) <= self._memory_bytes:
             self.start(chunk)
 
-    async def fetch(self, key: Key, lane: trio.CapacityLimiter | None = None) -> memoryview:
+    async def fetch(self, key: Key, limiter: trio.CapacityLimiter | None = None) -> memoryview:
         """As `TrioCache.fetch`, for a chunk of this node through the node cache. If that does not have it in time, or
         has no room, the source fetches it.
         """
         payload = self.held(key)
         if payload is None and not isinstance(key, Blocks) and (node_cache := self.node_cache()) is not None:
-            payload = await self._fetch_from_node(node_cache, key, lane)
-        return await super().fetch(key, lane) if payload is None else payload
+            payload = await self._fetch_from_node(node_cache, key, limiter)
+        return await super().fetch(key, limiter) if payload is None else payload
 
     async def _fetch_from_node(
-        self, node_cache: NodeCache, key: int | ExtentRef, lane: trio.CapacityLimiter | None
+        self, node_cache: NodeCache, key: int | ExtentRef, limiter: trio.CapacityLimiter | None
     ) -> memoryview | None:
         if isinstance(key, int):
-            return await node_cache.read(key, lane=lane)
+            return await node_cache.read(key, limiter=limiter)
         ranges = np.array([[key.offset, key.length]])
-        payload = await node_cache.read(key.chunk, ranges, lane=lane)
+        payload = await node_cache.read(key.chunk, ranges, limiter=limiter)
         return None if payload is None else payload[key.offset : key.offset + key.length]
 
     def _length_bytes(self, key: Key) -> int:

@@ -118,12 +118,12 @@ class NodeCache(TrioCache[int, Segment]):
         if keeper is not None:
             self._inherit(keeper)
 
-    async def fetch(self, chunk: int, lane: trio.CapacityLimiter | None = None) -> Segment:
+    async def fetch(self, chunk: int, limiter: trio.CapacityLimiter | None = None) -> Segment:
         segment = self.held(chunk)
         if segment is not None:
             self.hits.value += 1
             return segment
-        return await super().fetch(chunk, lane)
+        return await super().fetch(chunk, limiter)
 
     # -- readers in this process --------------------------------------------------------------------------
 
@@ -141,8 +141,7 @@ class NodeCache(TrioCache[int, Segment]):
         self,
         chunk: int,
         ranges: Ranges | None = None,
-        is_shared_plan: bool = False,
-        lane: trio.CapacityLimiter | None = None,
+        limiter: trio.CapacityLimiter | None = None,
     ) -> memoryview | None:
         """The payload of a chunk that this node owns, for all of it or for `ranges`. None if the reader should use the
         source: the chunk is not owned, not worth fetching, damaged (perhaps outside of the ranges), in flight for
@@ -155,7 +154,7 @@ class NodeCache(TrioCache[int, Segment]):
         )
         if not self.owns(chunk):
             return None
-        if ranges is not None and not self.is_worth_fetching(chunk, wanted_bytes, is_shared_plan):
+        if ranges is not None and not self.is_worth_fetching(chunk, wanted_bytes):
             return None
         flight = self._in_flight.get(chunk)
         started_s = trio.current_time() if flight is None else flight.started_s
@@ -163,7 +162,7 @@ class NodeCache(TrioCache[int, Segment]):
         segment = None
         try:
             with trio.move_on_at(started_s + PEER_PATIENCE_S):
-                segment = await self.fetch(chunk, lane)
+                segment = await self.fetch(chunk, limiter)
         except NoRoom:
             return None
         except DieselfsError as error:
@@ -181,23 +180,22 @@ class NodeCache(TrioCache[int, Segment]):
             self.policy.handed_out(chunk, ranges)
         return segment.view
 
-    def is_worth_fetching(self, chunk: int, wanted_bytes: int, is_shared_plan: bool = False) -> bool:
+    def is_worth_fetching(self, chunk: int, wanted_bytes: int) -> bool:
         """Whether to fetch the whole chunk for `wanted_bytes` of it: it is in memory or in flight, it would be pinned,
-        other nodes need the rest (`is_shared_plan`), or much of it was requested lately.
+        or much of it was requested lately.
         """
         return (
-            is_shared_plan
-            or chunk in self.policy
+            chunk in self.policy
             or chunk in self._in_flight
             or self.policy.would_pin(chunk)
             or self._recent.is_worth_whole(chunk, wanted_bytes, self._snapshot.chunk_payload_length(chunk))
         )
 
-    def is_worth_sending(self, chunk: int, wanted_bytes: int, is_shared_plan: bool = False) -> bool:
+    def is_worth_sending(self, chunk: int, wanted_bytes: int) -> bool:
         """As `is_worth_fetching`, for another node. That one cannot read the disk of this node, so a chunk on it is
         always worth it.
         """
-        return self.is_worth_fetching(chunk, wanted_bytes, is_shared_plan) or self._is_on_disk(chunk)
+        return self.is_worth_fetching(chunk, wanted_bytes) or self._is_on_disk(chunk)
 
     def chunks(self) -> list[int]:
         """The pinned chunks."""
@@ -217,13 +215,13 @@ class NodeCache(TrioCache[int, Segment]):
     def has_room(self, chunk: int) -> bool:
         return self.policy.would_pin(chunk)
 
-    async def bring(self, chunk: int, lane: trio.CapacityLimiter) -> None:
+    async def bring(self, chunk: int, limiter: trio.CapacityLimiter) -> None:
         """Fetch a chunk for which there is room, as `fetch`; an evictable chunk is pinned."""
         segment = self.policy.pin(chunk)
         if segment is not None:
             self._keep(chunk, segment)
         elif self.lacks(chunk):
-            await self.fetch(chunk, lane)
+            await self.fetch(chunk, limiter)
 
     def warmth(self, own: npt.NDArray[np.int64]) -> Warmth:
         """The pinned part of the chunks `own` that can be pinned. Other pinned chunks take room and are not counted:
@@ -231,13 +229,13 @@ class NodeCache(TrioCache[int, Segment]):
         """
         policy = self.policy
         here = np.fromiter([*policy.pinned, *self.damaged], np.int64)
-        lacking = np.setdiff1d(own, here, assume_unique=True)
+        missing = np.setdiff1d(own, here, assume_unique=True)
         lengths = self._snapshot.column("chunk_payload_lengths")
         pinned = np.intersect1d(own, np.fromiter(policy.pinned, np.int64), assume_unique=True)
         pinned_bytes = int(lengths[pinned].sum(dtype=np.int64))
         pinned_max_bytes = policy.pinned_max_bytes - (policy.pinned_bytes - pinned_bytes)
         damaged = len(np.intersect1d(own, np.fromiter(self.damaged, np.int64)))
-        return Warmth.of(pinned_bytes, pinned_max_bytes, lengths[lacking], damaged)
+        return Warmth.of(pinned_bytes, pinned_max_bytes, lengths[missing], damaged)
 
     # ----------------------------------------------------------------------------------------------------
 

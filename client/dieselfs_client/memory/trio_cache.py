@@ -104,8 +104,8 @@ class TrioCache(Generic[Key, Held]):
         if key not in self.policy and key not in self.damaged:
             self._flight(key, self._limiter)
 
-    async def fetch(self, key: Key, lane: trio.CapacityLimiter | None = None) -> Held:
-        """From memory, or fetched. With a `lane` it is a prefetch in a thread of that limiter, so no reader waits for a
+    async def fetch(self, key: Key, limiter: trio.CapacityLimiter | None = None) -> Held:
+        """From memory, or fetched. With a `limiter` it is a prefetch in a thread of that one, so no reader waits for a
         thread behind it.
 
         Raises the errors of `load`; Damaged at once for a key that was found damaged before; Unavailable when the
@@ -116,9 +116,9 @@ class TrioCache(Generic[Key, Held]):
             return held
         if key in self.damaged:
             raise Damaged(f"{self._name(key)} is damaged")
-        flight = self._flight(key, lane or self._limiter)
+        flight = self._flight(key, limiter or self._limiter)
         with trio.move_on_at(flight.started_s + self._timeout_s):
-            with self._foreground.waiting() if lane is None else nullcontext():
+            with self._foreground.waiting() if limiter is None else nullcontext():
                 await flight.done.wait()
         if flight.held is not None:
             return flight.held

@@ -1,10 +1,10 @@
 """Warming: fetches the chunks that memory can pin in the background, and pauses for readers.
 
     next chunk    in the order of this node, those that are missing and for which there is room
-    when          no reader has waited for WARM_QUIET_S; a lane works WARM_SHARE of its time, and all lanes together
+    when          no reader has waited for WARM_QUIET_S; a worker loads for WARM_SHARE of its time, and all together
                   fetch no faster than the rate limit
 
-Loads run in lanes of their own, so no reader waits behind one.
+Loads run in threads of their own, so no reader waits behind one.
 """
 
 import logging
@@ -40,15 +40,15 @@ class Warmable(Protocol):
     def has_room(self, chunk: int) -> bool:
         """Whether it would be pinned."""
 
-    async def bring(self, chunk: int, lane: trio.CapacityLimiter) -> None:
-        """Fetch a chunk in a thread of this `lane`, and pin it. Raises DieselfsError."""
+    async def bring(self, chunk: int, limiter: trio.CapacityLimiter) -> None:
+        """Fetch a chunk in a thread of this `limiter`, and pin it. Raises DieselfsError."""
 
 
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """The rate of warming. `share`: of its time that each lane works; `rate_bytes`: per second, 0 for no limit."""
+    """The rate of warming. `share`: of its time that each worker loads; `rate_bytes`: per second, 0 for no limit."""
 
-    lanes: int = WARM_LOADS_AT_ONCE_MAX
+    workers: int = WARM_LOADS_AT_ONCE_MAX
     share: float = WARM_SHARE
     rate_bytes: int = 0
 
@@ -81,7 +81,7 @@ class Warming:
         self._length_bytes = length_bytes
         self._foreground = foreground
         self._pace = pace or Pace()
-        self._lanes = trio.CapacityLimiter(self._pace.lanes)  # so no lane waits for a thread
+        self._threads = trio.CapacityLimiter(self._pace.workers)  # so no worker waits for a thread
         self._begins = trio.Event()
         self._free_s = -np.inf  # when the next load may begin, by the rate
         self._is_wanted = False
@@ -107,20 +107,20 @@ class Warming:
             self._is_to_continue = False
             chunks = missing(self._order(), self._store)
             async with trio.open_nursery() as nursery:
-                for _ in range(self._pace.lanes):
+                for _ in range(self._pace.workers):
                     nursery.start_soon(self._work, chunks)
             if not self._is_to_continue:
                 self.is_under_way = False
                 self._begins = trio.Event()
 
     async def _work(self, chunks: Iterator[int]) -> None:
-        """One lane: fetches chunks of the iterator that all lanes share."""
+        """One worker: fetches chunks of the iterator that all workers share."""
         for chunk in chunks:
             await self._turn(self._length_bytes(chunk))
             began_s = trio.current_time()
             rest_s = 0.0
             try:
-                await self._store.bring(chunk, self._lanes)
+                await self._store.bring(chunk, self._threads)
             except DieselfsError as error:
                 _log.warning("warming: %s", error)
                 if not isinstance(error, Damaged):  # which is known from now on

@@ -5,7 +5,7 @@ those of other chunks: one to each node of a job, or one for each chunk to a ser
 """
 
 import logging
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from itertools import accumulate
 
 import numpy as np
@@ -23,9 +23,6 @@ from dieselfs_client.memory.chunk_cache import ChunkCache
 JOINED_BYTES_MAX = 1 * MIB
 """Extents of several chunks that arrive together are joined up to this: a copy of this size takes as long as a push."""
 
-Batch = dict[int, Extents]
-"""Extents of some chunks, by chunk."""
-
 Content = tuple[memoryview, Numbers]
 """The bytes of extents, and the offset of each extent in them."""
 
@@ -33,6 +30,18 @@ Arrived = dict[int, Content | DieselfsError]
 """The content of each chunk that arrived with one reply, or its error."""
 
 _log = logging.getLogger(__name__)
+
+
+class Batch(dict[int, Extents]):
+    """Extents of some chunks, by chunk. `is_shared_plan`: see `Wanted`."""
+
+    def __init__(self, extents: Mapping[int, Extents] | None = None, is_shared_plan: bool = False) -> None:
+        super().__init__(extents or {})
+        self.is_shared_plan = is_shared_plan
+
+    def of(self, chunks: Iterable[int]) -> "Batch":
+        """The part for these chunks."""
+        return Batch({chunk: self[chunk] for chunk in chunks}, self.is_shared_plan)
 
 
 class FetchBatches:
@@ -56,17 +65,11 @@ class FetchBatches:
         companions = set(parts).difference(batches)
         for chunk in wanted:
             if chunk not in companions:
-                yield {each: wanted[each] for each in batches.get(chunk, [chunk])}
+                yield wanted.of(batches.get(chunk, [chunk]))
 
-    async def fetch(
-        self,
-        batch: Batch,
-        is_shared_plan: bool,
-        arrived: Callable[[Arrived], Awaitable[None]],
-    ) -> None:
-        """Fetch a batch. Chunks are passed to `arrived` as they arrive, each once.
-
-        For `is_shared_plan` see `Wanted`. If cancelled, a request in flight is abandoned.
+    async def fetch(self, batch: Batch, arrived: Callable[[Arrived], Awaitable[None]]) -> None:
+        """Fetch a batch. Chunks are passed to `arrived` as they arrive, each once. If cancelled, a request in flight is
+        abandoned.
         """
         chunk = next(iter(batch))
         if self.is_whole(chunk, batch[chunk]):
@@ -77,15 +80,13 @@ class FetchBatches:
             else:
                 await arrived({chunk: content})
             return
-        left = await self._fetch_from_node(batch, is_shared_plan, arrived)
-        arriving = self._arriving(left, is_shared_plan)
+        left = await self._fetch_from_node(batch, arrived)
+        arriving = self._arriving(left)
         while left and (came := await trio.to_thread.run_sync(next, arriving, None, abandon_on_cancel=True)):
-            left = {chunk: extents for chunk, extents in left.items() if chunk not in came}
+            left = left.of(left.keys() - came)
             await arrived(came)
 
-    async def _fetch_from_node(
-        self, batch: Batch, is_shared_plan: bool, arrived: Callable[[Arrived], Awaitable[None]]
-    ) -> Batch:
+    async def _fetch_from_node(self, batch: Batch, arrived: Callable[[Arrived], Awaitable[None]]) -> Batch:
         """Read extents of this node's chunks in the node cache, a few chunks ahead; returns the others.
 
         Chunks that are in memory arrive together.
@@ -93,20 +94,20 @@ class FetchBatches:
         node_cache = self._chunk_cache.node_cache()
         if node_cache is None:
             return batch
-        left = dict(batch)
+        left = batch.of(batch)
         chunks = sorted(filter(node_cache.owns, batch), key=lambda chunk: node_cache.held(chunk) is None)
         came: Arrived = {}
         for place, chunk in enumerate(chunks):
             extents = batch[chunk]
             for ahead in chunks[place : place + FETCHES_AT_ONCE_MAX]:
-                if is_shared_plan or node_cache.has_room(ahead):
+                if batch.is_shared_plan or node_cache.has_room(ahead):
                     node_cache.start(ahead)
             if came and node_cache.held(chunk) is None:
                 await arrived(came)
                 came = {}
             ranges = np.column_stack((extents.offsets, extents.lengths))
             try:
-                payload = await node_cache.read(chunk, ranges, is_shared_plan)
+                payload = await node_cache.read(chunk, ranges)
             except DieselfsError as error:
                 came[chunk] = error
                 del left[chunk]
@@ -134,8 +135,8 @@ class FetchBatches:
         if together:
             yield _join(together)
 
-    def _arriving(self, batch: Batch, is_shared_plan: bool) -> Iterator[Arrived]:
-        wanted = Wanted({chunk: extents.extents() for chunk, extents in batch.items()}, is_shared_plan)
+    def _arriving(self, batch: Batch) -> Iterator[Arrived]:
+        wanted = Wanted({chunk: extents.extents() for chunk, extents in batch.items()}, batch.is_shared_plan)
         left = set(wanted)
         try:
             for arrival in self._source.fetch_many(wanted):

@@ -127,10 +127,10 @@ class PrefetchBudget:
     def warmth(self, damaged: Collection[int]) -> Warmth:
         """The pushed part of the bytes that can be pinned."""
         page_bytes = self._table.chunk_page_bytes
-        is_lacking = ~self._is_pushed
-        is_lacking[np.fromiter(damaged, np.int64)] = False
+        is_missing = ~self._is_pushed
+        is_missing[np.fromiter(damaged, np.int64)] = False
         pushed_bytes = int(page_bytes[self._is_pushed].sum())
-        return Warmth.of(pushed_bytes, self._allotment.pinned, page_bytes[is_lacking], len(damaged))
+        return Warmth.of(pushed_bytes, self._allotment.pinned, page_bytes[is_missing], len(damaged))
 
     # -- for plans ---------------------------------------------------------------------------------------
 

@@ -114,10 +114,10 @@ class Prefetcher:
         self.pushing = trio.CapacityLimiter(1)
         """Held while the page cache is used."""
 
-    # -- for readers: `interface.ReadAhead` --------------------------------------------------------------
+    # -- for readers -------------------------------------------------------------------------------------
 
-    def noticed(self, node: int) -> None:
-        """Note that a file was read through the daemon."""
+    def note_read(self, node: int) -> None:
+        """Note that a reader asks for a file."""
         self.tripwires.spring(node)
         self._hit_rate.requested(node)
         if self._plans and self.budget.has_first(node) and not self.tripwires.is_set(node):
@@ -130,7 +130,7 @@ class Prefetcher:
             if (advance := window.advance(node)) is not None
         ]
         if found:
-            self.windows[min(found)[2]].noticed(node)
+            self.windows[min(found)[2]].note_read(node)
         elif not any(window.is_overtaken(node) for window in self.windows):
             return
         for window in self.windows:
@@ -138,25 +138,31 @@ class Prefetcher:
                 self._hit_rate.passed(reader, nodes)
         self._wake()
 
-    def noticed_ahead(self, node: int) -> None:
+    def note_read_ahead(self, node: int) -> None:
+        """Note that the kernel asks for a file for which no reader asks yet."""
         self.tripwires.spring(node)
 
     def held(self, node: int) -> memoryview | None:
+        """All bytes of a file, if it is a tripwire that was fetched."""
         return self.tripwires.held(node)
 
     def is_starved(self, node: int) -> bool:
+        """Whether the next files of the reader of this tripwire are in flight."""
         return self.is_busy and any(window.is_starved(node) for window in self.windows)
 
     def keeps(self, chunk: int) -> bool:
+        """Whether to fetch a chunk whole for a waiting reader, because it is pinned."""
         return self.budget.is_due(chunk) and self.budget.pin(chunk)
 
     def expects(self, chunk: int) -> bool:
+        """Whether a chunk is in flight or will be soon, so that a reader of one of its files waits for it."""
         return chunk in self._expected
 
     def stays(self, chunk: int) -> bool:
+        """Whether a chunk will stay in memory, because all chunks of the dataset will."""
         return self.budget.will_stay(chunk)
 
-    def landed(self, chunk: int, payload: memoryview) -> None:
+    def note_fetched(self, chunk: int, payload: memoryview) -> None:
         """Push a chunk that was fetched for a reader, if it is pinned, and was not just pushed for another reader."""
         if self._is_over or not self.budget.is_pinned(chunk) or self.budget.was_just_pushed(chunk):
             return
@@ -218,9 +224,9 @@ class Prefetcher:
     def has_room(self, chunk: int) -> bool:
         return not self._is_over and self.budget.can_pin(chunk)
 
-    async def bring(self, chunk: int, lane: trio.CapacityLimiter) -> None:
+    async def bring(self, chunk: int, limiter: trio.CapacityLimiter) -> None:
         if not self._is_over and self.budget.pin(chunk):
-            payload = await self._chunk_cache.fetch(chunk, lane)
+            payload = await self._chunk_cache.fetch(chunk, limiter)
             extents = self.table.of_chunk(chunk)
             self.budget.push(chunk)
             await self._put(extents, payload, extents.offsets)
@@ -314,7 +320,7 @@ class Prefetcher:
         self._expected.update(
             chunk for chunk, of_chunk in waiting.items() if self._batches.is_whole(chunk, of_chunk)
         )
-        underway, is_shared_plan = set(waiting), plan.window.is_shared_plan
+        underway = set(waiting)
 
         def done(chunks: Iterable[int]) -> None:
             self._expected.difference_update(chunks)
@@ -331,7 +337,7 @@ class Prefetcher:
             try:
                 with self._foreground.waiting():
                     if any(self.budget.is_wanted(extents).any() for extents in batch.values()):
-                        await self._batches.fetch(batch, is_shared_plan, arrived)
+                        await self._batches.fetch(batch, arrived)
             finally:
                 self._fetching.release_on_behalf_of(token)
                 done(batch)
@@ -347,11 +353,11 @@ class Prefetcher:
                 self._nursery.start_soon(bring, batch, token)
         done(())
 
-    async def _due(self, plan: _Following, span: Span, waiting: Batch) -> Batch:
+    async def _due(self, plan: _Following, span: Span, waiting: dict[int, Extents]) -> Batch:
         """Wait until the window has room for the first of `waiting`. Remove as many as it has room for, count and
         return them; remove all if the span is not wanted any more.
         """
-        window, due = plan.window, Batch()
+        window, due = plan.window, Batch(is_shared_plan=plan.window.is_shared_plan)
         while window.holds(span) and self._is_followed(plan):
             for chunk, extents in list(waiting.items()):
                 if self.budget.pin(chunk):
@@ -425,11 +431,11 @@ class Prefetcher:
             return False
         samples = sampled(stored)
         try:
-            is_lacking = await trio.to_thread.run_sync(self._pages.lacking, samples, limiter=self.pushing)
+            is_reclaimed = await trio.to_thread.run_sync(self._pages.reclaimed, samples, limiter=self.pushing)
         except MountError:
             self._is_over = True
             return False
-        lost = np.unique(samples.chunks[is_lacking])
+        lost = np.unique(samples.chunks[is_reclaimed])
         self._reclaimed.value += len(lost)
         self.budget.reclaim(stored[np.isin(stored.chunks, lost)])
         return bool(len(lost))

@@ -47,7 +47,7 @@ class NoPages:
     def drop(self, nodes: npt.NDArray[np.integer]) -> None:
         pass
 
-    def lacking(self, extents: Extents) -> npt.NDArray[np.bool_]:
+    def reclaimed(self, extents: Extents) -> npt.NDArray[np.bool_]:
         return np.zeros(len(extents), np.bool_)
 
 

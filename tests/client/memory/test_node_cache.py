@@ -173,9 +173,9 @@ def test_what_is_kept_in_the_place_of_another_node_takes_room_and_counts_for_not
     packed: PackedDataset,
 ) -> None:
     async def scenario(node_cache: NodeCache, source: Source) -> None:
-        lane = trio.CapacityLimiter(1)
+        limiter = trio.CapacityLimiter(1)
         for chunk in (0, 5, 6):
-            await node_cache.bring(chunk, lane)
+            await node_cache.bring(chunk, limiter)
         own = np.array([0, 1, 2, 3])
         assert node_cache.warmth(own) == Warmth(CHUNK_BYTES, 2 * CHUNK_BYTES)
         node_cache.drop([5, 6])

@@ -119,13 +119,13 @@ async def test_a_reader_does_not_queue_behind_what_is_fetched_ahead() -> None:
     with trio.fail_after(60), gates.opened_in_the_end():
         async with trio.open_nursery() as nursery:
             cache = gated_cache(gates, nursery, Foreground())
-            lane = trio.CapacityLimiter(1)
-            nursery.start_soon(cache.fetch, 0, lane)
+            limiter = trio.CapacityLimiter(1)
+            nursery.start_soon(cache.fetch, 0, limiter)
             while gates.fetched != [0]:
                 await trio.sleep(0.01)
             gates.open(1)
             assert await cache.fetch(1) == "1"  # although only one at a time is fetched for readers
-            assert lane.borrowed_tokens == 1
+            assert limiter.borrowed_tokens == 1
             gates.open(0)
 
 

@@ -36,7 +36,7 @@ class Store:
     def has_room(self, chunk: int) -> bool:
         return len(self.pinned) + self.at_once < self.room
 
-    async def bring(self, chunk: int, lane: trio.CapacityLimiter) -> None:
+    async def bring(self, chunk: int, limiter: trio.CapacityLimiter) -> None:
         self.began_s.append(trio.current_time())
         self.at_once += 1
         self.most_at_once = max(self.at_once, self.most_at_once)
@@ -75,20 +75,20 @@ class Run:
             yield
 
 
-@pytest.mark.parametrize("lanes", [1, 2, 3])
+@pytest.mark.parametrize("workers", [1, 2, 3])
 @pytest.mark.parametrize("share", [0.25, 0.8, 1.0])
 async def test_each_lane_works_its_share_of_the_time(
-    autojump_clock: trio.testing.MockClock, lanes: int, share: float
+    autojump_clock: trio.testing.MockClock, workers: int, share: float
 ) -> None:
     store = Store()
-    took_s = await Run(store, 12, Pace(lanes, share)).finish()
-    assert sorted(store.pinned) == list(range(12)) and store.most_at_once == lanes
-    assert took_s == pytest.approx(12 / lanes * LOAD_S / share, abs=0.02)
+    took_s = await Run(store, 12, Pace(workers, share)).finish()
+    assert sorted(store.pinned) == list(range(12)) and store.most_at_once == workers
+    assert took_s == pytest.approx(12 / workers * LOAD_S / share, abs=0.02)
 
 
 async def test_all_lanes_together_keep_to_the_rate(autojump_clock: trio.testing.MockClock) -> None:
     store = Store()
-    await Run(store, 10, Pace(lanes=8, share=1.0, rate_bytes=5 * CHUNK_BYTES)).finish()
+    await Run(store, 10, Pace(workers=8, share=1.0, rate_bytes=5 * CHUNK_BYTES)).finish()
     gaps_s = [after - before for before, after in pairwise(store.began_s)]
     assert len(gaps_s) == 9 and min(gaps_s) >= 0.2 - 1e-9
     assert store.began_s[-1] == pytest.approx(9 * 0.2)
@@ -99,7 +99,7 @@ async def test_nothing_is_begun_while_somebody_waits(
     autojump_clock: trio.testing.MockClock, rate_bytes: int
 ) -> None:
     store = Store()
-    run = Run(store, 20, Pace(lanes=2, share=1.0, rate_bytes=rate_bytes))
+    run = Run(store, 20, Pace(workers=2, share=1.0, rate_bytes=rate_bytes))
     waits_s = [(2.5, 6.25), (7.5, 7.75)]
 
     async def read() -> None:
@@ -118,7 +118,7 @@ async def test_nothing_is_begun_while_somebody_waits(
 
 async def test_no_more_is_fetched_than_there_is_room_for(autojump_clock: trio.testing.MockClock) -> None:
     store = Store(room=5)
-    await Run(store, 20, Pace(lanes=3)).finish()
+    await Run(store, 20, Pace(workers=3)).finish()
     assert sorted(store.pinned) == [0, 1, 2, 3, 4] and len(store.began_s) == 5
 
 
@@ -126,7 +126,7 @@ async def test_what_failed_is_tried_again_later_and_what_is_damaged_is_not(
     autojump_clock: trio.testing.MockClock,
 ) -> None:
     store = Store(errors={1: [Unavailable("once"), Unavailable("twice")], 3: [Damaged("for ever")]})
-    took_s = await Run(store, 6, Pace(lanes=1, share=1.0)).finish()
+    took_s = await Run(store, 6, Pace(workers=1, share=1.0)).finish()
     assert sorted(store.pinned) == [0, 1, 2, 4, 5] and store.damaged == {3}
     assert took_s == pytest.approx(8 * LOAD_S + 2 * WARM_AGAIN_S, abs=0.02)
 
@@ -145,7 +145,7 @@ async def test_what_belongs_to_the_node_later_is_fetched_then(autojump_clock: tr
 
 async def test_what_changes_on_the_way_is_not_forgotten(autojump_clock: trio.testing.MockClock) -> None:
     store = Store()
-    run = Run(store, 6, Pace(lanes=1, share=1.0))
+    run = Run(store, 6, Pace(workers=1, share=1.0))
 
     async def change() -> None:
         await trio.sleep(2.5 * LOAD_S)

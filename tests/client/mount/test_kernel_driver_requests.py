@@ -19,9 +19,9 @@ from dieselfs_client.mount.control.tree import SHUFFLE_INODE
 from dieselfs_client.mount.drivers.kernel_driver import KernelDriver
 from dieselfs_client.mount.kernel.protocol import Opcode
 from dieselfs_client.mount.reading.core import CONTROL_INODE, MountCore
-from dieselfs_client.mount.reading.read_path import ReadPath
 from tests.support.control import simple_control
 from tests.support.dataset import MemoryChunkSource
+from tests.support.no_read_ahead import plain_reads
 from tests.support.snapshots import SAMPLE, SOURCE, snapshot_bytes
 
 LAST_UNIQUE = 1 << 40
@@ -46,7 +46,7 @@ def answers(packets: Sequence[bytes], late: AbstractSet[int] = frozenset()) -> d
                 source = MemoryChunkSource(SNAPSHOT, {0: bytearray(1 << 16), 1: bytearray(1 << 16)})
                 chunk_cache = ChunkCache(SNAPSHOT, source, 1 << 20, nursery)
                 core = MountCore(SNAPSHOT)
-                reads, control = ReadPath(core, chunk_cache), simple_control(SNAPSHOT)
+                reads, control = plain_reads(core, chunk_cache), simple_control(SNAPSHOT)
                 nursery.start_soon(KernelDriver(theirs.fileno(), core, reads, control, 0, 0).run)
                 for sent in [*packets, packet(Opcode.STATFS, unique=LAST_UNIQUE)]:
                     await kernel.send(sent)

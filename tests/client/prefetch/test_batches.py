@@ -8,7 +8,7 @@ import trio
 
 from dieselfs.chunk.segment import Segment
 from dieselfs.errors import Damaged, DieselfsError, Unavailable
-from dieselfs.prefetch.extent_table import ExtentTable
+from dieselfs.prefetch.extent_table import Extents, ExtentTable
 from dieselfs.sources.interface import Arrival, Wanted
 from dieselfs_client.memory.chunk_cache import ChunkCache
 from dieselfs_client.memory.node_cache import NodeCache
@@ -52,7 +52,7 @@ def run(
     trio.run(main)
 
 
-def extents(packed: PackedDataset, chunk: int, *files: int) -> Batch:
+def extents(packed: PackedDataset, chunk: int, *files: int) -> dict[int, Extents]:
     of_chunk = ExtentTable(packed.snapshot).of_chunk(chunk)
     return {chunk: of_chunk[np.array(files)] if files else of_chunk}
 
@@ -67,7 +67,7 @@ def test_what_comes_in_one_request_travels_together_and_whole_chunks_alone(packe
             **extents(packed, 5),
             **extents(packed, 0, 3, 4),
         }
-        batched = [*batches.batched(wanted)]
+        batched = [*batches.batched(Batch(wanted))]
         assert [[*batch] for batch in batched] == [[3, 1], [4], [2, 0], [5]]
         assert all(batch[chunk] is wanted[chunk] for batch in batched for chunk in batch)
 
@@ -88,7 +88,7 @@ def test_all_of_a_parcel_arrives_and_damage_costs_only_its_chunk(packed: PackedD
                     payload, starts = content
                     came[chunk] = [bytes(payload[start : start + FILE_BYTES]) for start in starts.tolist()]
 
-        await batches.fetch(batch, is_shared_plan=True, arrived=arrived)
+        await batches.fetch(Batch(batch, is_shared_plan=True), arrived)
         assert came == {
             4: [bytes([n]) * FILE_BYTES for n in (33, 38)],
             2: Damaged,
@@ -96,7 +96,7 @@ def test_all_of_a_parcel_arrives_and_damage_costs_only_its_chunk(packed: PackedD
         }
         for chunk in (1, 2):
             came.clear()
-            await batches.fetch(extents(packed, chunk), is_shared_plan=False, arrived=arrived)
+            await batches.fetch(Batch(extents(packed, chunk)), arrived)
             assert came[chunk] == (
                 Damaged
                 if chunk == 2
@@ -115,7 +115,7 @@ def test_what_comes_together_is_joined_unless_it_is_large(packed: PackedDataset)
             content = b"".join(source.fetch_extent(extent) for extent in of_chunk.extents())
             came[chunk] = memoryview(content), np.arange(len(of_chunk)) * FILE_BYTES
         came[2] = Unavailable("not this one")
-        joined = [*batches.joined(batch, came)]
+        joined = [*batches.joined(Batch(batch), came)]
         assert [set(each.chunks.tolist()) for each, _ in joined] == [{4, 0}, {5}], (
             "as large as a chunk at most"
         )
@@ -140,7 +140,7 @@ def test_a_fault_of_a_source_costs_what_it_did_not_bring(packed: PackedDataset) 
             came.update((chunk, not isinstance(content, Unavailable)) for chunk, content in arrival.items())
 
         batch = extents(packed, 0, 1) | extents(packed, 2, 3) | extents(packed, 4, 5)
-        await batches.fetch(batch, is_shared_plan=False, arrived=arrived)
+        await batches.fetch(Batch(batch), arrived)
         assert came == {0: True, 2: False, 4: False}
 
     run(packed, scenario, Faulty)
@@ -170,7 +170,7 @@ def test_extents_of_own_chunks_are_read_in_the_node_cache_those_in_memory_togeth
             chunk_cache = ChunkCache(packed.snapshot, source, 1 << 20, nursery, node_cache=lambda: node_cache)
             for chunk in (0, 2):
                 await node_cache.fetch(chunk)
-            batch: Batch = {}
+            batch = Batch(is_shared_plan=True)
             for chunk in (0, 1, 2, 4, 5):
                 batch |= extents(packed, chunk, 1, 2)
             came: list[list[int]] = []
@@ -185,7 +185,7 @@ def test_extents_of_own_chunks_are_read_in_the_node_cache_those_in_memory_togeth
                         assert payload[start : start + length] == content[chunk][offset : offset + length]
 
             with trio.fail_after(30):
-                await FetchBatches(packed.snapshot, chunk_cache, source).fetch(batch, True, arrived)
+                await FetchBatches(packed.snapshot, chunk_cache, source).fetch(batch, arrived)
             assert came[:2] == [[0, 2], [1]]
             assert sorted(chunk for chunks in came[2:] for chunk in chunks) == [4, 5]
             counted = node_cache.metrics.as_dict()["requested"]

@@ -195,7 +195,7 @@ def test_two_plans_share_the_window(packed: PackedDataset) -> None:
 def test_without_a_plan_what_a_reader_waits_for_is_kept_and_pushed(packed: PackedDataset) -> None:
     async def scenario(rig: Rig) -> None:
         assert rig.prefetcher.keeps(7)
-        rig.prefetcher.landed(7, await rig.chunk_cache.fetch(7))
+        rig.prefetcher.note_fetched(7, await rig.chunk_cache.fetch(7))
         assert rig.prefetcher.keeps(8), "the next one, too"
         assert not rig.prefetcher.keeps(7), "it was just pushed"
         await rig.resolve()
@@ -203,7 +203,7 @@ def test_without_a_plan_what_a_reader_waits_for_is_kept_and_pushed(packed: Packe
         rig.pages.files.clear()  # the kernel takes its pages back
         await trio.sleep(PUSHED_AGAIN_S)
         assert rig.prefetcher.keeps(7)
-        rig.prefetcher.landed(7, await rig.chunk_cache.fetch(7))
+        rig.prefetcher.note_fetched(7, await rig.chunk_cache.fetch(7))
         await rig.resolve()
         assert len(rig.pages.files) >= FILES_PER_CHUNK - 1
         assert rig.prefetcher.metrics.numbers()["prefetch.pushed_again_chunks"] == 1
@@ -310,7 +310,7 @@ class ExtentPages:
 
     uncover = drop
 
-    def lacking(self, extents: Extents) -> npt.NDArray[np.bool_]:
+    def reclaimed(self, extents: Extents) -> npt.NDArray[np.bool_]:
         pairs = zip(extents.nodes.tolist(), extents.numbers.tolist(), strict=True)
         return np.array([number not in self.extents.get(node, ()) for node, number in pairs], np.bool_)
 
@@ -337,7 +337,7 @@ def test_files_that_span_chunks_stream_too() -> None:
                 there = len(pages.extents.get(node, ()))
                 missing += extents_each - there
                 if there < extents_each:
-                    prefetcher.noticed(node)
+                    prefetcher.note_read(node)
                 await rig.resolve()
             assert 0 < missing <= 3 * files / prefetcher.tripwires.every
             assert prefetcher.windows[0].ahead == files

@@ -103,7 +103,7 @@ class SetPages:
     def drop(self, nodes: npt.NDArray[np.integer]) -> None:
         self.files -= set(nodes.tolist())
 
-    def lacking(self, extents: Extents) -> npt.NDArray[np.bool_]:
+    def reclaimed(self, extents: Extents) -> npt.NDArray[np.bool_]:
         return np.array([node not in self.files for node in extents.nodes.tolist()], np.bool_)
 
 
@@ -127,7 +127,7 @@ class Reader:
         missed = 0
         for node in self.share.nodes(first, end).tolist():
             if node not in self.pages.files:
-                self.prefetcher.noticed(node)
+                self.prefetcher.note_read(node)
                 missed += self.prefetcher.tripwires.held(node) is None
                 await trio.lowlevel.checkpoint()
         await resolve([self])

@@ -92,7 +92,7 @@ def test_pages_that_are_reclaimed_in_the_middle_of_an_epoch_are_fetched_again(
         await trio.sleep(LOOK_AGAIN_S)
         unread = share.nodes(half, FILES).tolist()
         noticed = next(node for node in unread if rig.prefetcher.tripwires.held(node) is None)
-        rig.prefetcher.noticed(noticed)
+        rig.prefetcher.note_read(noticed)
         await rig.resolve()
         assert all(map(rig.is_at_hand, unread[: GROUP_FILES // 2]))
         for position in range(half, FILES, FILES_PER_CHUNK):
@@ -112,7 +112,7 @@ def test_a_read_for_a_file_that_is_there_fetches_nothing(packed: PackedDataset) 
         await rig.prefetcher.ahead_of(share)
         await trio.sleep(LOOK_AGAIN_S)
         before = len(rig.source.fetched_chunks)
-        rig.prefetcher.noticed(int(share.nodes(1, 2)[0]))
+        rig.prefetcher.note_read(int(share.nodes(1, 2)[0]))
         await rig.resolve()
         assert len(rig.source.fetched_chunks) == before
         assert await read_to_the_end(rig, share) == 0

@@ -59,7 +59,8 @@ def test_whether_others_want_the_rest_arrives(packed: PackedDataset, is_shared_p
     arguments = encode_requests([PeerRequest.of_extents(1, extents, is_shared_plan)])
     message = encode_call("get_extents", 1, {"digest": packed.snapshot.digest, **arguments})
     (asked,) = decode_requests(decode_call(message, PEER_METHODS)[2], packed.snapshot)
-    assert asked.is_shared_plan is is_shared_plan
+    payload_bytes = packed.snapshot.chunk_payload_length(1)
+    assert asked.wanted_bytes == (payload_bytes if is_shared_plan else asked.length_bytes)
 
 
 def u32(*numbers: int) -> bytes:

@@ -59,7 +59,7 @@ def read(window: PlanWindow, share: Share, upto: int) -> None:
     """Read files of a share up to a position, as a mount notices it."""
     for node in share.nodes(0, share.count_before(upto)).tolist():
         if window.advance(node) is not None:
-            window.noticed(node)
+            window.note_read(node)
 
 
 def spans(window: PlanWindow, bytes_max: int = ALL, together_bytes: int = 0) -> list[Span]:
@@ -266,7 +266,7 @@ def test_a_reader_outruns_the_stock_at_the_last_tripwire_before_what_it_lacks(pl
     outrun = []
     wires = first.nodes[Tripwires(plan.snapshot).usual(first.nodes)].tolist()
     for wire in wires:
-        window.noticed(wire)
+        window.note_read(wire)
         outrun.append(window.is_starved(wire))
     assert outrun == [False] * (len(wires) - 1) + [True]
     window.complete(second)
@@ -376,7 +376,7 @@ def test_what_gave_way_to_another_plan_comes_again_when_its_reader_moves_on(plan
 def test_files_in_the_order_of_the_plan_tell(plan: Plan) -> None:
     window_miss = WindowMiss(plan)
     nodes = plan.nodes(900, 900 + READS_MIN).tolist()
-    found = [window_miss.noticed(node, ahead=800) for node in nodes]
+    found = [window_miss.note_read(node, ahead=800) for node in nodes]
     assert found == [None] * (READS_MIN - 1) + [900 + READS_MIN - 1]
 
 
@@ -384,7 +384,7 @@ def test_so_do_files_of_several_processes_that_are_about_where_the_others_are(pl
     window_miss = WindowMiss(plan)
     nodes = plan.nodes(900, 940).tolist()
     mixed = [nodes[place] for start in range(10) for place in range(start, 40, 10)]
-    positions = [window_miss.noticed(node, ahead=800) for node in mixed]
+    positions = [window_miss.note_read(node, ahead=800) for node in mixed]
     assert any(position is not None for position in positions)
 
 
@@ -393,23 +393,23 @@ def test_files_in_another_order_do_not(plan: Plan, seed: int) -> None:
     window_miss = WindowMiss(plan)
     nodes = plan.nodes().tolist()
     random.Random(seed).shuffle(nodes)
-    assert not any(window_miss.noticed(node, ahead=800) for node in nodes)
+    assert not any(window_miss.note_read(node, ahead=800) for node in nodes)
 
 
 def test_nor_do_files_that_were_handed_out_or_come_much_later(plan: Plan) -> None:
     window_miss = WindowMiss(plan)
     for first in (0, 2000):
         assert not any(
-            window_miss.noticed(node, ahead=800) for node in plan.nodes(first, first + 100).tolist()
+            window_miss.note_read(node, ahead=800) for node in plan.nodes(first, first + 100).tolist()
         )
-    assert window_miss.noticed(int(plan.nodes(5, 6)[0]), ahead=len(plan)) is None
+    assert window_miss.note_read(int(plan.nodes(5, 6)[0]), ahead=len(plan)) is None
 
 
 def test_it_begins_to_count_anew_when_the_reader_was_heard_of(plan: Plan) -> None:
     window_miss = WindowMiss(plan)
     nodes = plan.nodes(900, 900 + 2 * READS_MIN - 2).tolist()
     for node in nodes[: READS_MIN - 1]:
-        assert window_miss.noticed(node, ahead=800) is None
+        assert window_miss.note_read(node, ahead=800) is None
     window_miss.reset()
     for node in nodes[READS_MIN - 1 :]:
-        assert window_miss.noticed(node, ahead=800) is None
+        assert window_miss.note_read(node, ahead=800) is None

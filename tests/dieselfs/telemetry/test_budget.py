@@ -1,8 +1,8 @@
 """The bounds of what others can write into the audit log."""
 
 from dieselfs.telemetry.budget import (
-    ENTRIES_OF_STRANGERS,
     ENTRIES_PER_SOURCE,
+    ENTRIES_WITHOUT_KEY,
     SOURCES_MAX,
     WINDOW_S,
     EventBudget,
@@ -24,8 +24,8 @@ def test_a_source_has_so_many_entries_in_a_window() -> None:
 def test_strangers_share_entries_whatever_their_addresses() -> None:
     budget = EventBudget()
     taken = sum(budget.take("refused", "", f"10.0.{n >> 8}.{n & 255}") for n in range(1000))
-    assert taken == ENTRIES_OF_STRANGERS and budget.take("login", "ann", "10.0.0.1")
-    assert budget.begin(WINDOW_S) == {"refused": 1000 - ENTRIES_OF_STRANGERS}
+    assert taken == ENTRIES_WITHOUT_KEY and budget.take("login", "ann", "10.0.0.1")
+    assert budget.begin(WINDOW_S) == {"refused": 1000 - ENTRIES_WITHOUT_KEY}
 
 
 def test_sources_are_bounded() -> None:

@@ -21,7 +21,7 @@ from dieselfs.telemetry.socket import (
     HISTORY,
     SOCKETS_MAX,
     DaemonSocket,
-    Publication,
+    PublishedMetrics,
     harmless,
     histories,
     histories_of_nodes,
@@ -52,7 +52,7 @@ def registry() -> Registry:
 
 async def read_while_published(folder: Path, metrics: Registry) -> list[tuple[int, Report]]:
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(publish, Publication(metrics, ABOUT), folder)
+        nursery.start_soon(publish, PublishedMetrics(metrics, ABOUT), folder)
         while not (folder / f"{os.getpid()}.sock").exists():
             await trio.sleep(0.001)
         found = await trio.to_thread.run_sync(lambda: [*published(folder)])
@@ -72,7 +72,7 @@ async def test_tools_get_the_history_of_a_daemon_that_keeps_one(folder: Path) ->
     metrics = Registry()
     metrics.counter("page_cache.hits", "Hits.").value = 5
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(publish, Publication(metrics, ABOUT, History(metrics)), folder)
+        nursery.start_soon(publish, PublishedMetrics(metrics, ABOUT, History(metrics)), folder)
         while not (folder / f"{os.getpid()}.sock").exists():
             await trio.sleep(0.001)
         ((process, recorded),) = await trio.to_thread.run_sync(lambda: [*histories(folder)])
@@ -83,7 +83,10 @@ async def test_tools_get_the_history_of_a_daemon_that_keeps_one(folder: Path) ->
 
 
 async def test_a_daemon_passes_on_what_the_other_nodes_of_its_job_say(folder: Path) -> None:
-    here, there = Publication(registry(), ABOUT), Publication(registry(), {"job": "j"}, History(registry()))
+    here, there = (
+        PublishedMetrics(registry(), ABOUT),
+        PublishedMetrics(registry(), {"job": "j"}, History(registry())),
+    )
 
     async def others(window: Window | None) -> dict[str, bytes]:
         content = there.report() if window is None else await there.recorded(window)
@@ -107,7 +110,7 @@ async def test_a_daemon_passes_on_what_the_other_nodes_of_its_job_say(folder: Pa
 
 async def test_a_daemon_without_history_is_left_out(folder: Path) -> None:
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(publish, Publication(registry(), ABOUT), folder)
+        nursery.start_soon(publish, PublishedMetrics(registry(), ABOUT), folder)
         while not (folder / f"{os.getpid()}.sock").exists():
             await trio.sleep(0.001)
         assert await trio.to_thread.run_sync(lambda: [*histories(folder)]) == []
@@ -125,7 +128,7 @@ async def test_a_tool_that_does_not_end_its_request_is_answered(folder: Path, re
             return slow.recv(10)
 
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(publish, Publication(registry(), ABOUT), folder)
+        nursery.start_soon(publish, PublishedMetrics(registry(), ABOUT), folder)
         while not (folder / f"{os.getpid()}.sock").exists():
             await trio.sleep(0.001)
         assert await trio.to_thread.run_sync(ask) == b'{"about": '
@@ -145,7 +148,7 @@ async def test_a_tool_that_leaves_early_does_no_harm(folder: Path) -> None:
     metrics = registry()
     metrics.info("large", "More than a socket takes at once.", lambda: "x" * 1_000_000)
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(publish, Publication(metrics, ABOUT), folder)
+        nursery.start_soon(publish, PublishedMetrics(metrics, ABOUT), folder)
         while not (path := folder / f"{os.getpid()}.sock").exists():
             await trio.sleep(0.001)
         for _ in range(3):
@@ -172,7 +175,7 @@ async def test_a_daemon_without_a_private_folder_serves_all_the_same(
     folder: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     folder.chmod(0o755)
-    await publish(Publication(registry(), ABOUT), folder)
+    await publish(PublishedMetrics(registry(), ABOUT), folder)
     assert "metrics are not published" in caplog.text
     with pytest.raises(AccessDenied):
         next(published(folder))

@@ -243,13 +243,13 @@ def warmed(shares: Shares, servers: int, rates: Rates, seed: int = 1) -> Row:
     load_bytes = chunks_per_load * CHUNK_TARGET_BYTES
     there = ServerDirectory([TcpAddress("server", number) for number in range(servers)])
     nodes = [Endpoints(there, each) for each in chance.sample(range(1 << 30), len(shares))]
-    chosen = [node.choose(()) for node in nodes for _ in range(pace.lanes)]
+    chosen = [node.choose(()) for node in nodes for _ in range(pace.workers)]
     of_server = np.array([address.port for address in chosen if isinstance(address, TcpAddress)])
-    links = Links(rates, servers, of_server, np.repeat(np.arange(len(nodes)), pace.lanes), load_bytes)
+    links = Links(rates, servers, of_server, np.repeat(np.arange(len(nodes)), pace.workers), load_bytes)
     warm_s: list[float] = []
 
     async def warm(node: int) -> None:
-        memory = _Memory(links, range(node * pace.lanes, (node + 1) * pace.lanes), load_bytes)
+        memory = _Memory(links, range(node * pace.workers, (node + 1) * pace.workers), load_bytes)
         order = rotated(shares[node][::chunks_per_load], node, len(shares))
         warming = Warming(memory, lambda: order, lambda chunk: load_bytes, Foreground(), pace)
         warming.start()

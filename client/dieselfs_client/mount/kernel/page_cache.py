@@ -173,18 +173,18 @@ class PageCache:
         """Drop the pages of files, except pages that are mapped or being read."""
         self._order(b"D", self._paths(nodes.tolist()))
 
-    def lacking(self, extents: Extents) -> npt.NDArray[np.bool_]:
+    def reclaimed(self, extents: Extents) -> npt.NDArray[np.bool_]:
         """Whether the kernel has reclaimed pages of each of these stored extents. False also if that is unknown,
         because the file cannot be opened, or the helper has just died.
         """
         chosen, firsts, lengths = whole_pages(extents)
-        is_lacking = np.zeros(len(extents), np.bool_)
+        is_reclaimed = np.zeros(len(extents), np.bool_)
         if len(chosen):
             paths, firsts = self._files_of(extents.nodes[chosen], firsts)
             ranges = np.stack([firsts, lengths], axis=1).astype(np.uint64)
-            lacking = self._order(b"R", LENGTH.pack(len(chosen)), ranges.tobytes(), paths)
-            is_lacking[chosen[lacking]] = True
-        return is_lacking
+            lost = self._order(b"R", LENGTH.pack(len(chosen)), ranges.tobytes(), paths)
+            is_reclaimed[chosen[lost]] = True
+        return is_reclaimed
 
     def _files_of(self, nodes: npt.NDArray[np.integer], offsets: Numbers) -> tuple[bytes, Numbers]:
         """The files whose pages hold those of `nodes` at these offsets, and the offsets in them."""

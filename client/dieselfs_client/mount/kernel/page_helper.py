@@ -139,7 +139,7 @@ def on_paths(kind: bytes, message: bytes) -> list[int]:
     return failed
 
 
-def lacking(message: bytes) -> list[int]:
+def not_resident(message: bytes) -> list[int]:
     """Returns the numbers of the ranges of which a page is not resident."""
     is_resident = _residency().is_resident
     (count,) = LENGTH.unpack_from(message)
@@ -167,7 +167,7 @@ def _residency() -> ModuleType:
     return import_module("dieselfs_client.mount.kernel.residency")
 
 
-_ON_MESSAGES = {b"A": drop_ranges, b"R": lacking}
+_ON_MESSAGES = {b"A": drop_ranges, b"R": not_resident}
 
 
 def serve(orders: int, device: int, memory: memoryview, image: memoryview) -> None:

@@ -10,7 +10,6 @@ import ctypes
 import errno
 import mmap
 import os
-from collections.abc import Iterable
 
 PAGE_BYTES = mmap.PAGESIZE
 SAMPLE_BYTES = 1 << 20
@@ -75,24 +74,6 @@ def is_resident(descriptor: int, offset: int, length: int) -> bool:
         resident_pages(descriptor, start, part) == _pages(start, part)
         for start, part in samples(offset, length)
     )
-
-
-def resident_share(descriptor: int, offset: int, length: int) -> float:
-    """Which share of the pages of a range, which ends within the file, is in the page cache; large ranges are sampled.
-    1 for an empty range.
-    """
-    parts = samples(offset, length)
-    pages = sum(_pages(start, part) for start, part in parts)
-    return sum(resident_pages(descriptor, start, part) for start, part in parts) / pages if pages else 1.0
-
-
-def lacking(descriptor: int, ranges: Iterable[tuple[int, int]]) -> list[int]:
-    """The numbers of those ranges (offset and length, within the file) of which a page is not in the page cache."""
-    return [
-        number
-        for number, (offset, length) in enumerate(ranges)
-        if not is_resident(descriptor, offset, length)
-    ]
 
 
 def samples(offset: int, length: int) -> list[tuple[int, int]]:

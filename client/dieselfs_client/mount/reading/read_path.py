@@ -27,7 +27,7 @@ from dieselfs.telemetry.registry import Registry
 from dieselfs_client.memory.chunk_cache import Blocks, ChunkCache
 from dieselfs_client.mount.reading.core import ExtentPart, MountCore
 from dieselfs_client.mount.reading.read_around import ReadAround
-from dieselfs_client.prefetch.interface import NoReadAhead, ReadAhead
+from dieselfs_client.prefetch.prefetcher import Prefetcher
 
 READ_AHEAD_BYTES = 2 * CHUNK_TARGET_BYTES
 """How far ahead of a sequential reader of one file its chunks are fetched."""
@@ -128,13 +128,13 @@ class ReadPath:
         self,
         core: MountCore,
         chunk_cache: ChunkCache,
-        ahead: ReadAhead | None = None,
+        ahead: Prefetcher,
         timeout_s: float = READ_TIMEOUT_S,
         metrics: Registry | None = None,
         has_blocks: bool = True,
     ) -> None:
-        """`ahead`: None for no prefetcher. `has_blocks`: whether small parts of large extents may be fetched. In a job
-        they come from the pooled memory, which holds whole chunks.
+        """`has_blocks`: whether small parts of large extents may be fetched. In a job they come from the pooled memory,
+        which holds whole chunks.
         """
         self.metrics = metrics = metrics or Registry()
         self._at_once = metrics.declare(catalogue.READS_AT_ONCE)
@@ -143,7 +143,7 @@ class ReadPath:
         self._failed = metrics.declare(catalogue.READS_FAILED)
         self.core = core
         self._chunk_cache = chunk_cache
-        self._ahead: ReadAhead = ahead or NoReadAhead()
+        self._ahead = ahead
         self._timeout_s = timeout_s
         self._sequential = SequentialReads()
         self._late = LateReads()
@@ -168,9 +168,9 @@ class ReadPath:
         parts = self.core.parts(inode, offset, size)
         node = inode - 1
         if is_ahead:
-            self._ahead.noticed_ahead(node)
+            self._ahead.note_read_ahead(node)
         else:
-            self._ahead.noticed(node)
+            self._ahead.note_read(node)
         held = self._ahead.held(node)
         if held is not None:
             if offset == 0 and not is_ahead and self._ahead.is_starved(node):
@@ -285,7 +285,7 @@ class ReadPath:
         if wanted is Wanted.CHUNK:
             with suppress(Damaged):
                 payload = await self._chunk_cache.fetch(extent.chunk)
-                self._ahead.landed(extent.chunk, payload)
+                self._ahead.note_fetched(extent.chunk, payload)
                 first = extent.offset + part.start
                 return payload[first : first + part.length]
         return (await self._chunk_cache.fetch(extent))[part.start : part.start + part.length]

@@ -10,9 +10,9 @@ from dieselfs_client.mount.drivers.driver import driver_class
 from dieselfs_client.mount.drivers.kernel_driver import KernelDriver
 from dieselfs_client.mount.points.options import MountOptions
 from dieselfs_client.mount.reading.core import MountCore
-from dieselfs_client.mount.reading.read_path import ReadPath
 from tests.support.control import simple_control
 from tests.support.dataset import TreeEntry, pack_entries
+from tests.support.no_read_ahead import plain_reads
 
 
 def test_a_package_that_is_missing_is_said_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -29,6 +29,6 @@ def test_a_package_that_is_missing_is_said_in_one_line(monkeypatch: pytest.Monke
 async def test_the_driver_that_is_used_unless_another_is_asked_for(nursery: trio.Nursery) -> None:
     packed = pack_entries([TreeEntry(b"file", 0o100644, 0, b"content")])
     core = MountCore(packed.snapshot)
-    reads = ReadPath(core, ChunkCache(packed.snapshot, packed.source(), 1 << 20, nursery))
+    reads = plain_reads(core, ChunkCache(packed.snapshot, packed.source(), 1 << 20, nursery))
     driver = driver_class(MountOptions().driver)(-1, core, reads, simple_control(packed.snapshot), 0, 0)
     assert isinstance(driver, KernelDriver)

@@ -12,9 +12,9 @@ from dieselfs_client.memory.chunk_cache import ChunkCache
 from dieselfs_client.mount.control.tree import SHUFFLE_INODE
 from dieselfs_client.mount.kernel.protocol import FOREVER_S
 from dieselfs_client.mount.reading.core import CONTROL_INODE, ROOT_INODE, MountCore
-from dieselfs_client.mount.reading.read_path import ReadPath
 from tests.support.control import simple_control
 from tests.support.dataset import MemoryChunkSource, PackedDataset, TreeEntry, pack_entries
+from tests.support.no_read_ahead import plain_reads
 
 pyfuse3 = pytest.importorskip("pyfuse3", reason="needs pyfuse3 (pip install '.[pyfuse3]')")
 from dieselfs_client.mount.drivers.pyfuse3_driver import Pyfuse3Driver  # noqa: E402  # needs what is imported above
@@ -53,7 +53,7 @@ def driver_of(
     device: int, packed: PackedDataset, source: MemoryChunkSource, nursery: trio.Nursery
 ) -> Pyfuse3Driver:
     core = MountCore(packed.snapshot)
-    reads = ReadPath(core, ChunkCache(packed.snapshot, source, 1 << 20, nursery))
+    reads = plain_reads(core, ChunkCache(packed.snapshot, source, 1 << 20, nursery))
     return Pyfuse3Driver(device, core, reads, simple_control(packed.snapshot), USER, GROUP)
 
 

@@ -25,10 +25,10 @@ from dieselfs_client.mount.kernel.page_cache import PAGE_HELPER_STARTS_MAX, Page
 from dieselfs_client.mount.points.mounting import mount_device, unmount
 from dieselfs_client.mount.reading.core import MountCore, Siblings
 from dieselfs_client.mount.reading.error_log import ErrorLog
-from dieselfs_client.mount.reading.read_path import ReadPath
 from lab.namespace import wait_for
 from lab.network import clear
 from tests.support.dataset import MemoryChunkSource, PackedDataset, TreeEntry, pack_entries
+from tests.support.no_read_ahead import plain_reads
 from tests.support.page_cache import cached_pages, is_cached, undisturbed
 
 CHUNK_BYTES = 128 * 1024
@@ -99,7 +99,7 @@ class Mount:
                 core = self.core
                 chunk_cache = ChunkCache(self.snapshot, self.source, 1 << 20, nursery)
                 control = ControlTree(self.snapshot, NoContents(), ErrorLog())  # type: ignore[arg-type]  # never asked
-                await KernelDriver(self.device, core, ReadPath(core, chunk_cache), control, 0, 0).run()
+                await KernelDriver(self.device, core, plain_reads(core, chunk_cache), control, 0, 0).run()
                 nursery.cancel_scope.cancel()
 
         trio.run(main)
@@ -251,16 +251,16 @@ def test_what_is_dropped_is_gone_and_comes_back_when_read(mount: Mount) -> None:
 def test_what_the_kernel_has_reclaimed_is_found(mount: Mount) -> None:
     mount.store_chunks()
     everything = mount.table.of_files(np.array([mount.node(path) for path in SIZES]))
-    assert not mount.pages.lacking(everything).any()
-    assert not mount.pages.lacking(everything[np.zeros(len(everything), np.bool_)]).any()
+    assert not mount.pages.reclaimed(everything).any()
+    assert not mount.pages.reclaimed(everything[np.zeros(len(everything), np.bool_)]).any()
     gone = [mount.node(b"odd"), mount.node(b"folder/other")]
     mount.pages.drop(np.array(gone))
-    assert mount.pages.lacking(everything).tolist() == np.isin(everything.nodes, gone).tolist()
+    assert mount.pages.reclaimed(everything).tolist() == np.isin(everything.nodes, gone).tolist()
     last = os.open(mount.path / "large", os.O_RDONLY)
     os.posix_fadvise(last, SIZES[b"large"] - 4096, 0, os.POSIX_FADV_DONTNEED)
     os.close(last)
-    is_lacking = mount.pages.lacking(everything)[everything.nodes == mount.node(b"large")]
-    assert is_lacking.tolist() == [False] * (len(is_lacking) - 1) + [True]
+    is_reclaimed = mount.pages.reclaimed(everything)[everything.nodes == mount.node(b"large")]
+    assert is_reclaimed.tolist() == [False] * (len(is_reclaimed) - 1) + [True]
 
 
 @undisturbed

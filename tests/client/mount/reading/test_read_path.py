@@ -22,6 +22,7 @@ from dieselfs_client.mount.reading.core import ROOT_INODE, MountCore
 from dieselfs_client.mount.reading.read_path import LATE_S, RUN_BYTES, LateReads, ReadPath, SequentialReads
 from dieselfs_client.prefetch.prefetcher import Prefetcher
 from tests.support.dataset import MemoryChunkSource, PackedDataset, TreeEntry, pack_entries
+from tests.support.no_read_ahead import plain_reads
 
 FILE_BYTES = 100_000
 CHUNK_FILES = 10
@@ -46,7 +47,7 @@ class NoPages:
     def drop(self, nodes: npt.NDArray[np.integer]) -> None:
         pass
 
-    def lacking(self, extents: Extents) -> npt.NDArray[np.bool_]:
+    def reclaimed(self, extents: Extents) -> npt.NDArray[np.bool_]:
         return np.zeros(len(extents), np.bool_)
 
 
@@ -221,7 +222,7 @@ def test_a_chunk_that_is_too_short_gives_no_short_read(packed: PackedDataset) ->
         async with trio.open_nursery() as nursery:
             source = ShortSource(packed.snapshot, packed.source().payloads)
             chunk_cache = ChunkCache(packed.snapshot, source, 1 << 24, nursery)
-            reads = ReadPath(MountCore(packed.snapshot), chunk_cache)
+            reads = plain_reads(MountCore(packed.snapshot), chunk_cache)
             last = CHUNK_FILES - 1
             assert b"".join(await reads.fetch(inode(packed, 0), 0, 10)) == bytes(10)
             for _ in range(2):

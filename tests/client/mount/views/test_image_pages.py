@@ -104,10 +104,10 @@ def test_what_the_kernel_has_reclaimed_is_found(mount: ImageMount) -> None:
     push_all(mount)
     nodes = {path: mount.snapshot.require(path) for path in SIZES}
     everything = mount.table.of_files(np.array([*nodes.values()]))
-    assert not mount.pages.lacking(everything).any()
+    assert not mount.pages.reclaimed(everything).any()
     gone = [nodes[b"odd"], nodes[b"large"], nodes[b"small/0007"]]
     mount.pages.drop(np.array(gone))
-    assert mount.pages.lacking(everything).tolist() == np.isin(everything.nodes, gone).tolist()
+    assert mount.pages.reclaimed(everything).tolist() == np.isin(everything.nodes, gone).tolist()
 
 
 def test_what_is_dropped_is_read_again_once_it_is_uncovered(mount: ImageMount) -> None:
