@@ -23,7 +23,7 @@ import trio
 from dieselfs.cluster.node_lock import NodeLock
 from dieselfs.errors import EXIT_OK, AlreadyExists, DieselfsError
 from dieselfs.limits import MIB
-from dieselfs.process.launch import Report
+from dieselfs.process.launch import LaunchReport
 from dieselfs.process.system_limits import room_bytes
 from dieselfs.rpc.client import ServerClient
 from dieselfs.settings.flags import settings_options
@@ -193,7 +193,7 @@ def main(
     """Share the chunks of DATASET with this node's processes of this user."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(process)d %(levelname)s %(message)s")
     os.umask(0o077)
-    report = Report(report_fd)
+    report = LaunchReport(report_fd)
     try:
         options = CacheOptions(**given)
         snapshot, source, client = open_dataset(dataset, options, snapshot_file)

@@ -21,7 +21,7 @@ from dieselfs.cluster.daemon import JobDaemon
 from dieselfs.cluster.member import INCARNATION_BYTES, Member
 from dieselfs.cluster.node_client import NodeClient
 from dieselfs.cluster.peer_client import PeerClient
-from dieselfs.cluster.placement import Ownership
+from dieselfs.cluster.placement import ChunkOwners
 from dieselfs.cluster.pooled_source import PooledSource
 from dieselfs.errors import InvalidInput
 from dieselfs.forks import renew_after_fork
@@ -44,7 +44,7 @@ class _Parts:
     def __init__(self, of: "Attachment") -> None:
         self.peers = PeerClient(of.credential, of.snapshot.digest, clock=of.clock, metrics=of.metrics)
         alone = Member(of.name, 0, _NOWHERE, 0, bytes(INCARNATION_BYTES))
-        self.ownership = Ownership(of.snapshot, alone, self.peers.detector)
+        self.ownership = ChunkOwners(of.snapshot, alone, self.peers.detector)
         self.source = PooledSource(
             of.snapshot, self.ownership.owner, of.own_payload, self.peers, of.server, metrics=of.metrics
         )

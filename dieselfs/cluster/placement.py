@@ -280,7 +280,7 @@ class _Table:
         return block
 
 
-class Ownership:
+class ChunkOwners:
     """The current owner of each chunk: the placement, without chunks that suspected peers do not serve. Thread-safe.
 
     The chunks of an avoided peer belong to the others, as if it had left; so do those of a returning peer that it does

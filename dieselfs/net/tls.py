@@ -120,7 +120,7 @@ class TlsEngine:
 
     @property
     def certificate(self) -> bytes:
-        """Of the other end, after the handshake; empty if it has none."""
+        """The certificate of the other end, after the handshake; empty if it has none."""
         return self._object.getpeercert(binary_form=True) or b""
 
     def feed(self, received: Buffer) -> None:
@@ -209,9 +209,8 @@ class TlsSocket:
         filled = engine.decrypt_into(destination) if waiting_bytes else 0
         while not filled:
             size_bytes = STEP_BYTES
-            if (
-                flags
-            ):  # no less than this must come; OpenSSL may hold a part of a record that it does not count
+            if flags:
+                # No less than this must come; OpenSSL may hold a part of a record that it does not count.
                 missing_bytes = len(destination) - waiting_bytes - _RECORD_BYTES
                 size_bytes = min(max(missing_bytes, 1), len(view))
             received = self._socket.recv_into(view, size_bytes, flags)

@@ -1,8 +1,8 @@
 """Starts, watches and ends background processes. This module starts processes and sends signals.
 
 A started process is not our child, has a session of its own, works in `/` and logs to a file that only this user can
-read. It reports by one line on a descriptor, `ready` or the name and the message of an error (`Report`), and closes
-it. A process that ends without a line has failed.
+read. It reports by one line on a descriptor, `ready` or the name and the message of an error (`LaunchReport`), and
+closes it. A process that ends without a line has failed.
 """
 
 import os
@@ -177,7 +177,7 @@ def _await_report(pipe: int, timeout_s: float, what: str, failure: type[Dieselfs
         raise error(message or f"{what} ended before it was ready; see its log: {log}")
 
 
-class Report:
+class LaunchReport:
     """The other end of `launch`: a process reports once. Without a descriptor no launcher waits."""
 
     def __init__(self, descriptor: int | None) -> None:

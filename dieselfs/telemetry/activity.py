@@ -52,7 +52,7 @@ class PlanProgress:
     files_per_s: float | None
     left_s: float | None
     group_bytes: int = 0
-    """Of one group: the files that are read on this node."""
+    """The files of one group that are read on this node."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -92,7 +92,7 @@ class DaemonWork(NamedTuple):
 
 
 def shared_with_daemon(spent: Seconds, daemon: DaemonWork) -> Seconds:
-    """Of the reading of a mount, what its readers waited for the daemon is shared out as the work of the daemon; the
+    """The part of the reading of a mount in which readers waited for the daemon is shared out as the work of that; the
     rest stays: the page cache.
     """
     total_s = float(daemon.spent.sum())

@@ -15,7 +15,7 @@ import trio
 
 from dieselfs import __version__
 from dieselfs.errors import EXIT_BUG, EXIT_OK, EXIT_USAGE, DieselfsError, InvalidInput
-from dieselfs.process.launch import Report
+from dieselfs.process.launch import LaunchReport
 from dieselfs.settings.flags import settings_options
 from dieselfs.settings.table import Place
 from dieselfs_server.assemble import initialize, run_server
@@ -79,7 +79,7 @@ def serve(
     configure(verbose, log_format)
     os.umask(0o077)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # it would have the identity and the keys of users
-    report = Report(ready_fd)
+    report = LaunchReport(ready_fd)
     try:
         if embedded is not None:
             settings = ServerSettings.embedded(embedded.absolute(), idle_exit_s)

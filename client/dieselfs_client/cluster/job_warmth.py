@@ -87,7 +87,7 @@ class JobWarmth:
             await trio.sleep(_interval_s(len(others)))
 
     async def _answers(self, members: Collection[Member], is_to_warm: bool = False) -> dict[Member, Warmth]:
-        """Of the members that answer in time."""
+        """The warmth of the members that answer in time."""
         found = await answers_of(members, self._ask, is_to_warm, self._threads)
         return {member: found[member.node] for member in members if member.node in found}
 

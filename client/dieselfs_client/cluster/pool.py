@@ -17,7 +17,7 @@ from dieselfs.cluster.credential import JobCredential
 from dieselfs.cluster.job import Job, expected_nodes, find_job, required_job
 from dieselfs.cluster.member import INCARNATION_BYTES, Member
 from dieselfs.cluster.peer_client import PeerClient
-from dieselfs.cluster.placement import Ownership
+from dieselfs.cluster.placement import ChunkOwners
 from dieselfs.cluster.pooled_source import PooledSource
 from dieselfs.cluster.secret import JobSecret, find_secret
 from dieselfs.cluster.warmth import Warmth
@@ -119,7 +119,7 @@ class Pool:
             os.urandom(INCARNATION_BYTES),
             credential.fingerprint,
         )
-        self._ownership = Ownership(snapshot, self._me, self.peers.detector)
+        self._ownership = ChunkOwners(snapshot, self._me, self.peers.detector)
         evictable_bytes = node_cache_evictable_bytes(memory_bytes, max(config.nodes, 1))
         self.node_cache = NodeCache(
             snapshot,

@@ -147,7 +147,7 @@ class PrefetchBudget:
         return self.missing(extents)
 
     def missing(self, extents: Extents) -> Extents:
-        """Those that are neither stored nor in flight, each once."""
+        """The extents that are neither stored nor in flight, each once."""
         extents = extents[self._is_missing(extents)]
         return extents[_counted(extents)[0]]
 

@@ -1,6 +1,6 @@
 """Reports of a supervisor to the process that launched it, and to the log. This module opens the log file.
 
-`dieselfs.process.launch.Report` does the first, but importing it would take 20 MB in the supervisor.
+`dieselfs.process.launch.LaunchReport` does the first, but importing it would take 20 MB in the supervisor.
 """
 
 import contextlib

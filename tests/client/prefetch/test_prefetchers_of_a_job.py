@@ -18,7 +18,7 @@ import trio.testing
 
 from dieselfs.cache.policy import PREFETCH_WHOLE_SHARE
 from dieselfs.cluster.peer_client import PeerClient
-from dieselfs.cluster.placement import Ownership
+from dieselfs.cluster.placement import ChunkOwners
 from dieselfs.cluster.pooled_source import PooledSource
 from dieselfs.prefetch.extent_table import PAGE_BYTES, Extents
 from dieselfs.shuffle.plan import Plan, Share
@@ -168,7 +168,7 @@ def reader_on(
 ) -> Reader:
     snapshot = node.packed.snapshot
     peers = PeerClient(CREDENTIAL, snapshot.digest, connect_timeout_s=20, silence_s=30, call_timeout_s=60)
-    ownership = Ownership(snapshot, node.member, peers.detector)
+    ownership = ChunkOwners(snapshot, node.member, peers.detector)
     ownership.change([each.member for each in all_nodes])
     source = PooledSource(snapshot, ownership.owner, node.own, peers, server)
     pages = SetPages(snapshot)
@@ -282,7 +282,7 @@ def requests_needed(readers: list[Reader], rank: int, plan: Plan, groups_togethe
     wanted that it is fetched whole.
     """
     snapshot, reader, share = plan.snapshot, readers[rank], plan.share(rank=rank, world=NODES)
-    owners = Ownership(snapshot, reader.node.member, reader.peers.detector)
+    owners = ChunkOwners(snapshot, reader.node.member, reader.peers.detector)
     owners.change([each.node.member for each in readers])
     chunks = [snapshot.extents(int(node))[0].chunk for node in share.nodes()]
     whole = {chunk for chunk, files in Counter(chunks).items() if files >= PREFETCH_WHOLE_SHARE * FILES_EACH}

@@ -27,9 +27,9 @@ PATIENCE_S = 60.0
 DAEMON = """
 import os, signal, sys
 from dieselfs.errors import NotFound
-from dieselfs.process.launch import Report
+from dieselfs.process.launch import LaunchReport
 print("begun", os.getpid(), flush=True)
-report = Report(int(sys.argv[2]))
+report = LaunchReport(int(sys.argv[2]))
 match sys.argv[1]:
     case "ready":
         report.ready()

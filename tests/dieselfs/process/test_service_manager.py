@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from dieselfs.process.launch import Report
+from dieselfs.process.launch import LaunchReport
 from dieselfs.process.service_manager import SERVICE_READY, SERVICE_STOPPING, notify
 from dieselfs_client.supervision.startup_report import StartupReport
 
@@ -35,7 +35,7 @@ def test_without_a_manager_nothing_fails(address: str) -> None:
 
 
 def test_a_process_without_a_launcher_tells_the_manager(manager: socket.socket) -> None:
-    Report(None).ready()
+    LaunchReport(None).ready()
     assert manager.recv(100) == b"READY=1"
     StartupReport(None, None).ready()
     assert manager.recv(100) == b"READY=1"
@@ -43,7 +43,7 @@ def test_a_process_without_a_launcher_tells_the_manager(manager: socket.socket) 
 
 def test_a_process_with_a_launcher_is_not_the_service(manager: socket.socket) -> None:
     ready, report = os.pipe()
-    Report(report).ready()
+    LaunchReport(report).ready()
     with open(ready) as answer:
         assert answer.read() == "ready\n"
     ready, report = os.pipe()

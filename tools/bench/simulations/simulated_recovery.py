@@ -23,7 +23,7 @@ from bench.simulations.simulated_epoch import READ_BYTES_PER_S, group_shares
 from dieselfs.chunk.ids import CHUNK_ID_BYTES
 from dieselfs.cluster.failure_detector import FailureDetector
 from dieselfs.cluster.member import Member
-from dieselfs.cluster.placement import Ownership, Placement
+from dieselfs.cluster.placement import ChunkOwners, Placement
 from dieselfs.limits import (
     CHUNK_TARGET_BYTES,
     PEER_CONNECT_TIMEOUT_S,
@@ -153,7 +153,7 @@ class _Node:
         self._me = me
         self._world = world
         self._suspicion = FailureDetector(trio.current_time)
-        self._ownership = Ownership(world.snapshot, me, self._suspicion)
+        self._ownership = ChunkOwners(world.snapshot, me, self._suspicion)
         self._ownership.change(world.members)
         self._begins_s = world.random.uniform(0, world.loss.group_s)
         self._renews_s = world.loss.back_s + world.random.uniform(0, interval_s(world.loss.nodes))

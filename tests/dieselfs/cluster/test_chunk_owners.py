@@ -7,7 +7,7 @@ import pytest
 
 from dieselfs.cluster.failure_detector import FailureDetector
 from dieselfs.cluster.member import Member
-from dieselfs.cluster.placement import BLOCK_CHUNKS, Ownership, Placement
+from dieselfs.cluster.placement import BLOCK_CHUNKS, ChunkOwners, Placement
 from dieselfs.net.address import TcpAddress
 from tests.support.dataset import PackedDataset, TreeEntry, pack_entries
 
@@ -34,13 +34,13 @@ class Clock:
         return self.now_s
 
 
-def owners(of: Ownership) -> list[str]:
+def owners(of: ChunkOwners) -> list[str]:
     found = [of.owner(chunk) for chunk in range(CHUNKS)]
     return [each.node if each else "me" for each in found]
 
 
 def test_alone_all_chunks_are_our_own(packed: PackedDataset) -> None:
-    ownership = Ownership(packed.snapshot, NODES[0], FailureDetector(Clock()))
+    ownership = ChunkOwners(packed.snapshot, NODES[0], FailureDetector(Clock()))
     assert set(owners(ownership)) == {"me"}
     assert ownership.own_chunks().tolist() == [*range(CHUNKS)]
 
@@ -51,7 +51,7 @@ def test_chunks_are_placed_as_every_node_places_them(packed: PackedDataset) -> N
         placement.members[place].node for place in placement.owners(packed.snapshot.column("chunk_ids"))
     ]
     for me in NODES:
-        ownership = Ownership(packed.snapshot, me, FailureDetector(Clock()))
+        ownership = ChunkOwners(packed.snapshot, me, FailureDetector(Clock()))
         ownership.change(NODES)
         assert owners(ownership) == ["me" if node == me.node else node for node in placed]
         assert ownership.own_chunks().tolist() == np.flatnonzero(np.array(placed) == me.node).tolist()
@@ -60,7 +60,7 @@ def test_chunks_are_placed_as_every_node_places_them(packed: PackedDataset) -> N
 def test_what_a_doubted_peer_is_not_asked_for_goes_to_the_others(packed: PackedDataset) -> None:
     clock = Clock()
     suspicion = FailureDetector(clock)
-    ownership = Ownership(packed.snapshot, NODES[0], suspicion)
+    ownership = ChunkOwners(packed.snapshot, NODES[0], suspicion)
     ownership.change(NODES)
     well = owners(ownership)
     suspicion.failed("b")
@@ -81,7 +81,7 @@ def test_what_a_doubted_peer_is_not_asked_for_goes_to_the_others(packed: PackedD
 
 
 def test_members_that_leave_are_owners_no_more(packed: PackedDataset) -> None:
-    ownership = Ownership(packed.snapshot, NODES[0], FailureDetector(Clock()))
+    ownership = ChunkOwners(packed.snapshot, NODES[0], FailureDetector(Clock()))
     ownership.change(NODES)
     ownership.change(NODES[:2])
     assert set(owners(ownership)) == {"me", "b"}
@@ -92,10 +92,10 @@ def test_owners_that_are_known_do_not_outlast_their_members(packed: PackedDatase
     """Nodes leave, come, and offer other memory: what was worked out before is carried on, and right."""
     weak = replace(NODES[1], memory_bytes=1 << 28)
     lists = [NODES, NODES[:3], [NODES[0], weak, NODES[3]], [NODES[0]], [NODES[0], weak], NODES]
-    ownership = Ownership(packed.snapshot, NODES[0], FailureDetector(Clock()))
+    ownership = ChunkOwners(packed.snapshot, NODES[0], FailureDetector(Clock()))
     for members in lists[::order]:
         ownership.change(members)
-        fresh = Ownership(packed.snapshot, NODES[0], FailureDetector(Clock()))
+        fresh = ChunkOwners(packed.snapshot, NODES[0], FailureDetector(Clock()))
         fresh.change(members)
         assert owners(ownership) == owners(fresh)
         own = ownership.own_chunks().tolist()
@@ -110,7 +110,7 @@ def test_of_many_chunks_blocks_are_worked_out_as_they_are_asked_for() -> None:
     placement = Placement(NODES)
     ids = snapshot.column("chunk_ids")
     suspicion = FailureDetector(Clock())
-    ownership = Ownership(snapshot, NODES[0], suspicion)
+    ownership = ChunkOwners(snapshot, NODES[0], suspicion)
     ownership.change(NODES)
     last = snapshot.chunk_count - 1
     for chunk in (BLOCK_CHUNKS, last, 0):
