@@ -8,8 +8,8 @@ import hashlib
 import os
 import socket
 import time
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
@@ -96,63 +96,60 @@ class NodeConnection:
         except OSError as error:
             raise Unavailable(f"no daemon at {path}: {error.strerror or 'no answer in time'}") from None
         try:
-            answer, _ = self._exchange(messages.Hello(digest=digest))
-            if not isinstance(answer, messages.Welcome):
-                raise ProtocolError(f"the daemon at {path} answers a greeting with {answer}")
+            with self._exchanged(messages.Hello(digest=digest)) as (answer, _):
+                if not isinstance(answer, messages.Welcome):
+                    raise ProtocolError(f"the daemon at {path} answers a greeting with {answer}")
         except BaseException:
             self.close()
             raise
 
-    def chunk(self, chunk: int, wanted_bytes: int) -> tuple[int, int] | None:
-        """The descriptor of a chunk's payload, which the caller closes, and its length in bytes; None if the daemon
-        does not hold the chunk, and does not fetch it for `wanted_bytes`.
+    def memory(self, chunk: int, length_bytes: int, wanted_bytes: int) -> Memory | None:
+        """The payload of a chunk of `length_bytes`; None if the daemon does not hold the chunk, and does not fetch it
+        for `wanted_bytes`, or if this process cannot map what it has sent.
 
         Raises the daemon's refusal (the connection stays open), or Unavailable or ProtocolError (it is closed).
         """
         # The first is the daemon's own timeout, after which it sends a refusal.
         self._socket.settimeout(NODE_CHUNK_TIMEOUT_S + NODE_HELLO_TIMEOUT_S)
-        answer, descriptor = self._exchange(messages.ChunkRequest(chunk, wanted_bytes))
-        if isinstance(answer, messages.SegmentReply) and descriptor is not None:
-            return descriptor, answer.length_bytes
-        if descriptor is not None:
-            os.close(descriptor)
-        if isinstance(answer, messages.Absent):
-            return None
-        self.close()
-        raise ProtocolError(f"the daemon answers the request for a chunk with {answer}")
+        with self._exchanged(messages.ChunkRequest(chunk, wanted_bytes)) as (answer, descriptor):
+            if isinstance(answer, messages.SegmentReply) and descriptor is not None:
+                with suppress(DieselfsError):
+                    return (
+                        map_sealed(descriptor, length_bytes) if answer.length_bytes == length_bytes else None
+                    )
+                return None
+            if isinstance(answer, messages.Absent):
+                return None
+            raise ProtocolError(f"the daemon answers the request for a chunk with {answer}")
 
     def members(self, known_version: int) -> NodeMembers:
         """The members of the daemon's job, unless their version is `known_version`; 0: none are known.
 
-        Raises as `chunk`; InvalidInput if the daemon is of no job.
+        Raises as `memory`; InvalidInput if the daemon is of no job.
         """
         self._socket.settimeout(NODE_HELLO_TIMEOUT_S)
-        answer, descriptor = self._exchange(messages.MembersRequest(known_version))
-        try:
-            if (
-                isinstance(answer, messages.MembersReply)
-                and descriptor is None
-                and answer.version == known_version
-            ):
-                return NodeMembers(answer.version, None)
-            if isinstance(answer, messages.MembersReply) and descriptor is not None:
+        with self._exchanged(messages.MembersRequest(known_version)) as (answer, descriptor):
+            if isinstance(answer, messages.MembersReply):
+                if descriptor is None and answer.version == known_version:
+                    return NodeMembers(answer.version, None)
                 if answer.length_bytes > MEMBERSHIP_LIST_BYTES_MAX:
-                    raise ProtocolError(
-                        f"members in {answer.length_bytes} bytes, limit {MEMBERSHIP_LIST_BYTES_MAX}"
-                    )
-                encoded = map_sealed(descriptor, answer.length_bytes)[0 : answer.length_bytes]
-                return NodeMembers(answer.version, tuple(map(Member.of, decode_members(encoded))))
+                    limit = f"limit {MEMBERSHIP_LIST_BYTES_MAX}"
+                    raise ProtocolError(f"members in {answer.length_bytes} bytes, {limit}")
+                if descriptor is not None:
+                    encoded = map_sealed(descriptor, answer.length_bytes)[0 : answer.length_bytes]
+                    return NodeMembers(answer.version, tuple(map(Member.of, decode_members(encoded))))
             raise ProtocolError(f"the daemon answers the request for members with {answer}")
-        except DieselfsError:
-            self.close()
-            raise
-        finally:
-            if descriptor is not None:
-                os.close(descriptor)
 
-    def _exchange(self, request: messages.Message) -> tuple[messages.Message | messages.Unknown, int | None]:
+    @contextmanager
+    def _exchanged(
+        self, request: messages.Message
+    ) -> Iterator[tuple[messages.Message | messages.Unknown, int | None]]:
+        """The answer, and the descriptor that came with it, until the end of the block. Any error but a refusal, also
+        in the block, closes the connection.
+        """
         number = next(self._numbers)
         descriptors: list[int] = []
+        refusal = None
         try:
             self._socket.send(messages.encode(number, request))
             packet, flags = receive_with_descriptors(self._socket, NODE_PACKET_BYTES_MAX, descriptors)
@@ -163,18 +160,21 @@ class NodeConnection:
             answered, answer = messages.decode(packet)
             if answered != number:
                 raise ProtocolError(f"the daemon sent the reply to request {answered}, expected {number}")
-        except BaseException as error:
+            if isinstance(answer, messages.Refusal):
+                refusal = answer.error
+            else:
+                yield answer, descriptors[0] if descriptors else None
+        except OSError as error:
             self.close()
-            for descriptor in descriptors:
-                os.close(descriptor)
-            if isinstance(error, OSError):
-                raise Unavailable(f"lost the daemon: {error.strerror or 'no answer in time'}") from None
+            raise Unavailable(f"lost the daemon: {error.strerror or 'no answer in time'}") from None
+        except BaseException:
+            self.close()
             raise
-        if isinstance(answer, messages.Refusal):
+        finally:
             for descriptor in descriptors:
                 os.close(descriptor)
-            raise answer.error
-        return answer, descriptors[0] if descriptors else None
+        if refusal is not None:
+            raise refusal
 
     @property
     def is_open(self) -> bool:
@@ -210,16 +210,7 @@ class NodeClient:
 
         None also without the chunk.
         """
-        reply = self._call(lambda connection: connection.chunk(chunk, wanted_bytes))
-        if reply is None:
-            return None
-        descriptor, sent_bytes = reply
-        try:
-            return map_sealed(descriptor, length_bytes) if sent_bytes == length_bytes else None
-        except DieselfsError:
-            return None
-        finally:
-            os.close(descriptor)
+        return self._call(lambda connection: connection.memory(chunk, length_bytes, wanted_bytes))
 
     def members(self, known_version: int = 0) -> NodeMembers | None:
         """The members of the daemon's job, as `NodeConnection.members`; it comes first. None also without a job."""

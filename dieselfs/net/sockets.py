@@ -19,6 +19,7 @@ from dieselfs.limits import CONNECT_TIMEOUT_S, SERVER_GONE_S
 from dieselfs.net.address import Address, TcpAddress
 
 _UNIX_PATH_BYTES_MAX = 107
+_BACKLOG = 128
 _CREDENTIALS = struct.Struct("3i")
 
 
@@ -33,6 +34,20 @@ def reachable_path(path: str) -> Iterator[str]:
         yield f"/proc/self/fd/{folder}/{Path(path).name}"
     finally:
         os.close(folder)
+
+
+def listening(path: Path, kind: int) -> socket.socket:
+    """A Unix socket of this kind that listens at `path`, for this user and root alone. Raises OSError."""
+    listener = socket.socket(socket.AF_UNIX, kind | socket.SOCK_CLOEXEC)
+    try:
+        with reachable_path(str(path)) as reachable:
+            listener.bind(reachable)
+        path.chmod(0o600)
+        listener.listen(_BACKLOG)
+    except BaseException:
+        listener.close()
+        raise
+    return listener
 
 
 def open_socket(address: Address, timeout_s: float = CONNECT_TIMEOUT_S) -> socket.socket:

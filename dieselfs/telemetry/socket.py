@@ -26,7 +26,7 @@ import trio
 from dieselfs.errors import AccessDenied
 from dieselfs.limits import MIB
 from dieselfs.names import printable
-from dieselfs.net.sockets import peer_process, peer_user, reachable_path
+from dieselfs.net.sockets import listening, peer_process, peer_user, reachable_path
 from dieselfs.process.state_dirs import check_private, make_private, runtime_folder
 from dieselfs.process.system_limits import run_delay_s
 from dieselfs.telemetry import catalogue
@@ -51,7 +51,6 @@ _REQUEST_BYTES_MAX = 100
 
 _BEGAN_S = time.time() - time.monotonic()
 """With it, monotonic time is that since 1970, and no change of the clock disturbs it."""
-_BACKLOG = 16
 _READ_BYTES = 64 * 1024
 
 RUNTIME_FOLDERS = (
@@ -155,7 +154,7 @@ async def publish(published_metrics: PublishedMetrics, folder: Path | None = Non
         make_private(path.parent)
         _remove_dead(path.parent)
         path.unlink(missing_ok=True)  # of an earlier process with this number
-        listener = trio.socket.from_stdlib_socket(_listening(path))
+        listener = trio.socket.from_stdlib_socket(listening(path, socket.SOCK_STREAM))
     except (OSError, AccessDenied) as error:
         _log.warning("metrics are not published at %s: %s", path, error)
         return
@@ -204,19 +203,6 @@ def _remove_dead(folder: Path) -> None:
             probe.setblocking(False)
             if probe.connect_ex(reachable) == errno.ECONNREFUSED:
                 path.unlink(missing_ok=True)
-
-
-def _listening(path: Path) -> socket.socket:
-    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
-    try:
-        with reachable_path(str(path)) as reachable:
-            listener.bind(reachable)
-        path.chmod(0o600)
-        listener.listen(_BACKLOG)
-    except BaseException:
-        listener.close()
-        raise
-    return listener
 
 
 def published(folder: Path | None = None) -> Iterator[tuple[int, Report]]:

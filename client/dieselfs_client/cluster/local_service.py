@@ -25,12 +25,11 @@ from dieselfs.limits import (
     NODE_PACKET_BYTES_MAX,
     NODE_READERS_MAX,
 )
-from dieselfs.net.sockets import peer_user, reachable_path, rights
+from dieselfs.net.sockets import listening, peer_user, rights
 from dieselfs.rpc.members import encode_members
 from dieselfs.snapshot.reader import Snapshot
 from dieselfs_client.memory.node_cache import NodeCache
 
-_BACKLOG = 128
 _PACKET_ROOM_BYTES = NODE_PACKET_BYTES_MAX + 1
 """One byte more, to detect packets that are too long."""
 _ACCEPT_PAUSE_S = 1.0
@@ -44,15 +43,12 @@ def bound(path: Path) -> Iterator[trio.socket.SocketType]:
     """The listening socket at `path`, until the end of the block. The caller holds its lock (`NodeLock`), and the
     folder is private. Replaces the stale socket of a killed daemon. Raises MountError on failure.
     """
-    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC) as listener:
-        path.unlink(missing_ok=True)
-        try:
-            with reachable_path(str(path)) as reachable:
-                listener.bind(reachable)
-            path.chmod(0o600)
-            listener.listen(_BACKLOG)
-        except OSError as error:
-            raise MountError(f"cannot share chunks at {path}: {error.strerror}") from None
+    path.unlink(missing_ok=True)
+    try:
+        listener = listening(path, socket.SOCK_SEQPACKET)
+    except OSError as error:
+        raise MountError(f"cannot share chunks at {path}: {error.strerror}") from None
+    with listener:
         try:
             yield trio.socket.from_stdlib_socket(listener)
         finally:

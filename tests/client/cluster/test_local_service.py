@@ -146,20 +146,17 @@ async def test_segments_are_handed_out_and_the_rest_is_said(path: Path, packed: 
     async with shared(path, packed.snapshot, node_cache) as chunks:
         connect = lambda: NodeConnection(path, packed.snapshot.digest)  # noqa: E731  # runs in a thread
         connection = await trio.to_thread.run_sync(connect)
-        found = await trio.to_thread.run_sync(connection.chunk, 0, 100)
-        assert found is not None and found[1] == len(content)
-        reader = Segment.adopt(*found)
-        assert reader.view == content
-        assert await trio.to_thread.run_sync(connection.chunk, 1, 200) is None
+        found = await trio.to_thread.run_sync(connection.memory, 0, len(content), 100)
+        assert found is not None and found[0 : len(found)] == content
+        assert await trio.to_thread.run_sync(connection.memory, 1, len(content), 200) is None
         with pytest.raises(Damaged, match="chunk 2 is damaged"):
-            await trio.to_thread.run_sync(connection.chunk, 2, 300)
+            await trio.to_thread.run_sync(connection.memory, 2, len(content), 300)
         with pytest.raises(InvalidInput, match="there is no chunk 3"):
-            await trio.to_thread.run_sync(connection.chunk, packed.snapshot.chunk_count, 1)
+            await trio.to_thread.run_sync(connection.memory, packed.snapshot.chunk_count, len(content), 1)
         assert node_cache.asked == [(0, 100), (1, 200), (2, 300)]
         assert (chunks.readers, chunks.shared_segments) == (1, 1)
         connection.close()
-    assert reader.view == content  # the daemon is gone, the memory is not
-    reader.close()
+    assert found[0 : len(found)] == content  # the daemon is gone, the memory is not
     assert not path.exists()
 
 

@@ -168,8 +168,8 @@ def test_the_digest_and_the_chunk_are_what_was_asked_for(path: Path) -> None:
 
     with scripted_daemon(path, answer):
         connection = NodeConnection(path, DIGEST)
-        assert connection.chunk(5, 10) is None
-        assert connection.chunk(6, 20) is None
+        assert connection.memory(5, len(CONTENT), 10) is None
+        assert connection.memory(6, len(CONTENT), 20) is None
         connection.close()
     assert heard == [Hello(digest=DIGEST), ChunkRequest(5, 10), ChunkRequest(6, 20)]
 
@@ -179,7 +179,7 @@ def test_a_refusal_is_raised_and_the_conversation_goes_on(path: Path) -> None:
         connection = NodeConnection(path, DIGEST)
         for _ in range(2):
             with pytest.raises(NotFound, match="chunk 3 is lost"):
-                connection.chunk(3, 1)
+                connection.memory(3, len(CONTENT), 1)
         assert connection.is_open
         connection.close()
 
