@@ -41,6 +41,9 @@ _EXPORTED = re.compile("[a-zA-Z_][a-zA-Z0-9_]*")
 LATENCY_BOUNDS_S = (0.0003, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0)
 """Bounds of histograms of latencies."""
 
+UNREADABLE = (ValueError, LookupError, TypeError, AttributeError, OverflowError, RecursionError)
+"""The errors of JSON that has another form than expected; OverflowError: a whole number that is no float."""
+
 Read = Callable[[], Any]
 
 
@@ -156,14 +159,7 @@ class Report:
                         (value["sum"], value["count"], *value["le"].values()) if is_histogram else (value,)
                     )
             are_finite = math.isfinite(math.fsum(map(abs, numbers)))  # their sums too
-        except (
-            ValueError,
-            LookupError,
-            TypeError,
-            AttributeError,
-            OverflowError,  # a whole number that is no float
-            RecursionError,
-        ) as error:
+        except UNREADABLE as error:
             raise InvalidInput(f"not a report of metrics: {error!r}") from None
         if not (
             are_finite

@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from dieselfs.errors import InvalidInput
 from dieselfs.telemetry import catalogue
-from dieselfs.telemetry.registry import Registry, Report
+from dieselfs.telemetry.registry import UNREADABLE, Registry, Report
 
 SAMPLE_INTERVAL_S = 1.0
 SAMPLES_MAX = 3600
@@ -249,7 +249,7 @@ class Recorded:
                     _check_numbers(reader[key] for key in _READER_FIELDS)
                 _check_numbers(plan[key] for key in ("seed", "epoch", "group", "positions"))
                 str.encode(plan["order"])
-        except (ValueError, LookupError, TypeError, AttributeError, OverflowError, RecursionError) as error:
+        except UNREADABLE as error:
             raise InvalidInput(f"not a history of metrics: {error!r}") from None
         return recorded
 

@@ -37,7 +37,7 @@ from dieselfs_client.memory.budget import node_cache_evictable_bytes, offered_by
 from dieselfs_client.memory.node_cache import NodeCache, usable_bytes
 from dieselfs_client.memory.trio_cache import Foreground
 from dieselfs_client.memory.warming import Pace, Warming, rotated
-from dieselfs_client.supervision.handover_chunks import HandoverChunks
+from dieselfs_client.supervision.supervisor_client import HandoverChunks
 
 _log = logging.getLogger(__name__)
 

@@ -34,12 +34,12 @@ class CacheProcess:
     job: str = ""
 
 
-def start_cache(dataset: str, options: CacheOptions, timeout_s: float = MOUNT_START_TIMEOUT_S) -> int:
+def start_cache(dataset: str, options: CacheOptions) -> int:
     """Start a daemon that shares the chunks of a dataset (`name` or `name@tag`) on this node; returns its process ID.
 
     With a generation, `cache_generations` finds it. With a job, the daemon takes part in that, and this waits for the
     other nodes. Raises AlreadyExists if there is such a daemon, what `dieselfs.connect` raises, the error with which
-    the job refuses the node, and Unavailable if it is not ready within `timeout_s`.
+    the job refuses the node, and Unavailable if it is not ready within MOUNT_START_TIMEOUT_S.
     """
     options.check()
     if options.disk:
@@ -49,7 +49,7 @@ def start_cache(dataset: str, options: CacheOptions, timeout_s: float = MOUNT_ST
     return launch(
         lambda report: [*command, "--report-fd", str(report)],
         log,
-        timeout_s,
+        MOUNT_START_TIMEOUT_S,
         f"the cache daemon of {dataset}",
         MountError,
     )

@@ -261,17 +261,17 @@ def snapshot_of(place: str) -> tuple[str, bytes] | None:
     )
 
 
-def upgrade(mountpoint: str | os.PathLike[str], timeout_s: float = UPGRADE_TIMEOUT_S) -> Mount:
+def upgrade(mountpoint: str | os.PathLike[str]) -> Mount:
     """Replace the daemon of a mount by one of the code that is installed now; readers see a pause.
 
     Returns the mount afterwards. Raises MountError if there is no mount or no supervisor of this user, or if the new
-    daemon does not start: then the old one continues. Raises Unavailable after `timeout_s`.
+    daemon does not start: then the old one continues. Raises Unavailable after UPGRADE_TIMEOUT_S.
     """
     place = mounted_place(mountpoint)
     before = _living_supervision(place)
     if before is None:
         raise MountError(f"{place}: its supervisor is dead, or belongs to another user")
-    deadline_s = time.monotonic() + timeout_s
+    deadline_s = time.monotonic() + UPGRADE_TIMEOUT_S
     asked = 0
     while True:
         now = _supervision_at(place)
@@ -285,7 +285,9 @@ def upgrade(mountpoint: str | os.PathLike[str], timeout_s: float = UPGRADE_TIMEO
             asked = now.supervisor
             os.kill(asked, signal.SIGUSR2)
         if time.monotonic() > deadline_s:
-            raise Unavailable(f"{place}: no new daemon serves it after {timeout_s:g} s; see dlcmd mounts")
+            raise Unavailable(
+                f"{place}: no new daemon serves it after {UPGRADE_TIMEOUT_S:g} s; see dlcmd mounts"
+            )
         time.sleep(_POLL_S)
 
 

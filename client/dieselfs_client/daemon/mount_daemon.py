@@ -46,10 +46,9 @@ from dieselfs_client.mount.points.mounting import facts, has_dead_mount, raise_r
 from dieselfs_client.mount.points.options import MountOptions
 from dieselfs_client.mount.points.view_choice import Choice, after_refusal, choices
 from dieselfs_client.mount.views.view import View, open_view, owner
-from dieselfs_client.supervision.handover_chunks import HandoverChunks
-from dieselfs_client.supervision.kept_descriptors import DEVICE
+from dieselfs_client.supervision.control_channel import DEVICE
 from dieselfs_client.supervision.status import MemoryFile
-from dieselfs_client.supervision.supervisor_client import Command, SupervisorClient
+from dieselfs_client.supervision.supervisor_client import Command, HandoverChunks, SupervisorClient
 
 STOP_GRACE_S = 5.0
 """Open files are served for this long after an order to stop."""

@@ -90,7 +90,6 @@ class Node:
         job: "JobRole | None" = None,
         metrics: Registry | None = None,
         foreground: Foreground | None = None,
-        clock: Callable[[], float] = trio.current_time,
     ) -> None:
         """`source`: the current source of bytes; called for each request, in any thread. `handover`: what the previous
         daemon has left; gets the state of this one.
@@ -101,7 +100,6 @@ class Node:
         self._snapshot = snapshot = prepared.snapshot
         self._options = options = prepared.options
         self._job = job
-        self._clock = clock
         self._nursery = nursery
         self.follower: Follower | None = None
         self._layout = lru_cache(_LAYOUTS_MAX)(lambda folder: Layout.of(snapshot, folder))
@@ -124,9 +122,8 @@ class Node:
             prepared.pages,
             prepared.allotment,
             nursery,
-            clock,
-            foreground,
-            metrics,
+            foreground=foreground,
+            metrics=metrics,
         )
         self.control = ControlTree(
             snapshot,
@@ -139,7 +136,7 @@ class Node:
         path = ReadPath(
             self.core, self._chunk_cache, self._prefetcher, options.timeout_s, metrics, has_blocks=job is None
         )
-        self.reads = prepared.view.reads(path, self.control.errors, nursery, self._prefetcher.pushing, clock)
+        self.reads = prepared.view.reads(path, self.control.errors, nursery, self._prefetcher.pushing)
         # Adds the files of the previous daemon to the control tree before the kernel asks for them.
         self._progress = ProgressKeeper(snapshot, handover, self._prefetcher, self.control, self.share)
         nursery.start_soon(self._progress.run)
@@ -167,7 +164,7 @@ class Node:
             "pinned": lambda: prefetcher.budget.pinned_bytes,
             "tripwires": lambda: prefetcher.tripwires.held_bytes,
         }
-        declare_daemon(metrics, self._snapshot, allotment.total, used, self._clock)
+        declare_daemon(metrics, self._snapshot, allotment.total, used, trio.current_time)
         for cause in DAEMON_CAUSES:
             metrics.declare(catalogue.WORK_SPENT_S, partial(METER.spent_for, cause), cause=cause)
         dataset_bytes = prefetcher.table.total_page_bytes
@@ -278,7 +275,7 @@ class Node:
         return is_at_end and len(readers) <= 1 and not self.control.has_unread_orders()
 
     def _read_windows(self) -> list[PlanWindow]:
-        since_s = self._clock() - PLAN_QUIET_S
+        since_s = trio.current_time() - PLAN_QUIET_S
         return [window for window in self._prefetcher.windows if window.quiet_since_s >= since_s]
 
 

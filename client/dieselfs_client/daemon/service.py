@@ -31,7 +31,7 @@ from dieselfs.telemetry.socket import PublishedMetrics
 from dieselfs_client.cluster.node_paths import path_of
 from dieselfs_client.memory.trio_cache import Foreground
 from dieselfs_client.memory.warming import Pace
-from dieselfs_client.supervision.handover_chunks import HandoverChunks
+from dieselfs_client.supervision.supervisor_client import HandoverChunks
 
 if TYPE_CHECKING:  # imported in a job alone: they take 2 MB
     from dieselfs_client.cluster.pool import PoolConfig

@@ -21,14 +21,14 @@ from dieselfs.chunk.ids import chunk_name
 from dieselfs.chunk.segment import Segment
 from dieselfs.cluster.warmth import Warmth
 from dieselfs.errors import Damaged, DieselfsError, NoRoom
-from dieselfs.limits import FETCHES_AT_ONCE_MAX, MIB, PEER_PATIENCE_S, READ_TIMEOUT_S
+from dieselfs.limits import MIB, PEER_PATIENCE_S, READ_TIMEOUT_S
 from dieselfs.process.system_limits import allow_descriptors
 from dieselfs.snapshot.reader import Snapshot
 from dieselfs.sources.interface import FetchMetrics, RequestMetrics
 from dieselfs.telemetry import catalogue
 from dieselfs.telemetry.registry import Registry
 from dieselfs_client.memory.trio_cache import Foreground, TrioCache
-from dieselfs_client.supervision.handover_chunks import HandoverChunks
+from dieselfs_client.supervision.supervisor_client import HandoverChunks
 
 _log = logging.getLogger(__name__)
 
@@ -74,7 +74,6 @@ class NodeCache(TrioCache[int, Segment]):
         evictable_bytes: int,
         nursery: trio.Nursery,
         timeout_s: float = READ_TIMEOUT_S,
-        fetches_at_once: int = FETCHES_AT_ONCE_MAX,
         foreground: Foreground | None = None,
         keeper: HandoverChunks | None = None,
         metrics: Registry | None = None,
@@ -112,8 +111,7 @@ class NodeCache(TrioCache[int, Segment]):
             lambda chunk: f"chunk {chunk_name(snapshot.chunk_id(chunk))}",
             nursery,
             timeout_s,
-            fetches_at_once,
-            foreground,
+            foreground=foreground,
         )
         if keeper is not None:
             self._inherit(keeper)

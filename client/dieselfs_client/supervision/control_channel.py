@@ -14,6 +14,7 @@ memory, so this module imports little, and its limits are here and not in `diese
 
 import contextlib
 import os
+import select
 import socket
 import struct
 from typing import NamedTuple, Self
@@ -22,6 +23,16 @@ MESSAGE_BYTES_MAX = 4096
 """A longer message is truncated."""
 SEND_TIMEOUT_S = 5.0
 """A starting process that receives nothing for this long hangs."""
+SNAPSHOT = "snapshot"
+DEVICE = "device"
+"""Names of descriptors. Zygotes get the first, daemons all others."""
+CHUNK = "chunk-"
+"""Prefix of the names of descriptors that hold memory. The supervisor closes them when another process killed a
+daemon: the kernel does so when memory is short, and would kill the next process if no memory came free.
+"""
+DESCRIPTORS_MAX = 32_768
+DESCRIPTORS_SPARE = 64
+"""Descriptors of the process that are not for the daemons' use."""
 _DESCRIPTOR = struct.Struct("=i")
 _CREDENTIALS = struct.Struct("=iII")
 
@@ -121,3 +132,47 @@ def close_all(descriptors: dict[str, int]) -> None:
         with contextlib.suppress(OSError):
             os.close(descriptor)
     descriptors.clear()
+
+
+class KeptDescriptors:
+    """What a supervisor keeps for the next daemon. `descriptors`: by name, in the order in which they came;
+    `count_max`: further ones are closed at once.
+    """
+
+    def __init__(self, count_max: int) -> None:
+        self.descriptors: dict[str, int] = {}
+        self._count_max = count_max
+
+    def keep(self, name: str, descriptor: int) -> None:
+        """Keep it in place of an earlier one of that name, or close it if there is no room."""
+        if name in self.descriptors:
+            os.close(self.descriptors[name])
+        elif len(self.descriptors) >= self._count_max:  # the next daemon fetches the chunk again
+            os.close(descriptor)
+            return
+        self.descriptors[name] = descriptor
+
+    def drop(self, name: str) -> None:
+        if name in self.descriptors:
+            os.close(self.descriptors.pop(name))
+
+    def drop_chunks(self) -> None:
+        for name in [name for name in self.descriptors if name.startswith(CHUNK)]:
+            self.drop(name)
+
+    def close(self) -> None:
+        close_all(self.descriptors)
+
+    def for_daemon(self) -> dict[str, int]:
+        return {name: descriptor for name, descriptor in self.descriptors.items() if name != SNAPSHOT}
+
+    def for_zygote(self) -> dict[str, int]:
+        return {name: descriptor for name, descriptor in self.descriptors.items() if name == SNAPSHOT}
+
+    def has_requests(self) -> bool:
+        """Whether the kernel has requests that no daemon has taken."""
+        if DEVICE not in self.descriptors:
+            return False
+        poll = select.poll()
+        poll.register(self.descriptors[DEVICE], select.POLLIN)
+        return bool(poll.poll(0))

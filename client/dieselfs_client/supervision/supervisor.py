@@ -43,8 +43,13 @@ from dieselfs_client.supervision.adoption import (
     remembered_command,
 )
 from dieselfs_client.supervision.child import Child
-from dieselfs_client.supervision.control_channel import ControlChannel, Message
-from dieselfs_client.supervision.kept_descriptors import DESCRIPTORS_MAX, DESCRIPTORS_SPARE, KeptDescriptors
+from dieselfs_client.supervision.control_channel import (
+    DESCRIPTORS_MAX,
+    DESCRIPTORS_SPARE,
+    ControlChannel,
+    KeptDescriptors,
+    Message,
+)
 from dieselfs_client.supervision.restart_policy import RestartPolicy
 from dieselfs_client.supervision.startup_report import StartupReport
 from dieselfs_client.supervision.status import (

@@ -9,8 +9,7 @@ import trio
 from dieselfs.chunk.segment import Segment
 from dieselfs_client.memory.node_cache import NodeCache
 from dieselfs_client.supervision.control_channel import ControlChannel
-from dieselfs_client.supervision.handover_chunks import HandoverChunks
-from dieselfs_client.supervision.supervisor_client import SupervisorClient
+from dieselfs_client.supervision.supervisor_client import HandoverChunks, SupervisorClient
 from tests.support.dataset import PackedDataset, TreeEntry, pack_entries
 
 CHUNKS = 4

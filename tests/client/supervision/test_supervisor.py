@@ -20,7 +20,7 @@ from dieselfs_client.daemon import control
 from dieselfs_client.mount.points.mount_table import mount_at
 from dieselfs_client.mount.points.mounting import mount_device
 from dieselfs_client.mount.points.options import MountOptions
-from dieselfs_client.supervision.kept_descriptors import DESCRIPTORS_SPARE
+from dieselfs_client.supervision.control_channel import DESCRIPTORS_SPARE
 from dieselfs_client.supervision.status import SupervisorStatus
 from tests.support import verifying_reader
 from tests.support.server import running_server

@@ -125,7 +125,7 @@ def is_above(upper: str, lower: str, mountpoint: str) -> bool:
     )
 
 
-def is_stale(mountpoint: str, timeout_s: float = MOUNT_PROBE_TIMEOUT_S) -> bool:
+def is_stale(mountpoint: str) -> bool:
     """Whether the daemon of a mount is dead.
 
     Calls `statfs`, the only call that the kernel always passes to the daemon; EROFS answers it, so there the control
@@ -147,5 +147,5 @@ def is_stale(mountpoint: str, timeout_s: float = MOUNT_PROBE_TIMEOUT_S) -> bool:
 
     thread = threading.Thread(target=probe, daemon=True)
     thread.start()
-    thread.join(timeout_s)
+    thread.join(MOUNT_PROBE_TIMEOUT_S)
     return verdict == [True]

@@ -124,15 +124,10 @@ class ImageView(View):
         return MountCore(self.snapshot, root_mode, unlisted={IMAGE_NAME: self._layout.attributes()})
 
     def reads(
-        self,
-        path: ReadPath,
-        errors: ErrorLog,
-        nursery: trio.Nursery,
-        pushing: trio.CapacityLimiter,
-        clock: Callable[[], float],
+        self, path: ReadPath, errors: ErrorLog, nursery: trio.Nursery, pushing: trio.CapacityLimiter
     ) -> Reads:
         assert self._pages is not None
-        self._push = MetadataPush(self._layout, self._pages, nursery, pushing, clock)
+        self._push = MetadataPush(self._layout, self._pages, nursery, pushing)
         return ImageReads(self._layout, path, errors, self._push.missed)
 
     def opening(self) -> None:

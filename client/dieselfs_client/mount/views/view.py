@@ -1,7 +1,6 @@
 """What the daemon of a mount asks of a view, and the views `overlay` and `fuse`. This module calls the kernel."""
 
 import os
-from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import import_module
 from typing import ClassVar
@@ -58,12 +57,7 @@ class View:
         return MountCore(self.snapshot, PRIVATE_MODE if self.is_private else None)
 
     def reads(
-        self,
-        path: ReadPath,
-        errors: ErrorLog,
-        nursery: trio.Nursery,
-        pushing: trio.CapacityLimiter,
-        clock: Callable[[], float],
+        self, path: ReadPath, errors: ErrorLog, nursery: trio.Nursery, pushing: trio.CapacityLimiter
     ) -> Reads:
         """What answers reads; `path` has the files. Its tasks run in `nursery`; `pushing` is held while the page cache
         is used.
