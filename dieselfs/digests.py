@@ -10,12 +10,12 @@ from blake3 import blake3
 Buffer = bytes | bytearray | memoryview
 
 DIGEST_BYTES = 32
-"""Of a payload, a header, a snapshot, a dataset."""
+"""Length of the digest of a payload, a header, a snapshot, or a dataset."""
 EXTENT_DIGEST_BYTES = 16
-"""Of an extent and of a link's target: every header and snapshot has one for each."""
+"""Length of the digest of an extent or a link's target: every header and snapshot has one for each."""
 
 NO_DIGEST = bytes(EXTENT_DIGEST_BYTES)
-"""Of an entry without bytes."""
+"""Stands for the digest of an entry without bytes."""
 
 EXTENT_DIGESTS = np.dtype(f"V{EXTENT_DIGEST_BYTES}")
 """A column of digests of extents: elements are compared whole, and `tolist` gives byte strings."""

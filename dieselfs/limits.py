@@ -90,13 +90,13 @@ BULK_WAIT_S = 10.0
 
 CONNECTIONS_MAX = 1024
 CONNECTIONS_PER_PEER_MAX = 256
-"""Of clients that have proved a key, from one address (of IPv6: from one /64)."""
-STRANGERS_MAX = 128
-"""Connections that have not proved a key yet, beside those that have."""
-STRANGER_S_MIN = 0.5
-"""While all places of strangers are taken, one that is older gives way to the next."""
+"""Authenticated connections per address (of IPv6: per /64)."""
+UNAUTHENTICATED_MAX = 128
+"""Unauthenticated connections, beside the authenticated ones."""
+UNAUTHENTICATED_S_MIN = 0.5
+"""Evict the oldest unauthenticated connection after this time, while there are UNAUTHENTICATED_MAX."""
 KNOWN_ADDRESS_S = 3600.0
-"""An address from which a client has proved a key takes precedence among strangers for this long."""
+"""An address from which a client has proved a key comes first among unauthenticated ones for this long."""
 
 # Metadata in Redis --------------------------------------------------------------------------------------
 REDIS_REQUEST_TIMEOUT_S = 10.0
@@ -145,7 +145,7 @@ BATCH_FILES_MAX = 1 << 32
 """Files of one step, of all ranks together."""
 RANKS_MAX = 1 << 20
 WORKERS_MAX = 1 << 16
-"""Of one rank."""
+"""Worker processes of one rank."""
 
 # Jobs -------------------------------------------------------------------------------------------------
 JOB_NAME_CHARACTERS_MAX = 128
@@ -160,7 +160,7 @@ JOB_NODES_MAX = 4_096
 JOBS_MAX = 1_024
 """Jobs that read one dataset at the same time."""
 JOB_MESSAGES_PER_S = 100
-"""Of all members of one job together, at the servers: the interval of each member grows with their number."""
+"""Messages of all members of a job together, at the servers: each sends less often in a larger job."""
 JOB_INTERVAL_S_MIN = 1.0
 JOB_LEASE_S_MIN = 10.0
 """A crashed member stays on the membership list for at most this long, in jobs of up to 300 nodes."""

@@ -4,19 +4,20 @@ import os
 from collections.abc import Callable
 from functools import cache
 
+from dieselfs.attached.interface import OpenSource
 from dieselfs.bucket.client import Bucket, ObjectVersion
 from dieselfs.bucket.url import BucketUrl, parse_object
-from dieselfs.chunk.source import ETAG, MODIFIED, Source
+from dieselfs.chunk.source import ETAG, MODIFIED, AttachedSource
 from dieselfs.errors import InvalidInput
 
 _UNSAFE = frozenset(("", ".", ".."))
 
 
-class BucketObject:
-    """An `OpenSource`. The storage compares the version at each read, so an object with an ETag is not looked up."""
+class BucketObject(OpenSource):
+    """The storage compares the version at each read, so an object with an ETag is not looked up."""
 
     def __init__(
-        self, location: bytes, check_allowed: Callable[[bytes], None], known: Source | None = None
+        self, location: bytes, check_allowed: Callable[[bytes], None], known: AttachedSource | None = None
     ) -> None:
         """`known`: the version to read; None looks up the present one. Raises InvalidInput, AccessDenied, NotFound,
         Unavailable.
@@ -34,28 +35,18 @@ class BucketObject:
             self._version = self._bucket.find(key)
         tag, mtime_ns = self._version.tag, self._version.mtime_ns
         mark = f"{MODIFIED}{mtime_ns}" if tag is None else ETAG + tag
-        self._source = Source(location, self._version.size, mark)
+        self._source = AttachedSource(location, self._version.size, mark)
 
     @property
     def mtime_ns(self) -> int:
         return self._version.mtime_ns
 
     @property
-    def source(self) -> Source:
+    def source(self) -> AttachedSource:
         return self._source
-
-    @property
-    def descriptor(self) -> None:
-        """It is no file."""
 
     def read(self, offset: int, length: int) -> bytes:
         return self._bucket.read_part(self._version, offset, offset + length) if length else b""
-
-    def check(self) -> None:
-        """Nothing: each read has compared the version."""
-
-    def close(self) -> None:
-        """Nothing: the bucket stays open for others."""
 
 
 @cache

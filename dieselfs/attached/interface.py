@@ -5,14 +5,14 @@ All methods block and may be called from any number of threads.
 
 from typing import Protocol
 
-from dieselfs.chunk.source import Source
+from dieselfs.chunk.source import AttachedSource
 
 
 class OpenSource(Protocol):
     """One version of an object. `source` says which, with offset 0."""
 
     @property
-    def source(self) -> Source: ...
+    def source(self) -> AttachedSource: ...
 
     @property
     def mtime_ns(self) -> int:
@@ -20,7 +20,8 @@ class OpenSource(Protocol):
 
     @property
     def descriptor(self) -> int | None:
-        """Of a local file; None of other objects. It is closed by `close`."""
+        """The descriptor of a local file, which `close` closes; None for other objects."""
+        return None
 
     def read(self, offset: int, length: int) -> bytes:
         """Exactly `length` bytes from `offset` on, of this version.
@@ -29,6 +30,9 @@ class OpenSource(Protocol):
         """
 
     def check(self) -> None:
-        """Raise Damaged if the object has changed since it was opened, and a read may have noticed nothing."""
+        """Raise Damaged if the object has changed since it was opened. Nothing where each read compares the version."""
+        return
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        """Release what the source has open. Nothing where connections stay open for others."""
+        return

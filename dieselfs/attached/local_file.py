@@ -5,7 +5,7 @@ import os
 import stat
 from collections.abc import Callable
 
-from dieselfs.chunk.source import Source
+from dieselfs.chunk.source import AttachedSource
 from dieselfs.errors import AccessDenied, Damaged, InvalidInput, NotFound, Unavailable
 from dieselfs.names import printable
 
@@ -40,10 +40,10 @@ class LocalFile:
         except OSError as error:
             raise _translated(self._name, error) from error
         status = os.fstat(self._descriptor)
-        self._source = Source(real, status.st_size, f"{MARK}{status.st_mtime_ns}")
+        self._source = AttachedSource(real, status.st_size, f"{MARK}{status.st_mtime_ns}")
 
     @property
-    def source(self) -> Source:
+    def source(self) -> AttachedSource:
         return self._source
 
     @property

@@ -4,13 +4,13 @@ from collections.abc import Callable
 
 from dieselfs.attached.interface import OpenSource
 from dieselfs.attached.local_file import LocalFile
-from dieselfs.chunk.source import OBJECT_SCHEMES, WEB_SCHEMES, Source
+from dieselfs.chunk.source import OBJECT_SCHEMES, WEB_SCHEMES, AttachedSource
 from dieselfs.errors import InvalidInput
 from dieselfs.names import printable
 
 
 def open_source(
-    location: bytes, check_allowed: Callable[[bytes], None], known: Source | None = None
+    location: bytes, check_allowed: Callable[[bytes], None], known: AttachedSource | None = None
 ) -> OpenSource:
     """The present version of the file at an absolute path, or at a URL; the caller closes it. With a `known` version,
     that at a URL is not looked up, but compared at each read.

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from urllib.parse import SplitResult, unquote, urlsplit
 from urllib.request import getproxies, proxy_bypass
 
+from dieselfs.attached.interface import OpenSource
 from dieselfs.attached.web_url import (
     PORTS,
     http_time_ns,
@@ -23,7 +24,7 @@ from dieselfs.attached.web_url import (
     with_host,
     without_query,
 )
-from dieselfs.chunk.source import ETAG, MODIFIED, Source
+from dieselfs.chunk.source import ETAG, MODIFIED, AttachedSource
 from dieselfs.errors import AccessDenied, Damaged, InvalidInput, NotFound, Unavailable
 from dieselfs.limits import MIB
 from dieselfs.net.sockets import addresses
@@ -37,7 +38,7 @@ SILENCE_S = 5.0
 
 PART_TIMEOUT_S = 10.0
 PART_BYTES = 8 * MIB
-"""Of one request. A part that takes longer than PART_TIMEOUT_S is requested again."""
+"""Bytes of one request. A part that takes longer than PART_TIMEOUT_S is requested again."""
 
 TRIES_MAX = 4
 TRIES_S_MAX = 15.0
@@ -61,14 +62,14 @@ _RANGE = re.compile(r"bytes (\d+)-(\d+)/(\d+)")
 CheckAllowed = Callable[[bytes], None]
 
 
-class WebFile:
-    """An `OpenSource`. Its server must answer ranges, and say an ETag or a time."""
+class WebFile(OpenSource):
+    """A file on the web. Its server must answer ranges, and say an ETag or a time."""
 
     def __init__(
         self,
         location: bytes,
         check_allowed: CheckAllowed,
-        known: Source | None = None,
+        known: AttachedSource | None = None,
         pause: Callable[[float], None] = time.sleep,
     ) -> None:
         """`check_allowed` gets each URL that is asked, without its query. Over http://, where no certificate says who
@@ -80,22 +81,22 @@ class WebFile:
         parse_web_url(self._url)
         self._check_allowed = check_allowed
         self._pause = pause
-        self.mtime_ns = 0
+        self._mtime_ns = 0
         check_allowed(location)
         self._known = known
         if known is not None:
-            self._source = Source(location, known.size_bytes, known.mark)
+            self._source = AttachedSource(location, known.size_bytes, known.mark)
             return
-        _, size_bytes, mark, self.mtime_ns = self._get(0, 1)
-        self._source = self._known = Source(location, size_bytes, mark)
+        _, size_bytes, mark, self._mtime_ns = self._get(0, 1)
+        self._source = self._known = AttachedSource(location, size_bytes, mark)
 
     @property
-    def source(self) -> Source:
+    def mtime_ns(self) -> int:
+        return self._mtime_ns
+
+    @property
+    def source(self) -> AttachedSource:
         return self._source
-
-    @property
-    def descriptor(self) -> None:
-        """It is no file of this machine."""
 
     def read(self, offset: int, length: int) -> bytes:
         parts, end = [], offset + length
@@ -105,12 +106,6 @@ class WebFile:
             parts.append(self._get(offset, min(offset + PART_BYTES, end))[0])
             offset += len(parts[-1])
         return parts[0] if len(parts) == 1 else b"".join(parts)
-
-    def check(self) -> None:
-        """Nothing: each read has compared the version."""
-
-    def close(self) -> None:
-        """Nothing: connections stay open for others."""
 
     def _get(self, begin: int, end: int) -> tuple[bytes, int, str, int]:
         """The bytes of a range, size, mark and time of the file."""

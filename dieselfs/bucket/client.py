@@ -165,14 +165,7 @@ class Bucket:
 
     def below(self, folder: str) -> "Iterator[ObjectVersion]":
         """The objects in a folder (empty: all), and in the folders in it, sorted as bytes."""
-        with self._translated(folder):
-            pages = self._obstore.list(self._objects, folder or None, chunk_size=LISTED_AT_ONCE)
-        while True:
-            with self._translated(folder):
-                page = next(pages, None)
-            if page is None:
-                return
-            yield from map(ObjectVersion.of, page)
+        return map(ObjectVersion.of, self._listed(folder))
 
     def read_part(self, version: "ObjectVersion", begin: int, end: int) -> bytes:
         """The bytes from `begin` to before `end`, within the object. Raises NotFound, and Damaged if the object was
@@ -197,19 +190,17 @@ class Bucket:
     def keys(self, folder: str, after: str = "") -> Iterator[str]:
         """The names of the objects in `folder` that are after `after`, sorted as bytes, without the folder."""
         begin = len(folder) + 1
+        return (row["path"][begin:] for row in self._listed(folder, f"{folder}/{after}" if after else None))
+
+    def _listed(self, folder: str, after: str | None = None) -> "Iterator[ObjectMeta]":
         with self._translated(folder):
-            pages = self._obstore.list(
-                self._objects,
-                folder,
-                offset=f"{folder}/{after}" if after else None,
-                chunk_size=LISTED_AT_ONCE,
-            )
+            pages = self._obstore.list(self._objects, folder or None, offset=after, chunk_size=LISTED_AT_ONCE)
         while True:
             with self._translated(folder):
                 page = next(pages, None)
             if page is None:
                 return
-            yield from (row["path"][begin:] for row in page)
+            yield from page
 
     def folders(self) -> list[str]:
         """The names of the folders directly below the prefix."""

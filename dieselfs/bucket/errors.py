@@ -54,7 +54,7 @@ class Failure:
 
     @property
     def cause(self) -> OSError | None:
-        """With one of the numbers of `retrying.LASTING`, if a retry changes nothing; otherwise None."""
+        """An error with one of the numbers of `retrying.LASTING`, if a retry changes nothing; otherwise None."""
         _, number = _advice(self)
         return OSError(number, self.reason) if number else None
 

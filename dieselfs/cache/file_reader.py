@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from dieselfs.cache.look_ahead import LookAhead
 from dieselfs.cache.policy import LOOKUP_BYTES
-from dieselfs.cache.thread_cache import Payload, ThreadCache
+from dieselfs.cache.thread_cache import HeldPayload, ThreadCache
 from dieselfs.cluster.node_client import NodeClient
 from dieselfs.errors import InvalidInput
 from dieselfs.limits import CHUNK_PAYLOAD_BYTES_MAX, CHUNK_TARGET_BYTES, LIBRARY_MEMORY_BYTES
@@ -158,7 +158,7 @@ class FileReader:
         self,
         paths: Iterable[Path],
         pinned: Sequence[_Sliceable[_Content]],
-        of: Callable[[Payload], _Sliceable[_Content]],
+        of: Callable[[HeldPayload], _Sliceable[_Content]],
         made_of: Callable[[bytes], _Content],
     ) -> list[_Content]:
         """Slices of `pinned` memory, or `of` payloads; else `made_of` fetched bytes."""
@@ -235,7 +235,7 @@ class FileReader:
         payload, start, end = found
         return payload.memory[start:end]
 
-    def _found(self, path: Path) -> tuple[Payload, int, int] | int:
+    def _found(self, path: Path) -> tuple[HeldPayload, int, int] | int:
         """Where the bytes of a file lie, which counts as a hit; its node if it is not one extent in memory."""
         snapshot, text = self._snapshot, os.fspath(path)
         node = snapshot.find(text.encode(_ENCODING, _ENCODING_ERRORS) if isinstance(text, str) else text)

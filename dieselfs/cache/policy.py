@@ -32,15 +32,17 @@ EVICTABLE_SHARE = 0.75
 WHOLE_SHARE = 0.25
 """A payload is fetched whole when this much of it was requested."""
 EVICTED_WHOLE_SHARE = 1.0
-"""As WHOLE_SHARE, for blocks of a chunk that will not stay in memory: others are read before it is read again."""
+"""The share that makes a payload worth fetching, for blocks of a chunk that will not stay in memory:
+others are read before it is read again.
+"""
 PREFETCH_WHOLE_SHARE = 0.75
-"""As WHOLE_SHARE, for prefetches: there, extents of many chunks share one request."""
+"""The share that makes a payload worth prefetching: there, extents of many chunks share one request."""
 REQUEST_BYTES = 64 * KIB
 """The latency of a request, in bytes that could be fetched meanwhile; each request counts as this much more."""
 LIBRARY_REQUEST_BYTES = 256 * KIB
-"""As REQUEST_BYTES, for a process that reads with the library: its requests follow each other."""
+"""The latency of a request of a process that reads with the library: its requests follow each other."""
 BLOCK_REQUEST_BYTES = 8 * KIB
-"""As REQUEST_BYTES, for requests for blocks of large extents. Reads of 16 KiB then fetch at most 7 times what they
+"""The latency of a request for blocks of large extents. Reads of 16 KiB then fetch at most 7 times what they
 read: a chunk comes when a sixth of it was read, and the blocks came before.
 """
 LARGE_EXTENT_BYTES = 256 * KIB

@@ -35,21 +35,21 @@ FLIGHT_WAIT_S = 10.0
 """A thread waits this long for a chunk that another one loads, and then loads it itself."""
 
 
-class Payload(NamedTuple):
+class HeldPayload(NamedTuple):
     """One verified payload. A slice of `memory` is `bytes`; a slice of `view` is read-only and no copy."""
 
     memory: Memory
     view: memoryview
 
     @classmethod
-    def of(cls, memory: Memory) -> "Payload":
+    def of(cls, memory: Memory) -> "HeldPayload":
         return cls(memory, readonly_view(memory))
 
 
 class _Shared(NamedTuple):
     """A payload in memory of another process; `is_kept`: that one keeps it, so it takes no memory of this one."""
 
-    payload: Payload
+    payload: HeldPayload
     is_kept: bool
 
 
@@ -68,7 +68,7 @@ class ThreadCache:
         dataset_bytes = int(self._snapshot.column("chunk_payload_lengths").sum(dtype="int64"))
         self.budget = CacheBudget.of(memory_bytes, dataset_bytes)
         self.lock = Lock()  # guards all below; lookups in pinned chunks, `memories` and `views` need no lock
-        self.policy: CachePolicy[int, Payload] = CachePolicy(
+        self.policy: CachePolicy[int, HeldPayload] = CachePolicy(
             self._snapshot.chunk_payload_length, self.budget.pinned, self.budget.evictable
         )
         self.slots: dict[int, int] = {}
@@ -216,7 +216,7 @@ class ThreadCache:
 
     # -- whole chunks ------------------------------------------------------------------------------------
 
-    def _load(self, wanted: Wanted, chunk: int) -> Payload | None:
+    def _load(self, wanted: Wanted, chunk: int) -> HeldPayload | None:
         """The payload of a chunk, loaded by this thread or by another; None if it is not worth having whole.
 
         Raises as `ServerSource`.
@@ -259,7 +259,7 @@ class ThreadCache:
             is_shared_plan=is_shared_plan,
         )
 
-    def _loaded(self, missing: Missing, load: Load, extents: int = 1) -> Payload | None:
+    def _loaded(self, missing: Missing, load: Load, extents: int = 1) -> HeldPayload | None:
         """The payload of a chunk, mapped or fetched as was decided; None if only extents are to be fetched. `extents`:
         how many are wanted.
         """
@@ -289,7 +289,7 @@ class ThreadCache:
                 self._recent.note(chunk, missing.wanted_bytes, chunks_max)
         return payload
 
-    def _hold(self, chunk: int, payload: Payload, is_kept: bool = False) -> None:
+    def _hold(self, chunk: int, payload: HeldPayload, is_kept: bool = False) -> None:
         """Hold a payload if there is still room for it. Called under the lock."""
         if is_kept or self.policy.would_pin(chunk):
             self.memories.append(payload.memory)
@@ -307,7 +307,7 @@ class ThreadCache:
             length_bytes = self._snapshot.chunk_payload_length(chunk)
             memory = self._daemon.memory(chunk, length_bytes, load.asked_bytes)
         if memory is not None:
-            return _Shared(Payload.of(memory), False)
+            return _Shared(HeldPayload.of(memory), False)
         return self._map_from_server(chunk, load.asked_bytes) if load.asks_server else None
 
     def _map_from_server(self, chunk: int, wanted_bytes: int) -> _Shared | None:
@@ -324,20 +324,20 @@ class ThreadCache:
             for each, (memory, is_kept) in found.items():
                 if is_kept and has_room and each not in self.policy.pinned:
                     self._count_mapped(len(memory))
-                    self._hold(each, Payload.of(memory), is_kept=True)
+                    self._hold(each, HeldPayload.of(memory), is_kept=True)
             if chunk not in found:
                 self._refused.add(chunk)
                 return None
             self._refused.discard(chunk)
         memory, is_kept = found[chunk]
         held = self.policy.pinned.get(chunk)
-        return _Shared(held or Payload.of(memory), held is not None)
+        return _Shared(held or HeldPayload.of(memory), held is not None)
 
     def _count_mapped(self, length_bytes: int) -> None:
         self._requested.count(self._requested.from_node, 1, length_bytes)
         self.metrics.add(self._mapped)
 
-    def _fetch(self, chunk: int) -> Payload:
+    def _fetch(self, chunk: int) -> HeldPayload:
         length_bytes = self._snapshot.chunk_payload_length(chunk)
         memory = _new_memory(length_bytes)
         source = self._source
@@ -350,7 +350,7 @@ class ThreadCache:
         self._count_from(source, False, 1, length_bytes)
         self.metrics.add(self._fetched_chunks)
         self.metrics.add(self._fetched_bytes, length_bytes)
-        return Payload.of(memory)
+        return HeldPayload.of(memory)
 
     def _count_from(self, source: Source, is_failed: bool, extents: int, length_bytes: int) -> None:
         """Count a request to the server. The source of a job counts its own."""

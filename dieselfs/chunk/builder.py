@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from dieselfs.chunk.format import COLUMN_TYPES, MODE_MAX, VERSION_MAX, ChunkHeader, Op, Preamble
-from dieselfs.chunk.source import Source
+from dieselfs.chunk.source import AttachedSource
 from dieselfs.digests import NO_DIGEST, Buffer, digest_of, extent_digest_of
 from dieselfs.errors import InvalidInput
 from dieselfs.limits import (
@@ -38,7 +38,7 @@ class SealedChunk:
     entries: Sequence[_Entry]
     targets: bytes
     payload: bytes
-    source: Source | None = None
+    source: AttachedSource | None = None
 
     @property
     def whole_entries(self) -> int:
@@ -202,7 +202,7 @@ class ChunkBuilder:
         )
         self._path_bytes = path_bytes
 
-    def seal(self, payload: bytes | None = None, source: Source | None = None) -> SealedChunk:
+    def seal(self, payload: bytes | None = None, source: AttachedSource | None = None) -> SealedChunk:
         """The chunk of all entries so far; the builder is empty afterwards.
 
         `payload`: what the offsets of the files refer to; `source`: has this payload, and the chunk is attached to it.

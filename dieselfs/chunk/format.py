@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dieselfs.chunk.ids import chunk_name
-from dieselfs.chunk.source import SOURCE_FIELDS, Source
+from dieselfs.chunk.source import SOURCE_FIELDS, AttachedSource
 from dieselfs.columns import I64, U8, U32, U64, ends_fault, ends_of, first_bad_path, split_blob
 from dieselfs.digests import DIGEST_BYTES, EXTENT_DIGESTS, NO_DIGEST, Buffer, digest_of, extent_digest_of
 from dieselfs.errors import Damaged
@@ -44,9 +44,8 @@ ATTACHED = 1
 MODE_MAX = 0o7777
 VERSION_MAX = (1 << 63) - 1
 
-_PREAMBLE = struct.Struct(
-    f"<8sHHIQ16s{DIGEST_BYTES}s{DIGEST_BYTES}s"
-)  # the checksum of these bytes follows them
+# The checksum of these bytes follows them.
+_PREAMBLE = struct.Struct(f"<8sHHIQ16s{DIGEST_BYTES}s{DIGEST_BYTES}s")
 PREAMBLE_BYTES = _PREAMBLE.size + CHECKSUM_BYTES
 assert PREAMBLE_BYTES == 112
 
@@ -147,7 +146,7 @@ class ChunkHeader:
     lengths: npt.NDArray[np.uint32]
     digests: npt.NDArray[np.void]
     versions: npt.NDArray[np.uint64]
-    source: Source | None = None
+    source: AttachedSource | None = None
 
     def __len__(self) -> int:
         return len(self.paths)
@@ -313,7 +312,7 @@ def _decode_columns(fields: dict[str, Any], preamble: Preamble) -> ChunkHeader:
         paths=_decode_paths(fields["paths"], path_ends, CHUNK_PATH_BYTES_MAX - len(fields["targets"])),
         targets=fields["targets"],
         **{name: _decode_column(fields, name, dtype) for name, dtype in COLUMN_TYPES.items()},
-        source=Source.of_fields(fields, preamble.payload_length) if preamble.is_attached else None,
+        source=AttachedSource.of_fields(fields, preamble.payload_length) if preamble.is_attached else None,
     )
     _check_entries(header, preamble.payload_length)
     return header

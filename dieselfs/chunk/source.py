@@ -28,7 +28,7 @@ ETAG, MODIFIED = "etag=", "modified_ns="
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
+class AttachedSource:
     """A version of an object, and a place in it.
 
     `location`: an absolute path, or a URL of OBJECT_SCHEMES or WEB_SCHEMES. `size_bytes`: of the whole object. `mark`:
@@ -63,7 +63,7 @@ class Source:
         }
 
     @classmethod
-    def of_fields(cls, fields: dict[str, Any], payload_length: int) -> "Source":
+    def of_fields(cls, fields: dict[str, Any], payload_length: int) -> "AttachedSource":
         """Raises FieldsFault for values that cannot be."""
         found = cls(fields["source"], fields["source_size"], fields["source_mark"], fields["source_offset"])
         fault = found.fault()

@@ -208,9 +208,7 @@ class Dataset:
     def ls(self, path: Path = "") -> list[str]:
         """Names in a folder, sorted as bytes (DL_ls), decoded by `os.fsdecode`."""
         snapshot = self.snapshot
-        folder = snapshot.require(user_path(path))
-        if not snapshot.stat(folder).is_folder:
-            raise InvalidInput(f"{printable(snapshot.path(folder))} is not a folder")
+        folder = snapshot.require_folder(user_path(path))
         return [os.fsdecode(snapshot.name(node)) for node in snapshot.children(folder)]
 
     def files(self, path: Path = "") -> Iterator[str]:

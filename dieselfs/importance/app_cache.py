@@ -19,7 +19,7 @@ _STALE_MIN = 64
 """The queue is made again when it has more stale entries than this, and than the cache has samples."""
 
 
-class Access(NamedTuple):
+class CacheAccess(NamedTuple):
     """What an access did. `is_kept`: the sample is in the cache now. `evicted`: samples that made room for it."""
 
     is_hit: bool
@@ -39,9 +39,8 @@ class AppCache:
         """How often each sample was scored."""
         self.sizes = sizes
         self._cached: dict[int, None] = {}
-        self._queue: list[
-            tuple[int, int, int]
-        ] = []  # score, count, sample; stale unless they are the present ones
+        # Score, count, sample; stale unless they are the present ones.
+        self._queue: list[tuple[int, int, int]] = []
 
     def __contains__(self, sample: int) -> bool:
         return sample in self._cached
@@ -59,18 +58,18 @@ class AppCache:
         found[self.samples()] = True
         return found
 
-    def access(self, sample: int) -> Access:
+    def access(self, sample: int) -> CacheAccess:
         """A sample is read."""
         if sample in self._cached:
-            return Access(True, True)
+            return CacheAccess(True, True)
         needed = self.used + self._size(sample) - self.capacity
         evicted = self._least(sample, needed) if needed > 0 else ()
         if evicted is None:
-            return Access(False, False)
+            return CacheAccess(False, False)
         for victim in evicted:
             self.drop(victim)
         self._add(sample)
-        return Access(False, True, evicted)
+        return CacheAccess(False, True, evicted)
 
     def update(self, samples: Numbers, scores: Scores) -> None:
         """New scores of samples; of a sample that comes twice, the last one counts."""

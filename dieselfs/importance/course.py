@@ -21,19 +21,6 @@ from dieselfs.shuffle.spec import SEED_MAX
 DEFAULT_REPEATS = 3.0
 REPEATS_MAX = 100.0
 STATE_VERSION = 1
-_STATE_NAMES = (
-    *("version", "seed", "epoch", "repeats", "smoothing", "loss", "accuracies", "loss_sum", "losses", "hits"),
-    *(
-        "reads",
-        "scores",
-        "counts",
-        "cached",
-        "epoch_scores",
-        "epoch_cached",
-        "epoch_smoothing",
-        "epoch_repeats",
-    ),
-)
 
 
 class Records(NamedTuple):
@@ -194,7 +181,7 @@ class Course:
         """Continue from a state. Raises InvalidInput if it is of another number of samples, or damaged; then the course
         is as before.
         """
-        missing = [name for name in _STATE_NAMES if name not in state]
+        missing = [name for name in Course(1).state() if name not in state]
         if missing:
             raise InvalidInput(f"not a state of an importance sampler: it has no {missing[0]!r}")
         if state["version"] != STATE_VERSION:

@@ -62,9 +62,8 @@ class RankReader:
         """Number of consumed positions of the epoch, of all ranks together."""
         self._spec = ReaderSpec(rank, world, batch, drop_last=drop_last)
         self._gather = gather
-        self._taken: deque[tuple[int, Positions]] = (
-            deque()
-        )  # steps handed out, oldest first: end, own positions
+        # Steps that were handed out, oldest first: the end, and the own positions.
+        self._taken: deque[tuple[int, Positions]] = deque()
         self._dropped: list[int] = []  # samples of steps that were handed out and not consumed
         self._current: Positions | None = None  # of the step consumed last, until its losses come
 

@@ -21,7 +21,7 @@ from dieselfs.importance.score_lines import LossBatch
 from dieselfs.importance.scores import scores_of
 from dieselfs.names import printable
 from dieselfs.shuffle.order import GroupOrder, Layout
-from dieselfs.shuffle.policies import Losses
+from dieselfs.shuffle.policies import KnownLosses
 from dieselfs.shuffle.spec import PlanSpec
 from dieselfs.snapshot.reader import Snapshot
 
@@ -38,8 +38,8 @@ class OrderKey(NamedTuple):
     epoch: int
 
 
-def importance_order(layout: Layout, spec: PlanSpec, losses: Losses | None) -> GroupOrder:
-    """The order of the shuffle policy "importance". Raises InvalidInput without losses, and as `Losses.drawn`."""
+def importance_order(layout: Layout, spec: PlanSpec, losses: KnownLosses | None) -> GroupOrder:
+    """The order of the shuffle policy "importance". Raises InvalidInput without losses, and as `KnownLosses.drawn`."""
     if losses is None:
         raise InvalidInput(
             "an order by importance needs losses, which only a mount has: read .dieselfs/shuffle/policy=importance "

@@ -106,7 +106,7 @@ _warned: set[str] = set()
 
 
 def warn_of_plain_tcp(servers: Servers) -> None:
-    """Once for each process and address."""
+    """Warn once per process and address."""
     if not isinstance(servers, UnixAddress) and str(servers) not in _warned:
         _warned.add(str(servers))
         _log.warning(

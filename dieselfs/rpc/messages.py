@@ -79,7 +79,7 @@ def encode_progress(progress: CopyProgress) -> bytes:
 
 
 def decode_progress(message: bytes | bytearray) -> CopyProgress:
-    """Of PROGRESS_BYTES."""
+    """The progress in a message of PROGRESS_BYTES."""
     return CopyProgress(*_PROGRESS.unpack(message))
 
 

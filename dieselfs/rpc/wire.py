@@ -133,6 +133,6 @@ class Wire:
         return False  # end of stream, or bytes that belong to no call
 
     def close(self) -> None:
-        """May be called again."""
+        """Idempotent."""
         with suppress(OSError):
             self._socket.close()

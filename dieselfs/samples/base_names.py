@@ -16,7 +16,7 @@ from dieselfs.errors import InvalidInput, NotFound
 from dieselfs.names import printable
 from dieselfs.samples.loading import Loader, check_loader, loader_of
 from dieselfs.samples.sample_set import SampleSet
-from dieselfs.samples.source import Connection, Source, open_source
+from dieselfs.samples.source import ConnectOptions, SampleSource, open_source
 from dieselfs.snapshot.reader import Snapshot
 from dieselfs.snapshot.subtree import files_below
 
@@ -57,7 +57,7 @@ class PairSamples(SampleSet):
         *,
         loaders: Mapping[str, Loader] | None = None,
         is_partial_allowed: bool = False,
-        **connection: Unpack[Connection],
+        **connection: Unpack[ConnectOptions],
     ) -> None:
         """`extensions`: those of a sample; None: all that occur. Files with others are ignored. `transform` receives
         the dictionary. `loaders`: by extension; by default images, `json`, `txt`, `cls` and `npy` are decoded, and
@@ -102,7 +102,7 @@ class PairSamples(SampleSet):
         below = path[len(self.folder) + 1 :] if self.folder else path
         return os.fsdecode(_split(below)[0])
 
-    def reads(self, indices: Numbers) -> Iterator[tuple[Source, Numbers, Nodes]]:
+    def reads(self, indices: Numbers) -> Iterator[tuple[SampleSource, Numbers, Nodes]]:
         """All files of each sample."""
         parts = self.parts[indices]
         places, columns = np.nonzero(parts >= 0)
@@ -128,10 +128,7 @@ def find_pairs(snapshot: Snapshot, folder: bytes, extensions: tuple[str, ...] | 
 
     Raises NotFound if there is none; InvalidInput if two files of a sample have the same extension (`1.jpg`, `1.JPG`).
     """
-    root = snapshot.require(folder)
-    if not snapshot.stat(root).is_folder:
-        raise InvalidInput(f"dl://{snapshot.dataset}/{printable(folder)} is not a folder")
-    nodes = files_below(snapshot, root)
+    nodes = files_below(snapshot, snapshot.require_folder(folder))
     found: dict[bytes, dict[str, int]] = {}
     for path, node in zip(snapshot.path_many(nodes), nodes.tolist(), strict=True):
         base, extension = _split(path)

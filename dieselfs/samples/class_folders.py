@@ -17,7 +17,7 @@ from dieselfs.errors import InvalidInput, NotFound
 from dieselfs.names import printable
 from dieselfs.samples.loading import IMAGE_EXTENSIONS, Loader, Transform, check_loader, load_image
 from dieselfs.samples.sample_set import LocationList, SampleSet
-from dieselfs.samples.source import Connection, open_source
+from dieselfs.samples.source import ConnectOptions, open_source
 from dieselfs.snapshot.reader import Snapshot
 from dieselfs.snapshot.subtree import files_below, nodes_below
 
@@ -57,7 +57,7 @@ class FolderSamples(SampleSet):
         *,
         loader: Loader = load_image,
         extensions: Iterable[str] | None = IMAGE_EXTENSIONS,
-        **connection: Unpack[Connection],
+        **connection: Unpack[ConnectOptions],
     ) -> None:
         """`loader` converts the bytes of a file (`loader=bytes`: no conversion); `extensions` None takes all files.
         `root` and the options of the connection: see `open_source`; which files are samples: see `find_samples`.
@@ -122,9 +122,7 @@ def find_samples(
     Raises NotFound if the folder does not exist, or a class has no sample; InvalidInput if it is not a folder, or
     if samples are behind symbolic links: an order contains each file once, under its own path.
     """
-    root = snapshot.require(folder)
-    if not snapshot.stat(root).is_folder:
-        raise InvalidInput(f"{_shown(snapshot, root)} is not a folder")
+    root = snapshot.require_folder(folder)
     names = sorted(
         os.fsdecode(snapshot.name(node)) for node in snapshot.children(root) if snapshot.stat(node).is_folder
     )

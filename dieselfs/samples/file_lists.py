@@ -12,7 +12,7 @@ from dieselfs.errors import InvalidInput, NotFound
 from dieselfs.names import printable, user_path
 from dieselfs.samples.loading import Loader, Transform, check_loader
 from dieselfs.samples.sample_set import LocationList, SampleSet
-from dieselfs.samples.source import Connection, Source, open_source
+from dieselfs.samples.source import ConnectOptions, SampleSource, open_source
 from dieselfs.snapshot.reader import Snapshot
 from dieselfs.snapshot.subtree import files_below
 
@@ -40,7 +40,7 @@ class FileSamples(SampleSet):
         files: Iterable[str | bytes | os.PathLike[str]] | None = None,
         target: Callable[[str], Any] | None = None,
         loader: Loader = bytes,
-        **connection: Unpack[Connection],
+        **connection: Unpack[ConnectOptions],
     ) -> None:
         """`patterns`: one or several, relative to the root: `*`, `?` and `[...]` match within a name, `**/` any
         folders; None takes all files. `files`: a list of paths instead, relative to the root or as `open` takes them
@@ -80,13 +80,13 @@ class FileSamples(SampleSet):
 
 
 def find_files(
-    source: Source,
+    source: SampleSource,
     folder: bytes,
     paths: Iterable[str | bytes | os.PathLike[str]],
     root: str | os.PathLike[str],
 ) -> Numbers:
     """The nodes of files by their paths, relative to `folder` or whole: below `root`, which is how the user writes the
-    folder, or as `Source.path_of` takes them. Links are followed. Shape (n,).
+    folder, or as `SampleSource.path_of` takes them. Links are followed. Shape (n,).
 
     Raises NotFound, which names the first missing ones; InvalidInput for a folder, or an empty list.
     """
@@ -129,10 +129,7 @@ def match_files(snapshot: Snapshot, folder: bytes, patterns: list[str] | None) -
     Raises NotFound if there is none, InvalidInput if `folder` is none or a link matches: in an order each file comes
     under its own path.
     """
-    root = snapshot.require(folder)
-    if not snapshot.stat(root).is_folder:
-        raise InvalidInput(f"dl://{snapshot.dataset}/{printable(folder)} is not a folder")
-    nodes = files_below(snapshot, root)
+    nodes = files_below(snapshot, snapshot.require_folder(folder))
     links = snapshot.column("link_nodes").astype(np.int64)
     paths, link_paths = snapshot.path_many(nodes), snapshot.path_many(links)
     start = len(folder) + 1 if folder else 0

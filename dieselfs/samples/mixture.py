@@ -13,7 +13,7 @@ from dieselfs.arrays import Nodes, Numbers, Positions
 from dieselfs.errors import InvalidInput
 from dieselfs.samples.order import Ordered, SampleOrder
 from dieselfs.samples.sample_set import read_items
-from dieselfs.samples.source import Progress, Source
+from dieselfs.samples.source import Progress, SampleSource
 from dieselfs.shuffle.cursor import DIGEST_CHARACTERS, Cursor
 from dieselfs.shuffle.mixture import counts_of, interleave, numbers_of, seed_of
 from dieselfs.shuffle.policies import MIXTURE, policy_of
@@ -88,7 +88,7 @@ class Mixture:
             places=[np.flatnonzero(parts == part) for part in used],
         )
 
-    def reads(self, indices: Numbers) -> Iterator[tuple[Source, Numbers, Nodes]]:
+    def reads(self, indices: Numbers) -> Iterator[tuple[SampleSource, Numbers, Nodes]]:
         """As that of `SamplePlaces`, of all parts that have one."""
         if self._places is not None:
             indices = self._one_after_the_other()[indices]
@@ -110,7 +110,7 @@ class Mixture:
             part.expect_plan()
 
 
-def _no_reads(_: Numbers) -> Iterator[tuple[Source, Numbers, Nodes]]:
+def _no_reads(_: Numbers) -> Iterator[tuple[SampleSource, Numbers, Nodes]]:
     return iter(())
 
 

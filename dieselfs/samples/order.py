@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dieselfs.arrays import Keys, Nodes, Numbers, Positions
-from dieselfs.samples.source import Progress, Source
+from dieselfs.samples.source import Progress, SampleSource
 from dieselfs.shuffle.cursor import Cursor
 from dieselfs.shuffle.order import Layout, name_of, nodes_of
 from dieselfs.shuffle.plan import Plan, Share
@@ -84,7 +84,7 @@ class SamplePlaces:
     in an order. Several samples may have the same file.
     """
 
-    def __init__(self, source: Source, folder: bytes, nodes: npt.NDArray[np.uint32]) -> None:
+    def __init__(self, source: SampleSource, folder: bytes, nodes: npt.NDArray[np.uint32]) -> None:
         self.source, self.folder, self.nodes = source, folder, nodes
 
     @property
@@ -102,7 +102,7 @@ class SamplePlaces:
     def subset(self, indices: Sequence[int] | npt.NDArray[np.integer]) -> "SamplePlaces":
         return SamplePlaces(self.source, self.folder, self.nodes[np.asarray(indices, np.int64)])
 
-    def reads(self, indices: Numbers) -> Iterator[tuple[Source, Numbers, Nodes]]:
+    def reads(self, indices: Numbers) -> Iterator[tuple[SampleSource, Numbers, Nodes]]:
         """What reading these samples, shape (n,), reads: by source, the place of each file in `indices`, ascending, and
         its node; both of shape (files,).
         """
@@ -134,7 +134,7 @@ class SampleNames:
 class PlanOrder:
     """The order of samples that are files: that of a plan, whose layout is a selection of their names."""
 
-    def __init__(self, plan: Plan, names: SampleNames, source: Source) -> None:
+    def __init__(self, plan: Plan, names: SampleNames, source: SampleSource) -> None:
         self.plan = plan
         self._names, self._source = names, source
 

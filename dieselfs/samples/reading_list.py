@@ -1,25 +1,23 @@
 """What the readers of a rank will read in an epoch, and how far a process has come in it. This module maps memory.
 
 The process with the sampler knows the list. The workers of a loader are other processes, which get it in shared memory.
-It pickles as a path below `/proc`, as `WorkerTimes`; where that cannot be opened, workers do not know the list.
+Where they cannot open it, they do not know the list.
 """
 
-import mmap
 import os
 import sys
-import weakref
 from collections.abc import Callable, Sequence
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from dieselfs.arrays import Nodes, Numbers
-from dieselfs.samples.worker_times import opened_memory
+from dieselfs.samples.worker_times import SharedFile
 from dieselfs.shuffle.listed import ListedPlan
 from dieselfs.snapshot.reader import Snapshot
 
-_NAME = "dieselfs-reading"
 _HEAD_BYTES = 64
 _VERSION, _STEPS, _NODES, _IS_TRACKED = range(4)
 
@@ -43,19 +41,15 @@ class Listed(NamedTuple):
         return own
 
 
-class ReadingList:
+class ReadingList(SharedFile):
     """The newest list of one process, for others. Without a lock: a list that changes while it is read is left out."""
 
-    def __init__(self) -> None:
-        self._owner = os.getpid()
-        self._descriptor = os.memfd_create(_NAME, os.MFD_CLOEXEC)
-        os.ftruncate(self._descriptor, _HEAD_BYTES)
-        self._path = f"/proc/{self._owner}/fd/{self._descriptor}"
-        self._map()
+    NAME = "dieselfs-reading"
+    MAPPED_BYTES = _HEAD_BYTES
 
-    def _map(self) -> None:
-        weakref.finalize(self, os.close, self._descriptor)
-        self._head = np.frombuffer(mmap.mmap(self._descriptor, _HEAD_BYTES), np.int64)
+    @cached_property
+    def _head(self) -> Numbers:
+        return np.frombuffer(self._memory, np.int64)
 
     @property
     def version(self) -> int:
@@ -91,19 +85,6 @@ class ReadingList:
             np.frombuffer(content, np.int64, steps),
             bool(is_tracked),
         )
-
-    def __reduce__(self) -> tuple[Callable[[str], "ReadingList"], tuple[str]]:
-        return _attached, (self._path,)
-
-
-def _attached(path: str) -> ReadingList:
-    found = ReadingList.__new__(ReadingList)
-    descriptor = opened_memory(path, _NAME)
-    if descriptor is None:
-        return ReadingList()
-    found._owner, found._path, found._descriptor = 0, path, descriptor
-    found._map()
-    return found
 
 
 class Reading:

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dieselfs.samples.order import SamplePlaces
-from dieselfs.samples.source import Source
+from dieselfs.samples.source import SampleSource
 
 
 class SampleSet(SamplePlaces, ABC):
@@ -19,7 +19,7 @@ class SampleSet(SamplePlaces, ABC):
     use it in a `with` block.
     """
 
-    def __init__(self, root: str | os.PathLike[str], source: Source, folder: bytes) -> None:
+    def __init__(self, root: str | os.PathLike[str], source: SampleSource, folder: bytes) -> None:
         """`nodes` is set by the subclass, when it has found the samples."""
         super().__init__(source, folder, np.empty(0, np.uint32))
         self.root = os.fspath(root)

@@ -229,7 +229,7 @@ class LocalSource(MountSource):
         return _same_folder, (self._mountpoint, self.times)
 
 
-Source = LibrarySource | MountSource
+SampleSource = LibrarySource | MountSource
 
 
 def _same_mount(mountpoint: str, snapshot_file: str, times: WorkerTimes) -> MountSource:
@@ -259,7 +259,7 @@ def _read_file(path: bytes, size: int) -> bytes:
         os.close(descriptor)
 
 
-class Connection(TypedDict, total=False):
+class ConnectOptions(TypedDict, total=False):
     """The options of `dieselfs.connect` with which a dataset is read."""
 
     server: str | None
@@ -270,7 +270,9 @@ class Connection(TypedDict, total=False):
     job_secret: str | os.PathLike[str] | None
 
 
-def open_source(root: str | os.PathLike[str], **connection: Unpack[Connection]) -> tuple[Source, bytes]:
+def open_source(
+    root: str | os.PathLike[str], **connection: Unpack[ConnectOptions]
+) -> tuple[SampleSource, bytes]:
     """The source of `root`, and the folder in it: `imagenet@v3/train` in a dataset, `/mnt/imagenet/train` on a mount.
 
     A text that begins with `/` or `.`, and any `Path`, is a path on a mount, or a plain local folder. The options are

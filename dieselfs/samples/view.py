@@ -8,7 +8,7 @@ from dieselfs.arrays import Nodes, Numbers
 from dieselfs.errors import InvalidInput
 from dieselfs.samples.file_lists import find_files
 from dieselfs.samples.sample_set import SampleSet, read_items
-from dieselfs.samples.source import Connection, Source, open_source
+from dieselfs.samples.source import ConnectOptions, SampleSource, open_source
 
 FilePath = str | bytes | os.PathLike[str]
 FilesOf = Callable[[int], FilePath | Iterable[FilePath]]
@@ -28,7 +28,7 @@ class ViewSamples(SampleSet):
         dataset: Any,
         root: str | os.PathLike[str],
         files: FilesOf | Sequence[FilePath | Iterable[FilePath]],
-        **connection: Unpack[Connection],
+        **connection: Unpack[ConnectOptions],
     ) -> None:
         """`files(index)`, or `files[index]`: the path of the file that item `index` reads, or of all of them, as `open`
         takes them on a mount, or relative to `root`. It is asked once for each index. `root` and the options of the
@@ -54,7 +54,7 @@ class ViewSamples(SampleSet):
         nodes = find_files(self.source, self.folder, [*firsts, *others], self.root)
         return nodes[: len(firsts)]
 
-    def reads(self, indices: Numbers) -> Iterator[tuple[Source, Numbers, Nodes]]:
+    def reads(self, indices: Numbers) -> Iterator[tuple[SampleSource, Numbers, Nodes]]:
         """Nothing through this source: the dataset reads its files itself."""
         return iter(())
 

@@ -78,7 +78,7 @@ def write_setting(path: Path, name: str, value: str | None, is_dry_run: bool = F
 
 
 def names() -> list[str]:
-    """Of all settings of a client's file."""
+    """The names of all settings of a client's file."""
     return [row.name for row in given_at(Place.CONFIG)]
 
 

@@ -47,9 +47,9 @@ from dieselfs.settings.kinds import (
 from dieselfs.units import format_size
 
 EMBEDDED = "embedded"
-"""As a server: the embedded server of the home, even if the configuration names another."""
+"""The value of `server` for the embedded server of the home, even if the configuration names another."""
 AUTO = "auto"
-"""As the name of a job: the name from the launcher. As the view of a mount: chosen by `mount.view`."""
+"""The value of `job` for the name from the launcher, and of `view` for the view that the mount chooses."""
 DEFAULT_LISTEN = "tcp://127.0.0.1:7070"
 TLS_CHOICES = ON, OFF = "on", "off"
 POLICIES = ON_DEMAND, ONESHOT = "on-demand", "oneshot"

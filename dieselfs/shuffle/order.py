@@ -89,10 +89,7 @@ class Layout:
 
         Raises NotFound, InvalidInput if it is not a folder.
         """
-        root = snapshot.require(folder)
-        if not snapshot.stat(root).is_folder:
-            raise InvalidInput(f"dl://{snapshot.dataset}/{printable(folder)} is not a folder")
-        nodes = files_below(snapshot, root)
+        nodes = files_below(snapshot, snapshot.require_folder(folder))
         chunk_ids = snapshot.column("chunk_ids").view(">u8").astype(np.uint64).reshape(-1, 2)
         rows = np.arange(len(chunk_ids))
         if folder:

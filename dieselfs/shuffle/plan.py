@@ -24,7 +24,7 @@ from dieselfs.names import printable
 from dieselfs.shuffle.cursor import DIGEST_CHARACTERS, Cursor
 from dieselfs.shuffle.order import GroupOrder, Layout, chunks_of, nodes_of
 from dieselfs.shuffle.partition import Partition
-from dieselfs.shuffle.policies import Losses, order_of, policy_of
+from dieselfs.shuffle.policies import KnownLosses, order_of, policy_of
 from dieselfs.shuffle.skips import Skips
 from dieselfs.shuffle.spec import PlanSpec, ReaderSpec
 from dieselfs.snapshot.reader import Snapshot
@@ -61,7 +61,7 @@ class Plan:
         snapshot: Snapshot,
         spec: PlanSpec,
         layout: Layout | None = None,
-        losses: Losses | None = None,
+        losses: KnownLosses | None = None,
     ) -> None:
         """`layout`: that of the spec's folder in the snapshot, if it exists already. `losses`: see `order_of`.
 

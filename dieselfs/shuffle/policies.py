@@ -17,7 +17,7 @@ CHUNKWISE, IMPORTANCE, OPPORTUNISTIC = "chunkwise", "importance", "opportunistic
 MIXTURE, LISTED = "mixture", "listed"
 
 
-class Losses(Protocol):
+class KnownLosses(Protocol):
     """The losses of files that a process knows."""
 
     def drawn(self, spec: PlanSpec, files: Nodes) -> GroupOrder:
@@ -63,7 +63,7 @@ def policy_of(spec: PlanSpec) -> Policy:
     return POLICIES[spec.policy]
 
 
-def order_of(layout: Layout, spec: PlanSpec, losses: Losses | None = None) -> GroupOrder:
+def order_of(layout: Layout, spec: PlanSpec, losses: KnownLosses | None = None) -> GroupOrder:
     """The order of a spec. `losses`: those that this process knows, if any.
 
     Raises InvalidInput for an unknown policy, or one whose order a spec, or this process, cannot give.

@@ -1,6 +1,6 @@
 """The EROFS image of a snapshot: its metadata area, and the place of each file in the data area. No I/O.
 
-The image is a function of the snapshot, of `Ownership` and of `Serving`; docs/reference/erofs-image.md has the layout.
+The image is a function of the snapshot, of `ImageOwner` and of `Serving`; docs/reference/erofs-image.md has the layout.
 The metadata area (superblock, inodes, folders, links) is computed here, in columns. The data area is not: an export
 writes it, and a mount computes the blocks that the kernel reads.
 """
@@ -92,7 +92,7 @@ assert _INODE.itemsize == _INODE_BYTES and FIRST_INODE_OFFSET % _INODE_BYTES == 
 
 
 @dataclass(frozen=True, slots=True)
-class Ownership:
+class ImageOwner:
     """Owner and group of all entries; `root_mode`: permission bits of the root instead of the snapshot's; `root_uid`:
     another owner of the root.
     """
@@ -135,7 +135,7 @@ class ErofsImage:
 
 
 def build_image(
-    snapshot: Snapshot, ownership: Ownership, folder: int = ROOT, serving: Serving | None = None
+    snapshot: Snapshot, ownership: ImageOwner, folder: int = ROOT, serving: Serving | None = None
 ) -> ErofsImage:
     """The image of `folder` and everything below it. Takes about 1 us per entry.
 
@@ -353,7 +353,7 @@ def _write_superblock(metadata: npt.NDArray[np.uint8], tree: _Tree, size_bytes: 
 
 
 def _write_inodes(
-    metadata: npt.NDArray[np.uint8], tree: _Tree, layout: _Layout, ownership: Ownership
+    metadata: npt.NDArray[np.uint8], tree: _Tree, layout: _Layout, ownership: ImageOwner
 ) -> None:
     mtimes_ns = tree.snapshot.column("mtimes_ns")[tree.nodes]
     inodes = np.zeros(len(tree.nodes), _INODE)

@@ -39,9 +39,8 @@ COUNT_MAX = (1 << 32) - 1
 SIGNER_BYTES = 32
 SIGNATURE_BYTES = 64
 
-_PREAMBLE = struct.Struct(
-    f"<8sHHIQQ{DIGEST_BYTES}s{SIGNER_BYTES}s{SIGNATURE_BYTES}s"
-)  # the checksum of these bytes follows them
+# The checksum of these bytes follows them.
+_PREAMBLE = struct.Struct(f"<8sHHIQQ{DIGEST_BYTES}s{SIGNER_BYTES}s{SIGNATURE_BYTES}s")
 PREAMBLE_BYTES = _PREAMBLE.size + CHECKSUM_BYTES
 assert PREAMBLE_BYTES == 168
 

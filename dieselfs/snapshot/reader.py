@@ -242,6 +242,13 @@ class Snapshot:
             raise PathNotFound(f"dl://{self.dataset}/{printable(path)}: no such file or folder")
         return node
 
+    def require_folder(self, path: bytes) -> int:
+        """The node of a folder. Raises PathNotFound, and InvalidInput if it is not a folder."""
+        node = self.require(path)
+        if not stat.S_ISDIR(self._modes[node]):
+            raise InvalidInput(f"dl://{self.dataset}/{printable(path)} is not a folder")
+        return node
+
     def follow(self, path: bytes) -> int:
         """The node that `path` leads to through symbolic links.
 

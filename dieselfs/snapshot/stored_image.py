@@ -22,7 +22,7 @@ from dieselfs.snapshot.erofs_image import (
     FILE_GUARD_BLOCKS,
     METADATA_GUARD_BLOCKS,
     ErofsImage,
-    Ownership,
+    ImageOwner,
     Serving,
     build_image,
 )
@@ -36,14 +36,14 @@ METADATA_OFFSET = 2 * BLOCK_BYTES
 """The place of the metadata area in the file. Before it: the header, and the opening block."""
 
 
-def image_key(snapshot: Snapshot, ownership: Ownership, serving: Serving) -> bytes:
+def image_key(snapshot: Snapshot, ownership: ImageOwner, serving: Serving) -> bytes:
     """Digest of all that determines the bytes of an image; 16 bytes."""
     layout = (BLOCK_BYTES, FILE_GUARD_BLOCKS, METADATA_GUARD_BLOCKS)
     told = (_MAGIC, snapshot.header.digest, astuple(ownership), serving.control, layout)
     return xxh3_128_digest(repr(told).encode() + serving.is_guarded.tobytes())
 
 
-def stored_image(snapshot: Snapshot, ownership: Ownership, serving: Serving) -> int:
+def stored_image(snapshot: Snapshot, ownership: ImageOwner, serving: Serving) -> int:
     """A descriptor of the image, which the caller closes: from the file beside the snapshot, or computed.
 
     A computed one is kept there; in memory where the folder cannot be written, and for a snapshot without a file.

@@ -10,8 +10,6 @@ import numpy as np
 
 from dieselfs.arrays import Numbers
 from dieselfs.columns import U8, ends_of, starts_of
-from dieselfs.errors import InvalidInput
-from dieselfs.names import printable
 from dieselfs.snapshot.format import encode_columns
 from dieselfs.snapshot.hash_index import hash_slots
 from dieselfs.snapshot.reader import ROOT, Snapshot
@@ -54,9 +52,7 @@ def subtree_snapshot(snapshot: Snapshot, path: bytes) -> bytes:
     Name, ID, generation and time are those of the dataset. Takes about 1 s per million nodes. Raises PathNotFound, and
     InvalidInput if the path is no folder.
     """
-    folder = snapshot.require(path)
-    if not snapshot.stat(folder).is_folder:
-        raise InvalidInput(f"dl://{snapshot.dataset}/{printable(path)}: not a folder")
+    folder = snapshot.require_folder(path)
     levels = [np.arange(level.start, level.stop) for level in nodes_below(snapshot, folder)]
     nodes = np.concatenate([np.array([folder]), *levels])
     prefix = len(path) + 1 if path else 0

@@ -45,9 +45,8 @@ class DiskSource(ServerSource):
     ) -> None:
         """`disk`, `disk_size_bytes`: see `DiskTier`."""
         super().__init__(client, snapshot, metrics)
-        self._is_on_disk = np.zeros(
-            snapshot.chunk_count, bool
-        )  # as far as is known; elements change in one step
+        # As far as is known; elements change in one step.
+        self._is_on_disk = np.zeros(snapshot.chunk_count, bool)
         self._tier = DiskTier(
             disk,
             disk_size_bytes,

@@ -14,7 +14,7 @@ import numpy as np
 from dieselfs.cache.policy import is_worth_whole
 from dieselfs.errors import AlreadyExists, DieselfsError, StorageFull
 from dieselfs.names import printable
-from dieselfs.snapshot.erofs_image import Ownership, build_image
+from dieselfs.snapshot.erofs_image import ImageOwner, build_image
 from dieselfs.snapshot.reader import ROOT
 from dieselfs.snapshot.storage_order import tree_order
 from dieselfs.sources.server import ServerSource
@@ -41,7 +41,7 @@ class ImageExport:
         self._snapshot = chunks.snapshot
         self._path = os.fsencode(path)
         self._jobs = jobs
-        self._image = build_image(self._snapshot, Ownership(0, 0), folder)
+        self._image = build_image(self._snapshot, ImageOwner(0, 0), folder)
         self._order = tree_order(self._snapshot, folder)
         order = np.argsort(self._image.nodes)
         places = np.searchsorted(self._image.nodes, self._order.owners, sorter=order)

@@ -25,9 +25,8 @@ from dieselfs.names import printable
 from dieselfs.snapshot.reader import ExtentRef, Snapshot
 
 _CONTEXT = b"dieselfs tree 1\0"
-_ENTRY = struct.Struct(
-    "<BIQ"
-)  # kind, bytes of the path, bytes of content or target; then path, and digest or target
+_ENTRY = struct.Struct("<BIQ")
+"""Kind, bytes of the path, bytes of content or target; the path follows, and the digest or the target."""
 _READ_BYTES = 1 * MIB
 
 
@@ -92,9 +91,8 @@ def digest_of_folder(root: str, tree: TreeDigest | None = None) -> TreeDigest:
 
 
 def _add_local(tree: TreeDigest, root: bytes, below: bytes) -> None:
-    ahead = [
-        below
-    ]  # paths in reverse order; a stack, because folders may be nested deeper than Python's calls
+    # Paths in reverse order; a stack, because folders may be nested deeper than Python's calls.
+    ahead = [below]
     while ahead:
         path = ahead.pop()
         place = os.path.join(root, path) if path else root

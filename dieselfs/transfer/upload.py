@@ -44,11 +44,11 @@ class UploadEntry(Protocol):
 
     @property
     def source(self) -> bytes:
-        """Its name in messages."""
+        """The name of the source in messages."""
 
     @property
     def path(self) -> bytes:
-        """Its path in the dataset."""
+        """The path of the entry in the dataset."""
 
     @property
     def mode(self) -> int: ...

@@ -9,7 +9,7 @@ import pytest
 
 from dieselfs.chunk.builder import ChunkBuilder
 from dieselfs.chunk.ids import ChunkIdSource
-from dieselfs.chunk.source import Source
+from dieselfs.chunk.source import AttachedSource
 from dieselfs.errors import AccessDenied, NotFound
 from dieselfs.rpc.client import ServerClient
 from tests.server.test_logs import audit_of
@@ -37,11 +37,11 @@ def attaching(roots: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator
 def attach(client: ServerClient, dataset: str, path: Path) -> None:
     """The first 100 bytes of a file as the file `a`."""
     status = os.stat(path)
-    source = Source(os.fsencode(path), status.st_size, f"mtime_ns={status.st_mtime_ns}")
+    source = AttachedSource(os.fsencode(path), status.st_size, f"mtime_ns={status.st_mtime_ns}")
     attach_source(client, dataset, source, path.read_bytes()[:100])
 
 
-def attach_source(client: ServerClient, dataset: str, source: Source, payload: bytes) -> None:
+def attach_source(client: ServerClient, dataset: str, source: AttachedSource, payload: bytes) -> None:
     record = client.dataset(dataset)
     builder = ChunkBuilder()
     builder.add_file(b"a", payload, 0o644, 0, offset=0)
@@ -66,7 +66,10 @@ def test_users_attach_what_is_below_the_roots(attaching: RunningServer, roots: P
         assert ann.copy_attached("pets", True) == 1
         with pytest.raises(AccessDenied, match="not below attach_roots of this server"):
             attach_source(
-                ann, "pets", Source(b"http://169.254.169.254/latest/meta-data", 100, "etag=x"), bytes(100)
+                ann,
+                "pets",
+                AttachedSource(b"http://169.254.169.254/latest/meta-data", 100, "etag=x"),
+                bytes(100),
             )
     with closing(attaching.client(attaching.user("eve", pets="read"))) as eve:
         for call in (

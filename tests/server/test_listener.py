@@ -15,7 +15,7 @@ import pytest
 from dieselfs.chunk.builder import ChunkBuilder
 from dieselfs.chunk.ids import ChunkIdSource
 from dieselfs.errors import AccessDenied, Damaged, NotFound, ProtocolError, Unavailable
-from dieselfs.limits import CHUNK_OBJECT_BYTES_MAX, FRAME_BYTES_MAX, STRANGERS_MAX
+from dieselfs.limits import CHUNK_OBJECT_BYTES_MAX, FRAME_BYTES_MAX, UNAUTHENTICATED_MAX
 from dieselfs.net.address import parse_address
 from dieselfs.net.auth import Key
 from dieselfs.net.sockets import open_socket
@@ -219,7 +219,7 @@ def test_strangers_cannot_keep_users_out(server: RunningServer) -> None:
     with closing(server.client(path)) as client:
         client.datasets()
         try:
-            for _ in range(STRANGERS_MAX + 10):
+            for _ in range(UNAUTHENTICATED_MAX + 10):
                 held.append(raw_socket(server.tcp))
             assert_healthy(server)  # on the Unix socket
             wait_until(is_let_in)

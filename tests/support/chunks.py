@@ -7,7 +7,7 @@ import numpy as np
 
 from dieselfs.chunk.builder import ChunkBuilder
 from dieselfs.chunk.format import COLUMN_TYPES, Op, Preamble
-from dieselfs.chunk.source import Source
+from dieselfs.chunk.source import AttachedSource
 from dieselfs.digests import NO_DIGEST, digest_of, extent_digest_of
 
 CHUNK_ID = bytes.fromhex("65920080 0242ac110002 00002a 000007".replace(" ", ""))
@@ -30,7 +30,7 @@ def sample_chunk() -> bytes:
     return b"".join(sample_builder().seal().encode(CHUNK_ID, "pets", DATASET_ID, FIRST_VERSION))
 
 
-SOURCE = Source(b"/data/pets.tar", 10_240, "mtime_ns=1600000000000000000", 512)
+SOURCE = AttachedSource(b"/data/pets.tar", 10_240, "mtime_ns=1600000000000000000", 512)
 SOURCE_PAYLOAD = b"meow\n" + bytes(507) + b"woof\n"
 
 

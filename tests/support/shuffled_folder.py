@@ -9,7 +9,7 @@ from torch.utils.data import Dataset
 
 from dieselfs.samples.class_folders import find_samples
 from dieselfs.samples.order import PlanOrder, SamplePlaces
-from dieselfs.samples.source import Source
+from dieselfs.samples.source import SampleSource
 from dieselfs.shuffle.plan import Share
 from dieselfs.shuffle.spec import PlanSpec
 from dieselfs.snapshot.reader import Snapshot
@@ -52,7 +52,7 @@ class ShuffledFolder(Dataset[int]):
         self.folder = b"train"
         self.source = _Unread(self.snapshot)
         self.nodes = find_samples(self.snapshot, self.folder).nodes
-        self.places = SamplePlaces(cast(Source, self.source), self.folder, self.nodes)
+        self.places = SamplePlaces(cast(SampleSource, self.source), self.folder, self.nodes)
 
     @property
     def declared(self) -> list[Share]:

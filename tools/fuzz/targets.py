@@ -25,7 +25,7 @@ from dieselfs.chunk.format import (
     decode_stored,
 )
 from dieselfs.chunk.ids import parse_chunk_name
-from dieselfs.chunk.source import Source
+from dieselfs.chunk.source import AttachedSource
 from dieselfs.cluster import node_messages
 from dieselfs.cluster.member import Member
 from dieselfs.digests import DIGEST_BYTES, digest_of
@@ -39,7 +39,7 @@ from dieselfs.shuffle.cursor import Cursor
 from dieselfs.shuffle.share_name import ShareName
 from dieselfs.snapshot.delta import apply_delta, delta_between
 from dieselfs.snapshot.delta_format import COLUMN_TYPES, decode_delta, encode_delta
-from dieselfs.snapshot.erofs_image import Ownership, Serving
+from dieselfs.snapshot.erofs_image import ImageOwner, Serving
 from dieselfs.snapshot.format import PREAMBLE_BYTES, decode_snapshot_header
 from dieselfs.snapshot.reader import Snapshot
 from dieselfs.snapshot.signature import check_snapshot_signature
@@ -81,7 +81,7 @@ def _attached_chunk() -> bytes:
     """The object of an attached chunk, as a store has it."""
     builder = ChunkBuilder()
     builder.add_file(b"train/cat.txt", b"meow\n", 0o644, 2, offset=512)
-    source = Source(b"/data/pets.tar", 10240, "mtime_ns=1600000000000000000")
+    source = AttachedSource(b"/data/pets.tar", 10240, "mtime_ns=1600000000000000000")
     sealed = builder.seal(bytes(512) + b"meow\n", source)
     return b"".join(sealed.encode(_CHUNK_ID, "pets", DATASET_ID, 1 << 60))
 
@@ -201,7 +201,7 @@ def _image() -> bytes:
     """The stored image of `small_snapshot`."""
     snapshot = Snapshot(small_snapshot(), SOURCE)
     is_guarded = np.zeros(len(snapshot), np.bool_)
-    descriptor = stored_image(snapshot, Ownership(0, 0), Serving(b".dieselfs", is_guarded))
+    descriptor = stored_image(snapshot, ImageOwner(0, 0), Serving(b".dieselfs", is_guarded))
     try:
         return os.pread(descriptor, os.fstat(descriptor).st_size, 0)
     finally:

@@ -92,7 +92,7 @@ async def _check_proof(
         raise ProtocolError("the second call is not 'prove'")
     try:
         known = await trio.to_thread.run_sync(keys.verifier, hello.user, hello.key_id)
-    except DieselfsError as error:  # strangers get no reason
+    except DieselfsError as error:  # an unauthenticated client gets no reason
         away = Unavailable("the server cannot read its table of users now; its log has the reason")
         await connection.send(encode_refusal("prove", sequence, away))
         return f"{caller}: {error}"

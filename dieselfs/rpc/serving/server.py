@@ -1,6 +1,6 @@
 """Listens on sockets, and runs one task per client. This module opens sockets.
 
-An unauthenticated client costs little: such connections have places of their own (`places.py`), the handshake is
+An unauthenticated client costs little: such connections have slots of their own (`slots.py`), the handshake is
 limited in bytes and time. An error of a client ends only its own connection, and is logged as often as a budget allows.
 """
 
@@ -29,7 +29,7 @@ from dieselfs.net.tls import ServerTls
 from dieselfs.rpc.serving.accept_loop import accept_each
 from dieselfs.rpc.serving.connection import ClientConnection
 from dieselfs.rpc.serving.handshake import LEFT, Identity, KeyRing, shake_hands
-from dieselfs.rpc.serving.places import Place, Places
+from dieselfs.rpc.serving.slots import ConnectionSlot, ConnectionSlots
 from dieselfs.telemetry import catalogue
 from dieselfs.telemetry.budget import EventBudget
 from dieselfs.telemetry.registry import Registry
@@ -116,7 +116,7 @@ class RpcServer:
         self._handler = handler
         self._tls = tls
         self._role = role
-        self._places = Places(clients_max, trio.current_time)  # changed only between checkpoints
+        self._slots = ConnectionSlots(clients_max, trio.current_time)  # changed only between checkpoints
         self._told = EventBudget()  # as well
         metrics.declare(catalogue.RPC_CONNECTIONS, lambda: self.client_count)
         self._received = metrics.declare(catalogue.RPC_RECEIVED_BYTES)
@@ -124,7 +124,7 @@ class RpcServer:
 
     @property
     def client_count(self) -> int:
-        return self._places.count
+        return self._slots.count
 
     async def serve(self, listener: trio.SocketListener, is_encrypted: bool) -> None:
         """Accept clients until cancelled; then all their connections are closed."""
@@ -139,9 +139,9 @@ class RpcServer:
         peer = _peer_name(stream)
         scope = trio.CancelScope()
         is_local = stream.socket.family == socket.AF_UNIX
-        place = self._places.enter(peer, scope.cancel, is_local)
-        if isinstance(place, str):
-            self._tell(logging.WARNING, "connection refused", peer, place)
+        slot = self._slots.enter(peer, scope.cancel, is_local)
+        if isinstance(slot, str):
+            self._tell(logging.WARNING, "connection refused", peer, slot)
             stream.socket.close()
             return
         connection = ClientConnection(stream)
@@ -154,7 +154,7 @@ class RpcServer:
                     with trio.fail_after(HANDSHAKE_TIMEOUT_S):
                         await connection.secure(self._tls())
                 is_secured = True
-                await self._answer_calls(connection, place, peer, _is_own_user(stream))
+                await self._answer_calls(connection, slot, peer, _is_own_user(stream))
             if scope.cancelled_caught:
                 self._tell(logging.INFO, _ENDED, peer, "it gave way to others before it had proved a key")
         except (ProtocolError, trio.TooSlowError, trio.BrokenResourceError, OSError) as error:
@@ -165,11 +165,11 @@ class RpcServer:
                 else "; the client speaks no TLS 1.3, or refuses the certificate: "
                 "tls must be off at both ends or at neither"
             )
-            self._tell(logging.INFO, _ENDED, peer, reason + hint, is_known=place.is_known)
+            self._tell(logging.INFO, _ENDED, peer, reason + hint, is_known=slot.is_known)
         except Exception:  # a bug ends this connection, not the server
             log.exception("%s: connection ended by an internal error", peer)
         finally:
-            self._places.leave(place)
+            self._slots.leave(slot)
             self._received.value += connection.bulk_bytes_received
             self._sent.value += connection.bulk_bytes_sent
             stream.socket.close()
@@ -183,7 +183,7 @@ class RpcServer:
             log.log(level, "%s: %s: %s", peer, event, reason)
 
     async def _answer_calls(
-        self, connection: ClientConnection, place: Place, peer: str, is_trusted: bool
+        self, connection: ClientConnection, slot: ConnectionSlot, peer: str, is_trusted: bool
     ) -> None:
         caller = await shake_hands(connection, self._handler.keys, self._role, is_trusted)
         if isinstance(caller, str):
@@ -191,7 +191,7 @@ class RpcServer:
             self._tell(level, "handshake failed", peer, caller)
             self._handler.refused(connection, caller)
             return
-        if not place.is_known and not self._places.prove(place):
+        if not slot.is_known and not self._slots.prove(slot):
             return
         self._handler.logged_in(connection, caller)
         while (message := await connection.receive_message(FRAME_BYTES_MAX, IDLE_TIMEOUT_S)) is not None:

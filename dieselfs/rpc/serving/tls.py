@@ -57,9 +57,8 @@ class TlsStream:
         view = scratch()[:STEP_BYTES]  # OpenSSL keeps as much memory for this connection
         while True:
             try:
-                size = os.readv(
-                    self._socket.fileno(), [view]
-                )  # no checkpoint, so other tasks can use the memory
+                # No checkpoint, so other tasks can use the memory.
+                size = os.readv(self._socket.fileno(), [view])
                 break
             except BlockingIOError:
                 await trio.lowlevel.wait_readable(self._socket)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from dieselfs.chunk.builder import ChunkBuilder
 from dieselfs.chunk.format import PREAMBLE_BYTES, ChunkHeader, Op, decode_preamble
 from dieselfs.chunk.ids import ChunkIdSource, chunk_name
-from dieselfs.chunk.source import Source
+from dieselfs.chunk.source import AttachedSource
 from dieselfs.errors import DieselfsError, NotFound
 from dieselfs.limits import ATTACHED_PER_REPLY_MAX
 from dieselfs.names import printable
@@ -31,7 +31,7 @@ class AttachedChunk:
 
     record: ChunkRecord
     header: ChunkHeader
-    source: Source
+    source: AttachedSource
 
     def live(self) -> list[int]:
         """The numbers of the entries that count."""
@@ -75,7 +75,7 @@ def list_attached(
     metadata: MetadataStore,
     dataset_id: bytes,
     after: bytes,
-    check: Callable[[Source], None],
+    check: Callable[[AttachedSource], None],
     proceed: Proceed | None = None,
 ) -> list[AttachedRecord]:
     """The sources of a dataset whose locations sort behind `after`: those of ATTACHED_PER_REPLY_MAX locations, ordered.
@@ -98,7 +98,7 @@ def list_attached(
             break
         trouble = ""
         try:
-            check(Source(location, size_bytes, mark))
+            check(AttachedSource(location, size_bytes, mark))
         except DieselfsError as error:
             trouble = report_line(str(error)).removeprefix(f"{printable(location)}: ")
         listed.append(AttachedRecord(location, size_bytes, mark, counts[0], counts[1], counts[2], trouble))

@@ -20,7 +20,7 @@ from dieselfs.chunk.format import (
     decode_stored,
 )
 from dieselfs.chunk.ids import chunk_name
-from dieselfs.chunk.source import Source
+from dieselfs.chunk.source import AttachedSource
 from dieselfs.errors import AccessDenied, Damaged, InvalidInput, NotFound
 from dieselfs_server.store.interface import Buffer, ObjectStore
 from dieselfs_server.store.sources import Sources, payload_name
@@ -35,7 +35,7 @@ _FLAGS_PLACE = 10
 @dataclass(slots=True)
 class _Attached:
     preamble: Preamble
-    source: Source
+    source: AttachedSource
     is_verified: bool = False
 
 
@@ -127,7 +127,7 @@ class AttachedStore(StoreWrapper):
         return content if len(content) == length else content[offset : offset + length]
 
 
-def source_of(data: Buffer) -> Source | None:
+def source_of(data: Buffer) -> AttachedSource | None:
     """The source of the chunk with this object; None if it is not attached, or no chunk."""
     if len(data) <= PREAMBLE_BYTES or not data[_FLAGS_PLACE] & ATTACHED:
         return None

@@ -14,7 +14,7 @@ from dieselfs.attached.opening import open_source
 from dieselfs.attached.web_url import is_web_url
 from dieselfs.chunk.format import Preamble
 from dieselfs.chunk.ids import chunk_name
-from dieselfs.chunk.source import Source
+from dieselfs.chunk.source import AttachedSource
 from dieselfs.errors import AccessDenied, Damaged, InvalidInput, NotFound, Unavailable
 from dieselfs_server.store.interface import OpenPayload
 
@@ -30,7 +30,7 @@ class Sources:
 
     roots: Sequence[str] | None = ()
 
-    def open(self, source: Source, is_to_read: bool = False) -> OpenSource:
+    def open(self, source: AttachedSource, is_to_read: bool = False) -> OpenSource:
         """The version of the object that `source` names; the caller closes it. `is_to_read`: it may be compared at the
         first read, instead of now.
 
@@ -48,14 +48,14 @@ class Sources:
             )
         return opened
 
-    def open_attached(self, source: Source, is_to_read: bool = True) -> OpenSource:
+    def open_attached(self, source: AttachedSource, is_to_read: bool = True) -> OpenSource:
         """As `open`, for a chunk that is attached: Damaged, or Unavailable if a later try can succeed."""
         try:
             return self.open(source, is_to_read)
         except (AccessDenied, InvalidInput, NotFound) as error:
             raise Damaged(f"attached source {error}") from error
 
-    def open_payload(self, preamble: Preamble, source: Source) -> OpenPayload:
+    def open_payload(self, preamble: Preamble, source: AttachedSource) -> OpenPayload:
         """The payload of an attached chunk in an open file, which the caller verifies. Raises Damaged, Unavailable."""
         name, length = payload_name(preamble, source), preamble.payload_length
         with closing(self.open_attached(source)) as opened:
@@ -79,7 +79,7 @@ class Sources:
         if self.roots is None:
             return
         if not any(_is_below(location, root) for root in self.roots):
-            raise AccessDenied(f"{Source(location, 0, '').name}: {_OUTSIDE}")
+            raise AccessDenied(f"{AttachedSource(location, 0, '').name}: {_OUTSIDE}")
 
 
 def _is_below(location: bytes, root: str) -> bool:
@@ -97,6 +97,6 @@ def _is_below(location: bytes, root: str) -> bool:
     return is_below(location, root)
 
 
-def payload_name(preamble: Preamble, source: Source) -> str:
+def payload_name(preamble: Preamble, source: AttachedSource) -> str:
     """How messages name the payload of an attached chunk."""
     return f"{source.name}, attached as chunk {chunk_name(preamble.chunk_id)} from offset {source.offset}"

@@ -8,7 +8,7 @@ import pytest
 
 from dieselfs.attached.bucket_object import BucketObject, is_below
 from dieselfs.attached.opening import open_source
-from dieselfs.chunk.source import Source
+from dieselfs.chunk.source import AttachedSource
 from dieselfs.errors import EXIT_DAMAGED, AccessDenied, Damaged, InvalidInput, NotFound
 from dieselfs_server.store.sources import Sources
 from tests.support.buckets import BUCKET, REGION, S3Server, needs_gateway, running_gateway, set_credentials
@@ -103,7 +103,7 @@ def test_dlcmd_attaches_objects(gateway: S3Server, tmp_path: Path) -> None:
 def test_what_is_below_a_root(root: str, is_allowed: bool) -> None:
     assert is_below(b"s3://data/shards/a.tar", root) == is_allowed
     if not is_allowed:
-        source = Source(b"s3://data/shards/a.tar", 10, "etag=x")
+        source = AttachedSource(b"s3://data/shards/a.tar", 10, "etag=x")
         with pytest.raises(AccessDenied, match="not below attach_roots"):
             Sources((root, "/tmp")).open(source)
 

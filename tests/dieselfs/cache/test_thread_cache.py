@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from dieselfs.cache.file_reader import FileReader
-from dieselfs.cache.thread_cache import Payload, ThreadCache
+from dieselfs.cache.thread_cache import HeldPayload, ThreadCache
 from dieselfs.cluster.attachment import Attachment
 from dieselfs.cluster.member import Member
 from dieselfs.cluster.node_client import NodeClient
@@ -126,7 +126,7 @@ def process(packed: PackedDataset, memory_bytes: int = MUCH_BYTES) -> Iterator[P
 def test_slices_of_the_memory_are_copies_and_those_of_the_view_are_not_writable() -> None:
     memory = mmap.mmap(-1, 100)
     memory[:] = bytes([7]) * 100
-    payload = Payload.of(memory)
+    payload = HeldPayload.of(memory)
     assert payload.memory[10:13] == payload.view[10:13] == bytes([7]) * 3
     assert type(payload.memory[10:13]) is bytes
     with pytest.raises(TypeError):

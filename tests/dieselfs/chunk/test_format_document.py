@@ -15,7 +15,7 @@ from dieselfs.chunk.format import (
     decode_stored,
 )
 from dieselfs.chunk.ids import chunk_name
-from dieselfs.chunk.source import Source
+from dieselfs.chunk.source import AttachedSource
 from tests.support.chunks import (
     CHUNK_ID,
     DATASET_ID,
@@ -48,7 +48,7 @@ def test_the_hex_dump_decodes_to_what_the_text_says() -> None:
 def test_the_attached_example_is_what_the_builder_makes() -> None:
     assert hex_dump(DOCUMENT, 1).hex(" ") == attached_chunk().hex(" ")
     _, header = decode_stored(hex_dump(DOCUMENT, 1), DOCUMENT, CHUNK_ID, DATASET_ID)
-    source = Source(b"/data/pets.tar", 10_240, "mtime_ns=1600000000000000000", 512)
+    source = AttachedSource(b"/data/pets.tar", 10_240, "mtime_ns=1600000000000000000", 512)
     assert header.source == source
     assert header.paths == [b"train", b"train/cat.txt", b"train/dog.txt"]
     fields = [name.strip("`") for name, _, _ in table(DOCUMENT, "### Attached chunks")]

@@ -4,16 +4,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dieselfs.chunk.source import Source
+from dieselfs.chunk.source import AttachedSource
 from dieselfs.fields import FieldsFault
 
-GOOD = Source(b"/data/a.tar", 1000, "mtime_ns=1", 100)
+GOOD = AttachedSource(b"/data/a.tar", 1000, "mtime_ns=1", 100)
 
 parts = st.binary(min_size=1, max_size=20).filter(
     lambda part: part not in (b".", b"..") and not set(part) & set(b"/\0")
 )
 sources = st.builds(
-    lambda path, size, mark, offset: Source(b"/" + b"/".join(path), size + offset, mark, offset),
+    lambda path, size, mark, offset: AttachedSource(b"/" + b"/".join(path), size + offset, mark, offset),
     st.lists(parts, min_size=1, max_size=5),
     st.integers(0, 1 << 40),
     st.text(min_size=1, max_size=50, alphabet=st.characters(codec="utf-8")),
@@ -22,13 +22,13 @@ sources = st.builds(
 
 
 @given(sources, st.integers(0, 1 << 26))
-def test_fields_and_back(source: Source, payload_length: int) -> None:
+def test_fields_and_back(source: AttachedSource, payload_length: int) -> None:
     fits = source.offset + payload_length <= source.size_bytes
     if fits:
-        assert Source.of_fields(dict(source.fields()), payload_length) == source
+        assert AttachedSource.of_fields(dict(source.fields()), payload_length) == source
     else:
         with pytest.raises(FieldsFault, match="lies outside of it"):
-            Source.of_fields(dict(source.fields()), payload_length)
+            AttachedSource.of_fields(dict(source.fields()), payload_length)
 
 
 @pytest.mark.parametrize(
@@ -51,6 +51,6 @@ def test_fields_and_back(source: Source, payload_length: int) -> None:
     ],
 )
 def test_what_names_no_source(field: str, value: object, reason: str) -> None:
-    Source.of_fields(dict(GOOD.fields()), 10)
+    AttachedSource.of_fields(dict(GOOD.fields()), 10)
     with pytest.raises(FieldsFault, match=reason):
-        Source.of_fields({**GOOD.fields(), field: value}, 10)
+        AttachedSource.of_fields({**GOOD.fields(), field: value}, 10)

@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dieselfs.importance.app_cache import Access, AppCache
+from dieselfs.importance.app_cache import AppCache, CacheAccess
 
 SAMPLES = 12
 Step = tuple[int, int | None]
@@ -20,18 +20,18 @@ class Model:
         self.ghost: dict[int, tuple[int, int]] = {}
         self.cached: set[int] = set()
 
-    def access(self, sample: int) -> Access:
+    def access(self, sample: int) -> CacheAccess:
         if sample in self.cached:
-            return Access(True, True)
+            return CacheAccess(True, True)
         if len(self.cached) < self.capacity:
             self.cached.add(sample)
-            return Access(False, True)
+            return CacheAccess(False, True)
         if sample in self.ghost and self.cached:
             least = min(self.cached, key=lambda one: (*self.ghost.get(one, (0, 0)), one))
             if self.ghost[sample][0] >= self.ghost.get(least, (0, 0))[0]:
                 self.cached ^= {least, sample}
-                return Access(False, True, (least,))
-        return Access(False, False)
+                return CacheAccess(False, True, (least,))
+        return CacheAccess(False, False)
 
     def update(self, sample: int, score: int) -> None:
         self.ghost[sample] = score, self.ghost.get(sample, (0, 0))[1] + 1
@@ -99,7 +99,7 @@ def test_the_queue_does_not_grow_with_updates() -> None:
     for number in range(5000):
         score(cache, number % 3, number + 1)
     assert len(cache._queue) < 100
-    assert cache.access(5) == Access(False, False)
+    assert cache.access(5) == CacheAccess(False, False)
 
 
 def test_of_a_sample_that_comes_twice_in_a_batch_the_last_score_counts() -> None:

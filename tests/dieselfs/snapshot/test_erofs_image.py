@@ -11,17 +11,17 @@ from hypothesis import given, settings
 
 from dieselfs.errors import InvalidInput
 from dieselfs.snapshot import erofs_image
-from dieselfs.snapshot.erofs_image import BLOCK_BYTES, METADATA_GUARD_BLOCKS, Ownership, Serving, build_image
+from dieselfs.snapshot.erofs_image import BLOCK_BYTES, METADATA_GUARD_BLOCKS, ImageOwner, Serving, build_image
 from tests.support.dataset import PackedDataset, TreeEntry, pack_entries, pack_tree
 from tests.support.erofs import fsck, image_bytes, inode_count, mounted_image, needs_fsck
 from tests.support.random_trees import random_trees
 from tests.support.trees import described, odd_tree
 
-ROOT_OWNED = Ownership(0, 0)
+ROOT_OWNED = ImageOwner(0, 0)
 NAMES_AROUND_DOTS = (b"!", b"-a", b"-", b".!", b".-b", b".a", b"..x", b"...", b"a", b"\x01", b"\xff")
 
 
-def written(packed: PackedDataset, path: Path, ownership: Ownership = ROOT_OWNED, folder: int = 0) -> Path:
+def written(packed: PackedDataset, path: Path, ownership: ImageOwner = ROOT_OWNED, folder: int = 0) -> Path:
     path.write_bytes(image_bytes(packed, build_image(packed.snapshot, ownership, folder)))
     return path
 
@@ -53,13 +53,13 @@ def test_the_kernel_reads_the_tree_as_it_was(tmp_path: Path) -> None:
 @needs_fsck
 def test_owner_group_and_mode_of_the_root(tmp_path: Path) -> None:
     packed = pack_entries([TreeEntry(b"file", 0o100644, 0, b"data")])
-    image = written(packed, tmp_path / "image", Ownership(1234, 70_000, 0o700))
+    image = written(packed, tmp_path / "image", ImageOwner(1234, 70_000, 0o700))
     assert fsck(image) == ""
     with mounted_image(image, tmp_path / "mounted") as mounted:
         for path, mode in ((mounted, 0o40700), (mounted / "file", 0o100644)):
             status = path.stat()
             assert (status.st_uid, status.st_gid, status.st_mode) == (1234, 70_000, mode)
-    image = written(packed, tmp_path / "image", Ownership(1234, 70_000, 0o700, 5))
+    image = written(packed, tmp_path / "image", ImageOwner(1234, 70_000, 0o700, 5))
     with mounted_image(image, tmp_path / "again") as mounted:
         assert (mounted.stat().st_uid, (mounted / "file").stat().st_uid) == (5, 1234)
 

@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 
 from dieselfs.errors import Damaged
-from dieselfs.snapshot.erofs_image import ErofsImage, Ownership, Serving, build_image
+from dieselfs.snapshot.erofs_image import ErofsImage, ImageOwner, Serving, build_image
 from dieselfs.snapshot.reader import Snapshot
 from dieselfs.snapshot.stored_image import image_key, open_image, stored_image
 from tests.support.dataset import TreeEntry, pack_entries
 
-OWNED = Ownership(12, 34, 0o700)
+OWNED = ImageOwner(12, 34, 0o700)
 
 
 @pytest.fixture
@@ -59,8 +59,8 @@ def test_each_owner_and_each_choice_of_guards_has_its_own(
     snapshot: Snapshot, serving: Serving, tmp_path: Path
 ) -> None:
     others = (
-        (Ownership(12, 34), serving),
-        (Ownership(13, 34, 0o700), serving),
+        (ImageOwner(12, 34), serving),
+        (ImageOwner(13, 34, 0o700), serving),
         (OWNED, Serving(b".control", ~serving.is_guarded)),
         (OWNED, Serving(b".other", serving.is_guarded)),
     )
@@ -95,7 +95,7 @@ def test_an_image_of_another_key_is_refused(snapshot: Snapshot, serving: Serving
     descriptor = stored_image(snapshot, OWNED, serving)
     open_image(descriptor, image_key(snapshot, OWNED, serving))
     with pytest.raises(Damaged, match="another snapshot"):
-        open_image(descriptor, image_key(snapshot, Ownership(0, 0), serving))
+        open_image(descriptor, image_key(snapshot, ImageOwner(0, 0), serving))
     os.close(descriptor)
 
 

@@ -61,7 +61,7 @@ def test_the_snapshot_of_the_root_is_the_whole(snapshot: Snapshot) -> None:
 
 
 def test_only_a_folder_has_a_snapshot(snapshot: Snapshot) -> None:
-    with pytest.raises(InvalidInput, match=r"/d\.txt: not a folder"):
+    with pytest.raises(InvalidInput, match=r"/d\.txt is not a folder"):
         subtree_snapshot(snapshot, b"d.txt")
     with pytest.raises(PathNotFound, match="/missing: no such file or folder"):
         subtree_snapshot(snapshot, b"missing")

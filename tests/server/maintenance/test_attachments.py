@@ -7,7 +7,7 @@ import pytest
 
 from dieselfs.chunk.builder import ChunkBuilder
 from dieselfs.chunk.ids import ChunkIdSource
-from dieselfs.chunk.source import Source
+from dieselfs.chunk.source import AttachedSource
 from dieselfs.errors import Damaged, NotFound
 from dieselfs.limits import ATTACHED_PER_REPLY_MAX
 from dieselfs.rpc.records import PurgeReport
@@ -47,7 +47,7 @@ class World:
         self.put({b"plain": b"ordinary"})
 
     def write(
-        self, builder: ChunkBuilder, payload: bytes | None = None, source: Source | None = None
+        self, builder: ChunkBuilder, payload: bytes | None = None, source: AttachedSource | None = None
     ) -> None:
         version = self.metadata.reserve_versions(DATASET, 100, NOW_NS)
         chunk_id = self.ids.next()
@@ -71,7 +71,9 @@ class World:
             builder.add_file(file, data, 0o644, 0, offset=start - begin)
             self.files[file] = data
         mark = f"mtime_ns={status.st_mtime_ns}"
-        self.write(builder, content[begin:end], Source(os.fsencode(path), status.st_size, mark, begin))
+        self.write(
+            builder, content[begin:end], AttachedSource(os.fsencode(path), status.st_size, mark, begin)
+        )
 
     def location(self, name: str) -> bytes:
         return os.fsencode(self.folder / name)

@@ -7,7 +7,7 @@ import pytest
 
 from dieselfs.chunk.builder import ChunkBuilder
 from dieselfs.chunk.format import decode_preamble
-from dieselfs.chunk.source import Source
+from dieselfs.chunk.source import AttachedSource
 from dieselfs.errors import AccessDenied, Damaged, InvalidInput, NotFound
 from dieselfs_server.datasets.commit import check_size, commit_chunk, read_chunk, read_header
 from dieselfs_server.metadata.sqlite.store import SqliteMetadata
@@ -50,7 +50,7 @@ class Rig:
         for path, start, end in ((b"a", 0, 100), (b"b", 20_000, 40_000)):
             builder.add_file(path, payload[start:end], 0o644, 0, offset=start)
         location, mark = os.fsencode(self.file), f"mtime_ns={status.st_mtime_ns}"
-        sealed = builder.seal(payload, Source(location, status.st_size, mark, BEGIN))
+        sealed = builder.seal(payload, AttachedSource(location, status.st_size, mark, BEGIN))
         return b"".join(sealed.encode(CHUNK_ID, "pets", DATASET_ID, 1))
 
     def put(self) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from dieselfs.chunk.format import Preamble
-from dieselfs.chunk.source import Source
+from dieselfs.chunk.source import AttachedSource
 from dieselfs.errors import AccessDenied, Damaged, NotFound
 from dieselfs_server.store.sources import Sources
 
@@ -20,9 +20,9 @@ def root(tmp_path: Path) -> Path:
     return tmp_path / "root"
 
 
-def source_of(path: Path, offset: int = 0) -> Source:
+def source_of(path: Path, offset: int = 0) -> AttachedSource:
     status = os.stat(path)
-    return Source(os.fsencode(path), status.st_size, f"mtime_ns={status.st_mtime_ns}", offset)
+    return AttachedSource(os.fsencode(path), status.st_size, f"mtime_ns={status.st_mtime_ns}", offset)
 
 
 def test_files_below_a_root(root: Path) -> None:

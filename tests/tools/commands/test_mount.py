@@ -158,7 +158,8 @@ def test_what_cannot_be_mounted(dlcmd: Dlcmd, pets: str, place: Path) -> None:
     said = dlcmd("mount", f"{pets}/no-such-folder", place, exit_code=EXIT_NOT_FOUND).stderr
     assert f"dl://{pets}/no-such-folder: no such file or folder" in said
     assert (
-        "cat.txt: not a folder" in dlcmd("mount", f"{pets}/train/cat.txt", place, exit_code=EXIT_USAGE).stderr
+        "cat.txt is not a folder"
+        in dlcmd("mount", f"{pets}/train/cat.txt", place, exit_code=EXIT_USAGE).stderr
     )
     assert "mkdir -p" in dlcmd("mount", pets, "nowhere", exit_code=EXIT_NOT_FOUND).stderr
     (place / "file").touch()

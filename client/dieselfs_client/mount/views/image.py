@@ -15,7 +15,7 @@ import trio
 
 from dieselfs.errors import MountError
 from dieselfs.settings.table import IMAGE
-from dieselfs.snapshot.erofs_image import ErofsImage, Ownership, Serving
+from dieselfs.snapshot.erofs_image import ErofsImage, ImageOwner, Serving
 from dieselfs.snapshot.reader import Snapshot
 from dieselfs.snapshot.stored_image import open_image, stored_image
 from dieselfs_client.memory.buffer_pool import BufferPool
@@ -162,9 +162,9 @@ def image_file(
     """
     if inherited is not None:
         return open_image(inherited), inherited
-    ownership = Ownership(user, group)
+    ownership = ImageOwner(user, group)
     if is_private:
-        ownership = Ownership(user, group, PRIVATE_MODE, os.geteuid())
+        ownership = ImageOwner(user, group, PRIVATE_MODE, os.geteuid())
     is_guarded = Tripwires(snapshot).usual(np.arange(len(snapshot)))
     descriptor = stored_image(snapshot, ownership, Serving(CONTROL_FOLDER, is_guarded))
     return open_image(descriptor), descriptor

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from dieselfs.chunk.source import Source
+from dieselfs.chunk.source import AttachedSource
 from dieselfs.limits import MIB
 from dieselfs_tools.archives.attaching import kept_sources
 from dieselfs_tools.archives.attaching.kept_sources import OPEN_MAX, KeptSource, KeptSources
@@ -18,7 +18,7 @@ class Reads:
     """An `OpenSource` that notes how much is read."""
 
     mtime_ns = 5
-    source = Source(b"s3://data/a.tar", len(CONTENT), "etag=x")
+    source = AttachedSource(b"s3://data/a.tar", len(CONTENT), "etag=x")
     descriptor = None
 
     def __init__(self) -> None:

@@ -8,7 +8,7 @@ from dieselfs.attached.interface import OpenSource
 from dieselfs.attached.opening import open_source
 from dieselfs.attached.web_url import is_web_url
 from dieselfs.bucket.url import is_object_url
-from dieselfs.chunk.source import Source
+from dieselfs.chunk.source import AttachedSource
 from dieselfs.limits import MIB
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ class KeptSource:
         self._kept_bytes = 0
 
     @property
-    def source(self) -> Source:
+    def source(self) -> AttachedSource:
         return self._opened.source
 
     @property

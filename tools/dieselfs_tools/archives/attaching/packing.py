@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from dieselfs.attached.interface import OpenSource
 from dieselfs.chunk.builder import ChunkBuilder, SealedChunk
-from dieselfs.chunk.source import Source
+from dieselfs.chunk.source import AttachedSource
 from dieselfs.limits import (
     CHUNK_ENTRIES_MAX,
     CHUNK_PATH_BYTES_MAX,
@@ -168,7 +168,9 @@ class Attaching:
                 record.path, content, record.mode, record.mtime_ns, record.size, place, version, start
             )
         found = source.source
-        self._submit(builder.seal(payload, Source(found.location, found.size_bytes, found.mark, begin)))
+        self._submit(
+            builder.seal(payload, AttachedSource(found.location, found.size_bytes, found.mark, begin))
+        )
 
     def _is_wrong(self, record: Record, place: int, content: memoryview) -> bool:
         """Whether the checksum of a record is wrong, at the last of its extents, which come one after the other."""
