@@ -91,6 +91,7 @@ class Snapshot:
         """`folder`: the one of the dataset that the snapshot is of (`dieselfs.snapshot.subtree`); empty: all."""
         self._data = data
         self.folder = folder
+        self.tag = ""  # by which it was opened; set by who did
         self._view = memoryview(data)
         self.source = source
         self.header: SnapshotHeader = decode_snapshot_header(self._view, len(self._view), source)
@@ -145,8 +146,9 @@ class Snapshot:
 
     @property
     def location(self) -> str:
-        """The dataset and, after a slash, the folder of it that the snapshot is of; for people."""
-        return f"{self.dataset}/{printable(self.folder)}" if self.folder else self.dataset
+        """`NAME[@TAG][/FOLDER]`: the dataset, and the folder of it that the snapshot is of; for people."""
+        state = f"{self.dataset}@{self.tag}" if self.tag else self.dataset
+        return f"{state}/{printable(self.folder)}" if self.folder else state
 
     @property
     def generation(self) -> int:

@@ -62,6 +62,7 @@ class Mount:
     - `trouble`: the last failure of its processes, or empty; for a dead mount, the reason of its end from its log
     - `last_error`: the newest line of `.dieselfs/errors`: time, path and reason of a failed read; or empty
     - `following`: the generation, and what a mount with `follow_s` does about the next one; else empty
+    - `generation`: that its files are of; None if the mount does not tell it
     """
 
     mountpoint: str
@@ -78,6 +79,7 @@ class Mount:
     trouble: str
     last_error: str
     following: str
+    generation: int | None = None
 
 
 def mount(
@@ -322,6 +324,7 @@ def _described(record: MountRecord, supervision: SupervisorStatus | None) -> Mou
     stale = is_stale(record.mountpoint)
     if supervision is None:
         supervision = SupervisorStatus(record.mountpoint, resends=True)
+    info = _info(record.mountpoint) if supervision.is_served and not stale else {}
     return Mount(
         record.mountpoint,
         record.dataset,
@@ -336,12 +339,12 @@ def _described(record: MountRecord, supervision: SupervisorStatus | None) -> Mou
         supervision.resends,
         _reason_of_end(record.mountpoint) if stale else supervision.trouble,
         _last_error(record.mountpoint) if supervision.is_served and not stale else "",
-        _following(record.mountpoint) if supervision.is_served and not stale else "",
+        _following(info),
+        info.get("generation"),
     )
 
 
-def _following(place: str) -> str:
-    info = _info(place)
+def _following(info: Mapping[str, Any]) -> str:
     follow = info.get("follow")
     if not isinstance(follow, dict):
         return ""

@@ -240,6 +240,7 @@ class Node:
         return {
             "dataset": header.dataset,
             "dataset_id": header.dataset_id.hex(),
+            "tag": self._snapshot.tag,
             "folder": printable(self._snapshot.folder),
             "generation": header.generation,
             "digest": header.digest.hex(),

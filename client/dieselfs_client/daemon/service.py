@@ -80,7 +80,9 @@ def open_dataset(dataset: str, options: CacheOptions, snapshot_file: str | None)
     elif location.path:
         snapshot = stored_subtree(opened.snapshot, location.path)
     else:
+        opened.snapshot.tag = location.tag
         return Opened(opened.snapshot, opened.chunks, opened.client)
+    snapshot.tag = location.tag
     return Opened(snapshot, ServerSource(opened.client, snapshot), opened.client)
 
 

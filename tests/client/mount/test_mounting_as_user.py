@@ -117,6 +117,15 @@ def test_a_refusal_is_told_in_the_helpers_words(packed: PackedDataset, folder: P
         pass
 
 
+def test_a_device_that_others_may_not_open_is_a_refusal(packed: PackedDataset, folder: Path) -> None:
+    os.chmod(DEVICE, 0o600)
+    with (
+        pytest.raises(AssertionError, match=r"MountDenied: .*does not allow mounts; 'dlcmd doctor'"),
+        mounted(packed, folder, sabotage=become_nobody),
+    ):
+        pass
+
+
 def test_large_files_are_read_all_the_same(folder: Path) -> None:
     data = os.urandom(3 << 20)
     packed = pack_entries([TreeEntry(b"big", 0o100644, 0, data)])

@@ -86,3 +86,17 @@ def test_a_folder_of_more_than_a_page_is_listed_whole(dlcmd: Dlcmd, dataset: str
     assert dlcmd("ls", f"dl://{dataset}/many").lines == [f"{number:06}" for number in range(files)] + [
         "\\xff/"
     ]
+
+
+def test_columns_have_headings_on_a_terminal_only(dlcmd: Dlcmd, pets: str) -> None:
+    at_terminal = "import os, sys; sys.stdout.isatty = lambda: True; os.environ['NO_COLOR'] = '1'"
+    commands = {
+        ("ls", "-l"): "changed",
+        ("ls", "-l", f"dl://{pets}"): "mode",
+        ("usage",): "stored",
+    }
+    for words, word in commands.items():
+        first, *rows = dlcmd.changed(at_terminal, *words).stdout.splitlines()
+        assert word in first and rows == dlcmd(*words).lines
+        assert dlcmd.changed(at_terminal, *words, "-q").stdout.splitlines() == rows
+        assert dlcmd.changed(at_terminal, *words, "--json").stdout.startswith("{")

@@ -11,6 +11,7 @@ import pytest
 from dieselfs.errors import EXIT_NOT_FOUND, EXIT_REFUSED, EXIT_USAGE, MountError
 from dieselfs.limits import MIB
 from dieselfs_client.daemon import control
+from dieselfs_client.mount.points.mount_table import MOUNTINFO, parse_mountinfo
 from dieselfs_tools.transfers.comparison import compare_trees
 from tests.support.dlcmd import Dlcmd
 from tests.support.server import RunningServer, free_port
@@ -150,6 +151,25 @@ def test_a_folder_of_a_dataset_is_mounted_by_itself(dlcmd: Dlcmd, pets: str, pla
     dlcmd("upgrade", place)
     assert {name: os.stat(place / name).st_ino for name in whole} == inodes
     assert json.loads((place / ".dieselfs" / "info").read_text())["digest"] == info["digest"]
+    dlcmd("umount", place)
+
+
+def test_a_mount_of_a_tag_says_so(dlcmd: Dlcmd, pets: str, place: Path) -> None:
+    dlcmd("tag", "add", pets, "v1")
+    made = dlcmd("mount", f"{pets}@v1/train", place, "--json").summary
+    info = json.loads((place / ".dieselfs" / "info").read_text())
+    assert (info["dataset"], info["tag"], info["folder"]) == (pets, "v1", "train")
+    (listed,) = (one for one in dlcmd("mounts", "--json").objects if one.get("mountpoint") == str(place))
+    assert (listed["dataset"], listed["generation"]) == (f"{pets}@v1/train", made["generation"])
+    (line,) = (line for line in dlcmd("mounts").lines if str(place) in line)
+    assert (
+        line.startswith(f"dl://{pets}@v1/train on {place} (") and f"generation {made['generation']}" in line
+    )
+    assert f"dlcmd umount {place}" in dlcmd("umount", f"dl://{pets}", exit_code=EXIT_USAGE).stderr.replace(
+        "'", ""
+    )
+    sources = {record.source for record in parse_mountinfo(MOUNTINFO.read_bytes())}
+    assert listed["view"] == "fuse" or f"dl://{pets}@v1/train#control" in sources
     dlcmd("umount", place)
 
 

@@ -27,7 +27,7 @@ def test_a_mount_and_a_server_have_a_row_each() -> None:
         "10%",
         "18 s",
         "20.0 ms",
-        "process 2",
+        "server 2",
     ):
         assert word in text
 

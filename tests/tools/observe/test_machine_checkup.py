@@ -15,13 +15,19 @@ from dieselfs.settings.table import FUSE, IMAGE
 from dieselfs_client.mount.points.mounting import ReadAhead
 from dieselfs_client.mount.points.view_choice import Facts as MountFacts
 from dieselfs_tools.observe import machine_checkup
-from dieselfs_tools.observe.machine_checkup import MachineFacts, machine_checks, machine_facts
+from dieselfs_tools.observe.machine_checkup import (
+    DENIED,
+    MISSING,
+    MachineFacts,
+    machine_checks,
+    machine_facts,
+)
 
 GOOD = MachineFacts(
     mount=MountFacts(True, False, (6, 18)),
     kernel="6.18.2-amd64",
     filesystems=frozenset(("erofs", "overlay", "fuse")),
-    has_fuse_device=True,
+    fuse_device=OK,
     has_fusermount=True,
     allows_other=False,
     descriptors=20_000,
@@ -54,8 +60,9 @@ def test_nothing_is_found_on_a_good_machine() -> None:
         (OLD, "kernel", WARNING, "5.10.0-28-amd64 is new enough for mounts", "6.9 for reads that survive"),
         (OLD, "view", WARNING, "view overlay", "6.12"),
         (OLDEST, "kernel", FAILURE, "too old", "5.1 for mounts, 5.11 for the view overlay without root"),
-        ({"has_fuse_device": False}, "fuse", FAILURE, "nothing can be mounted", "--device /dev/fuse"),
-        ({"mount": USER, "has_fusermount": False}, "fuse", FAILURE, "fusermount3", "package fuse3"),
+        ({"fuse_device": MISSING}, "fuse", FAILURE, "nothing can be mounted", "--device /dev/fuse"),
+        ({"fuse_device": DENIED}, "fuse", FAILURE, "nothing can be mounted", "chmod 0666 /dev/fuse"),
+        ({"mount": USER, "has_fusermount": False}, "fuse", FAILURE, "fusermount3", "dlcmd run"),
         ({"mount": USER}, "view", WARNING, "view fuse", "dlcmd run"),
         ({"mount": MountFacts(True, False, (6, 1))}, "view", WARNING, "view overlay", "6.12"),
         ({"filesystems": frozenset(("overlay", "fuse"))}, "view", WARNING, "no EROFS", "CONFIG_EROFS"),

@@ -95,7 +95,7 @@ VERB_LINES: Mapping[str, Mapping[str, list[str]]] = {
     "mounts": {
         "mount": [
             "mountpoint dataset process options view view_reason is_stale daemon restarts upgrades resends "
-            "trouble last_error following"
+            "trouble last_error following generation?"
         ],
         "cache": ["process dataset generation job"],
         "summary": ["mounts caches"],

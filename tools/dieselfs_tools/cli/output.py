@@ -94,6 +94,11 @@ class Output:
         if not self.is_quiet:
             self.record(kind, text, fields)
 
+    def heading(self, text: str) -> None:
+        """The names of the columns that follow, for people: on a terminal only, never in a pipe, -q or --json."""
+        if sys.stdout.isatty():
+            self.note(click.style(text, bold=not os.environ.get("NO_COLOR")))
+
     def note(self, text: str) -> None:
         """A line that -q and --json omit."""
         if not self.is_json and not self.is_quiet:

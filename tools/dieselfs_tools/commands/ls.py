@@ -12,7 +12,7 @@ from dieselfs.units import format_time
 from dieselfs_tools.cli import options
 from dieselfs_tools.cli.patterns import Patterns
 from dieselfs_tools.cli.session import Session
-from dieselfs_tools.transfers.entries import SIZE_COLUMNS, Entry, dataset_fields
+from dieselfs_tools.transfers.entries import SIZE_COLUMNS, TIME_COLUMNS, Entry, dataset_fields
 
 if TYPE_CHECKING:
     from dieselfs.rpc.client import ServerClient
@@ -39,6 +39,8 @@ def ls(
     if not locations:
         return _list_datasets(session, is_long)
     listed = 0
+    if is_long:
+        session.output.heading(f"{'mode':10} {'size':>{SIZE_COLUMNS}} {'changed':{TIME_COLUMNS}} name")
     for location in locations:
         for entry in _entries(session, location, is_recursive):
             if patterns and not patterns.is_wanted(location.below(entry.path), entry.is_folder):
@@ -51,6 +53,8 @@ def ls(
 
 def _list_datasets(session: Session, is_long: bool) -> int:
     datasets = session.client.datasets()
+    if is_long and datasets:
+        session.output.heading(f"{'files':>18} {'size':>{SIZE_COLUMNS}} {'changed':{TIME_COLUMNS}} dataset")
     for dataset in datasets:
         text = str(Location(dataset.name))
         if is_long:

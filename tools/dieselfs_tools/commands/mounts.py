@@ -12,10 +12,15 @@ from dieselfs_tools.cli.session import Session
 def mounts(session: Session) -> int:
     """List the mounted datasets of this machine, and your cache daemons ('dlcmd cache')."""
     found, daemons = control.mounts(), cache_daemons.cache_daemons()
+    if found or daemons:
+        session.output.heading("dataset on folder (what serves it)")
     for mount in found:
         place = printable(mount.mountpoint.encode("utf-8", "surrogateescape"))
         text = f"dl://{mount.dataset} on {place} ({_state(mount)})"
-        session.output.record("mount", text, {**asdict(mount), "options": list(mount.options)})
+        fields = {**asdict(mount), "options": list(mount.options)}
+        if mount.generation is None:
+            del fields["generation"]
+        session.output.record("mount", text, fields)
     for daemon in daemons:
         job = f", job {daemon.job}" if daemon.job else ""
         text = f"dl://{daemon.dataset} in memory (cache daemon {daemon.process}, generation {daemon.generation}{job})"
@@ -33,8 +38,10 @@ def _state(mount: control.Mount) -> str:
     state = f"process {mount.process}, daemon {mount.daemon or 'is being replaced'}, view {mount.view}"
     if mount.view_reason:
         state += f": {mount.view_reason}"
-    if mount.following:
+    if mount.following:  # which begins with the generation
         state += f", {mount.following}"
+    elif mount.generation is not None:
+        state += f", generation {mount.generation}"
     if mount.restarts:
         state += f", restarted {mount.restarts} times after a crash"
     if not mount.resends:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import click
 
 from dieselfs.errors import EXIT_OK, EXIT_PARTIAL, InvalidInput, MountError
-from dieselfs.names import Location, is_location, parse_location
+from dieselfs.names import SCHEME, Location, is_location, parse_location
 from dieselfs_client.daemon import control
 from dieselfs_tools.cli import options
 from dieselfs_tools.cli.session import Session
@@ -45,7 +45,9 @@ def umount(session: Session, mountpoints: Sequence[str], is_lazy: bool, is_dry_r
 def _where(location: Location) -> str:
     """What to write in place of a dataset."""
     places = [
-        shlex.quote(mount.mountpoint) for mount in control.mounts() if mount.dataset == location.dataset
+        shlex.quote(mount.mountpoint)
+        for mount in control.mounts()
+        if parse_location(f"{SCHEME}{mount.dataset}").dataset == location.dataset
     ]
     if not places:
         return f"{location} is not mounted on this machine; 'dlcmd mounts' lists what is"

@@ -10,6 +10,13 @@ from dieselfs_tools.cli.output import Output
 from dieselfs_tools.cli.session import Session
 from dieselfs_tools.transfers.entries import SIZE_COLUMNS
 
+HEADING = " ".join(
+    [
+        *(f"{word:>{SIZE_COLUMNS}}" for word in ("size", "stored", "read", "written")),
+        f"{'files':>12}  dataset or user",
+    ]
+)
+
 
 @options.verb(
     "usage",
@@ -33,6 +40,8 @@ def usage(session: Session, datasets: Sequence[str], by: str) -> int:
     """
     found = [one for name in datasets or ("",) for one in session.client.usage(name)]
     shown = [one for one in found if one.kind == by] if not datasets else found
+    if shown:
+        session.output.heading(HEADING)
     for one in shown:
         session.output.record("usage", _text(session.output, one), usage_fields(one))
     fields = {
@@ -73,10 +82,10 @@ def quota_text(output: Output, one: UsageRecord) -> str:
 
 
 def _text(output: Output, one: UsageRecord) -> str:
-    sizes = f"{output.size(one.total_bytes):>{SIZE_COLUMNS}} {output.size(one.stored_bytes):>{SIZE_COLUMNS}} stored"
+    sizes = (one.total_bytes, one.stored_bytes, one.read_bytes, one.written_bytes)
+    columns = " ".join(f"{output.size(size_bytes):>{SIZE_COLUMNS}}" for size_bytes in sizes)
     name = f"dl://{one.name}" if one.kind == "dataset" else one.name
     owner = f"  of {one.owner}" if one.owner else ""
     limits = quota_text(output, one)
-    moved = f"{output.size(one.read_bytes)} read, {output.size(one.written_bytes)} written"
     quota = f"  (quota: {limits})" if limits else ""
-    return f"{sizes} {one.files:>12,} files  {name}{owner}  {moved}{quota}"
+    return f"{columns} {one.files:>12,}  {name}{owner}{quota}"

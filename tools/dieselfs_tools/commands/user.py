@@ -157,6 +157,8 @@ def rm(session: Session, name: str, key_id: str, is_dry_run: bool) -> int:
 def ls(session: Session) -> int:
     """List users with their keys and rights."""
     users = session.client.users()
+    if users:
+        session.output.heading("user, with keys and rights")
     for one in users:
         lines = [one.name]
         for key in one.keys:

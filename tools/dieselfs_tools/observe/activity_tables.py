@@ -103,7 +103,7 @@ def _plan(seen: Activity, plan: PlanProgress) -> list[str]:
 
 def _server(seen: ServerActivity) -> list[str]:
     return [
-        f"process {seen.process}",
+        f"server {seen.process}",
         f"{seen.calls:,.1f}",
         f"{seen.failed:,.1f}",
         format_size(int(seen.sent_bytes)),

@@ -19,7 +19,7 @@ from dieselfs.rpc.records import FAILURE, OK, WARNING, CheckRecord
 from dieselfs.settings.table import AUTO, FUSE, IMAGE
 from dieselfs.units import format_size
 from dieselfs_client.mount.points import view_choice
-from dieselfs_client.mount.points.mounting import IMAGE_READ_AHEAD_BYTES, ReadAhead, read_aheads
+from dieselfs_client.mount.points.mounting import DEVICE, IMAGE_READ_AHEAD_BYTES, ReadAhead, read_aheads
 from dieselfs_client.mount.points.mounting import facts as mount_facts
 from dieselfs_client.mount.points.view_choice import (
     BENEATH_LINUX,
@@ -44,6 +44,19 @@ KERNELS = (
 )
 """The first Linux that has each, oldest first. Without the first one nothing can be mounted."""
 
+MISSING, DENIED = "missing", "denied"
+FUSE_FAULTS = {
+    MISSING: (
+        f"there is no {DEVICE}",
+        "load the module fuse: modprobe fuse; in a container, pass --device /dev/fuse",
+    ),
+    DENIED: (
+        f"you may not open {DEVICE}",
+        "as root: chmod 0666 /dev/fuse; in a container, also --cap-add SYS_ADMIN",
+    ),
+}
+"""What is wrong with the device, and what to change."""
+
 _FILESYSTEMS = ("erofs", "overlay", "fuse")
 _KNOWN_FILESYSTEMS = Path("/proc/filesystems")
 _MODULES = Path("/lib/modules")
@@ -54,14 +67,14 @@ _FUSE_CONFIG = Path("/etc/fuse.conf")
 
 @dataclass(frozen=True, slots=True)
 class MachineFacts:
-    """What the checks need to know. `kernel`: its release. `folders`: by purpose, the folder, whether it is writable,
-    and free bytes.
+    """What the checks need to know. `kernel`: its release. `fuse_device`: OK, or a key of `FUSE_FAULTS`. `folders`: by
+    purpose, the folder, whether it is writable, and free bytes.
     """
 
     mount: view_choice.Facts
     kernel: str
     filesystems: frozenset[str]
-    has_fuse_device: bool
+    fuse_device: str
     has_fusermount: bool
     allows_other: bool
     descriptors: int
@@ -93,11 +106,11 @@ def _kernel(facts: MachineFacts) -> CheckRecord:
 
 
 def _fuse(facts: MachineFacts) -> CheckRecord:
-    if not facts.has_fuse_device:
-        fix = "load the module fuse; in a container, pass --device /dev/fuse"
-        return CheckRecord("fuse", FAILURE, "/dev/fuse cannot be opened: nothing can be mounted", fix)
+    if facts.fuse_device != OK:
+        text, fix = FUSE_FAULTS[facts.fuse_device]
+        return CheckRecord("fuse", FAILURE, f"{text}: nothing can be mounted", fix)
     if not facts.mount.may_mount and not facts.has_fusermount:
-        fix = "install the package fuse3"
+        fix = "install the package fuse3; 'dlcmd run DATASET -- COMMAND' works without it"
         return CheckRecord("fuse", FAILURE, "fusermount3 is missing, which ordinary users need to mount", fix)
     return CheckRecord("fuse", OK, "/dev/fuse can be opened")
 
@@ -233,7 +246,7 @@ def machine_facts(folders: Mapping[str, Path]) -> MachineFacts:
         mount=mount_facts(),
         kernel=os.uname().release,
         filesystems=frozenset(name for name in _FILESYSTEMS if _has_filesystem(name)),
-        has_fuse_device=os.access("/dev/fuse", os.R_OK | os.W_OK),
+        fuse_device=_fuse_device(),
         has_fusermount=shutil.which("fusermount3") is not None,
         allows_other=_allows_other(),
         descriptors=resource.getrlimit(resource.RLIMIT_NOFILE)[1],
@@ -254,6 +267,12 @@ def _has_filesystem(name: str) -> bool:
     modules = _MODULES / os.uname().release
     known = _text(modules / "modules.builtin") + _text(modules / "modules.dep")
     return name in listed or bool(re.search(rf"/{name}(fs)?\.ko", known))
+
+
+def _fuse_device() -> str:
+    if not os.path.exists(DEVICE):
+        return MISSING
+    return OK if os.access(DEVICE, os.R_OK | os.W_OK) else DENIED
 
 
 def _allows_other() -> bool:

@@ -17,6 +17,7 @@ _TYPE_BITS = {Op.FILE: stat.S_IFREG, Op.DIRECTORY: stat.S_IFDIR, Op.SYMLINK: sta
 _TYPES = {stat.S_IFREG: "file", stat.S_IFDIR: "folder", stat.S_IFLNK: "link"}
 
 SIZE_COLUMNS = 9
+TIME_COLUMNS = 19
 
 
 @dataclass(frozen=True, slots=True)

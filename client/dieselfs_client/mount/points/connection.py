@@ -13,7 +13,7 @@ from dieselfs.errors import MountError
 from dieselfs.names import SCHEME
 from dieselfs.settings.table import KERNEL
 from dieselfs_client.mount.points.layers import Layers, detach
-from dieselfs_client.mount.points.mount_table import mount_at
+from dieselfs_client.mount.points.mount_table import PRIVATE_MARK, mount_at
 from dieselfs_client.mount.points.mounting import (
     has_dead_mount,
     mount_device,
@@ -29,9 +29,6 @@ _RESEND = 7
 
 Then the highest bit of `unique` is set; the reply has the same `unique`.
 """
-PRIVATE_SOURCE = "dieselfs"
-"""The source of a FUSE mount below another view, so that it is not listed as a mount of a dataset."""
-
 _NOTICE = struct.Struct("=IiQ")
 
 _log = logging.getLogger(__name__)
@@ -86,7 +83,7 @@ def connect(
         detach(layers)
         os.close(inherited)
     prepare_mountpoint(layers.mountpoint)
-    source = PRIVATE_SOURCE if layers.has_cover else SCHEME + dataset
+    source = SCHEME + dataset + (PRIVATE_MARK if layers.has_cover else "")
     # For the control tree, in which there is a file to write to. Below another view, users reach nothing else.
     is_writable = layers.has_cover or options.scores
     place = _free_place(layers)

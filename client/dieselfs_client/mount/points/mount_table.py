@@ -16,6 +16,9 @@ MOUNT_PROBE_TIMEOUT_S = 2.0
 
 MOUNTINFO = Path("/proc/self/mountinfo")
 
+PRIVATE_MARK = "#control"
+"""The end of the source of a FUSE mount below another view, so that it is not listed as a mount of a dataset."""
+
 STAGED = ".next"
 """The name of the folder on which a mount is made that will take the place of another one."""
 
@@ -41,7 +44,8 @@ class MountRecord:
     @property
     def is_dieselfs(self) -> bool:
         """Whether users see it as a mount of dieselfs. The private FUSE mount below another view is none."""
-        return self.source.startswith(SCHEME) and self.filesystem in BY_FILESYSTEM
+        is_private = self.source.endswith(PRIVATE_MARK)
+        return self.source.startswith(SCHEME) and not is_private and self.filesystem in BY_FILESYSTEM
 
     @property
     def view(self) -> str:
@@ -50,7 +54,7 @@ class MountRecord:
 
     @property
     def dataset(self) -> str:
-        """For a mount of dieselfs, whose source is `dl://DATASET`."""
+        """For a mount of dieselfs, whose source is `dl://DATASET[@TAG][/FOLDER]`."""
         return self.source.removeprefix(SCHEME)
 
 

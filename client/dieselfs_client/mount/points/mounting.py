@@ -4,6 +4,7 @@ All functions block; a daemon that serves the mount calls them in a worker threa
 """
 
 import ctypes
+import errno
 import logging
 import os
 import re
@@ -32,6 +33,7 @@ from dieselfs_client.mount.points.mount_table import (
 from dieselfs_client.mount.points.view_choice import VIEWS, Facts
 
 DEVICE = "/dev/fuse"
+_DENIED = "this machine or container does not allow mounts; 'dlcmd doctor' says what to change"
 IMAGE_READ_AHEAD_BYTES = 64 * KIB
 """The kernel reads this much around a missing page of a mapped file: four blocks of 16 KiB, instead of eight."""
 BDIS = Path("/sys/class/bdi")
@@ -164,9 +166,7 @@ def _mount_as_root(mountpoint: str, source: str, options: list[str], noexec: boo
     try:
         device = os.open(DEVICE, os.O_RDWR | os.O_CLOEXEC)
     except PermissionError as error:
-        raise MountDenied(
-            f"{DEVICE}: {error.strerror}; this machine or container does not allow mounts"
-        ) from None
+        raise MountDenied(f"{DEVICE}: {error.strerror}; {_DENIED}") from None
     except OSError as error:
         raise MountError(f"{DEVICE}: {error.strerror}; load the kernel module first: modprobe fuse") from None
     owner = f"user_id={os.getuid()},group_id={os.getgid()}"
@@ -222,7 +222,10 @@ def _mount_through_helper(
             check=False,
         )
         if done.returncode != 0:
-            raise MountError(f"{mountpoint}: {_first_line(done.stderr)}")
+            reason = _first_line(done.stderr)
+            if DEVICE in reason and any(os.strerror(code) in reason for code in (errno.EACCES, errno.EPERM)):
+                raise MountDenied(f"{mountpoint}: {reason}; {_DENIED}")
+            raise MountError(f"{mountpoint}: {reason}")
         _, descriptors, _, _ = socket.recv_fds(ours, 1, 1)
     if not descriptors:
         raise MountError(f"{mountpoint}: {helper} did not pass the descriptor of the mount")
@@ -234,7 +237,8 @@ def _helper() -> str:
     helper = shutil.which("fusermount3")
     if helper is None:
         raise MountError(
-            "fusermount3 is not installed, and only root can mount without it: apt install fuse3"
+            "fusermount3 is not installed, and only root can mount without it: apt install fuse3; or read the "
+            "dataset without it: dlcmd run DATASET -- COMMAND"
         )
     return helper
 
