@@ -39,7 +39,7 @@ def test_ls_imports_the_protocol_and_nothing_else(dlcmd: Dlcmd, server: RunningS
     assert loaded(dlcmd, "--server", server.unix, "ls", "-l", "dl://listed-lightly") == {"thriftpy2"}
 
 
-@pytest.mark.parametrize("module", ["click", "dieselfs.errors", "dieselfs_tools.commands.put"])
+@pytest.mark.parametrize("module", ["click", "dieselfs.errors", "dieselfs_tools.commands.copy"])
 def test_an_interruption_while_it_imports_is_one_line(dlcmd: Dlcmd, module: str) -> None:
     """The signal comes when the import of `module` begins."""
     code = f"""

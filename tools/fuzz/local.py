@@ -27,8 +27,8 @@ from dieselfs.telemetry.series import History, Recorded
 from dieselfs_client.mount.kernel import protocol
 from dieselfs_server.admission.quotas.holds import Holds
 from dieselfs_tools.cli.patterns import Patterns
-from dieselfs_tools.commands.rebuild import parse_time
-from dieselfs_tools.transfers.plans import SkippedSteps
+from dieselfs_tools.commands.maintain import parse_time
+from dieselfs_tools.commands.orders import SkippedSteps
 from fuzz.small_snapshot import small_snapshot
 from fuzz.target import Target, of_text
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from dieselfs.errors import EXIT_USAGE
-from dieselfs_tools.commands.chaos import NAMES
+from dieselfs_tools.commands.measure import NAMES
 from tests.support.dlcmd import Dlcmd
 
 needs_fuse = pytest.mark.skipif(not os.access("/dev/fuse", os.W_OK), reason="needs /dev/fuse")

@@ -3,7 +3,7 @@
 import pytest
 
 from dieselfs.errors import EXIT_NOT_FOUND, EXIT_USAGE, InvalidInput
-from dieselfs_tools.commands.rebuild import parse_time
+from dieselfs_tools.commands.maintain import parse_time
 from tests.support.dlcmd import Dlcmd
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from dieselfs.errors import EXIT_USAGE
 from dieselfs_client.daemon import control
-from dieselfs_tools.commands.top import _shown, _unmounted
+from dieselfs_tools.commands.watch import _shown, _unmounted
 from dieselfs_tools.observe.watching import Seen
 from tests.support.dlcmd import COMMAND, TIMEOUT_S, Dlcmd, wait_until
 from tests.tools.observe.test_diagnosis import SERVER, SLOW

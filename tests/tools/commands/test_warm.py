@@ -6,7 +6,7 @@ from dieselfs.cluster.warmth import Warmth
 from dieselfs.errors import EXIT_NOT_FOUND, InvalidInput
 from dieselfs_client.mount.control.warmth import MountWarmth
 from dieselfs_tools.cli.output import Output
-from dieselfs_tools.commands.warm import parse_share, rest_of
+from dieselfs_tools.commands.memory import parse_share, rest_of
 from tests.support.dlcmd import Dlcmd
 
 

@@ -110,10 +110,26 @@ GROUPS = {
         "completion": "Print the completion script of a shell.",
     },
 }
-"""Verb and short help, in the groups of `--help`. The verb `x` is the command `x` of the module
-`dieselfs_tools.commands.x` (`module_of`).
-"""
+"""Verb and short help, in the groups of `--help`."""
 VERBS = {verb: brief for group in GROUPS.values() for verb, brief in group.items()}
+_MODULES = {
+    "accounts": ("user", "group"),
+    "archives": ("import", "attach", "detach", "export"),
+    "copy": ("put", "sync", "get", "cp", "mv"),
+    "limits": ("quota", "limit", "usage"),
+    "look": ("ls", "stat", "info", "du", "find", "tree", "cat", "head"),
+    "maintain": ("fsck", "purge", "rebuild", "rm", "rb"),
+    "measure": ("bench", "plan", "chaos"),
+    "memory": ("warm", "cache"),
+    "mounts": ("mount", "umount", "mounts", "run", "upgrade"),
+    "orders": ("shuffle", "which"),
+    "serve": ("server", "dashboard", "metrics", "doctor"),
+    "settings": ("config", "completion"),
+    "versions": ("tag", "snapshot", "diff", "check", "verify"),
+    "watch": ("top", "why", "report"),
+}
+"""Module of `dieselfs_tools.commands`, and its verbs: each is a command of the same name."""
+MODULE_OF = {verb: module for module, verbs in _MODULES.items() for verb in verbs}
 ONE_LINE = (
     ("mount", "umount"),
     ("cat", "head"),
@@ -163,11 +179,6 @@ Exit codes:
   141  the reader of the output closed the pipe"""
 
 
-def module_of(verb: str) -> str:
-    """The last name of a verb's module, and of its function: words of Python get an underscore."""
-    return f"{verb}_" if iskeyword(verb) else verb
-
-
 def _lines(verbs: Mapping[str, str]) -> Iterator[tuple[str, str]]:
     """The lines of a group of `--help`."""
     others = {first: rest for first, *rest in ONE_LINE}
@@ -186,8 +197,9 @@ class _Verbs(options.VerbGroup):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in VERBS:
             return None
-        name = module_of(cmd_name)
-        command: click.Command = getattr(import_module(f"dieselfs_tools.commands.{name}"), name)
+        name = f"{cmd_name}_" if iskeyword(cmd_name) else cmd_name
+        module = import_module(f"dieselfs_tools.commands.{MODULE_OF[cmd_name]}")
+        command: click.Command = getattr(module, name)
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:

@@ -1,0 +1,388 @@
+"""The verbs for versions and their differences: `tag`, `snapshot`, `diff`, `check` and `verify`."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from dieselfs.errors import EXIT_OK, EXIT_PARTIAL
+from dieselfs.names import SCHEME, Location, is_location, printable
+from dieselfs.rpc.records import TagRecord
+from dieselfs.units import count, format_time
+from dieselfs_tools.cli import options
+from dieselfs_tools.cli.patterns import Patterns
+from dieselfs_tools.cli.progress import Reading, shown
+from dieselfs_tools.cli.session import Session
+
+if TYPE_CHECKING:
+    from dieselfs import Dataset
+    from dieselfs.snapshot.format import SnapshotHeader
+    from dieselfs.snapshot.reader import Snapshot
+    from dieselfs.snapshot.store import SnapshotStore
+    from dieselfs.transfer.tree_digest import TreeDigest
+
+
+tag = options.verb_group(
+    "tag",
+    "A tag names a generation of a dataset and protects it from changes and purge. Read it as dl://DATASET@TAG.",
+    "dlcmd tag add dl://pets v1",
+    "dlcmd mount pets@v1 /mnt/pets",
+)
+
+
+@options.verb(
+    "add",
+    "dlcmd tag add dl://pets v1",
+    "dlcmd tag add --generation 41 dl://pets before-cleaning",
+    group=tag,
+)
+@click.argument("dataset", type=options.DATASET, metavar="dl://DATASET")
+@click.argument("name", metavar="TAG")
+@click.option("--generation", type=click.IntRange(0), default=0, help="The generation to tag. [the newest]")
+@options.dry_run
+def tag_add(session: Session, dataset: str, name: str, generation: int, is_dry_run: bool) -> int:
+    """Tag a generation. A tag cannot be moved: remove it to use the name again."""
+    fields: dict[str, object] = {"dataset": dataset, "tag": name}
+    if is_dry_run:
+        session.client.dataset(dataset)
+        return session.output.summary(f"would tag dl://{dataset} as {name}", {"dry_run": True, **fields})
+    made = session.client.put_tag(dataset, name, generation)
+    text = f"generation {made.generation} of {dataset} is kept as dl://{dataset}@{name}/"
+    return session.output.summary(text, {**fields, **_tag_fields(made)})
+
+
+@options.verb("ls", "dlcmd tag ls dl://pets", "dlcmd tag ls --json dl://pets", group=tag)
+@click.argument("dataset", type=options.DATASET, metavar="dl://DATASET")
+def tag_ls(session: Session, dataset: str) -> int:
+    """List the tags of a dataset."""
+    tags, output = session.client.tags(dataset), session.output
+    for found in tags:
+        when = format_time(found.updated_ns // 10**9)
+        size = output.size(found.total_bytes)
+        text = f"{when}  generation {found.generation:<8} {count(found.files, 'file')}, {size}  {found.name}"
+        output.record("tag", text, {"dataset": dataset, **_tag_fields(found)})
+    return output.summary("", {"tags": len(tags)})
+
+
+@options.verb("rm", "dlcmd tag rm dl://pets v1", "dlcmd tag rm -n dl://pets v1", group=tag)
+@click.argument("dataset", type=options.DATASET, metavar="dl://DATASET")
+@click.argument("name", type=options.TAG, metavar="TAG")
+@options.dry_run
+def tag_rm(session: Session, dataset: str, name: str, is_dry_run: bool) -> int:
+    """Remove a tag. A later purge frees the space that only this tag used."""
+    fields: dict[str, object] = {"dataset": dataset, "tag": name, "dry_run": is_dry_run}
+    if is_dry_run:
+        return session.output.summary(f"would remove tag {name} of {dataset}", fields)
+    session.client.delete_tag(dataset, name)
+    return session.output.summary(f"tag {name} of {dataset} is removed", fields)
+
+
+def _tag_fields(record: TagRecord) -> dict[str, object]:
+    return {
+        "tag": record.name,
+        "generation": record.generation,
+        "updated_ns": record.updated_ns,
+        "files": record.files,
+        "bytes": record.total_bytes,
+        "digest": record.digest.hex(),
+    }
+
+
+KEPT = 1
+"""Snapshots of each dataset that `prune` leaves."""
+
+snapshot = options.verb_group(
+    "snapshot",
+    "A snapshot holds the names, sizes and places of all files of a generation. It is signed by the servers.",
+    "dlcmd snapshot save dl://pets pets.snapshot",
+    "dlcmd mount ./pets.snapshot /mnt/pets",
+)
+
+
+@options.verb(
+    "save",
+    "dlcmd snapshot save dl://pets pets.snapshot",
+    "dlcmd snapshot save dl://pets@v1 /shared/snapshots/    # for DIESELFS_SNAPSHOTS",
+    group=snapshot,
+)
+@click.argument("dataset", type=options.STATE, metavar="dl://DATASET[@TAG]")
+@click.argument("target", type=click.Path(), metavar="FILE|FOLDER/")
+@click.option("--generation", type=click.IntRange(0), default=0, help="The generation. [the newest]")
+@options.dry_run
+def snapshot_save(session: Session, dataset: str, target: str, generation: int, is_dry_run: bool) -> int:
+    """Save a snapshot as a file, which 'dlcmd mount ./FILE' mounts while the metadata of the servers is away.
+
+    In a folder, it gets the place where the setting 'snapshots' looks for it.
+    """
+    from dieselfs.snapshot.store import save_snapshot
+
+    data = session.dataset(dataset, generation, job="")
+    fields: dict[str, object] = {"dataset": dataset, "generation": data.generation}
+    if is_dry_run:
+        text = f"would save generation {data.generation} of {dataset} to {target}"
+        return session.output.summary(text, {**fields, "file": target, "dry_run": True})
+    path = save_snapshot(data.snapshot, target)
+    text = f"generation {data.generation} of {dataset} is saved to {path}"
+    return session.output.summary(text, {**fields, "file": path})
+
+
+@options.verb("ls", "dlcmd snapshot ls", "dlcmd snapshot ls --json", group=snapshot)
+def snapshot_ls(session: Session) -> int:
+    """List the snapshots that are stored on this machine for you."""
+    stored = _store(session).stored()
+    for one in stored:
+        _print(session, one.header, one.source, {"file": one.source, "file_bytes": one.header.file_length})
+    return session.output.summary(
+        "", {"snapshots": len(stored), "file_bytes": sum(one.header.file_length for one in stored)}
+    )
+
+
+@options.verb("log", "dlcmd snapshot log dl://pets", "dlcmd snapshot log --json pets", group=snapshot)
+@click.argument("dataset", type=options.DATASET, metavar="dl://DATASET")
+def snapshot_log(session: Session, dataset: str) -> int:
+    """List the generations that can be read: those with a tag, and those whose snapshots the server still has."""
+    newest = session.client.dataset(dataset)
+    names: dict[tuple[int, int], list[str]] = {}
+    states = {(newest.updated_ns, newest.generation): (newest.files, newest.total_bytes)}
+    for found in session.client.tags(dataset, with_kept=True):
+        state = found.updated_ns, found.generation
+        states[state] = found.files, found.total_bytes
+        if found.name:
+            names.setdefault(state, []).append(found.name)
+    for updated_ns, generation in sorted(states):
+        files, total_bytes = states[updated_ns, generation]
+        tags = names.get((updated_ns, generation), [])
+        marks = [f"@{name}" for name in tags]
+        marks += ["newest"] * ((updated_ns, generation) == (newest.updated_ns, newest.generation))
+        text = (
+            f"{format_time(updated_ns // 10**9)}  generation {generation:<8} {count(files, 'file')}, "
+            f"{session.output.size(total_bytes)}  {' '.join(marks)}"
+        )
+        fields = {
+            "dataset": dataset,
+            "generation": generation,
+            "updated_ns": updated_ns,
+            "files": files,
+            "bytes": total_bytes,
+            "tags": tags,
+        }
+        session.output.record("generation", text.rstrip(), fields)
+    return session.output.summary("", {"generations": len(states)})
+
+
+@options.verb(
+    "diff",
+    "dlcmd snapshot diff ./monday.snapshot dl://pets",
+    "dlcmd snapshot diff dl://pets@v1/train ./monday.snapshot",
+    group=snapshot,
+)
+@click.argument("first", type=options.MOUNTABLE, metavar="FILE|dl://DATASET[@TAG]/FOLDER")
+@click.argument("second", type=options.MOUNTABLE, metavar="FILE|dl://DATASET[@TAG]/FOLDER")
+@options.filters
+def snapshot_diff(
+    session: Session, first: Location | Path, second: Location | Path, patterns: Patterns
+) -> int:
+    """Print what differs between two snapshots, as 'dlcmd diff' does, without reading the bytes of files.
+
+    Files whose parts are stored differently count as changed. Exit code 2: they differ.
+    """
+    from dieselfs_tools.transfers.differences import differences, print_differences
+    from dieselfs_tools.transfers.trees import StoredTree
+
+    opened = [_opened(session, place) for place in (first, second)]
+    old, new = (StoredTree(found, folder) for found, folder in opened)
+
+    def parts(number: int, tree: StoredTree, path: bytes) -> list[tuple[int, bytes]]:
+        found = opened[number][0].extents(tree.nodes[path])
+        return [(extent.length, extent.digest) for extent in found]
+
+    def has_same_content(path: bytes) -> bool:
+        return parts(0, old, path) == parts(1, new, path)
+
+    wanted = old.selected(patterns)
+    return print_differences(
+        session.output, differences(wanted, new.selected(patterns), has_same_content), len(wanted)
+    )
+
+
+@options.verb("prune", "dlcmd snapshot prune", "dlcmd snapshot prune -n --keep 2", group=snapshot)
+@click.option(
+    "--keep",
+    type=click.IntRange(0),
+    default=KEPT,
+    help="Number of snapshots to keep of each dataset.",
+    show_default=True,
+)
+@options.dry_run
+def snapshot_prune(session: Session, keep: int, is_dry_run: bool) -> int:
+    """Remove snapshots that are stored on this machine for you, except the newest. Mounts keep what they have open."""
+    store, removed_bytes = _store(session), 0
+    old: list[Snapshot] = []
+    newer: dict[bytes, int] = {}
+    for one in store.stored():  # the newest of a dataset first
+        newer[one.header.dataset_id] = newer.get(one.header.dataset_id, 0) + 1
+        if newer[one.header.dataset_id] > keep:
+            old.append(one)
+    for one in old:
+        removed_bytes += one.header.file_length if is_dry_run else store.remove(one)
+        _print(session, one.header, one.source, {"file": one.source, "file_bytes": one.header.file_length})
+    done = "would remove" if is_dry_run else "removed"
+    text = f"{done} {count(len(old), 'snapshot')}, {session.output.size(removed_bytes)}"
+    fields = {"snapshots": len(old), "file_bytes": removed_bytes, "dry_run": is_dry_run}
+    return session.output.summary(text, fields)
+
+
+def _store(session: Session) -> "SnapshotStore":
+    from dieselfs.settings import Settings
+    from dieselfs.snapshot.store import SnapshotStore
+
+    return SnapshotStore.of(Settings.load(session.server, session.key_file))
+
+
+def _opened(session: Session, place: Location | Path) -> "tuple[Snapshot, bytes]":
+    """A snapshot, and the folder in it. A file is verified; whether its signer is trusted matters where it is used."""
+    from dieselfs.snapshot.reader import Snapshot
+    from dieselfs.snapshot.signature import check_snapshot_signature
+
+    if isinstance(place, Location):
+        return session.dataset(place.state, job="").snapshot, place.path
+    found = Snapshot.open(place)
+    found.verify()
+    check_snapshot_signature(found.header, found.source)
+    return found, b""
+
+
+def _print(session: Session, header: "SnapshotHeader", path: str, fields: dict[str, object]) -> None:
+    text = (
+        f"{format_time(header.updated_ns // 10**9)}  generation {header.generation:<8} "
+        f"{count(header.files, 'file')}, {session.output.size(header.file_length)}  dl://{header.dataset}  {path}"
+    )
+    stated = {
+        "dataset": header.dataset,
+        "generation": header.generation,
+        "updated_ns": header.updated_ns,
+        "files": header.files,
+        "bytes": header.total_bytes,
+        "digest": header.digest.hex(),
+    }
+    session.output.record("snapshot", text, {**stated, **fields})
+
+
+@options.verb(
+    "diff",
+    "dlcmd diff dl://pets@v1 dl://pets@v2",
+    "dlcmd diff dl://pets@v1/train dl://pets/train",
+)
+@click.argument("first", type=options.LOCATION, metavar="dl://DATASET[@TAG]/FOLDER")
+@click.argument("second", type=options.LOCATION, metavar="dl://DATASET[@TAG]/FOLDER")
+@options.filters
+def diff(session: Session, first: Location, second: Location, patterns: Patterns) -> int:
+    """Print what differs between two folders: '+' only in the second, '-' only in the first, '*' other content, type or
+    target, '~' other mode or time.
+
+    Contents are compared by their digests; only large files whose parts are stored differently are read. Exit code 2:
+    they differ.
+    """
+    from dieselfs_tools.transfers.differences import differences, print_differences
+    from dieselfs_tools.transfers.trees import StoredTree
+
+    datasets = [session.dataset(place.state) for place in (first, second)]
+    old, new = (
+        StoredTree(dataset.snapshot, place.path)
+        for dataset, place in zip(datasets, (first, second), strict=True)
+    )
+
+    def has_same_content(path: bytes) -> bool:
+        return _has_same_content((datasets[0], old.nodes[path]), (datasets[1], new.nodes[path]))
+
+    wanted = old.selected(patterns)
+    found = differences(wanted, new.selected(patterns), has_same_content)
+    return print_differences(session.output, found, len(wanted))
+
+
+def _has_same_content(first: "tuple[Dataset, int]", second: "tuple[Dataset, int]") -> bool:
+    """Whether two files of equal size have equal bytes. Raises Damaged, Unavailable if they must be read."""
+    from dieselfs.transfer.tree_digest import content_digest
+
+    parts, others = (
+        [(extent.length, extent.digest) for extent in dataset.snapshot.extents(node)]
+        for dataset, node in (first, second)
+    )
+    if parts == others:
+        return True
+    if [length for length, _ in parts] == [length for length, _ in others]:
+        return False
+    digests = {content_digest(dataset.snapshot, dataset.chunks, node) for dataset, node in (first, second)}
+    return len(digests) == 1
+
+
+@options.verb(
+    "check",
+    "dlcmd check ./imagenet/ dl://imagenet/          # after `put -r` with the same names",
+    "dlcmd check --quick ./imagenet/ dl://imagenet@v1/",
+)
+@click.argument("source", metavar="SOURCE")
+@click.argument("location", type=options.LOCATION, metavar="dl://DATASET[@TAG]/PATH")
+@options.filters
+@options.flag("--quick", "is_quick", text="Compare types, sizes, modes and times; read no file.")
+def check(
+    session: Session,
+    source: str,
+    location: Location,
+    patterns: Patterns,
+    is_quick: bool,
+) -> int:
+    """Compare a local folder with what a dataset has of it, and print the differences: '+' only local, '-' only
+    stored, '*' other content, type or target, '~' other mode or time. The slashes mean what they mean for 'put'.
+
+    Local files are read and compared with the digests in the dataset; nothing is downloaded. Exit code 2: something
+    differs, or could not be read.
+    """
+    from dieselfs_tools.transfers.check_runner import run_check
+
+    return run_check(session, source, location, patterns, is_quick)
+
+
+@options.verb(
+    "verify",
+    "dlcmd verify dl://pets@v1        # read every byte of a tag",
+    "dlcmd verify ./pets              # a folder with the same content has the same digest",
+    "dlcmd verify --quick dl://pets   # believe the digests of the signed snapshot",
+)
+@click.argument("source", type=options.SOURCE, metavar="dl://DATASET[@TAG]|FOLDER")
+@options.flag("--quick", "is_quick", text="Of a dataset, read only the files that span chunks.")
+def verify(session: Session, source: str, is_quick: bool) -> int:
+    """Read a dataset, or a local folder, and print one digest of its paths, contents and link targets.
+
+    Equal trees have equal digests, however their files are stored; modes and times do not count. Exit code 0: all
+    bytes are those that were stored; 5: some are not; 2: a local folder has devices, pipes or sockets, left out here.
+    """
+    from dieselfs.transfer.tree_digest import TreeDigest, digest_of_folder, digest_of_snapshot
+
+    output, tree = session.output, TreeDigest()
+    fields: dict[str, object]
+    if is_location(source):
+        state = options.dataset_state(source)
+        dataset = session.dataset(state)
+        total_bytes = int(dataset.snapshot.column("extent_lengths").sum())
+
+        def reading() -> Reading:
+            return Reading(0, tree.read_bytes, 0, total_bytes, None, not is_quick, "")
+
+        with shown(output, "verify", reading):
+            digest_of_snapshot(dataset.snapshot, dataset.chunks, is_quick, tree)
+        name = f"{SCHEME}{state}"
+        fields = {"dataset": state, "generation": dataset.snapshot.generation, "quick": is_quick}
+    else:
+        with shown(output, "verify", lambda: Reading(0, tree.read_bytes, 0, 0, None, False, "")):
+            digest_of_folder(source, tree)
+        name, fields = source, {"folder": source}
+    output.record("digest", f"{tree.hex()}  {name}", {"digest": tree.hex(), **fields})
+    for path in tree.skipped:
+        output.error(f"{source}: {printable(path)}: neither file, folder nor link; left out")
+    return output.summary(_covered(tree, session), fields, EXIT_PARTIAL if tree.skipped else EXIT_OK)
+
+
+def _covered(tree: "TreeDigest", session: Session) -> str:
+    parts = [count(tree.files, "file"), count(tree.folders, "folder"), count(tree.links, "link")]
+    return f"verified {', '.join(parts)} ({session.output.size(tree.total_bytes)})"
