@@ -166,7 +166,7 @@ def metrics(session: Session, listen: "TcpAddress | None", textfile: str | None)
         raise InvalidInput("--listen and --textfile exclude each other")
     if listen is not None:
         return _serve(session, listen)
-    from dieselfs.telemetry.report import prometheus_text
+    from dieselfs.telemetry.http import prometheus_text
 
     found = _reports()
     if textfile is None and not session.output.is_json:
