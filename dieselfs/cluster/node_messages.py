@@ -1,8 +1,7 @@
 """Messages between a reading process and the daemon of its node (`docs/reference/shared-memory.md`). No I/O.
 
-Each message is one packet: a head with its kind and the number of its request, and a body. It is not Thrift, which
-could pass descriptors too, because readers ask here for each chunk that they map: a request takes 75 to 100 µs; with
-Thrift it took 134 to 190 µs, and twice the CPU of the reader.
+Each message is one packet: a head with its kind and the number of its request, and a body. The page says why it is not
+Thrift.
 """
 
 import struct

@@ -19,6 +19,7 @@ from dieselfs.cluster.daemon import MasterWatch
 from dieselfs.cluster.member import Member
 from dieselfs.cluster.node_client import NodeClient
 from dieselfs.cluster.node_lock import NodeLock
+from dieselfs.cluster.peer_client import PeerClient
 from dieselfs.cluster.warmth import Warmth
 from dieselfs.errors import DieselfsError, Unavailable
 from dieselfs.limits import (
@@ -287,19 +288,18 @@ class JobRole:
         return await answers_of(self._others(), self._ask_report, window, self._report_threads)
 
     def _ask_report(self, member: Member, window: Window | None) -> bytes:
-        """Called from threads."""
-        part = self._part
-        if part is None:
-            raise Unavailable(f"job {self._config.job.name}: this node has not joined yet")
-        return part.peers.report(member, window)
+        return self._peers().report(member, window)
 
     def _others(self) -> Members:
         """The masters in other processes: of the other nodes, and of this node unless it is this daemon."""
         return self._present[1:] if self._pool else self._present
 
     def _ask(self, member: Member, is_to_warm: bool) -> Warmth:
-        """Called from threads."""
+        return self._peers().warmth(member, is_to_warm)
+
+    def _peers(self) -> PeerClient:
+        """Called from threads. Raises Unavailable before this node is in the job."""
         part = self._part
         if part is None:
             raise Unavailable(f"job {self._config.job.name}: this node has not joined yet")
-        return part.peers.warmth(member, is_to_warm)
+        return part.peers

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dieselfs.names import CONTROL_FOLDER, SCHEME
-from dieselfs_client.mount.points.view_choice import BY_FILESYSTEM, VIEWS, view_of
+from dieselfs.settings.table import FUSE
+from dieselfs_client.mount.points.view_choice import BY_FILESYSTEM, VIEWS
 
 MOUNT_PROBE_TIMEOUT_S = 2.0
 """A mount that does not answer `statfs` within this time hangs, but is not dead."""
@@ -50,7 +51,7 @@ class MountRecord:
     @property
     def view(self) -> str:
         """The view, of a mount of dieselfs."""
-        return view_of(self.filesystem)
+        return BY_FILESYSTEM.get(self.filesystem, FUSE)
 
     @property
     def dataset(self) -> str:

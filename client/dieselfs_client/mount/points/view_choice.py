@@ -115,10 +115,5 @@ def after_refusal(left: list[Choice], refused: str) -> list[Choice]:
     return [Choice(view, "; ".join(filter(None, (reason, refused)))) for view, reason in left]
 
 
-def view_of(filesystem: str) -> str:
-    """The view whose visible mount has this type."""
-    return BY_FILESYSTEM.get(filesystem, FUSE)
-
-
 def _version(number: tuple[int, int]) -> str:
     return ".".join(map(str, number))

@@ -2,7 +2,14 @@ import pytest
 
 from dieselfs.errors import MountError
 from dieselfs.settings.table import AUTO, FUSE, IMAGE, OVERLAY
-from dieselfs_client.mount.points.view_choice import Choice, Facts, after_refusal, choices, obstacle, view_of
+from dieselfs_client.mount.points.view_choice import (
+    BY_FILESYSTEM,
+    Choice,
+    Facts,
+    after_refusal,
+    choices,
+    obstacle,
+)
 
 ROOT = Facts(may_mount=True, is_in_user_namespace=False, linux=(6, 18))
 NAMESPACE = Facts(may_mount=True, is_in_user_namespace=True, linux=(6, 18))
@@ -48,4 +55,4 @@ def test_a_refusal_is_the_reason_of_the_views_that_are_left() -> None:
 
 
 def test_the_type_of_a_mount_names_its_view() -> None:
-    assert [view_of(kind) for kind in ("erofs", "overlay", "fuse.dieselfs")] == [IMAGE, OVERLAY, FUSE]
+    assert [BY_FILESYSTEM[kind] for kind in ("erofs", "overlay", "fuse.dieselfs")] == [IMAGE, OVERLAY, FUSE]
