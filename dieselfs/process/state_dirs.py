@@ -64,7 +64,7 @@ def locked(path: Path, timeout_s: float = 0.0, opened: Callable[[Path], int] = _
     has the lock after `timeout_s`; OSError.
     """
     end_s = time.monotonic() + timeout_s
-    while (descriptor := _try_lock(path, opened)) is None:
+    while (descriptor := try_lock(path, opened)) is None:
         if time.monotonic() >= end_s:
             raise BlockingIOError(f"another process has locked {path}")
         time.sleep(_POLL_S)
@@ -74,7 +74,10 @@ def locked(path: Path, timeout_s: float = 0.0, opened: Callable[[Path], int] = _
         os.close(descriptor)
 
 
-def _try_lock(path: Path, opened: Callable[[Path], int]) -> int | None:
+def try_lock(path: Path, opened: Callable[[Path], int]) -> int | None:
+    """A descriptor of the file or folder at `path`, locked while it, or a copy of it, is open; None if another process
+    has the lock. Raises OSError as `opened`.
+    """
     while True:
         descriptor = opened(path)
         try:

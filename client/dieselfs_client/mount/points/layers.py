@@ -8,20 +8,19 @@ Each mount has a base of its own, because its daemon may serve open files long a
 The processes of a mount hold a lock on the base; a base without that lock is removed at the next mount.
 """
 
-import fcntl
 import json
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Self
 
 from dieselfs.errors import MountError
 from dieselfs.names import CONTROL_FOLDER, SCHEME
-from dieselfs.process.state_dirs import is_at, make_private, runtime_folder
+from dieselfs.process.state_dirs import locked, make_private, runtime_folder, try_lock
 from dieselfs.settings.table import FUSE
 from dieselfs_client.mount.points import utab
 from dieselfs_client.mount.points.mount_table import MOUNTINFO, STAGED, is_staged, mount_at, parse_mountinfo
@@ -109,13 +108,9 @@ def make_base(*names: str) -> tuple[str, int]:
         make_private(folder)
         while True:
             base = tempfile.mkdtemp("", f"{os.getpid()}-", folder)
-            with suppress(FileNotFoundError):  # another process removed it before it was locked
-                descriptor = os.open(base, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-                with suppress(BlockingIOError):  # as above
-                    fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                    if is_at(Path(base), descriptor):
-                        break
-                os.close(descriptor)
+            with suppress(FileNotFoundError):  # another process removes it before it is locked
+                if (descriptor := try_lock(Path(base), _open_base)) is not None:
+                    break
         for name in names or (_FUSE, EMPTY):
             os.mkdir(os.path.join(base, name), 0o700)
     except OSError as error:
@@ -195,18 +190,12 @@ def remove_bases() -> None:
     """Remove the bases of this user that no process holds: all processes of their mounts were killed."""
     with suppress(OSError):
         for entry in os.scandir(bases_folder()):
-            with suppress(OSError), _locked_base(entry.path):
+            with suppress(OSError), locked(Path(entry.path), opened=_open_base):
                 _clear_base(entry.path, is_cut_off=True)
 
 
-@contextmanager
-def _locked_base(base: str) -> Iterator[None]:
-    descriptor = os.open(base, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        yield
-    finally:
-        os.close(descriptor)
+def _open_base(base: Path) -> int:
+    return os.open(base, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
 
 
 def _clear_base(base: str, is_cut_off: bool) -> None:

@@ -4,18 +4,16 @@ umount(8) refuses a path on which another mount is: the control tree of a view. 
 `umount.dieselfs` instead, if that is in `/sbin`.
 """
 
-import fcntl
 import os
 import tempfile
-import time
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, suppress
 from pathlib import Path
+
+from dieselfs.process.state_dirs import locked
 
 UTAB = Path("/run/mount/utab")
 HELPER = Path("/sbin/umount.dieselfs")
 LOCK_TIMEOUT_S = 2.0
-_POLL_S = 0.02
 
 
 def with_entry(table: str, source: str, mountpoint: str) -> str:
@@ -77,20 +75,10 @@ def _replace(table: str) -> None:
         raise
 
 
-@contextmanager
-def _locked() -> Iterator[None]:
+def _locked() -> AbstractContextManager[int]:
     """Hold the lock that mount(8) and umount(8) hold while they change the table."""
-    end_s = time.monotonic() + LOCK_TIMEOUT_S
-    descriptor = os.open(f"{UTAB}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644)
-    try:
-        while True:
-            try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except BlockingIOError:
-                if time.monotonic() > end_s:
-                    raise
-                time.sleep(_POLL_S)
-        yield
-    finally:
-        os.close(descriptor)
+    return locked(UTAB.with_name(f"{UTAB.name}.lock"), LOCK_TIMEOUT_S, _open_lock)
+
+
+def _open_lock(path: Path) -> int:
+    return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644)
