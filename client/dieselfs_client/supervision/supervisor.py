@@ -462,34 +462,15 @@ class Supervisor:
         is_failed = self._was_ready and self._outcome is not None and self._outcome[0] != EXIT_OK
         is_stopped = self._was_told_to_stop and not self._was_ready
         if not is_failed and (self._is_abandoned or not self._is_unmounted or is_stopped):
-            _remove_mount(self._state.mountpoint, self._state.device, is_stopped)
+            # Imported here, as it would double the memory of the supervisor.
+            from dieselfs_client.mount.points.layers import remove_mount
+
+            remove_mount(self._state.mountpoint, self._state.device, is_stopped)
 
     def _is_dead(self, reason: str) -> str:
         place = self._state.mountpoint
         end = "; reads fail until it is unmounted or mounted again (dlcmd umount, dlcmd mount)"
         return f"{place}: {reason}{end if self._was_ready else ''}"
-
-
-def _remove_mount(mountpoint: str, device: str, is_stopped: bool = False) -> None:
-    """Remove what a mount whose daemon is gone leaves: unmount, if the mount with this `major:minor` still exists, with
-    its layers; remove bases that nobody holds.
-
-    `is_stopped`: an operator has stopped the mount before it was ready, so dead mounts whose place it was to take go
-    too. It imports what it needs when it is called: that would double the memory of the supervisor.
-    """
-    from dieselfs.errors import MountError
-    from dieselfs_client.mount.points.layers import remove_bases
-    from dieselfs_client.mount.points.mount_table import mount_at
-    from dieselfs_client.mount.points.mounting import unmount, unmount_dead
-
-    record = mount_at(mountpoint)
-    if record is not None and record.device == device:
-        with contextlib.suppress(MountError):  # another process has unmounted it
-            unmount(mountpoint, lazily=True, is_cut_off=True)
-    if is_stopped:
-        with contextlib.suppress(MountError):  # a live one is below
-            unmount_dead(mountpoint)
-    remove_bases()
 
 
 def main() -> None:

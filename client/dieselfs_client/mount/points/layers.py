@@ -186,6 +186,23 @@ def remove_base(layers: Layers) -> None:
     _clear_base(layers.base, is_cut_off=False)
 
 
+def remove_mount(mountpoint: str, device: str, is_stopped: bool = False) -> None:
+    """Remove what a mount whose daemon is gone leaves: unmount, if the mount with this `major:minor` still exists, with
+    its layers; remove bases that nobody holds.
+
+    `is_stopped`: an operator has stopped the mount before it was ready, so dead mounts whose place it was to take go
+    too.
+    """
+    record = mount_at(mountpoint)
+    if record is not None and record.device == device:
+        with suppress(MountError):  # another process has unmounted it
+            unmount(mountpoint, lazily=True, is_cut_off=True)
+    if is_stopped:
+        with suppress(MountError):  # a live one is below
+            unmount_dead(mountpoint)
+    remove_bases()
+
+
 def remove_bases() -> None:
     """Remove the bases of this user that no process holds: all processes of their mounts were killed."""
     with suppress(OSError):
