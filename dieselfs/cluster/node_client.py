@@ -8,8 +8,8 @@ import hashlib
 import os
 import socket
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
@@ -96,31 +96,33 @@ class NodeConnection:
         except OSError as error:
             raise Unavailable(f"no daemon at {path}: {error.strerror or 'no answer in time'}") from None
         try:
-            with self._exchanged(messages.Hello(digest=digest)) as (answer, _):
-                if not isinstance(answer, messages.Welcome):
-                    raise ProtocolError(f"the daemon at {path} answers a greeting with {answer}")
+            answer, _ = self._exchange(messages.Hello(digest=digest))
+            if not isinstance(answer, messages.Welcome):
+                raise ProtocolError(f"the daemon at {path} answers a greeting with {answer}")
         except BaseException:
             self.close()
             raise
 
     def memory(self, chunk: int, length_bytes: int, wanted_bytes: int) -> Memory | None:
         """The payload of a chunk of `length_bytes`; None if the daemon does not hold the chunk, and does not fetch it
-        for `wanted_bytes`, or if this process cannot map what it has sent.
+        for `wanted_bytes`.
 
-        Raises the daemon's refusal (the connection stays open), or Unavailable or ProtocolError (it is closed).
+        Raises the daemon's refusal, and Damaged or Unavailable if this process cannot map what it has sent (the
+        connection stays open), or Unavailable or ProtocolError (it is closed).
         """
         # The first is the daemon's own timeout, after which it sends a refusal.
         self._socket.settimeout(NODE_CHUNK_TIMEOUT_S + NODE_HELLO_TIMEOUT_S)
-        with self._exchanged(messages.ChunkRequest(chunk, wanted_bytes)) as (answer, descriptor):
+        answer, descriptor = self._exchange(messages.ChunkRequest(chunk, wanted_bytes))
+        try:
             if isinstance(answer, messages.SegmentReply) and descriptor is not None:
-                with suppress(DieselfsError):
-                    return (
-                        map_sealed(descriptor, length_bytes) if answer.length_bytes == length_bytes else None
-                    )
-                return None
+                return map_sealed(descriptor, length_bytes) if answer.length_bytes == length_bytes else None
             if isinstance(answer, messages.Absent):
                 return None
+            self.close()
             raise ProtocolError(f"the daemon answers the request for a chunk with {answer}")
+        finally:
+            if descriptor is not None:
+                os.close(descriptor)
 
     def members(self, known_version: int) -> NodeMembers:
         """The members of the daemon's job, unless their version is `known_version`; 0: none are known.
@@ -128,7 +130,8 @@ class NodeConnection:
         Raises as `memory`; InvalidInput if the daemon is of no job.
         """
         self._socket.settimeout(NODE_HELLO_TIMEOUT_S)
-        with self._exchanged(messages.MembersRequest(known_version)) as (answer, descriptor):
+        answer, descriptor = self._exchange(messages.MembersRequest(known_version))
+        try:
             if isinstance(answer, messages.MembersReply):
                 if descriptor is None and answer.version == known_version:
                     return NodeMembers(answer.version, None)
@@ -139,17 +142,19 @@ class NodeConnection:
                     encoded = map_sealed(descriptor, answer.length_bytes)[0 : answer.length_bytes]
                     return NodeMembers(answer.version, tuple(map(Member.of, decode_members(encoded))))
             raise ProtocolError(f"the daemon answers the request for members with {answer}")
+        except DieselfsError:
+            self.close()
+            raise
+        finally:
+            if descriptor is not None:
+                os.close(descriptor)
 
-    @contextmanager
-    def _exchanged(
-        self, request: messages.Message
-    ) -> Iterator[tuple[messages.Message | messages.Unknown, int | None]]:
-        """The answer, and the descriptor that came with it, until the end of the block. Any error but a refusal, also
-        in the block, closes the connection.
+    def _exchange(self, request: messages.Message) -> tuple[messages.Message | messages.Unknown, int | None]:
+        """The answer, and the descriptor that came with it, which the caller closes. Any error but a refusal closes the
+        connection.
         """
         number = next(self._numbers)
         descriptors: list[int] = []
-        refusal = None
         try:
             self._socket.send(messages.encode(number, request))
             packet, flags = receive_with_descriptors(self._socket, NODE_PACKET_BYTES_MAX, descriptors)
@@ -160,10 +165,8 @@ class NodeConnection:
             answered, answer = messages.decode(packet)
             if answered != number:
                 raise ProtocolError(f"the daemon sent the reply to request {answered}, expected {number}")
-            if isinstance(answer, messages.Refusal):
-                refusal = answer.error
-            else:
-                yield answer, descriptors[0] if descriptors else None
+            if not isinstance(answer, messages.Refusal):
+                return answer, descriptors.pop() if descriptors else None
         except OSError as error:
             self.close()
             raise Unavailable(f"lost the daemon: {error.strerror or 'no answer in time'}") from None
@@ -173,8 +176,7 @@ class NodeConnection:
         finally:
             for descriptor in descriptors:
                 os.close(descriptor)
-        if refusal is not None:
-            raise refusal
+        raise answer.error
 
     @property
     def is_open(self) -> bool:
