@@ -10,9 +10,9 @@ import trio
 from dieselfs.errors import DieselfsError, InvalidInput, NotFound, Unavailable
 from dieselfs.limits import LISTING_BYTES_MAX, REPORT_LINES_MAX
 from dieselfs.names import check_path, printable, split_path
-from dieselfs.process.companion import accompanied
 from dieselfs.records import DatasetRecord, FileRecord, Op
 from dieselfs.rpc.records import CopyReport, CopyRequest, Existing
+from dieselfs.rpc.serving.keep_alive import accompanied
 from dieselfs.snapshot.reader import Snapshot
 from dieselfs_server.access.accounts import Right
 from dieselfs_server.copying.copy_plan import CopyPlan, check_request, is_selected, plan_copy

@@ -13,8 +13,8 @@ from typing import TypeVar
 import trio
 
 from dieselfs.errors import DieselfsError, NotFound, StorageFull, Unavailable
-from dieselfs.process.companion import accompanied
 from dieselfs.rpc.records import CopyProgress
+from dieselfs.rpc.serving.keep_alive import accompanied
 from dieselfs_server.leases.maintenance_lease import RENEWAL_S, Excluded, end_lease, take_lease
 from dieselfs_server.metadata.interface import MetadataStore
 
