@@ -24,6 +24,13 @@ def parse_size(text: str) -> int:
     return int(float(number) * factor) if "." in number else int(number) * factor
 
 
+def parse_whole_number(text: str) -> int:
+    """Raises InvalidInput."""
+    if not re.fullmatch("[0-9]{1,18}", text.strip()):
+        raise InvalidInput(f"{text[:40]!r} is not a whole number: write for example 8")
+    return int(text)
+
+
 def parse_rate(text: str) -> int:
     """Bytes per second of `10MiB/s`, or of a size. Raises InvalidInput."""
     try:

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from dieselfs.bucket.errors import parse_failure
 from dieselfs.bucket.url import (
@@ -28,15 +28,7 @@ from dieselfs.limits import MIB
 
 if TYPE_CHECKING:
     from obstore import GetOptions, ObjectMeta
-    from obstore.store import (
-        AzureConfig,
-        ClientConfig,
-        GCSConfig,
-        ObjectStore,
-        RetryConfig,
-        S3Config,
-        S3Credential,
-    )
+    from obstore.store import ClientConfig, ObjectStore, RetryConfig, S3Credential
 
 CONNECT_TIMEOUT_S = 3.0
 BUCKET_TIMEOUT_S = 10.0
@@ -261,44 +253,33 @@ def _opener(url: BucketUrl, timeout_s: float) -> "Callable[[int], ObjectStore]":
     client = _client_options(url, endpoint, timeout_s)
     if danger := endpoint_danger(endpoint):
         log.warning("object store %s: %s %s (docs/guide/hardening.md)", url, endpoint, danger)
-    credentials, region = _s3_credentials(url) if url.kind == "s3" else (None, DEFAULT_REGION)
+    stores: dict[str, tuple[Any, str]] = {
+        "s3": (S3Store, "endpoint"),
+        "gs": (GCSStore, "base_url"),
+        "az": (AzureStore, "endpoint"),
+    }
+    store, endpoint_name = stores[url.kind]
+    config: dict[str, Any] = {"skip_signature": url.is_anonymous}
+    config |= {endpoint_name: endpoint} if endpoint else {}
+    config |= {"account_name": url.options["account"]} if "account" in url.options else {}
+    provider: dict[str, Any] = {}
+    if url.kind == "s3":
+        provider["credential_provider"], config["region"] = _s3_credentials(url)
 
-    def open_objects(retries_max: int) -> "ObjectStore":
+    def open_objects(retries_max: int) -> Any:
         retry: RetryConfig = {
             "max_retries": retries_max,
             "retry_timeout": timedelta(seconds=PART_RETRY_S_MAX),
         }
-        prefix = url.prefix or None
         try:
-            match url.kind:
-                case "s3":
-                    s3: S3Config = {"region": region, "skip_signature": url.is_anonymous}
-                    if endpoint:
-                        s3["endpoint"] = endpoint
-                    return S3Store(
-                        url.bucket,
-                        prefix=prefix,
-                        config=s3,
-                        client_options=client,
-                        retry_config=retry,
-                        credential_provider=credentials,
-                    )
-                case "gs":
-                    gs: GCSConfig = {"skip_signature": url.is_anonymous}
-                    if endpoint:
-                        gs["base_url"] = endpoint
-                    return GCSStore(
-                        url.bucket, prefix=prefix, config=gs, client_options=client, retry_config=retry
-                    )
-                case _:
-                    az: AzureConfig = {"skip_signature": url.is_anonymous}
-                    if endpoint:
-                        az["endpoint"] = endpoint
-                    if "account" in url.options:
-                        az["account_name"] = url.options["account"]
-                    return AzureStore(
-                        url.bucket, prefix=prefix, config=az, client_options=client, retry_config=retry
-                    )
+            return store(
+                url.bucket,
+                prefix=url.prefix or None,
+                config=config,
+                client_options=client,
+                retry_config=retry,
+                **provider,
+            )
         except (BaseError, ValueError) as error:
             raise InvalidInput(f"store {url}: {parse_failure(str(error)).reason}") from None
 

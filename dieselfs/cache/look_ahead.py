@@ -13,13 +13,13 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from threading import Condition, Event, Thread, current_thread
-from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from dieselfs.arrays import Numbers
 from dieselfs.cache.policy import PREFETCH_WHOLE_SHARE, is_worth_whole
+from dieselfs.cache.thread_cache import ThreadCache
 from dieselfs.errors import DieselfsError
 from dieselfs.forks import renew_after_fork
 from dieselfs.limits import FETCHES_AT_ONCE_MAX, MIB
@@ -29,7 +29,7 @@ from dieselfs.shuffle.listed import ListedPlan
 from dieselfs.shuffle.plan import Share, ShuffledPaths
 from dieselfs.shuffle.spec import ReaderSpec
 from dieselfs.snapshot.reader import Snapshot
-from dieselfs.sources.interface import Arrival, Slices, Wanted
+from dieselfs.sources.interface import Slices, Wanted
 from dieselfs.telemetry.registry import Registry
 
 THREADS = FETCHES_AT_ONCE_MAX // 2
@@ -50,30 +50,6 @@ WAKE_SHARE = 16
 """A plan is looked at when its reader has come this fraction (1/16) of the way to its end."""
 
 _log = logging.getLogger(__name__)
-
-
-class Cache(Protocol):
-    """The chunks of a process, as `ThreadCache`. The methods block, and raise DieselfsError."""
-
-    @property
-    def fetches(self) -> int:
-        """Extents and whole chunks that came from servers and from other nodes."""
-        ...
-
-    def bring(self, chunk: int, wanted_bytes: int, is_whole: bool, is_shared_plan: bool) -> bool:
-        """Load a chunk that another process shares or, for `is_whole`, any; False if its files are to be fetched."""
-
-    def expect(self, chunks: Iterable[int], is_expected: bool) -> None:
-        """Whether these chunks will be loaded whole: then readers of them load them whole."""
-
-    def together(self, chunks: Iterable[int]) -> list[list[int]]:
-        """The same chunks, grouped by the request that will fetch their files."""
-
-    def fetch_many(self, wanted: Wanted) -> Iterator[Arrival]:
-        """As `Source.fetch_many`."""
-
-    def reserve(self, length_bytes: int) -> None:
-        """Reserve `length_bytes` for files outside of chunks; a negative number releases them."""
 
 
 class NoTripwires:
@@ -112,7 +88,7 @@ class LookAhead:
     def __init__(
         self,
         snapshot: Snapshot,
-        cache: Cache,
+        cache: ThreadCache,
         room_bytes: int,
         metrics: Registry,
         clock: Callable[[], float] = time.monotonic,

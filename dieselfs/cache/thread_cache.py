@@ -178,13 +178,15 @@ class ThreadCache:
 
     @property
     def fetches(self) -> int:
-        """As `look_ahead.Cache.fetches`."""
+        """Extents and whole chunks that came from servers and from other nodes."""
         return int(self._requested.from_servers[0].value + self._requested.from_peers[0].value)
 
-    # -- for the look-ahead: `look_ahead.Cache` ------------------------------------------------------------
+    # -- for the look-ahead ------------------------------------------------------------------------------
 
     def bring(self, chunk: int, wanted_bytes: int, is_whole: bool, is_shared_plan: bool) -> bool:
-        """As `look_ahead.Cache.bring`. A chunk is held if there is room. Raises as `ServerSource`."""
+        """Load a chunk that another process shares or, for `is_whole`, any; False if its files are to be fetched. It is
+        held if there is room. Raises as `ServerSource`.
+        """
         with self._single_flight(chunk):
             with self.lock:
                 if self.policy.get(chunk) is not None:
@@ -193,20 +195,22 @@ class ThreadCache:
             return self._loaded(missing, load_ahead(missing, is_whole)) is not None
 
     def expect(self, chunks: Iterable[int], is_expected: bool) -> None:
-        """As `look_ahead.Cache.expect`."""
+        """Whether these chunks will be loaded whole: then readers of them load them whole."""
         with self.lock:
             (self._expected.update if is_expected else self._expected.difference_update)(chunks)
 
     def together(self, chunks: Iterable[int]) -> list[list[int]]:
-        """As `look_ahead.Cache.together`."""
+        """The same chunks, grouped by the request that will fetch their files."""
         return self._source.together(chunks)
 
     def fetch_many(self, wanted: Wanted) -> Iterator[Arrival]:
-        """As `look_ahead.Cache.fetch_many`."""
+        """As `Source.fetch_many`."""
         return self._counted(self._source, wanted)
 
     def reserve(self, length_bytes: int) -> None:
-        """As `look_ahead.Cache.reserve`, which leaves that much less room for evictable chunks."""
+        """Reserve `length_bytes` for files outside of chunks, which leaves less room for evictable chunks; a negative
+        number releases them.
+        """
         with self.lock:
             self.policy.reserve(length_bytes)
 

@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from dieselfs.arrays import Nodes
 from dieselfs.errors import InvalidInput
-from dieselfs.shuffle.opportunistic import OpportunisticOrder, PartArrival, Parts, ServedLog, begun, log_of
+from dieselfs.shuffle.opportunistic import Arrival, OpportunisticOrder, Parts, ServedLog, begun, log_of
 from dieselfs.shuffle.plan import Plan
 from dieselfs.shuffle.spec import ReaderSpec
 
@@ -99,7 +99,7 @@ class OpportunisticDraw:
         batch: int,
         buffer_bytes: int,
         first: Sequence[int] = (),
-        logged: Sequence[PartArrival] = (),
+        logged: Sequence[Arrival] = (),
     ) -> None:
         """`order`: at the position to begin with. `sizes(nodes)`: their bytes together. `first`: parts that are loaded
         before others, because they are in memory. `logged`: arrivals to repeat, at their positions.

@@ -129,10 +129,6 @@ class Course:
         """This rank has the losses of a batch: three arrays of shape (n,). They count at `take`."""
         self._pending.append(Records(positions, samples, scores_of(losses), losses))
 
-    @property
-    def has_pending(self) -> bool:
-        return bool(self._pending)
-
     def pending(self) -> Records:
         """What this rank recorded since the last `take`, to be exchanged."""
         return _joined(self._pending)

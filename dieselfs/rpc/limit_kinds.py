@@ -5,12 +5,11 @@ field of the records, the field in `dieselfs.thrift`, and where the server count
 `dieselfs_server/admission/quotas/holds.py`. A rate of bytes or of requests needs no code: `Rates` charges it.
 """
 
-import re
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from dieselfs.errors import InvalidInput
-from dieselfs.units import format_size, parse_rate, parse_size
+from dieselfs.units import format_size, parse_rate, parse_size, parse_whole_number
 
 NO_LIMIT = -1
 """Stands in calls for a quota or a rate without a limit."""
@@ -87,12 +86,6 @@ class LimitKind(NamedTuple):
         return self.number(limit, size) + self.suffix
 
 
-def _parse_count(text: str) -> int:
-    if not re.fullmatch(r"\d{1,18}", text.strip()):
-        raise InvalidInput(f"{text!r} is not a whole number")
-    return int(text)
-
-
 QUOTAS = (
     LimitKind(
         name="stored_bytes",
@@ -111,7 +104,7 @@ QUOTAS = (
         option="--files",
         metavar="NUMBER",
         help="Number of files.",
-        parse=_parse_count,
+        parse=parse_whole_number,
         is_bytes=False,
         suffix=" files",
         label="files",
@@ -152,7 +145,7 @@ RATES = (
         option="--requests",
         metavar="N",
         help="Requests per second.",
-        parse=_parse_count,
+        parse=parse_whole_number,
         is_bytes=False,
         suffix=" requests/s",
         least=1,

@@ -101,9 +101,6 @@ class ServerConnections:
                 time.sleep(EMBEDDED_PAUSE_S)
         return Connection(connect_embedded(self.settings.home), self._embedded, None)
 
-    def _tries(self, is_patient: bool) -> Tries:
-        return self._endpoints.tries(is_patient)
-
     def _take(self, tries: Tries) -> tuple[Connection, bool]:
         """`(connection, whether it is a new one)`."""
         key = self._access.current().key
@@ -147,7 +144,7 @@ class ServerConnections:
         servers are tried again.
         """
         is_urgent = row.urgency == READER
-        tries = self._tries(is_patient=is_urgent)
+        tries = self._endpoints.tries(is_patient=is_urgent)
         while True:
             connection, is_new = self._take(tries)
             try:

@@ -95,7 +95,7 @@ class Mixture:
         parts, inside = self.split(indices)
         for part in np.unique(parts).tolist():
             mine = np.flatnonzero(parts == part)
-            for source, places, nodes in getattr(self._parts[part], "reads", _no_reads)(inside[mine]):
+            for source, places, nodes in getattr(self._parts[part], "reads", lambda _: ())(inside[mine]):
                 yield source, mine[places], nodes
 
     def _one_after_the_other(self) -> Numbers:
@@ -108,10 +108,6 @@ class Mixture:
     def expect_plan(self) -> None:
         for part in self._parts:
             part.expect_plan()
-
-
-def _no_reads(_: Numbers) -> Iterator[tuple[SampleSource, Numbers, Nodes]]:
-    return iter(())
 
 
 class MixedSamples(Mixture):

@@ -11,7 +11,7 @@ import os
 import secrets
 import shutil
 from collections.abc import Iterable, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 from dieselfs.errors import InvalidInput
 
@@ -19,14 +19,6 @@ MEMORY_FOLDER = "/dev/shm"
 _PREFIX = f"dieselfs-samples-{os.getuid()}-"
 _LOCK = "lock"
 _ATTEMPTS_MAX = 100
-
-
-class Reads(Protocol):
-    """The part of a source that reads samples."""
-
-    def read_many(self, nodes: Sequence[int]) -> list[bytes]:
-        """All bytes of each file."""
-        ...
 
 
 def new_name() -> str:

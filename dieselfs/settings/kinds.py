@@ -8,7 +8,7 @@ from dieselfs.attached.web_url import check_root, is_web_url
 from dieselfs.bucket.url import is_object_url
 from dieselfs.errors import InvalidInput
 from dieselfs.limits import CHUNK_PAYLOAD_BYTES_MAX, MIB, MOUNT_MEMORY_BYTES_MIN
-from dieselfs.units import parse_duration, parse_rate, parse_size
+from dieselfs.units import parse_duration, parse_rate, parse_size, parse_whole_number
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,12 +21,6 @@ class Kind:
     parse: Callable[[str], object] = str
     unit: str = ""
     choices: tuple[str, ...] = ()
-
-
-def _whole_number(text: str) -> int:
-    if not re.fullmatch("[0-9]{1,18}", text):
-        raise InvalidInput(f"{text[:40]!r} is not a whole number: write for example 8")
-    return int(text)
 
 
 def _memory(text: str) -> int:
@@ -83,7 +77,7 @@ def choice(names: tuple[str, ...]) -> Kind:
 
 NAME, ADDRESS, HOST, URL = Kind("NAME"), Kind("ADDRESS"), Kind("HOST"), Kind("URL")
 FILE, FOLDER = Kind("FILE"), Kind("FOLDER")
-NUMBER = Kind("N", _whole_number)
+NUMBER = Kind("N", parse_whole_number)
 MEMORY = Kind("SIZE", _memory, "_bytes")
 SIZE = Kind("SIZE", parse_size, "_bytes")
 DISK_SIZE = Kind("SIZE", _disk_size, "_bytes")

@@ -48,7 +48,7 @@ class Cursor:
             f"{policy.kind}{policy.version}.{self.snapshot}.s{spec.seed}.e{spec.epoch}.g{spec.group_chunks}"
         )
         text = f"{order}.p{self.position}{skips}"
-        return f"{text}.{_check_sum(text)}"
+        return f"{text}.{check_sum(text)}"
 
     @classmethod
     def parse(cls, text: str) -> "Cursor":
@@ -60,12 +60,12 @@ class Cursor:
             raise InvalidInput(
                 f"{text!r} is not a cursor: a cursor looks like order1.DIGEST.s1.e0.g100.p4096.CHECKSUM"
             )
-        kind, version, snapshot, seed, epoch, group_chunks, position, skips, check_sum = match.groups()
+        kind, version, snapshot, seed, epoch, group_chunks, position, skips, stated = match.groups()
         policy = NAME_BY_CURSOR.get((kind, int(version)))
         if policy is None:
             known = ", ".join(f"{kind} {version}" for kind, version in NAME_BY_CURSOR)
             raise InvalidInput(f"the cursor is of {kind} {version}, this version of dieselfs has {known}")
-        if check_sum != _check_sum(text[: match.start(9) - 1]):
+        if stated != check_sum(text[: match.start(9) - 1]):
             raise InvalidInput(f"{text!r}: the checksum does not match: the cursor was truncated or changed")
         ranges = [one.split("-") for one in skips.split(".x")[1:]]
         skipped = Skips(range(int(first), int(last) + 1) for first, last in ranges)
@@ -92,5 +92,6 @@ class Cursor:
         return replace(self, spec=replace(self.spec, skips=skips))
 
 
-def _check_sum(text: str) -> str:
+def check_sum(text: str) -> str:
+    """CRC-32 of a text, as eight hexadecimal digits."""
     return f"{zlib.crc32(text.encode('ascii')):08x}"

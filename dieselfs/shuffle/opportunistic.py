@@ -6,7 +6,6 @@ each chunk, repeats an order bit by bit.
 """
 
 import re
-import zlib
 from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
@@ -17,6 +16,7 @@ import numpy as np
 
 from dieselfs.arrays import Nodes, Numbers
 from dieselfs.errors import InvalidInput
+from dieselfs.shuffle.cursor import check_sum
 from dieselfs.shuffle.order import Layout, Order, mix, stream
 from dieselfs.shuffle.spec import PlanSpec, ReaderSpec
 
@@ -30,7 +30,7 @@ _HEAD = re.compile(
 _ARRIVAL = re.compile(r"([0-9]{1,15}) ([0-9]{1,15})")
 
 
-class PartArrival(NamedTuple):
+class Arrival(NamedTuple):
     """`part` can be drawn from since `position`."""
 
     position: int
@@ -46,7 +46,7 @@ class ServedLog:
     epoch: int
     rank: int
     world: int
-    arrivals: tuple[PartArrival, ...] = ()
+    arrivals: tuple[Arrival, ...] = ()
 
     def check(self, snapshot: str, seed: int, epoch: int, rank: int, world: int) -> None:
         """Raises InvalidInput if this is the log of another order."""
@@ -68,7 +68,7 @@ class ServedLog:
     def __str__(self) -> str:
         lines = "".join(f"{position} {part}\n" for position, part in self.arrivals)
         head = f"snapshot={self.snapshot} seed={self.seed} epoch={self.epoch} rank={self.rank} world={self.world}"
-        return f"opportunistic1 {head} check={_check_sum(head + lines)}\n{lines}"
+        return f"opportunistic1 {head} check={check_sum(head + lines)}\n{lines}"
 
     @classmethod
     def parse(cls, text: str) -> "ServedLog":
@@ -84,7 +84,7 @@ class ServedLog:
                 raise InvalidInput(
                     f"line {number} of the log of an order is {line[:60]!r}: give POSITION CHUNK"
                 )
-            arrivals.append(PartArrival(int(arrival[1]), int(arrival[2])))
+            arrivals.append(Arrival(int(arrival[1]), int(arrival[2])))
         seed, epoch, rank, world = map(int, match.groups()[1:5])
         found = cls(match[1], seed, epoch, rank, world, tuple(arrivals))
         if str(found) != text:
@@ -125,7 +125,7 @@ class OpportunisticOrder:
 
     def __init__(self, parts: Parts, seed: int, epoch: int) -> None:
         self.position = 0
-        self.arrivals: list[PartArrival] = []
+        self.arrivals: list[Arrival] = []
         self.choice_bits = 0.0
         """log2 of the number of orders that could have been drawn, with these arrivals."""
         self._parts = parts
@@ -159,7 +159,7 @@ class OpportunisticOrder:
                 f"chunk {part} has arrived before, or is none of this rank: the log is of another run"
             )
         self._waiting.remove(part)
-        self.arrivals.append(PartArrival(self.position, part))
+        self.arrivals.append(Arrival(self.position, part))
         self._pool += self._parts.nodes[part].tolist()
 
     def draw(self, count: int) -> list[int]:
@@ -185,8 +185,8 @@ class OpportunisticOrder:
 
 
 def begun(
-    parts: Parts, seed: int, epoch: int, logged: Iterable[PartArrival], start: int
-) -> tuple[OpportunisticOrder, list[PartArrival]]:
+    parts: Parts, seed: int, epoch: int, logged: Iterable[Arrival], start: int
+) -> tuple[OpportunisticOrder, list[Arrival]]:
     """The order at position `start`, and the arrivals that are left of the log. Raises InvalidInput if the log has no
     files for a position before.
     """
@@ -230,10 +230,6 @@ def _advance(order: OpportunisticOrder, position: int) -> list[int]:
     return drawn
 
 
-def log_of(snapshot: str, spec: PlanSpec, reader: ReaderSpec, arrivals: Iterable[PartArrival]) -> ServedLog:
+def log_of(snapshot: str, spec: PlanSpec, reader: ReaderSpec, arrivals: Iterable[Arrival]) -> ServedLog:
     """The log of an order."""
     return ServedLog(snapshot, spec.seed, spec.epoch, reader.rank, reader.world, tuple(arrivals))
-
-
-def _check_sum(text: str) -> str:
-    return f"{zlib.crc32(text.encode('ascii')):08x}"

@@ -22,7 +22,7 @@ from dieselfs.snapshot.delta_format import Delta
 from dieselfs.snapshot.format import SIGNATURE_BYTES, SIGNER_BYTES, encode_columns
 from dieselfs.snapshot.hash_index import changed_slots, hash_bits_for, hash_slots, path_hashes
 from dieselfs.snapshot.reader import ROOT, Snapshot
-from dieselfs.snapshot.splice import Splice, runs_of
+from dieselfs.snapshot.splice import Splice, is_ascending, runs_of
 
 _TYPE_MASK = np.uint32(0o170000)
 _BLOCK_BYTES = 1 << 20
@@ -66,7 +66,9 @@ def spliced(
     is_added = changes["path_lengths"] > 0
     nodes = Splice(len(base), changes["removed"], numbers[is_added])
     is_replaced = np.zeros(nodes.count, np.bool_)
-    is_replaced[_ascending(numbers, nodes.count)] = True
+    if not is_ascending(numbers, nodes.count):
+        raise IndexError("nodes do not ascend, or are out of range")
+    is_replaced[numbers] = True
 
     columns: dict[str, npt.NDArray[Any]] = {}
     for name in _ATTRIBUTES:
@@ -110,12 +112,6 @@ def _check_lengths(changes: Columns) -> None:
     for name, count in counts.items():
         if len(changes[name]) != count:
             raise IndexError(f"column {name!r} has {len(changes[name])} elements, not {count}")
-
-
-def _ascending(numbers: Numbers, limit: int) -> Numbers:
-    if len(numbers) and (int(numbers.max()) >= limit or not (np.diff(numbers) > 0).all()):
-        raise IndexError("nodes do not ascend, or are out of range")
-    return numbers
 
 
 def _chunk_columns(base: Snapshot, changes: Columns, chunks: Splice) -> dict[str, npt.NDArray[Any]]:

@@ -80,7 +80,7 @@ class SnapshotStore:
         remote = client.snapshot(
             dataset.name, generation, known.digest if known else b"", tag, b"".join(bases)
         )
-        newest = self._newest(folder) if is_newest else None
+        newest = next(iter(self._held(folder)), None) if is_newest else None
         is_older = newest is not None and remote.updated_ns < newest.header.updated_ns
         if newest is not None and is_older and not self._is_older_allowed:
             raise Damaged(
@@ -156,9 +156,6 @@ class SnapshotStore:
     def remove(snapshot: Snapshot) -> int:
         """Remove a stored snapshot with what was made from it; returns the bytes. Readers keep what they have open."""
         return _remove(Path(snapshot.source))
-
-    def _newest(self, folder: Path) -> Snapshot | None:
-        return next(iter(self._held(folder)), None)
 
     def _held(self, folder: Path) -> list[Snapshot]:
         """The stored snapshots of a dataset, the newest first."""

@@ -131,7 +131,10 @@ def digest_of_snapshot(
     chunks are read; for the others, the snapshot is believed.
     """
     tree = tree or TreeDigest()
-    spanning = _spanning_digests(snapshot, chunks) if is_quick else _checked_digests(snapshot, chunks, tree)
+    if is_quick:
+        spanning = {node: content_digest(snapshot, chunks, node) for node in _spanning_nodes(snapshot)}
+    else:
+        spanning = _checked_digests(snapshot, chunks, tree)
     for node in snapshot.walk():
         path, mode = snapshot.path(node), snapshot.mode(node)
         if stat.S_ISDIR(mode):
@@ -154,10 +157,6 @@ def _spanning_nodes(snapshot: Snapshot) -> list[int]:
     is_file = (snapshot.column("modes") & 0o170000) == stat.S_IFREG
     nodes: list[int] = np.flatnonzero(is_file & (snapshot.column("counts") > 1)).tolist()
     return nodes
-
-
-def _spanning_digests(snapshot: Snapshot, chunks: ChunkReader) -> dict[int, bytes]:
-    return {node: content_digest(snapshot, chunks, node) for node in _spanning_nodes(snapshot)}
 
 
 def content_digest(snapshot: Snapshot, chunks: ChunkReader, node: int) -> bytes:

@@ -19,7 +19,7 @@ from dieselfs.rpc.messages import decode_call, encode_call
 from dieselfs.rpc.methods import PEER_METHODS
 from dieselfs.samples.file_lists import match_files
 from dieselfs.settings.file import changed
-from dieselfs.shuffle.opportunistic import PartArrival, ServedLog
+from dieselfs.shuffle.opportunistic import Arrival, ServedLog
 from dieselfs.snapshot.reader import Snapshot
 from dieselfs.telemetry.http import prometheus_text
 from dieselfs.telemetry.registry import Registry, Report
@@ -115,7 +115,7 @@ def _history() -> bytes:
     return json.dumps(history.content()).encode()
 
 
-_LOG = ServedLog("0123456789abcdef01234567", 1, 0, 0, 2, (PartArrival(0, 3), PartArrival(7, 1)))
+_LOG = ServedLog("0123456789abcdef01234567", 1, 0, 0, 2, (Arrival(0, 3), Arrival(7, 1)))
 
 LOCAL_TARGETS = (
     Target("filter", of_text(_filter), [b"*.jpg", b"- /a/**\n+ [!a-c]?{x,yz}\n!\n# x", b"{{a.*b}}/"]),

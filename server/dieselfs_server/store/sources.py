@@ -9,8 +9,7 @@ from contextlib import closing
 from dataclasses import dataclass
 
 from dieselfs.attached import web_url
-from dieselfs.attached.interface import OpenSource
-from dieselfs.attached.opening import open_source
+from dieselfs.attached.opening import OpenSource, open_source
 from dieselfs.attached.web_url import is_web_url
 from dieselfs.chunk.format import Preamble
 from dieselfs.chunk.ids import chunk_name

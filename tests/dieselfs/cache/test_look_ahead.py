@@ -2,6 +2,7 @@
 
 import threading
 from collections.abc import Callable, Iterable, Iterator
+from typing import Any
 
 import numpy as np
 import pytest
@@ -88,7 +89,8 @@ class Chunks:
 class Rig:
     def __init__(self, packed: PackedDataset, room_bytes: int = MUCH_BYTES) -> None:
         self.packed, self.chunks, self.metrics = packed, Chunks(packed), Registry()
-        self.look_ahead = LookAhead(packed.snapshot, self.chunks, room_bytes, self.metrics)
+        cache: Any = self.chunks
+        self.look_ahead = LookAhead(packed.snapshot, cache, room_bytes, self.metrics)
 
     def share(self, world: int = RANKS, epoch: int = 0, seed: int = 1) -> Share:
         return Plan(self.packed.snapshot, PlanSpec(seed, epoch, GROUP_CHUNKS)).share(0, world)
@@ -249,7 +251,8 @@ def test_a_forked_child_follows_nothing(rig: Rig) -> None:
     share = rig.share()
     rig.look_ahead.follow(share, 0, is_reader=True)
     rig.chunks.wait(lambda: rig.chunks.reserved_bytes > 0)
-    child = LookAhead(rig.packed.snapshot, rig.chunks, MUCH_BYTES, Registry())
+    cache: Any = rig.chunks
+    child = LookAhead(rig.packed.snapshot, cache, MUCH_BYTES, Registry())
     child.after_fork()
     assert not child.take_some(share.nodes(0, BATCH).tolist())
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from dieselfs.errors import Damaged, InvalidInput, NotFound
-from dieselfs.samples.source import MountSource, open_source
+from dieselfs.samples.source import MountSource, open_source, snapshot_of
 from dieselfs.shuffle.cursor import Cursor
 from dieselfs.shuffle.plan import Plan
 from dieselfs.shuffle.share_name import ShareName
@@ -134,3 +134,29 @@ def test_the_name_of_a_share_of_the_whole_dataset(mount: Path) -> None:
     cursor, *others = str(ShareName.of(share)).split(",")
     assert Cursor.parse(cursor.removeprefix("cursor=")).position == 1
     assert others == ["rank=0", "world=1", "batch=2", "drop_last=1", "null=1"]
+
+
+def test_what_lies_below_a_folder(tmp_path: Path) -> None:
+    (tmp_path / "b/deep").mkdir(parents=True)
+    (tmp_path / "b/deep/file").write_bytes(b"12345")
+    (tmp_path / "a").write_bytes(b"")
+    (tmp_path / "empty").mkdir()
+    os.mkfifo(tmp_path / "pipe")
+    snapshot = snapshot_of(str(tmp_path))
+    assert [snapshot.path(node) for node in snapshot.walk(0)] == [
+        b"a",
+        b"b",
+        b"b/deep",
+        b"b/deep/file",
+        b"empty",
+    ]
+    assert snapshot.size(snapshot.require(b"b/deep/file")) == 5
+    assert snapshot.stat(snapshot.require(b"empty")).is_folder
+    assert sorted(Plan(snapshot, PlanSpec(1)).share().paths) == ["a", "b/deep/file"]
+
+
+def test_an_empty_folder_and_none(tmp_path: Path) -> None:
+    with pytest.raises(NotFound, match="the folder is empty, and no dataset is mounted there"):
+        snapshot_of(str(tmp_path))
+    with pytest.raises(NotFound, match="no such folder"):
+        snapshot_of(str(tmp_path / "nowhere"))

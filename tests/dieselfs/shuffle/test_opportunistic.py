@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from dieselfs.errors import InvalidInput
 from dieselfs.shuffle.opportunistic import (
+    Arrival,
     OpportunisticOrder,
-    PartArrival,
     Parts,
     ServedLog,
     begun,
@@ -101,14 +101,14 @@ def test_an_order_does_not_change() -> None:
     """Logs of finished runs repeat them: these numbers are of the first release."""
     parts = Parts(layout_of([3, 3]), 1, 0)
     logged = log_of(
-        DIGEST, PlanSpec(1, 0), ReaderSpec(), [PartArrival(0, parts.order[0]), PartArrival(2, parts.order[1])]
+        DIGEST, PlanSpec(1, 0), ReaderSpec(), [Arrival(0, parts.order[0]), Arrival(2, parts.order[1])]
     )
     assert served(parts, logged).nodes.tolist() == [2, 0, 5, 3, 1, 4]
 
 
 def test_logs_that_are_damaged() -> None:
     parts = Parts(LAYOUT, 1, 1)
-    text = str(log_of(DIGEST, PlanSpec(1, 1), ReaderSpec(), [PartArrival(0, parts.order[0])]))
+    text = str(log_of(DIGEST, PlanSpec(1, 1), ReaderSpec(), [Arrival(0, parts.order[0])]))
     for damaged, says in (
         ("", "not a log of an opportunistic order"),
         (text.replace("seed=1", "seed=2"), "truncated or changed"),
@@ -119,9 +119,9 @@ def test_logs_that_are_damaged() -> None:
         with pytest.raises(InvalidInput, match=says):
             ServedLog.parse(damaged)
     for arrivals, says in (
-        ([PartArrival(0, parts.order[0]), PartArrival(0, parts.order[0])], "has arrived before"),
-        ([PartArrival(0, 77)], "none of this rank"),
-        ([PartArrival(0, parts.order[0]), PartArrival(25, parts.order[1])], "has no files for position"),
+        ([Arrival(0, parts.order[0]), Arrival(0, parts.order[0])], "has arrived before"),
+        ([Arrival(0, 77)], "none of this rank"),
+        ([Arrival(0, parts.order[0]), Arrival(25, parts.order[1])], "has no files for position"),
     ):
         with pytest.raises(InvalidInput, match=says):
             served(parts, log_of(DIGEST, PlanSpec(1, 1), ReaderSpec(), arrivals))

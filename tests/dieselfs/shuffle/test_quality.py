@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from dieselfs.errors import InvalidInput
-from dieselfs.shuffle.opportunistic import PartArrival, Parts, ServedLog
+from dieselfs.shuffle.opportunistic import Arrival, Parts, ServedLog
 from dieselfs.shuffle.plan import Plan
 from dieselfs.shuffle.quality import (
     FULL_SHUFFLE_DISTANCE,
@@ -91,8 +91,8 @@ def test_the_quality_of_an_order_that_was_served() -> None:
     plan = Plan(pack_entries(files, chunk_bytes=200).snapshot, PlanSpec(1, 2))
     parts = Parts(plan.layout, 1, 2).order
     assert len(parts) == 4
-    at_once = tuple(PartArrival(0, part) for part in parts)
-    in_turn = tuple(PartArrival(20 * number, part) for number, part in enumerate(parts))
+    at_once = tuple(Arrival(0, part) for part in parts)
+    in_turn = tuple(Arrival(20 * number, part) for number, part in enumerate(parts))
     log_ = ServedLog(plan.cursor(0).snapshot, 1, 2, 0, 1)
     full, ordered = (measure_served(plan, replace(log_, arrivals=those)) for those in (at_once, in_turn))
     assert full.entropy_ratio == pytest.approx(1) and full.buffered_bytes_max == 800

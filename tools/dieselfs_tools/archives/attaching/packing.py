@@ -7,7 +7,7 @@ import zlib
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 
-from dieselfs.attached.interface import OpenSource
+from dieselfs.attached.opening import OpenSource
 from dieselfs.chunk.builder import ChunkBuilder, SealedChunk
 from dieselfs.chunk.source import AttachedSource
 from dieselfs.limits import (
