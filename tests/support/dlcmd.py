@@ -111,11 +111,19 @@ class Dlcmd:
 
     def __call__(self, *arguments: str | bytes | Path, exit_code: int = 0, stdin: bytes = b"") -> Ran:
         """Run one command and require `exit_code`; an error must be printed in clear lines."""
-        words = [os.fsdecode(argument) for argument in arguments]
+        ran = self._forked([os.fsdecode(argument) for argument in arguments], stdin)
+        assert ran.exit_code == exit_code, f"{arguments}: {ran}"
+        assert "Traceback" not in ran.stderr
+        if exit_code:
+            assert ran.stderr.startswith("dlcmd: ")
+        return ran
+
+    def _forked(self, words: Sequence[str], stdin: bytes = b"", code: str = "") -> Ran:
+        """Run one command, in a process that has run `code` before."""
         with tempfile.TemporaryDirectory() as folder:
             streams = [Path(folder, name) for name in ("stdin", "stdout", "stderr")]
             streams[0].write_bytes(stdin)
-            process = forks.Process(target=_run, args=(words, self.folder, self.environment(), streams))
+            process = forks.Process(target=_run, args=(words, self.folder, self.environment(), streams, code))
             process.start()
             process.join(TIMEOUT_S)
             if process.exitcode is None:
@@ -123,10 +131,6 @@ class Dlcmd:
                 process.join()
             ran = Ran(process.exitcode, streams[1].read_bytes(), streams[2].read_text("utf-8"), _verb(words))
             process.close()
-        assert ran.exit_code == exit_code, f"{words}: {ran}"
-        assert "Traceback" not in ran.stderr
-        if exit_code:
-            assert ran.stderr.startswith("dlcmd: ")
         return ran
 
     def changed(self, code: str, *arguments: str) -> subprocess.CompletedProcess[str]:
@@ -150,7 +154,9 @@ class Dlcmd:
         `module:Class.method`) has returned `times` times.
         """
         code = _STRUCK.format(signum=signum, process=process, function=function, times=times)
-        return self.changed(code, *arguments)
+        ran = self._forked(arguments, code=code)
+        assert ran.exit_code is not None
+        return subprocess.CompletedProcess(arguments, ran.exit_code, ran.text, ran.stderr)
 
     def start(self, *arguments: str | bytes | Path, **options: Any) -> "subprocess.Popen[bytes]":
         """Start one command as an interactive shell does, for tests that disturb it."""
@@ -162,7 +168,9 @@ class Dlcmd:
             signal.signal(signal.SIGINT, before)
 
 
-def _run(words: list[str], folder: Path, environment: dict[str, str], streams: list[Path]) -> None:
+def _run(
+    words: Sequence[str], folder: Path, environment: dict[str, str], streams: list[Path], code: str
+) -> None:
     """Set up a command as the shell does, and run it."""
     flags = (os.O_RDONLY, os.O_WRONLY | os.O_CREAT, os.O_WRONLY | os.O_CREAT)
     for number, (stream, access) in enumerate(zip(streams, flags, strict=True)):
@@ -174,6 +182,7 @@ def _run(words: list[str], folder: Path, environment: dict[str, str], streams: l
     os.environ.clear()
     os.environ.update(environment)
     sys.argv = ["dlcmd", *words]
+    exec(code, {})
     main()
 
 

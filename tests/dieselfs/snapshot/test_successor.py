@@ -69,7 +69,7 @@ def since(metadata: SqliteMetadata, base: Snapshot, changed: list[list[Put]]) ->
     return next_snapshot(base, metadata.dataset(DATASET), metadata.chunks(DATASET_ID), live)
 
 
-@settings(max_examples=400)
+@settings(max_examples=150)
 @given(chunks, chunks)
 @example([[Put(b"a", 0, size=3)]], [[Put(b"a/b/c", 0, size=1)]])  # folders hide a file
 @example([[Put(b"a", 0, size=3), Put(b"a/b/c", 0, size=1)]], [[Put(b"a/b/c", 0, Op.DELETE)]])  # it comes back
