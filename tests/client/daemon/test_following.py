@@ -34,7 +34,7 @@ TIMEOUT_S = 60.0
 PAUSE_S = 0.003
 """Of a reader, which would else take the processor from the processes that start."""
 _NUMBERS = count()
-SWITCHES = int(os.environ.get("FOLLOW_SWITCHES", "4"))
+SWITCHES = int(os.environ.get("FOLLOW_SWITCHES", "2"))
 
 
 @pytest.fixture
@@ -232,7 +232,7 @@ def test_a_daemon_that_is_killed_at_any_time_delays_the_move_only(
         for number, is_now in enumerate(moments, 1):
             store(data, number)
             has_moved = shows(mountpoint, number)
-            wait_until(either(is_now, has_moved), 0.0)  # nobody sees a moment that is too short
+            wait_until(either(is_now, has_moved), 0.001)  # nobody sees a moment that is too short
             status = supervision_of(str(mountpoint))
             if status is not None and status.daemon:
                 os.kill(status.daemon, signal.SIGKILL)
