@@ -36,8 +36,13 @@ def check_private(folder: Path) -> None:
 
 
 def make_private(folder: Path) -> None:
-    """Make a folder for this user alone, unless it exists. Raises OSError, and AccessDenied as `check_private`."""
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    """Make a folder for this user alone, and those above it that are missing, unless it exists. Raises OSError, and
+    AccessDenied as `check_private`.
+    """
+    for above in reversed(folder.parents):  # `parents=True` would let all users enter them
+        if not above.exists():
+            above.mkdir(mode=0o700, exist_ok=True)
+    folder.mkdir(mode=0o700, exist_ok=True)
     check_private(folder)
 
 

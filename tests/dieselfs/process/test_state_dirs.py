@@ -42,6 +42,9 @@ def test_a_folder_is_made_for_this_user_alone(tmp_path: Path) -> None:
     make_private(folder)
     make_private(folder)
     assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+    assert stat.S_IMODE(folder.parent.stat().st_mode) == 0o700, (
+        "it may be the private folder of another daemon"
+    )
     folder.chmod(0o755)
     with pytest.raises(AccessDenied, match="0700"):
         make_private(folder)
