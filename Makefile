@@ -6,19 +6,27 @@ PYTHON  := $(VENV)/bin/python
 DATA    ?=
 # More than there are processors: many tests wait, for daemons, timeouts and disks. All tests of a file run in one worker.
 TEST_WORKERS ?= 3
+# In the order of tests/conftest.py: the longest files first.
+BY_FILE      := --dist loadfile --no-loadscope-reorder
 BENCH   ?=
 TIME    ?= 60
 ONLY    ?=
 SEED    ?= 1
 
-.PHONY: test check docs bench fuzz release demo venv system system-demo clean
+.PHONY: test quick check docs bench fuzz release demo venv system system-demo clean
 
 # Tests of real daemons have real timeouts, which an overloaded machine can exceed. So tests that fail beside others (exit
 # code 1 of pytest) are repeated, alone, and must pass then. The first failure stays in the output: examine it.
 test: check  ## install what the tests need, check the source, run all tests
-	$(PYTHON) -m pytest -n $(TEST_WORKERS) --dist loadfile --durations 20 || { \
+	$(PYTHON) -m pytest $(BY_FILE) -n $(TEST_WORKERS) --durations 20 || { \
 		[ $$? = 1 ] && echo "make: the tests that failed beside others, alone:" && \
 		$(PYTHON) -m pytest --last-failed --last-failed-no-failures none --maxfail 1; }
+
+quick: venv  ## lint, types, and all tests that start no processes
+	$(PYTHON) -m ruff check .
+	$(PYTHON) -m ruff format --check .
+	$(PYTHON) -m mypy
+	$(PYTHON) -m pytest $(BY_FILE) -n 2 -m "not processes"
 
 check: docs  ## lint, format, types, documents
 	$(PYTHON) -m ruff check .

@@ -3,8 +3,12 @@
 import gc
 import os
 import sys
+from pathlib import Path
 
+import pytest
 from hypothesis import HealthCheck, settings
+
+from tests.support.processes import mark_processes
 
 settings.register_profile(
     "steady", derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow]
@@ -14,6 +18,16 @@ settings.load_profile("steady")
 # Hundreds of processes start in the tests. Each would compile all modules where the environment forbids to keep them.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
+
+
+_ORDER = ("cluster", "end_to_end", "client", "server", "tools", "dieselfs", "repository")
+"""Folders of tests. The longest files come first, so that all workers end at about the same time."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    mark_processes(items)
+    tests = Path(__file__).parent
+    items.sort(key=lambda item: _ORDER.index(item.path.relative_to(tests).parts[0]))
 
 
 def pytest_collection_finish() -> None:

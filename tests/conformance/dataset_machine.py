@@ -254,4 +254,4 @@ class DatasetMachine(RuleBasedStateMachine):
             assert self._read(again) == self.files
 
 
-MACHINE_SETTINGS = settings(max_examples=40, stateful_step_count=20)
+MACHINE_SETTINGS = settings(max_examples=20, stateful_step_count=20)
