@@ -22,8 +22,6 @@ from dieselfs.limits import CHUNK_TARGET_BYTES
 from dieselfs.transfer.upload import ENTRY_ERRORS
 from dieselfs_tools.archives.formats import required
 from dieselfs_tools.archives.importing import (
-    litdata_file,
-    mds_file,
     sample_shards,
     tar_file,
     tfrecord_file,
@@ -191,9 +189,17 @@ IMPORT_TARGETS = (
     Target("zip", _reading(zip_file.read), [_zip()]),
     Target("tfrecord", _reading(tfrecord_file.read), [_frame(b"one") + _frame(_EXAMPLE)]),
     Target("tfrecord-example", _in_frames, [_EXAMPLE]),
-    Target("mds-index", _reading(mds_file.read, {_SHARD: _MDS_SHARD}, _INDEX), [_MDS_INDEX]),
-    Target("mds-shard", _reading(mds_file.read, {_INDEX: _MDS_INDEX}, _SHARD), [_MDS_SHARD]),
-    Target("litdata-index", _reading(litdata_file.read, {_SHARD: _LITDATA_SHARD}, _INDEX), [_LITDATA_INDEX]),
-    Target("litdata-shard", _reading(litdata_file.read, {_INDEX: _LITDATA_INDEX}, _SHARD), [_LITDATA_SHARD]),
+    Target("mds-index", _reading(sample_shards.read_mds, {_SHARD: _MDS_SHARD}, _INDEX), [_MDS_INDEX]),
+    Target("mds-shard", _reading(sample_shards.read_mds, {_INDEX: _MDS_INDEX}, _SHARD), [_MDS_SHARD]),
+    Target(
+        "litdata-index",
+        _reading(sample_shards.read_litdata, {_SHARD: _LITDATA_SHARD}, _INDEX),
+        [_LITDATA_INDEX],
+    ),
+    Target(
+        "litdata-shard",
+        _reading(sample_shards.read_litdata, {_INDEX: _LITDATA_INDEX}, _SHARD),
+        [_LITDATA_SHARD],
+    ),
     Target("import-template", of_text(Template), [b"{folder}/{stem}{ext}"]),
 )

@@ -9,7 +9,7 @@ import pytest
 
 from dieselfs.errors import DieselfsError
 from dieselfs_tools.cli.output import Output
-from dieselfs_tools.cli.spool import spooled
+from dieselfs_tools.cli.progress import spooled
 
 QUIET = Output(is_quiet=True)
 

@@ -4,7 +4,7 @@ from xml.etree import ElementTree
 
 import numpy as np
 
-from dieselfs_tools.observe.charts import HEIGHT, bars, lines, stacked
+from dieselfs_tools.observe.report_page import HEIGHT, bars, lines, stacked
 
 ENDS_S = np.array([1.0, 2.0, 4.0])
 

@@ -14,8 +14,8 @@ from dieselfs.rpc.records import FAILURE, OK, WARNING
 from dieselfs.settings.table import FUSE, IMAGE
 from dieselfs_client.mount.points.mounting import ReadAhead
 from dieselfs_client.mount.points.view_choice import Facts as MountFacts
-from dieselfs_tools.observe import machine_checkup
-from dieselfs_tools.observe.machine_checkup import (
+from dieselfs_tools.observe import checkup
+from dieselfs_tools.observe.checkup import (
     DENIED,
     MISSING,
     MachineFacts,
@@ -130,7 +130,7 @@ def test_the_configuration_of_fuse(
     place = tmp_path / "fuse.conf"
     if text is not None:
         place.write_text(text)
-    monkeypatch.setattr(machine_checkup, "_FUSE_CONFIG", place)
+    monkeypatch.setattr(checkup, "_FUSE_CONFIG", place)
     assert machine_facts({}).allows_other is allowed
 
 
@@ -142,7 +142,7 @@ def test_huge_pages(text: str | None, chosen: str, tmp_path: Path, monkeypatch: 
     place = tmp_path / "enabled"
     if text is not None:
         place.write_text(text)
-    monkeypatch.setattr(machine_checkup, "_HUGE_PAGES", place)
+    monkeypatch.setattr(checkup, "_HUGE_PAGES", place)
     assert machine_facts({}).huge_pages == chosen
 
 
@@ -174,8 +174,8 @@ def test_filesystems(
     folder.mkdir(parents=True)
     for name, text in modules.items():
         (folder / name).write_text(text)
-    monkeypatch.setattr(machine_checkup, "_KNOWN_FILESYSTEMS", tmp_path / "filesystems")
-    monkeypatch.setattr(machine_checkup, "_MODULES", tmp_path / "modules")
+    monkeypatch.setattr(checkup, "_KNOWN_FILESYSTEMS", tmp_path / "filesystems")
+    monkeypatch.setattr(checkup, "_MODULES", tmp_path / "modules")
     assert machine_facts({}).filesystems == found
 
 
@@ -186,5 +186,5 @@ def test_mappings(
     place = tmp_path / "max_map_count"
     if text is not None:
         place.write_text(text)
-    monkeypatch.setattr(machine_checkup, "_MAPPINGS", place)
+    monkeypatch.setattr(checkup, "_MAPPINGS", place)
     assert machine_facts({}).mappings == number

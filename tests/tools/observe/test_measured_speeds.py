@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from dieselfs.errors import InvalidInput, NotFound
-from dieselfs_tools.observe.measured_speeds import load
+from dieselfs_tools.observe.prediction import load
 from tests.support.speeds import SPEEDS, write_speeds
 
 

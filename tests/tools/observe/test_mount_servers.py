@@ -9,7 +9,7 @@ import pytest
 from dieselfs.rpc.client import ServerClient
 from dieselfs.telemetry.activity import SERVER_METRICS, ServerActivity, activity
 from dieselfs_client.daemon import control
-from dieselfs_tools.observe.mount_servers import ELSEWHERE, MountServers, server_of
+from dieselfs_tools.observe.watching import ELSEWHERE, MountServers, server_of
 from lab.ports import free_port
 from tests.support.server import RunningServer
 

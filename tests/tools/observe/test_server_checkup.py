@@ -13,7 +13,7 @@ from dieselfs.rpc.records import FAILURE, OK, WARNING
 from dieselfs.settings.table import OFF, ON
 from dieselfs.telemetry.registry import Report
 from dieselfs_tools.cli.session import Session
-from dieselfs_tools.observe.server_checkup import clock, peers, server_checks, transport, versions
+from dieselfs_tools.observe.checkup import clock, peers, server_checks, transport, versions
 from lab.ports import free_port
 from tests.support.server import RunningServer, running_server
 

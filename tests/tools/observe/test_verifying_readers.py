@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from dieselfs.errors import Unavailable
-from dieselfs_tools.observe.verifying_readers import (
+from dieselfs_tools.observe.faults import (
     FAILURES_KEPT,
     READERS_EACH,
     content_of,

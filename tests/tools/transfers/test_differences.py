@@ -7,7 +7,8 @@ import pytest
 
 from dieselfs.errors import EXIT_OK, EXIT_PARTIAL
 from dieselfs_tools.cli.output import Output
-from dieselfs_tools.transfers.differences import (
+from dieselfs_tools.transfers.entries import Entry
+from dieselfs_tools.transfers.trees import (
     ADDED,
     ATTRIBUTES,
     CHANGED,
@@ -15,7 +16,6 @@ from dieselfs_tools.transfers.differences import (
     differences,
     print_differences,
 )
-from dieselfs_tools.transfers.entries import Entry
 
 FILE = Entry(b"a/f", stat.S_IFREG | 0o644, 5, 7)
 FOLDER = Entry(b"a", stat.S_IFDIR | 0o755, 0, 7)

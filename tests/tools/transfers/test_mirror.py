@@ -9,9 +9,9 @@ from tests.support.dlcmd import Dlcmd
 
 _OTHER_WRITER = """
 import dieselfs
-from dieselfs_tools.transfers import put_runner
+from dieselfs_tools.transfers import upload
 
-walk = put_runner.walk
+walk = upload.walk
 
 def disturbed(*arguments):
     entries = walk(*arguments)
@@ -21,7 +21,7 @@ def disturbed(*arguments):
             other.put(path, b"of another writer")
     yield from entries
 
-put_runner.walk = disturbed
+upload.walk = disturbed
 """
 
 

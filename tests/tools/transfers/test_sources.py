@@ -8,7 +8,7 @@ import pytest
 from dieselfs.errors import InvalidInput, NotFound
 from dieselfs.names import parse_location
 from dieselfs_tools.cli.patterns import Patterns
-from dieselfs_tools.transfers.sources import Source, find_sources, listed_sources, place_of, walk
+from dieselfs_tools.transfers.trees import Source, find_sources, listed_sources, place_of, walk
 
 
 @pytest.mark.parametrize(

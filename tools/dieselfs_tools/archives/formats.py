@@ -3,8 +3,8 @@
 A new format is a module and a row in `FORMATS`: options, completion, error messages and the tests of the documents use
 the table. The modules are imported when a source or a target has their format.
 
-A module of `importing` has the function `read`, which yields the records of an `Input`. A module of `exporting` has the
-function `export`, with the arguments of `export_archive`, which returns the exit code.
+A module of `importing` has the function `read`, which yields the records of an `Input`. A function of `exporting` has
+the arguments of `export_archive`, and returns the exit code.
 """
 
 from collections.abc import Callable, Iterator
@@ -51,7 +51,8 @@ def required(package: str) -> Any:
 
 @dataclass(frozen=True, kw_only=True)
 class Format:
-    """`title`: its name in documents. `reader`, `writer`: the modules that import and export it; empty if it cannot be.
+    """`title`: its name in documents. `reader`: the module that imports it, and after a dot the end of its
+    functions, if it has several; `writer`: module and function that export it; empty if it cannot be.
 
     `is_attachable`: values are ranges of the source. `is_stream`: it can be written to standard output. `magics`: the
     bytes that files have at `magic_offset`. `has_check`: the reader's module has a function `recognizes` for what they
@@ -83,7 +84,8 @@ class Format:
         """What writes a dataset. Raises InvalidInput if a package is missing."""
         if self.package:
             required(self.package)
-        exporter: Exporter = import_module(f"dieselfs_tools.archives.exporting.{self.writer}").export
+        module, _, function = self.writer.partition(".")
+        exporter: Exporter = getattr(import_module(f"dieselfs_tools.archives.exporting.{module}"), function)
         return exporter
 
     def recognizes(self, source: Recognizable) -> bool:
@@ -93,7 +95,9 @@ class Format:
         return self.has_check and bool(self._of_reader("recognizes")(source))
 
     def _of_reader(self, function: str) -> Any:
-        return getattr(import_module(f"dieselfs_tools.archives.importing.{self.reader}"), function)
+        module, _, part = self.reader.partition(".")
+        found = import_module(f"dieselfs_tools.archives.importing.{module}")
+        return getattr(found, f"{function}_{part}" if part else function)
 
 
 _ZIP = (b"PK\x03\x04", b"PK\x05\x06")
@@ -101,18 +105,18 @@ _ZIP = (b"PK\x03\x04", b"PK\x05\x06")
 FORMATS = {
     one.name: one
     for one in (
-        Format(name="erofs", title="EROFS", writer="image_writer", suffixes=(".erofs",)),
+        Format(name="erofs", title="EROFS", writer="export.export_image", suffixes=(".erofs",)),
         Format(
             name="tar",
             title="tar",
             reader="tar_file",
-            writer="tar_writer",
+            writer="tar_writer.export_tar",
             is_attachable=True,
             is_stream=True,
             has_check=True,
             suffixes=(".tar", ".tgz"),
         ),
-        Format(name="webdataset", title="WebDataset", writer="webdataset_writer"),
+        Format(name="webdataset", title="WebDataset", writer="tar_writer.export_shards"),
         Format(
             name="zip",
             title="zip",
@@ -134,7 +138,7 @@ FORMATS = {
             name="lmdb",
             title="LMDB",
             reader="lmdb_file",
-            writer="lmdb_writer",
+            writer="lmdb_writer.export",
             is_attachable=True,
             magics=(b"\xde\xc0\xef\xbe",),
             magic_offset=16,
@@ -172,13 +176,13 @@ FORMATS = {
         Format(
             name="mds",
             title="MosaicML Streaming (MDS)",
-            reader="mds_file",
+            reader="sample_shards.mds",
             is_attachable=True,
             has_check=True,
             suffixes=(".mds",),
         ),
-        Format(name="litdata", title="LitData", reader="litdata_file", has_check=True),
-        Format(name="folder", title="folder", writer="folder_writer"),
+        Format(name="litdata", title="LitData", reader="sample_shards.litdata", has_check=True),
+        Format(name="folder", title="folder", writer="export.export_folder"),
     )
 }
 """By the names that `--format` takes; WebDataset shards are imported as tar files."""

@@ -322,9 +322,8 @@ def described(error: BaseException, verb: str = "") -> tuple[str, int]:
         place = f"{error.filename}: " if error.filename else ""
         exit_code = EXIT_REFUSED if isinstance(error, PermissionError) else EXIT_PARTIAL
         return _with_limit(f"{place}{error.strerror or error}"), exit_code
-    if isinstance(error, MemoryError) or "can't start new thread" in str(
-        error
-    ):  # the second is a RuntimeError
+    # The second is a RuntimeError.
+    if isinstance(error, MemoryError) or "can't start new thread" in str(error):
         what = "memory" if isinstance(error, MemoryError) else "threads (ulimit -u, pids.max)"
         return f"a limit of this machine allows no more {what}; raise it, and run it again", EXIT_UNAVAILABLE
     return f"this is a bug in dieselfs: {type(error).__name__}: {error} (--debug shows where)", EXIT_BUG

@@ -1,5 +1,5 @@
-"""The output of dlcmd: text, or with --json one object per line. This module writes to stdout and stderr, and replaces
-files.
+"""The output of dlcmd: text, or with --json one object per line. This module writes to stdout and stderr, reads
+answers, and replaces files.
 """
 
 import base64
@@ -141,3 +141,12 @@ class Output:
 
     def _print_json(self, fields: Mapping[str, object]) -> None:
         print(json.dumps(fields, ensure_ascii=False), file=sys.stdout)
+
+
+def confirm_name(name: str, warning: str) -> None:
+    """Have the user type `name`. Raises InvalidInput if the input differs, or is no terminal."""
+    if not sys.stdin.isatty():
+        raise InvalidInput(f"{warning}: to do so without confirmation, add -y")
+    question = f"{warning}, permanently. Type {name} to continue"
+    if click.prompt(question, default="", show_default=False, err=True).strip() != name:
+        raise InvalidInput(f"the name typed is not {name}; nothing was changed")

@@ -123,9 +123,8 @@ def _rules(lines: Iterable[str]) -> Iterator[tuple[bool, Pattern]]:
 def _compiled(is_anchored: bool, expression: str, end: str) -> "re.Pattern[bytes]":
     start = "" if is_anchored else "(?:.*/)?"
     with warnings.catch_warnings():
-        warnings.simplefilter(
-            "ignore", FutureWarning
-        )  # of doubled signs in a set, which stand for themselves here
+        # Doubled signs in a set stand for themselves here.
+        warnings.simplefilter("ignore", FutureWarning)
         return re.compile(f"{start}(?:{expression}){end}".encode("latin-1"), re.DOTALL)
 
 

@@ -1,19 +1,22 @@
 """The progress of a command: one changing line on a terminal; elsewhere, with `--progress`, a line every 10 s,
 which `--json` makes an object.
 
-This module writes to stderr and starts a thread.
+Also a stream as a temporary file, for as long as it is needed. This module writes to stderr and to the folder of
+temporary files, and starts a thread.
 """
 
 import json
 import os
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from threading import Event, Thread
-from typing import TextIO
+from typing import BinaryIO, TextIO
 
+from dieselfs.errors import DieselfsError
 from dieselfs.transfer.report import TransferReport
 from dieselfs.units import count, format_duration, format_size
 from dieselfs_tools.cli.output import Output
@@ -23,7 +26,7 @@ FIRST_LINE_S = 0.8
 LINE_INTERVAL_S = 10.0
 
 DEFAULT_COLUMNS = 80
-"""Of a terminal without a size, as those of `script` and `docker exec`."""
+"""The width of a terminal without a size, as in `script` and `docker exec`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,3 +174,40 @@ def outcome(output: Output, report: TransferReport, done: str, already: str, ela
     if report.failed_files:
         parts.append(f"{report.failed_files:,} failed")
     return f"{', '.join(parts)} in {format_duration(elapsed_s)}"
+
+
+STANDARD_INPUT = "-"
+COPY_BYTES = 1 << 20
+SPOOLED_MODE = 0o644
+
+
+@contextmanager
+def spooled(stream: BinaryIO, output: Output, name: str = STANDARD_INPUT) -> Iterator[str]:
+    """Copy a stream, which is called `name`, into a temporary file: a chunk records the size of a file before its
+    bytes, and some formats have their index at the end. Shows the progress; yields the path. The context removes the
+    file.
+
+    Raises DieselfsError if there is no space for it.
+    """
+    title = "standard input" if name == STANDARD_INPUT else name
+    with ExitStack() as stack:
+        try:
+            # In a folder of this user alone: the mode of the file is what the dataset records.
+            folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="dlcmd-"))
+            file = stack.enter_context(open(os.path.join(folder, "standard-input"), "xb"))
+            with shown(output, f"read {title}", lambda: _spooled_reading(file.fileno())):
+                while block := stream.read(COPY_BYTES):
+                    file.write(block)
+                file.flush()
+            os.fchmod(file.fileno(), SPOOLED_MODE)
+        except OSError as error:
+            raise DieselfsError(
+                f"{title} cannot be stored in {tempfile.gettempdir()}: {error.strerror}; "
+                "set TMPDIR to a folder with more space"
+            ) from None
+        yield file.name
+
+
+def _spooled_reading(descriptor: int) -> Reading:
+    size_bytes = os.fstat(descriptor).st_size
+    return Reading(0, size_bytes, 0, size_bytes, None, is_total_known=False, noun="")

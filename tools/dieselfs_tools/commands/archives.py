@@ -46,9 +46,9 @@ def import_(session: Session, **chosen: Any) -> int:
     import. Unsafe names and duplicates are refused and listed at the end, and the rest is stored (exit code 2). A
     damaged source is stored up to the damage (exit code 5).
     """
-    from dieselfs_tools.archives.importing.import_runner import ImportOptions, run_import
+    from dieselfs_tools.archives.importing.records import RecordOptions, run_import
 
-    return run_import(session, ImportOptions(**chosen))
+    return run_import(session, RecordOptions(**chosen))
 
 
 @options.verb(
@@ -79,7 +79,7 @@ def attach(session: Session, is_listing: bool, **chosen: Any) -> int:
         if len(chosen["names"]) != 1:
             raise InvalidInput("name one dataset: dlcmd attach --list dl://DATASET")
         return _list(session, options.dataset_name(chosen["names"][0]))
-    from dieselfs_tools.archives.attaching.attach_runner import run_attach
+    from dieselfs_tools.archives.importing.attach import run_attach
     from dieselfs_tools.archives.importing.records import RecordOptions
 
     return run_attach(session, RecordOptions(**chosen))
@@ -179,7 +179,7 @@ def export(session: Session, location: Location, target: str, format_name: str, 
     All entries of an image or archive belong to root and keep their times and their modes, without set-user-ID. Equal
     datasets give equal archives. A damaged chunk ends the export (exit code 5). The target appears when it is whole.
     """
-    from dieselfs_tools.archives.exporting.archive_export import ExportOptions
+    from dieselfs_tools.archives.exporting.export import ExportOptions
 
     found = format_of_target(target, format_name)
     dataset = session.dataset(location.state)

@@ -6,14 +6,12 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from dieselfs.errors import InvalidInput
-from dieselfs.limits import CHUNK_TARGET_BYTES
 from dieselfs.names import Location, is_location, parse_location
 from dieselfs_tools.cli import options
-from dieselfs_tools.cli.patterns import Patterns
 from dieselfs_tools.cli.session import Session
 
 if TYPE_CHECKING:
-    from dieselfs_tools.transfers.copy_runner import CopyOptions
+    pass
 
 
 @options.verb(
@@ -45,7 +43,7 @@ def put(session: Session, **chosen: Any) -> int:
     upload. Unreadable files are listed at the end, and the rest is stored (exit code 2).
     """
     session.expect_server()
-    from dieselfs_tools.transfers.put_runner import PutOptions, run_put
+    from dieselfs_tools.transfers.upload import PutOptions, run_put
 
     return run_put(session, PutOptions(**chosen))
 
@@ -68,12 +66,7 @@ def sync(
     session: Session,
     source: str,
     destination: str,
-    is_mirror: bool,
-    patterns: Patterns,
-    is_dry_run: bool,
-    is_confirmed: bool,
-    jobs: int,
-    chunk_bytes: int,
+    **chosen: Any,
 ) -> int:
     """Store what is new or changed in a local folder, as 'put -r' does; or write what is new or changed in a dataset to
     a local folder. With --delete, then delete what the source does not have. The slashes mean what they mean for 'put'
@@ -86,32 +79,14 @@ def sync(
     if is_location(source) and is_location(destination):
         raise InvalidInput("one side must be a folder of this machine; between datasets, use cp -r")
     session.expect_server()
+    from dieselfs_tools.transfers.upload import PutOptions, run_put
+
+    put = PutOptions(names=[source, destination], **chosen)
     if is_location(source):
-        from dieselfs_tools.transfers.folder_sync import FolderSyncOptions, run_folder_sync
+        from dieselfs_tools.transfers.download import run_folder_sync
 
-        synced = FolderSyncOptions(
-            is_mirror=is_mirror,
-            is_confirmed=is_confirmed,
-            is_dry_run=is_dry_run,
-            patterns=patterns,
-            jobs=jobs,
-        )
-        return run_folder_sync(session, parse_location(source), destination, synced)
-    from dieselfs_tools.transfers.put_runner import PutOptions, run_put
-
-    chosen = PutOptions(
-        names=[source, destination],
-        is_recursive=True,
-        is_dry_run=is_dry_run,
-        is_forced=False,
-        patterns=patterns,
-        files_from=None,
-        jobs=jobs,
-        chunk_bytes=chunk_bytes,
-        is_mirror=is_mirror,
-        is_confirmed=is_confirmed,
-    )
-    return run_put(session, chosen)
+        return run_folder_sync(session, parse_location(source), destination, put)
+    return run_put(session, put)
 
 
 @options.verb(
@@ -142,7 +117,7 @@ def get(session: Session, **chosen: Any) -> int:
     Files that already exist (same size and time) are skipped, so the same command continues an interrupted download.
     Damaged files are listed at the end, and the rest is written (exit code 5).
     """
-    from dieselfs_tools.transfers.download_runner import run_get
+    from dieselfs_tools.transfers.download import run_get
 
     return run_get(session, **chosen)
 
@@ -175,53 +150,28 @@ def cp(session: Session, names: Sequence[str], **chosen: Any) -> int:
 
     if len(names) < 2:
         raise InvalidInput(f"the destination of {names[0]} is missing")
-    copying = CopyOptions(is_move=False, **chosen)
     *sources, destination = names
     are_stored = {is_location(source) for source in sources}
     if are_stored == {True, False}:
         raise InvalidInput("the sources must all be in datasets, or all on this machine")
     if is_location(destination) and are_stored == {True}:
         places = list(map(parse_location, sources))
+        copying = CopyOptions(is_move=False, **chosen)
         return run_copy(session, places, options.changeable_location(destination), copying)
     if not is_location(destination) and are_stored == {False}:
         raise InvalidInput(
             "neither the sources nor the destination are in a dataset: write dl://DATASET/PATH"
         )
-    if copying.is_kept:
+    if chosen.pop("is_kept"):
         raise InvalidInput("--no-clobber works between datasets only")
-    return _put(session, names, copying) if is_location(destination) else _get(session, names, copying)
+    if is_location(destination):
+        session.expect_server()
+        from dieselfs_tools.transfers.upload import PutOptions, run_put
 
+        return run_put(session, PutOptions(names=names, **chosen))
+    from dieselfs_tools.transfers.download import run_get
 
-def _put(session: Session, names: Sequence[str], copying: "CopyOptions") -> int:
-    session.expect_server()
-    from dieselfs_tools.transfers.put_runner import PutOptions, run_put
-
-    put = PutOptions(
-        names=names,
-        is_recursive=copying.is_recursive,
-        is_dry_run=copying.is_dry_run,
-        is_forced=copying.is_forced,
-        patterns=copying.patterns,
-        files_from=None,
-        jobs=options.JOBS,
-        chunk_bytes=CHUNK_TARGET_BYTES,
-    )
-    return run_put(session, put)
-
-
-def _get(session: Session, names: Sequence[str], copying: "CopyOptions") -> int:
-    from dieselfs_tools.transfers.download_runner import run_get
-
-    return run_get(
-        session,
-        names,
-        is_recursive=copying.is_recursive,
-        is_dry_run=copying.is_dry_run,
-        is_forced=copying.is_forced,
-        is_preserving=False,
-        jobs=options.JOBS,
-        patterns=copying.patterns,
-    )
+    return run_get(session, names, is_preserving=False, jobs=options.JOBS, **chosen)
 
 
 @options.verb(
@@ -235,15 +185,7 @@ def _get(session: Session, names: Sequence[str], copying: "CopyOptions") -> int:
 @options.replacing
 @options.filters
 @options.dry_run
-def mv(
-    session: Session,
-    sources: Sequence[Location],
-    destination: Location,
-    is_forced: bool,
-    is_kept: bool,
-    is_dry_run: bool,
-    patterns: Patterns,
-) -> int:
+def mv(session: Session, sources: Sequence[Location], destination: Location, **chosen: Any) -> int:
     """Move files, links, and folders with their content, also to another dataset. The servers copy the bytes; when all
     are stored, they delete the old paths.
 
@@ -252,12 +194,5 @@ def mv(
     """
     from dieselfs_tools.transfers.copy_runner import CopyOptions, run_copy
 
-    chosen = CopyOptions(
-        is_move=True,
-        is_recursive=True,
-        is_dry_run=is_dry_run,
-        is_forced=is_forced,
-        is_kept=is_kept,
-        patterns=patterns,
-    )
-    return run_copy(session, sources, destination, chosen)
+    copying = CopyOptions(is_move=True, is_recursive=True, **chosen)
+    return run_copy(session, sources, destination, copying)

@@ -17,8 +17,14 @@ from dieselfs_tools.cli.output import name_fields, write_bytes
 from dieselfs_tools.cli.patterns import ALL, Pattern, Patterns
 from dieselfs_tools.cli.session import Session
 from dieselfs_tools.commands.limits import quota_text, usage_fields
-from dieselfs_tools.transfers.contents import find_file, write_contents
-from dieselfs_tools.transfers.entries import SIZE_COLUMNS, TIME_COLUMNS, Entry, dataset_fields
+from dieselfs_tools.transfers.entries import (
+    SIZE_COLUMNS,
+    TIME_COLUMNS,
+    Entry,
+    dataset_fields,
+    find_file,
+    write_contents,
+)
 
 if TYPE_CHECKING:
     from dieselfs.rpc.client import ServerClient

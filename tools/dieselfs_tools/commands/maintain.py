@@ -15,8 +15,7 @@ from dieselfs.rpc.records import CopyProgress
 from dieselfs.units import count, format_duration
 from dieselfs_client.daemon import control
 from dieselfs_tools.cli import options
-from dieselfs_tools.cli.confirmation import confirm_name
-from dieselfs_tools.cli.output import Output, name_fields
+from dieselfs_tools.cli.output import Output, confirm_name, name_fields
 from dieselfs_tools.cli.patterns import Patterns, deletable
 from dieselfs_tools.cli.progress import Reading, shown
 from dieselfs_tools.cli.session import Session
@@ -30,12 +29,12 @@ Result = tuple[str, Mapping[str, object], int]
 
 
 def names_of_all(session: Session) -> list[str]:
-    """Of the datasets whose metadata exists, and that this user may read."""
+    """The datasets whose metadata exists, and that this user may read."""
     return sorted(dataset.name for dataset in session.client.datasets())
 
 
 def names_with_lost(session: Session) -> list[str]:
-    """Also of the datasets whose chunks exist, but no metadata."""
+    """The same, and the datasets whose chunks exist, but no metadata."""
     return sorted({*names_of_all(session), *session.client.lost_datasets()})
 
 

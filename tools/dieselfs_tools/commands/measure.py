@@ -54,15 +54,15 @@ def bench(
     No round begins later than two minutes after the start. It takes 1 GB of disk space, which is freed at the end.
     `dlcmd plan` uses the result.
     """
-    from dieselfs_tools.observe import measured_speeds
+    from dieselfs_tools.observe import prediction
     from dieselfs_tools.observe.timing import FORMS, QUICK_FORMS, run
 
     output = session.output
     chunks = session.dataset(dataset).chunks if dataset is not None else None
     if chunks is not None and not chunks.snapshot.column("chunk_payload_lengths").any():
         raise InvalidInput(f"dl://{dataset} has no chunks to fetch: name another dataset, or none")
-    path = file or measured_speeds.default_path()
-    measured_speeds.make_folder(path)
+    path = file or prediction.default_path()
+    prediction.make_folder(path)
     try:
         found = run(folder, QUICK_FORMS if is_quick else FORMS, rounds, chunks, output.aside)
     except OSError as error:
@@ -85,7 +85,7 @@ def bench(
             f"again {files / each.later_s:10,.0f} files/s"
         )
         output.record("timing", text, fields)
-    measured = measured_speeds.save(found.speeds, source, path)
+    measured = prediction.save(found.speeds, source, path)
     text = (
         f"chunks from {source}: {output.size(round(found.fetch_bytes_s))}/s; view {found.view}, one reader\n"
         f"{count(found.rounds, 'round')} in {format_duration(found.seconds)}\n"
@@ -106,7 +106,7 @@ def bench(
 
 
 MEMORY_BYTES = 1 << 30
-"""As of a mount without the option `memory`."""
+"""The memory of a mount without the option `memory`."""
 CACHED_GROUPS = 2
 
 
@@ -159,10 +159,10 @@ def plan(
     from dieselfs.shuffle.spec import DEFAULT_GROUP_CHUNKS, PlanSpec
     from dieselfs.snapshot.reader import Snapshot
     from dieselfs.snapshot.subtree import subtree_snapshot
-    from dieselfs_tools.observe import measured_speeds
+    from dieselfs_tools.observe import prediction
     from dieselfs_tools.observe.prediction import first_epoch, later_epoch, predicted_job
 
-    measured = measured_speeds.load(file or measured_speeds.default_path())
+    measured = prediction.load(file or prediction.default_path())
     speeds, output = measured.speeds, session.output
     order = session.dataset(dataset.state).plan_of(
         PlanSpec(folder=dataset.path, group_chunks=group or DEFAULT_GROUP_CHUNKS)
@@ -258,8 +258,7 @@ def chaos(session: Session, names: list[str] | None) -> int:
     servers takes part. It needs /dev/fuse; a full disk needs root. The exit code is 2 if readers saw anything else than
     promised.
     """
-    from dieselfs_tools.observe.faults import FAULTS
-    from dieselfs_tools.observe.verifying_readers import TooLate
+    from dieselfs_tools.observe.faults import FAULTS, TooLate
 
     output, broken, refused = session.output, 0, 0
     if not os.access("/dev/fuse", os.R_OK | os.W_OK):

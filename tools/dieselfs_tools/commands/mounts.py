@@ -214,7 +214,7 @@ def _where(location: Location) -> str:
 
 EXIT_CANNOT_RUN = 126
 EXIT_NO_COMMAND = 127
-"""As of a shell."""
+"""The exit codes of shells."""
 
 
 @options.verb(
@@ -253,9 +253,8 @@ def run(
         session.output.error(f"{command[0]}: there is no such command")
         return EXIT_NO_COMMAND
     chosen = mount_options(session, given, others)
-    session.dataset(
-        dataset.state, job=""
-    )  # the server of embedded data is started here, where it outlives the command
+    # The server of embedded data is started here, where it outlives the command.
+    session.dataset(dataset.state, job="")
     session.close()
     try:
         status = private_mount.run(dataset.part, command, chosen, at, session.output.aside)

@@ -218,8 +218,7 @@ def doctor(session: Session) -> int:
     """
     from dieselfs.rpc.records import FAILURE, OK, WARNING, CheckRecord
     from dieselfs_tools.commands.settings import steps
-    from dieselfs_tools.observe.machine_checkup import machine_checks, machine_facts
-    from dieselfs_tools.observe.server_checkup import server_checks
+    from dieselfs_tools.observe.checkup import machine_checks, machine_facts, server_checks
 
     found = []
     try:

@@ -1,11 +1,13 @@
 """The verbs for versions and their differences: `tag`, `snapshot`, `diff`, `check` and `verify`."""
 
+import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
-from dieselfs.errors import EXIT_OK, EXIT_PARTIAL
+from dieselfs.errors import EXIT_OK, EXIT_PARTIAL, InvalidInput
 from dieselfs.names import SCHEME, Location, is_location, printable
 from dieselfs.rpc.records import TagRecord
 from dieselfs.units import count, format_time
@@ -15,7 +17,6 @@ from dieselfs_tools.cli.progress import Reading, shown
 from dieselfs_tools.cli.session import Session
 
 if TYPE_CHECKING:
-    from dieselfs import Dataset
     from dieselfs.snapshot.format import SnapshotHeader
     from dieselfs.snapshot.reader import Snapshot
     from dieselfs.snapshot.store import SnapshotStore
@@ -186,23 +187,12 @@ def snapshot_diff(
 
     Files whose parts are stored differently count as changed. Exit code 2: they differ.
     """
-    from dieselfs_tools.transfers.differences import differences, print_differences
-    from dieselfs_tools.transfers.trees import StoredTree
-
     opened = [_opened(session, place) for place in (first, second)]
-    old, new = (StoredTree(found, folder) for found, folder in opened)
 
-    def parts(number: int, tree: StoredTree, path: bytes) -> list[tuple[int, bytes]]:
-        found = opened[number][0].extents(tree.nodes[path])
-        return [(extent.length, extent.digest) for extent in found]
+    def has_same_content(old: int, new: int) -> bool:
+        return _parts(opened[0][0], old) == _parts(opened[1][0], new)
 
-    def has_same_content(path: bytes) -> bool:
-        return parts(0, old, path) == parts(1, new, path)
-
-    wanted = old.selected(patterns)
-    return print_differences(
-        session.output, differences(wanted, new.selected(patterns), has_same_content), len(wanted)
-    )
+    return _print_diff(session, opened[0], opened[1], patterns, has_same_content)
 
 
 @options.verb("prune", "dlcmd snapshot prune", "dlcmd snapshot prune -n --keep 2", group=snapshot)
@@ -233,10 +223,9 @@ def snapshot_prune(session: Session, keep: int, is_dry_run: bool) -> int:
 
 
 def _store(session: Session) -> "SnapshotStore":
-    from dieselfs.settings import Settings
     from dieselfs.snapshot.store import SnapshotStore
 
-    return SnapshotStore.of(Settings.load(session.server, session.key_file))
+    return SnapshotStore.of(session.settings())
 
 
 def _opened(session: Session, place: Location | Path) -> "tuple[Snapshot, bytes]":
@@ -283,37 +272,47 @@ def diff(session: Session, first: Location, second: Location, patterns: Patterns
     Contents are compared by their digests; only large files whose parts are stored differently are read. Exit code 2:
     they differ.
     """
-    from dieselfs_tools.transfers.differences import differences, print_differences
-    from dieselfs_tools.transfers.trees import StoredTree
-
-    datasets = [session.dataset(place.state) for place in (first, second)]
-    old, new = (
-        StoredTree(dataset.snapshot, place.path)
-        for dataset, place in zip(datasets, (first, second), strict=True)
-    )
-
-    def has_same_content(path: bytes) -> bool:
-        return _has_same_content((datasets[0], old.nodes[path]), (datasets[1], new.nodes[path]))
-
-    wanted = old.selected(patterns)
-    found = differences(wanted, new.selected(patterns), has_same_content)
-    return print_differences(session.output, found, len(wanted))
-
-
-def _has_same_content(first: "tuple[Dataset, int]", second: "tuple[Dataset, int]") -> bool:
-    """Whether two files of equal size have equal bytes. Raises Damaged, Unavailable if they must be read."""
     from dieselfs.transfer.tree_digest import content_digest
 
-    parts, others = (
-        [(extent.length, extent.digest) for extent in dataset.snapshot.extents(node)]
-        for dataset, node in (first, second)
+    datasets = [session.dataset(place.state) for place in (first, second)]
+    snapshots = [dataset.snapshot for dataset in datasets]
+
+    def has_same_content(*nodes: int) -> bool:
+        """Whether two files of equal size have equal bytes. Raises Damaged, Unavailable if they must be read."""
+        parts, others = map(_parts, snapshots, nodes)
+        if parts == others:
+            return True
+        if [length for length, _ in parts] == [length for length, _ in others]:
+            return False
+        read = zip(datasets, nodes, strict=True)
+        return len({content_digest(dataset.snapshot, dataset.chunks, node) for dataset, node in read}) == 1
+
+    return _print_diff(
+        session, (snapshots[0], first.path), (snapshots[1], second.path), patterns, has_same_content
     )
-    if parts == others:
-        return True
-    if [length for length, _ in parts] == [length for length, _ in others]:
-        return False
-    digests = {content_digest(dataset.snapshot, dataset.chunks, node) for dataset, node in (first, second)}
-    return len(digests) == 1
+
+
+def _parts(snapshot: "Snapshot", node: int) -> list[tuple[int, bytes]]:
+    """Length and digest of each extent of a file."""
+    return [(extent.length, extent.digest) for extent in snapshot.extents(node)]
+
+
+def _print_diff(
+    session: Session,
+    first: "tuple[Snapshot, bytes]",
+    second: "tuple[Snapshot, bytes]",
+    patterns: Patterns,
+    has_same_content: Callable[[int, int], bool],
+) -> int:
+    """Print what differs between folders of two snapshots. `has_same_content`: of the nodes of two files."""
+    from dieselfs_tools.transfers.trees import StoredTree, differences, print_differences
+
+    old, new = StoredTree(*first), StoredTree(*second)
+    wanted = old.selected(patterns)
+    found = differences(
+        wanted, new.selected(patterns), lambda path: has_same_content(old.nodes[path], new.nodes[path])
+    )
+    return print_differences(session.output, found, len(wanted))
 
 
 @options.verb(
@@ -338,9 +337,38 @@ def check(
     Local files are read and compared with the digests in the dataset; nothing is downloaded. Exit code 2: something
     differs, or could not be read.
     """
-    from dieselfs_tools.transfers.check_runner import run_check
+    from dieselfs.transfer.report import TransferReport
+    from dieselfs_tools.transfers.trees import (
+        LocalTree,
+        StoredTree,
+        differences,
+        find_sources,
+        print_differences,
+    )
 
-    return run_check(session, source, location, patterns, is_quick)
+    if os.path.exists(source) and not os.path.isdir(source):
+        raise InvalidInput(f"{source} is not a folder: compare the folder that has it, with --include /NAME")
+    (found,) = find_sources([source], location, is_into=True, is_recursive=True)  # where `put -r` stores it
+    snapshot = session.dataset(location.state).snapshot
+    stored, local = StoredTree(snapshot, found.path), LocalTree(found, patterns)
+    wanted, report = stored.selected(patterns), TransferReport(is_all_found=True)
+    for path in local.entries.keys() & wanted.keys() if not is_quick else ():
+        here = local.entries[path]
+        if (here.type, here.size) == ("file", wanted[path].size):
+            report.find(here.size, is_folder=False)
+
+    def has_same_content(path: bytes) -> bool:
+        if is_quick:
+            return True
+        is_same = local.has_content(path, snapshot.extents(stored.nodes[path]))
+        report.done_files += 1
+        report.done_bytes += wanted[path].size
+        return is_same
+
+    with shown(session.output, "check", lambda: Reading.of(report)):
+        seen = list(differences(wanted, local.entries, has_same_content))
+    different = (one for one in seen if local.place(one.entry.path) not in local.unread)
+    return print_differences(session.output, different, len(wanted), local.failures)
 
 
 @options.verb(

@@ -69,9 +69,8 @@ def _unmounted(seen: "Seen") -> list[bool]:
 
     here: dict[int, Activity | ServerActivity] = {}
     for each in seen:
-        here.setdefault(
-            each.process, each
-        )  # other nodes of a job follow, with the process here that asked them
+        # Other nodes of a job follow, with the process here that asked them.
+        here.setdefault(each.process, each)
     places = {
         process: each.about.get("mountpoint", "") for process, each in here.items() if _shares_mounts(process)
     }
@@ -142,8 +141,7 @@ def why(session: Session, mountpoint: str, duration_s: float, since_start: bool)
     from dieselfs.telemetry.activity import Activity, ServerActivity
     from dieselfs_client.daemon import control
     from dieselfs_tools.observe.diagnosis import diagnosis
-    from dieselfs_tools.observe.mount_servers import MountServers, server_of
-    from dieselfs_tools.observe.watching import not_found, watched
+    from dieselfs_tools.observe.watching import MountServers, not_found, server_of, watched
 
     if duration_s <= 0:
         raise InvalidInput("--for needs a time, for example 5s")

@@ -14,13 +14,43 @@ BUSY_MIN = 0.8
 HIT_SHARE_MIN = 0.9
 """A plan that finds fewer of its files in the page cache has too little memory, or too little time."""
 STORE_SHARE_MIN = 0.5
-"""Of the time spent on servers, from which on their store, or the rates of users, are the limit."""
+"""The part of the time spent on servers from which on their store, or the rates of users, are the limit."""
 RUN_DELAY_MIN = 0.25
 """Seconds a second for which the main thread of a daemon waits for a processor, from which on that is the limit."""
 STALLED_MIN_S = 10.0
 """Without a complete chunk; over a slow network, one takes seconds."""
 OTHER_ORDER_READS_MIN = 50
 """Reads without a planned file among them, from which on the programs follow another order than that of the plan."""
+
+_ADVICE = {
+    "failures": "See .dieselfs/errors of the mount, and 'dlcmd mounts'.",
+    "idle": "If the training is slow all the same, its own work is the limit: decoding, transforms, the model.",
+    "none": "Look at decoding, transforms and the model; 'sampler.stalls' of the library has the shares of each step.",
+    "order": "Read the files in the order of the list, without another shuffle; a larger group makes it more random.",
+    "unknown": "Watch the mount for longer: 'dlcmd why MOUNTPOINT --for 30s'.",
+    "stalled": "See 'dlcmd server status', the network, and .dieselfs/errors of the mount; reads fail after 30 s.",
+    "no-plan: fits": "Run 'dlcmd warm' before the training, or mount with --policy oneshot.",
+    "no-plan: large": "Read in the order of a plan: a sampler of dieselfs.torch, or the list in .dieselfs/shuffle/.",
+    "group": "Read in smaller groups (group=), or give the mount more memory (--memory).",
+    "cpu: node": "Run fewer programs or loader workers on this node, or keep a processor free for the mount.",
+    "daemon": "Let fewer programs compete for the processors of this node, or store samples in larger files.",
+    "cpu: verification": "Give the daemon a processor of its own.",
+    "push": "Give the page helper a processor of its own, or store samples in larger files.",
+    "disk": "Use a faster disk for --disk, or give the mount more memory; "
+    f"see {catalogue.DISK_FAILURES.name} in .dieselfs/stats.",
+    "peers": f"Look at the network between the nodes, and at {catalogue.JOB_SUSPECTED.name} in .dieselfs/stats.",
+    "cpu: server": "Run fewer programs on the machine of the server, or the server on another one.",
+    "server: busy": "Start more servers over the same stores.",
+    "store": "Put a faster tier before the store (tiered:), or give the mount more memory.",
+    "rate": "See with 'dlcmd limit ls' whether you have a limit; if so, ask an administrator for a higher one.",
+    "network": "Look at the network between this node and the servers, or give the mount more memory.",
+    "memory: mount": "Give the mount more memory (--memory), or pool that of the job's nodes (--job).",
+    "memory: kernel": "End other programs that use memory or read many files, or raise the limit of the control "
+    "group.",
+    "server": "Later epochs come from memory. For this one, see 'dlcmd top' where the server runs, and 'dlcmd limit "
+    "ls'.",
+}
+"""The one thing to change for each limit; behind a colon, what of it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +62,10 @@ class Diagnosis:
     advice: str
 
 
+def _found(cause: str, text: str) -> Diagnosis:
+    return Diagnosis(cause.partition(":")[0], text, _ADVICE[cause])
+
+
 def diagnosis(seen: Activity, servers: Sequence[ServerActivity], unknown: str = "") -> Diagnosis:
     """`servers`: those of the mount, with their `address`, if they could be asked; else those on this machine, which
     may answer this daemon among others. `unknown`: why they could not be asked.
@@ -40,25 +74,15 @@ def diagnosis(seen: Activity, servers: Sequence[ServerActivity], unknown: str = 
     waiting = seen.waiting if seen.reads else seen.in_progress  # counted when they end
     waits = f"on the average {waiting:.2f} of them wait"
     if seen.failed:
-        return Diagnosis(
-            "failures",
-            f"{seen.failed:,.1f} reads a second fail; {rates}.",
-            "See .dieselfs/errors of the mount, and 'dlcmd mounts'.",
-        )
+        return _found("failures", f"{seen.failed:,.1f} reads a second fail; {rates}.")
     if not seen.reads and not seen.fetched_bytes and seen.in_progress:
         return _without_chunks(seen)
     if not seen.reads and not seen.fetched_bytes and not seen.pushed_bytes:
-        return Diagnosis(
-            "idle",
-            "No read reaches the daemon: programs read nothing, or all of it from the page cache.",
-            "If the training is slow all the same, its own work is the limit: decoding, transforms, the model.",
+        return _found(
+            "idle", "No read reaches the daemon: programs read nothing, or all of it from the page cache."
         )
     if waiting < WAITING_MIN:
-        return Diagnosis(
-            "none",
-            f"Reading is not the limit: {rates}, {waits}.",
-            "Look at decoding, transforms and the model; 'sampler.stalls' of the library has the shares of each step.",
-        )
+        return _found("none", f"Reading is not the limit: {rates}, {waits}.")
     if not any(plan.position < plan.positions for plan in seen.plans):
         return _without_plan(seen, f"{rates}, {waits}; no plan is read")
     if (
@@ -67,10 +91,8 @@ def diagnosis(seen: Activity, servers: Sequence[ServerActivity], unknown: str = 
         and not seen.pushed_bytes  # else the first files of the plan are on their way, and no position is known yet
         and not any(plan.position for plan in seen.plans)
     ):
-        return Diagnosis(
-            "order",
-            f"{rates}, {waits}; a plan was opened, but its files are read in another order.",
-            "Read the files in the order of the list, without another shuffle; a larger group makes it more random.",
+        return _found(
+            "order", f"{rates}, {waits}; a plan was opened, but its files are read in another order."
         )
     return _of_plan(seen, servers, f"{rates}, {waits}", unknown)
 
@@ -81,28 +103,14 @@ def _without_chunks(seen: Activity) -> Diagnosis:
         f"after {format_duration(seen.seconds)}"
     )
     if seen.seconds < STALLED_MIN_S:
-        return Diagnosis(
-            "unknown", f"{text}.", "Watch the mount for longer: 'dlcmd why MOUNTPOINT --for 30s'."
-        )
-    return Diagnosis(
-        "stalled",
-        f"{text} (a slow network, or no answer).",
-        "See 'dlcmd server status', the network, and .dieselfs/errors of the mount; reads fail after 30 s.",
-    )
+        return _found("unknown", f"{text}.")
+    return _found("stalled", f"{text} (a slow network, or no answer).")
 
 
 def _without_plan(seen: Activity, text: str) -> Diagnosis:
     if (seen.best_hit_share or 0) >= 1:
-        return Diagnosis(
-            "no-plan",
-            f"{text}, and the dataset fits into the memory of the mount.",
-            "Run 'dlcmd warm' before the training, or mount with --policy oneshot.",
-        )
-    return Diagnosis(
-        "no-plan",
-        f"{text}, so each file is fetched when it is read.",
-        "Read in the order of a plan: a sampler of dieselfs.torch, or the list in .dieselfs/shuffle/.",
-    )
+        return _found("no-plan: fits", f"{text}, and the dataset fits into the memory of the mount.")
+    return _found("no-plan: large", f"{text}, so each file is fetched when it is read.")
 
 
 def _of_plan(seen: Activity, servers: Sequence[ServerActivity], text: str, unknown: str) -> Diagnosis:
@@ -110,48 +118,29 @@ def _of_plan(seen: Activity, servers: Sequence[ServerActivity], text: str, unkno
     unpinned = 1 - min(seen.best_hit_share or 0, 1)
     group_bytes = unpinned * sum(plan.group_bytes for plan in seen.plans if plan.position < plan.positions)
     if group_bytes > seen.window_bytes > 0 and (seen.hit_share or 0) < HIT_SHARE_MIN:
-        return Diagnosis(
+        return _found(
             "group",
             f"{text}{hits}; reads are random over groups of {format_size(group_bytes)}, for which the mount has "
             f"{format_size(seen.window_bytes)} of memory, so chunks come again.",
-            "Read in smaller groups (group=), or give the mount more memory (--memory).",
         )
     if seen.run_delay >= RUN_DELAY_MIN:
-        return Diagnosis(
-            "cpu",
+        return _found(
+            "cpu: node",
             f"{text}{hits}; the daemon waits {seen.run_delay:.2f} s a second for a processor.",
-            "Run fewer programs or loader workers on this node, or keep a processor free for the mount.",
         )
     if seen.cpu >= BUSY_MIN:
-        return Diagnosis(
-            "daemon",
-            f"{text}{hits}; the daemon uses {seen.cpu:.2f} processors.",
-            "Let fewer programs compete for the processors of this node, or store samples in larger files.",
-        )
+        return _found("daemon", f"{text}{hits}; the daemon uses {seen.cpu:.2f} processors.")
     cause = max(seen.spent, key=lambda each: seen.spent[each], default="")
     spent = seen.spent.get(cause, 0.0)
     text = f"{text}{hits}" + (f"; its threads spend {spent:.2f} s a second on '{cause}'" if cause else "")
     if cause == "verification":
-        return Diagnosis("cpu", f"{text}.", "Give the daemon a processor of its own.")
+        return _found("cpu: verification", f"{text}.")
     if cause == "push":
-        return Diagnosis(
-            "push",
-            f"{text}.",
-            "Give the page helper a processor of its own, or store samples in larger files.",
-        )
+        return _found("push", f"{text}.")
     if cause == "disk":
-        return Diagnosis(
-            "disk",
-            f"{text}.",
-            "Use a faster disk for --disk, or give the mount more memory; "
-            f"see {catalogue.DISK_FAILURES.name} in .dieselfs/stats.",
-        )
+        return _found("disk", f"{text}.")
     if cause == "peer":
-        return Diagnosis(
-            "peers",
-            f"{text}.",
-            f"Look at the network between the nodes, and at {catalogue.JOB_SUSPECTED.name} in .dieselfs/stats.",
-        )
+        return _found("peers", f"{text}.")
     return _of_servers(seen, servers, text, spent, unknown)
 
 
@@ -161,62 +150,41 @@ def _of_servers(
     busiest = max(servers, key=lambda server: server.busy, default=None)
     delayed = max((server.run_delay for server in servers), default=0.0)
     if delayed >= RUN_DELAY_MIN:
-        return Diagnosis(
-            "cpu",
-            f"{text}; the server waits {delayed:.2f} s a second for a processor.",
-            "Run fewer programs on the machine of the server, or the server on another one.",
-        )
+        return _found("cpu: server", f"{text}; the server waits {delayed:.2f} s a second for a processor.")
     if busiest is not None and busiest.cpu >= BUSY_MIN:
-        return Diagnosis(
-            "server",
-            f"{text}; the server uses {busiest.cpu:.2f} processors.",
-            "Start more servers over the same stores.",
-        )
+        return _found("server: busy", f"{text}; the server uses {busiest.cpu:.2f} processors.")
     if busiest is not None and busiest.busy > 0 and busiest.busy >= STORE_SHARE_MIN * spent:
-        return Diagnosis(
+        return _found(
             "store",
             f"{text}; {busiest.busy:.2f} calls of its object store are in progress on the average, "
             f"{(busiest.store_s or 0) * 1000:.1f} ms each, and {count(busiest.waiting, 'more read')} wait for them.",
-            "Put a faster tier before the store (tiered:), or give the mount more memory.",
         )
     limited = max((server.limited for server in servers), default=0.0)
     if limited > 0 and limited >= STORE_SHARE_MIN * spent:
-        return Diagnosis(
-            "rate",
-            f"{text}; {limited:.1f} calls of users wait for their rates at a server.",
-            "See with 'dlcmd limit ls' whether you have a limit; if so, ask an administrator for a higher one.",
-        )
+        return _found("rate", f"{text}; {limited:.1f} calls of users wait for their rates at a server.")
     answering = sum(server.answering for server in servers)
     if any(_is_remote(server) for server in servers) and answering < STORE_SHARE_MIN * spent:
-        return Diagnosis(
-            "network",
-            f"{text}; the servers need only {answering:.2f} s a second for all reads of chunks.",
-            "Look at the network between this node and the servers, or give the mount more memory.",
+        return _found(
+            "network", f"{text}; the servers need only {answering:.2f} s a second for all reads of chunks."
         )
     if unknown:
         text += f" ({unknown})"
     if seen.best_hit_share is not None and seen.best_hit_share < 1:
-        return Diagnosis(
-            "memory",
+        return _found(
+            "memory: mount",
             f"{text}; the memory of the mount holds {seen.best_hit_share:.0%} of the dataset, the rest comes again in "
             "each epoch.",
-            "Give the mount more memory (--memory), or pool that of the job's nodes (--job).",
         )
     if seen.reclaimed > 0:
-        return Diagnosis(
-            "memory",
+        return _found(
+            "memory: kernel",
             f"{text}; the kernel has reclaimed pages of {seen.reclaimed:.1f} chunks a second.",
-            "End other programs that use memory or read many files, or raise the limit of the control group.",
         )
     if any(map(_is_asked, servers)):
         part = f", of which the servers need {answering:.2f} s"
     else:
         part = ", which is the network to the server, the server or its store"
-    return Diagnosis(
-        "server",
-        f"{text}{part}.",
-        "Later epochs come from memory. For this one, see 'dlcmd top' where the server runs, and 'dlcmd limit ls'.",
-    )
+    return _found("server", f"{text}{part}.")
 
 
 def _is_asked(server: ServerActivity) -> bool:

@@ -15,7 +15,7 @@ from dieselfs.telemetry.series import Recorded
 from dieselfs.telemetry.stalls import DAEMON_CAUSES
 
 POINTS_MAX = 240
-"""Of one curve."""
+"""The most points of one curve."""
 SOURCES = ("node", "peers", "disk", "server")
 """Where bytes came from: the cache of the node, other nodes, the disk of the node, servers."""
 

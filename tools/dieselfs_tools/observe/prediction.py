@@ -1,4 +1,5 @@
-"""How long the epochs of a training take, and what limits them, from a dataset, a job and seven numbers. No I/O.
+"""How long the epochs of a training take, and what limits them, from a dataset, a job and seven numbers. This module
+writes and reads the file in which `dlcmd bench` leaves the numbers.
 
 An epoch is limited by the slowest of what happens at the same time, as in a pipeline: reading on each node, fetching to
 each node, sending by the servers, and what a node receives. Section 5 of the DIESEL paper measures these one by one.
@@ -7,15 +8,20 @@ A node stores two kinds of chunks: those that it keeps are stored whole, with th
 epoch. Of the others it stores the files that it reads itself.
 """
 
+import json
+import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, astuple, dataclass
+from pathlib import Path
 from typing import Any
 
-from dieselfs.errors import InvalidInput
+from dieselfs.errors import InvalidInput, NotFound
 from dieselfs.prefetch.extent_table import ExtentTable
+from dieselfs.process.state_dirs import log_path
 from dieselfs.snapshot.reader import Snapshot
 from dieselfs.telemetry.stalls import predicted_waiting_s
 from dieselfs_client.memory.budget import allot_for, kept_in_node_cache
+from dieselfs_tools.cli.output import replace_file
 
 READING, FETCHING, SERVERS, NETWORK, COMPUTING = "reading", "fetching", "servers", "network", "computing"
 """What may limit an epoch: a node's own processors, what the servers send to a node, what they send to all, what a node
@@ -66,7 +72,7 @@ class Speeds:
     first: Cost
     later: Cost
     fetch_bytes_s: float
-    """Of one node, with as many requests at a time as prefetch has."""
+    """What one node fetches, with as many requests at a time as prefetch has."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,3 +202,61 @@ def predicted_job(
         pooled_bytes=kept_in_node_cache(allotment.node_cache, nodes),
         **more,
     )
+
+
+_FORMAT = 2
+_FILE_BYTES_MAX = 10_000
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """`source`: where the chunks came from. `measured_s`: seconds since 1970."""
+
+    speeds: Speeds
+    source: str
+    measured_s: int
+
+    def fields(self) -> dict[str, object]:
+        return {**asdict(self), "format": _FORMAT}
+
+
+def default_path() -> Path:
+    return log_path("speeds").with_suffix(".json")
+
+
+def make_folder(path: Path) -> None:
+    """The folder of the file at `path`, if there is none. Raises InvalidInput."""
+    try:
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as error:
+        raise InvalidInput(f"{path.parent}: {error.strerror}; --save names another file") from None
+
+
+def save(speeds: Speeds, source: str, path: Path) -> Measured:
+    """Raises InvalidInput if the file cannot be written."""
+    measured = Measured(speeds, source, int(time.time()))
+    make_folder(path)
+    replace_file(path, json.dumps(measured.fields(), indent=2) + "\n")
+    return measured
+
+
+def load(path: Path) -> Measured:
+    """Raises NotFound if there is none, InvalidInput if it is not such a file."""
+    try:
+        with path.open("rb") as file:
+            found = json.loads(file.read(_FILE_BYTES_MAX))
+        if found["format"] != _FORMAT:
+            raise InvalidInput(f"{path} has format {found['format']}, not {_FORMAT}: run 'dlcmd bench' again")
+        speeds = found["speeds"]
+        parts = ("start_s", "file_s", "byte_s")
+        costs = [Cost(*(float(speeds[name][part]) for part in parts)) for name in ("first", "later")]
+        read = Speeds(costs[0], costs[1], float(speeds["fetch_bytes_s"]))
+        if min(min(astuple(cost)) for cost in costs) < 0 or read.fetch_bytes_s <= 0:
+            raise ValueError("not a speed")
+        return Measured(read, str(found["source"]), int(found["measured_s"]))
+    except FileNotFoundError:
+        raise NotFound(
+            f"{path} does not exist: run 'dlcmd bench' first, on a machine like those of the job"
+        ) from None
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise InvalidInput(f"{path} is no result of 'dlcmd bench' ({error}): run it again") from None

@@ -1,17 +1,147 @@
-"""The page of `dlcmd report`: one HTML file without scripts, which needs no other file. No I/O."""
+"""The page of `dlcmd report`: one HTML file with SVG charts and without scripts, which needs no other file. No I/O."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
 from html import escape
 
 import numpy as np
+import numpy.typing as npt
 
 from dieselfs import __version__
 from dieselfs.shuffle.quality import FULL_SHUFFLE_DISTANCE, ShuffleQuality
 from dieselfs.units import format_duration, format_size
-from dieselfs_tools.observe import charts
 from dieselfs_tools.observe.epoch_report import EpochReport
+
+WIDTH, HEIGHT = 720, 200
+_LEFT, _RIGHT, _TOP, _BOTTOM = 78, 8, 8, 24
+_TICKS = 4
+_BAR, _GAP, _LABEL = 16, 8, 190
+
+STYLE = """
+svg { width: 100%; height: auto; font: 11px system-ui, sans-serif; }
+svg text { fill: var(--quiet); }
+svg .grid { stroke: var(--line); stroke-width: 1; }
+svg .track { fill: var(--line); }
+.c0 { --c: #0072b2; } .c1 { --c: #e69f00; } .c2 { --c: #009e73; } .c3 { --c: #cc79a7; } .c4 { --c: #d55e00; }
+.c5 { --c: #56b4e9; } .c6 { --c: #999999; }
+svg .area { fill: var(--c); } svg .curve { fill: none; stroke: var(--c); stroke-width: 1.6; }
+.key { display: inline-block; width: .8em; height: .8em; margin: 0 .3em 0 .9em; background: var(--c); }
+"""
+"""The style of the charts; the page sets --quiet and --line."""
+
+Values = npt.NDArray[np.float64]
+Format = Callable[[float], str]
+
+
+def stacked(title: str, ends_s: Values, series: Mapping[str, Values], shown: Format) -> str:
+    """Areas above each other, in the order of `series`. All arrays: shape (n,), a value for the time up to each end."""
+    top = _nice(float(sum(series.values(), np.zeros(len(ends_s))).max(initial=0.0)))
+    below = np.zeros(len(ends_s))
+    drawn = []
+    for number, values in enumerate(series.values()):
+        above = below + np.nan_to_num(values)
+        outline = _steps(ends_s, above, top) + _steps(ends_s, below, top)[::-1]
+        drawn.append(f'<polygon class="area c{number}" points="{_points(outline)}"/>')
+        below = above
+    return _figure(title, drawn, ends_s, top, shown, _legend(series))
+
+
+def lines(title: str, ends_s: Values, series: Mapping[str, Values], shown: Format, top: float = 0.0) -> str:
+    """Curves over each other; NaN is left out. `top`: the end of the scale at least."""
+    largest = max((float(np.nan_to_num(values).max(initial=0.0)) for values in series.values()), default=0.0)
+    scale = max(top, _nice(largest) if largest > top else 0.0) or 1.0
+    drawn = []
+    for number, values in enumerate(series.values()):
+        known = ~np.isnan(values)
+        for first, end in _runs(known):
+            starts_s = np.concatenate(([0.0], ends_s[:-1]))[first:end]
+            steps = _steps(ends_s[first:end], values[first:end], scale, starts_s, float(ends_s[-1]))
+            drawn.append(f'<polyline class="curve c{number}" points="{_points(steps)}"/>')
+    return _figure(title, drawn, ends_s, scale, shown, _legend(series) if len(series) > 1 else "")
+
+
+def bars(title: str, values: Mapping[str, float], shown: Format) -> str:
+    """A horizontal bar for each value."""
+    largest = max(values.values(), default=0.0) or 1.0
+    height = len(values) * (_BAR + _GAP) + _GAP
+    width = WIDTH - _LABEL - 110
+    drawn = []
+    for number, (name, value) in enumerate(values.items()):
+        y = _GAP + number * (_BAR + _GAP)
+        length = max(width * value / largest, 0.0)
+        drawn.append(
+            f'<text x="{_LABEL - 8}" y="{y + 12}" text-anchor="end">{escape(name)}</text>'
+            f'<rect class="track" x="{_LABEL}" y="{y}" width="{width}" height="{_BAR}"/>'
+            f'<rect class="area c0" x="{_LABEL}" y="{y}" width="{length:.1f}" height="{_BAR}"/>'
+            f'<text x="{_LABEL + width + 8}" y="{y + 12}">{escape(shown(value))}</text>'
+        )
+    said = ", ".join(f"{name} {shown(value)}" for name, value in values.items())
+    return _framed(title, said, height, drawn, "")
+
+
+def _steps(
+    ends_s: Values, values: Values, top: float, starts_s: Values | None = None, whole_s: float = 0.0
+) -> list[tuple[float, float]]:
+    """The outline of values that hold from one end to the next."""
+    starts = np.concatenate(([0.0], ends_s[:-1])) if starts_s is None else starts_s
+    whole = whole_s or float(ends_s[-1])
+    found = []
+    for start_s, end_s, value in zip(starts, ends_s, values, strict=True):
+        y = _TOP + (HEIGHT - _TOP - _BOTTOM) * (1 - float(value) / top)
+        found += [(_x(float(start_s), whole), y), (_x(float(end_s), whole), y)]
+    return found
+
+
+def _x(time_s: float, whole_s: float) -> float:
+    return _LEFT + (WIDTH - _LEFT - _RIGHT) * time_s / whole_s
+
+
+def _points(places: Sequence[tuple[float, float]]) -> str:
+    return " ".join(f"{x:.1f},{y:.1f}" for x, y in places)
+
+
+def _runs(known: npt.NDArray[np.bool_]) -> list[tuple[int, int]]:
+    """The ranges of neighbours that are true."""
+    edges = np.flatnonzero(np.diff(np.concatenate(([False], known, [False])).astype(np.int8)))
+    return [(int(first), int(end)) for first, end in edges.reshape(-1, 2)]
+
+
+def _nice(largest: float) -> float:
+    """The end of a scale: 1, 2, 2.5 or 5 times a power of ten."""
+    if largest <= 0:
+        return 1.0
+    power = 10.0 ** np.floor(np.log10(largest))
+    return float(next(power * step for step in (1, 2, 2.5, 5, 10) if power * step >= largest * 0.999))
+
+
+def _figure(title: str, drawn: list[str], ends_s: Values, top: float, shown: Format, legend: str) -> str:
+    frame = []
+    for number in range(_TICKS + 1):
+        y = _TOP + (HEIGHT - _TOP - _BOTTOM) * (1 - number / _TICKS)
+        value = escape(shown(top * number / _TICKS))
+        frame.append(f'<line class="grid" x1="{_LEFT}" x2="{WIDTH - _RIGHT}" y1="{y:.1f}" y2="{y:.1f}"/>')
+        frame.append(f'<text x="{_LEFT - 6}" y="{y + 4:.1f}" text-anchor="end">{value}</text>')
+        time_s = float(ends_s[-1]) * number / _TICKS
+        anchor = "start" if number == 0 else "end" if number == _TICKS else "middle"
+        x = _x(time_s, float(ends_s[-1]))
+        frame.append(f'<text x="{x:.1f}" y="{HEIGHT - 6}" text-anchor="{anchor}">{time_s:.4g} s</text>')
+    said = f"over {float(ends_s[-1]):.4g} seconds; the scale ends at {shown(top)}"
+    return _framed(title, said, HEIGHT, frame + drawn, legend)
+
+
+def _legend(series: Mapping[str, Values]) -> str:
+    keys = (f'<span class="key c{number}"></span>{escape(name)}' for number, name in enumerate(series))
+    return "".join(keys)
+
+
+def _framed(title: str, said: str, height: int, drawn: Sequence[str], legend: str) -> str:
+    label = escape(f"{title}: {said}", quote=True)
+    return (
+        f"<figure><figcaption>{escape(title)} {legend}</figcaption>"
+        f'<svg viewBox="0 0 {WIDTH} {height}" role="img" aria-label="{label}">{"".join(drawn)}</svg></figure>\n'
+    )
+
 
 RANKS_SHOWN_MAX = 64
 _STYLE = (
@@ -31,7 +161,7 @@ dl { display: grid; grid-template-columns: repeat(auto-fit, minmax(10rem, 1fr));
 dl div { border: 1px solid var(--line); border-radius: .4rem; padding: .5rem .7rem; }
 dt { color: var(--quiet); } dd { margin: 0; font-size: 1.2rem; }
 """
-    + charts.STYLE
+    + STYLE
 )
 
 
@@ -45,26 +175,22 @@ def page(subject: str, report: EpochReport, quality: ShuffleQuality | None) -> s
         f"dieselfs {escape(__version__)}</p>",
         _facts(report),
         "<h2>Throughput</h2>",
-        charts.lines("files of the plan, a second", report.ends_s, {"files": report.files}, _number),
-        charts.stacked("bytes fetched, a second, by source", report.ends_s, report.fetched, _size),
-        charts.lines(
-            "bytes put into the page cache, a second", report.ends_s, {"pushed": report.pushed}, _size
-        ),
+        lines("files of the plan, a second", report.ends_s, {"files": report.files}, _number),
+        stacked("bytes fetched, a second, by source", report.ends_s, report.fetched, _size),
+        lines("bytes put into the page cache, a second", report.ends_s, {"pushed": report.pushed}, _size),
         "<h2>Stalls</h2>",
-        charts.lines("reads that wait, on the average", report.ends_s, {"reads": report.waiting}, _number),
-        charts.stacked(
-            "seconds of the daemon's threads, a second, by cause", report.ends_s, report.spent, _number
-        ),
-        charts.bars("seconds in the epoch, by cause", report.totals()["spent_s"], _seconds),
+        lines("reads that wait, on the average", report.ends_s, {"reads": report.waiting}, _number),
+        stacked("seconds of the daemon's threads, a second, by cause", report.ends_s, report.spent, _number),
+        bars("seconds in the epoch, by cause", report.totals()["spent_s"], _seconds),
         "<h2>Hits and memory</h2>",
-        charts.lines(
+        lines(
             "files that were in the page cache in time; best possible share of the dataset in memory",
             report.ends_s,
             {"in time": report.hits, "fits into memory": np.full(len(report.ends_s), report.best_hit_share)},
             _share,
             top=1.0,
         ),
-        charts.lines("memory used", report.ends_s, {"memory": report.memory_used_bytes}, _size),
+        lines("memory used", report.ends_s, {"memory": report.memory_used_bytes}, _size),
         "<h2>Order</h2>",
         _order(report, quality),
         "<h2>Ranks</h2>",
@@ -142,7 +268,7 @@ def _ranks(report: EpochReport) -> str:
     rest = len(report.ranks) - len(shown)
     return (
         f"<p>{balance}Positions are as far as reads show them.</p>"
-        + charts.bars("positions of the plan passed, a second", rates, _number)
+        + bars("positions of the plan passed, a second", rates, _number)
         + _table(("reader", "position", "of the plan", "time", "positions/s"), cells)
         + (f"<p>... and {rest} more</p>" if rest else "")
     )

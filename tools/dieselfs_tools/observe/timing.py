@@ -57,7 +57,7 @@ class Form:
 FORMS = (Form("small", 10_000, 4 << 10), Form("large", 1_500, 128 << 10))
 QUICK_FORMS = (Form("small", 1_000, 4 << 10), Form("large", 100, 128 << 10))
 FEW = Form("few", 100, 4 << 10)
-"""Their epochs are little more than the beginning of one. As large as the small files."""
+"""A form whose epochs are little more than the beginning of one; its files are as large as the small ones."""
 
 Times = tuple[float, float]
 """Seconds of a first and of a later epoch."""
@@ -83,7 +83,7 @@ class SpeedTest:
     rounds: int
     seconds: float
     few: Times
-    """Of FEW, in the mount."""
+    """Seconds of FEW in the mount."""
 
     @property
     def speeds(self) -> Speeds:
@@ -155,7 +155,7 @@ def _medians(times: Sequence[Times]) -> Times:
 
 
 def scratch_fetch_rate(form: Form, settings: Settings) -> float:
-    """As `fetch_rate`, of a stored form, whose chunks are dropped from the page cache before."""
+    """The `fetch_rate` of a stored form, whose chunks are dropped from the page cache before."""
     with Dataset(settings, form.name) as data:
         forget(settings.home / "chunks")
         return fetch_rate(data.chunks)
@@ -229,7 +229,7 @@ class MountTimer:
 
 
 def store(form: Form, settings: Settings) -> None:
-    """As a new dataset of its name."""
+    """Store a form as a new dataset of its name."""
     with Dataset(settings, form.name, must_exist=False) as data:
         data.create()
         for path, content in _contents(form):

@@ -1,17 +1,22 @@
-"""Stored files, folders and links in listings. No I/O."""
+"""Stored files, folders and links: in listings, and their contents. This module writes to standard output."""
 
 import stat
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from dieselfs.names import printable
+from dieselfs.errors import Damaged, InvalidInput
+from dieselfs.names import Location, printable
 from dieselfs.records import DatasetRecord, Op
 from dieselfs.rpc.records import RemoteEntry
 from dieselfs.units import format_time
-from dieselfs_tools.cli.output import Output, name_fields
+from dieselfs_tools.cli.output import Output, name_fields, write_bytes
+from dieselfs_tools.cli.session import Session
 
 if TYPE_CHECKING:
+    from dieselfs import Dataset
     from dieselfs.snapshot.reader import Snapshot
+
 
 _TYPE_BITS = {Op.FILE: stat.S_IFREG, Op.DIRECTORY: stat.S_IFDIR, Op.SYMLINK: stat.S_IFLNK}
 _TYPES = {stat.S_IFREG: "file", stat.S_IFDIR: "folder", stat.S_IFLNK: "link"}
@@ -64,7 +69,7 @@ class Entry:
         return {**fields, **name_fields(self.target, "target")} if self.type == "link" else fields
 
     def line(self, output: Output, name: bytes, is_long: bool) -> str:
-        """As text: `name`, with a slash after a folder; `is_long`: mode, size and time before it."""
+        """The entry as text: `name`, with a slash after a folder; `is_long`: mode, size and time before it."""
         shown = printable(name) + ("/" if self.is_folder else "")
         if not is_long:
             return shown
@@ -84,3 +89,39 @@ def dataset_fields(record: DatasetRecord) -> dict[str, object]:
         "generation": record.generation,
         "updated_ns": record.updated_ns,
     }
+
+
+def write_contents(session: Session, locations: Sequence[Location]) -> None:
+    """Looks up all files before it writes the first byte. Raises NotFound, InvalidInput, Damaged."""
+    if session.output.is_json:
+        raise InvalidInput("--json and the content of files cannot both go to standard output")
+    session.output.is_stdout_taken = True
+    datasets = {name: session.dataset(name) for name in dict.fromkeys(place.state for place in locations)}
+    found = [(datasets[place.state], find_file(datasets[place.state], place.path)) for place in locations]
+    for dataset, node in found:
+        for content in extents(dataset, node):
+            write_bytes(content)
+
+
+def find_file(dataset: "Dataset", path: bytes) -> int:
+    """The node of a file; links are followed. Raises NotFound, and InvalidInput for a folder."""
+    snapshot = dataset.snapshot
+    node = snapshot.find(path)
+    if node < 0 or snapshot.stat(node).is_link:
+        node = snapshot.follow(path)
+    if not snapshot.stat(node).is_file:
+        raise InvalidInput(f"{Location(dataset.name, path)} is a folder; name a file")
+    return node
+
+
+def extents(dataset: "Dataset", node: int) -> Iterator[bytes]:
+    """The verified bytes of a file, extent by extent. Raises Damaged, Unavailable."""
+    end_bytes = 0
+    for extent in dataset.snapshot.extents(node):
+        if extent.place != end_bytes:
+            break
+        yield from dataset.chunks.fetch_extents(extent.chunk, [extent])
+        end_bytes += extent.length
+    if end_bytes != dataset.snapshot.size(node):
+        place = Location(dataset.name, dataset.snapshot.path(node), False)
+        raise Damaged(f"{place}: its extents have {end_bytes} bytes of {dataset.snapshot.size(node)}")

@@ -1,22 +1,102 @@
-"""The entries below a folder, stored or local, by their paths relative to it. This module reads files."""
+"""Trees of files: sources of `put`, the entries below a folder, stored or local, and what differs between two trees.
+This module reads files."""
 
 import os
 import stat
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
-from typing import TYPE_CHECKING
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, NamedTuple
 
 from dieselfs.digests import extent_digest_of
-from dieselfs.errors import InvalidInput
-from dieselfs.names import SCHEME, printable
+from dieselfs.errors import EXIT_OK, EXIT_PARTIAL, DieselfsError, InvalidInput, NotFound
+from dieselfs.names import SCHEME, Location, check_path, printable
+from dieselfs.transfer.upload import Failed, SourceEntry, walk_source
+from dieselfs.units import count
+from dieselfs_tools.cli.output import Output, name_fields
 from dieselfs_tools.cli.patterns import Patterns
 from dieselfs_tools.transfers.entries import Entry
-from dieselfs_tools.transfers.sources import Source, relative_path, walk
 
 if TYPE_CHECKING:
     from dieselfs.arrays import Numbers
     from dieselfs.snapshot.reader import ExtentRef, Snapshot
     from dieselfs.transfer.upload import UploadEntry
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """A file or folder to put, and its path in the dataset."""
+
+    source: bytes
+    path: bytes
+    is_folder: bool
+
+
+def place_of(source: bytes, is_folder: bool, destination: Location, is_into: bool) -> bytes:
+    """The path of a source in the dataset, by the rules of rsync.
+
+    A folder is put into the destination; with a slash at its end, its content is. A file is put into a destination that
+    is a folder (`is_into`); otherwise the destination is its new name.
+    """
+    name = os.path.basename(source.rstrip(b"/"))
+    if is_folder and (source.endswith(b"/") or name in (b"", b".", b"..")):
+        return destination.path
+    if is_folder or is_into:
+        return destination.path + b"/" + name if destination.path else name
+    return destination.path
+
+
+def find_sources(
+    names: Sequence[str], destination: Location, is_into: bool, is_recursive: bool
+) -> list[Source]:
+    """The named files and folders. A named link is followed, unless `is_recursive`.
+
+    Raises NotFound for a missing one, and InvalidInput for a folder without `is_recursive`.
+    """
+    return [_find_source(os.fsencode(name), destination, is_into, is_recursive) for name in names]
+
+
+def _find_source(name: bytes, destination: Location, is_into: bool, is_recursive: bool) -> Source:
+    try:
+        is_folder = stat.S_ISDIR((os.lstat if is_recursive else os.stat)(name).st_mode)
+    except OSError as error:
+        raise NotFound(f"{printable(name)}: {error.strerror}") from None
+    if is_folder and not is_recursive:
+        raise InvalidInput(f"{printable(name)} is a folder: put it with -r")
+    path = check_path(place_of(name, is_folder, destination, is_into))
+    return Source(name if is_recursive else os.path.realpath(name), path, is_folder)
+
+
+def listed_sources(names: Sequence[bytes], folder: Source, failed: Failed) -> Iterator[Source]:
+    """The names of a `--files-from`, relative to `folder`; errors go to `failed`."""
+    for name in names:
+        relative = name.removeprefix(b"./").rstrip(b"/")
+        try:
+            path = check_path(folder.path + b"/" + relative if folder.path else relative)
+            source = os.path.join(folder.source, check_path(relative))
+            yield Source(source, path, stat.S_ISDIR(os.lstat(source).st_mode))
+        except OSError as error:
+            failed(name, error.strerror or str(error))
+        except DieselfsError as error:
+            failed(name, str(error))
+
+
+def relative_path(source: Source, path: bytes) -> bytes:
+    """A path in the dataset, relative to a source folder; the name of a source file."""
+    return path[len(source.path) :].lstrip(b"/") if source.is_folder else os.path.basename(path)
+
+
+def walk(source: Source, patterns: Patterns, is_recursive: bool, failed: Failed) -> Iterator[SourceEntry]:
+    """The selected entries of a source."""
+
+    def is_pruned(entry: SourceEntry) -> bool:
+        return source.is_folder and (
+            not is_recursive or patterns.is_pruned(relative_path(source, entry.path))
+        )
+
+    for entry in walk_source(source.source, source.path, failed, is_pruned):
+        if patterns.is_wanted(relative_path(source, entry.path), entry.is_folder):
+            yield entry
 
 
 def selected(entries: Mapping[bytes, Entry], patterns: Patterns) -> Mapping[bytes, Entry]:
@@ -116,3 +196,64 @@ def selected_nodes(snapshot: "Snapshot", top: int, patterns: Patterns) -> "Numbe
                 found.add(node)
                 node = snapshot.parent(node)
     return np.array(sorted(found), np.int64)
+
+
+ADDED, REMOVED, CHANGED, ATTRIBUTES = "added", "removed", "changed", "attributes"
+MARKS = {ADDED: "+", REMOVED: "-", CHANGED: "*", ATTRIBUTES: "~"}
+"""The same as those of rclone, and one for equal content with another mode or time."""
+
+_COLOURS = {ADDED: "green", REMOVED: "red", CHANGED: "yellow", ATTRIBUTES: "cyan"}
+
+
+class Difference(NamedTuple):
+    """`entry`: of the second tree, unless it is only in the first."""
+
+    change: str
+    entry: Entry
+
+
+def differences(
+    first: Mapping[bytes, Entry], second: Mapping[bytes, Entry], has_same_content: Callable[[bytes], bool]
+) -> Iterator[Difference]:
+    """In the order of paths. `has_same_content(path)` is called for files of equal size. The time of a folder does not
+    count: it changes with its content.
+    """
+    for path in sorted(first.keys() | second.keys()):
+        old, new = first.get(path), second.get(path)
+        if old is None or new is None:
+            only = new or old
+            assert only is not None
+            yield Difference(REMOVED if new is None else ADDED, only)
+        elif (old.type, old.target) != (new.type, new.target) or not _is_same_file(
+            old, new, has_same_content
+        ):
+            yield Difference(CHANGED, new)
+        elif old.mode != new.mode or (not old.is_folder and old.mtime_ns != new.mtime_ns):
+            yield Difference(ATTRIBUTES, new)
+
+
+def _is_same_file(old: Entry, new: Entry, has_same_content: Callable[[bytes], bool]) -> bool:
+    return old.type != "file" or (old.size == new.size and has_same_content(old.path))
+
+
+def print_differences(
+    output: Output, found: Iterable[Difference], entries: int, failures: Sequence[tuple[str, str]] = ()
+) -> int:
+    """Print one line for each, and the summary; returns the exit code. `entries`: of the first tree. `failures`: the
+    entries that could not be compared, complete at the end of `found`.
+    """
+    counts: Counter[str] = Counter()
+    for change, entry in found:
+        counts[change] += 1
+        text = f"{MARKS[change]} {printable(entry.path)}{'/' if entry.is_folder else ''}"
+        text = output.coloured(text, _COLOURS[change])
+        output.record("difference", text, {"change": change, **name_fields(entry.path), "kind": entry.type})
+    total = counts.total()
+    output.failures([*failures], len(failures))
+    text = "" if failures else f"no differences in {count(entries, 'entry')}"
+    if total:
+        parts = ", ".join(f"{counts[change]:,} {change}" for change in MARKS if counts[change])
+        output.error(f"{count(total, 'difference')}: {parts}")
+        text = ""
+    fields = {"entries": entries, **{change: counts[change] for change in MARKS}, "failed": len(failures)}
+    return output.summary(text, fields, EXIT_PARTIAL if total or failures else EXIT_OK)

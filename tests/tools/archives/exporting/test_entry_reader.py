@@ -3,8 +3,8 @@
 import pytest
 
 from dieselfs.dataset import Dataset
-from dieselfs_tools.archives.exporting import entry_reader
-from dieselfs_tools.archives.exporting.entry_reader import EntryReader
+from dieselfs_tools.archives.exporting import export
+from dieselfs_tools.archives.exporting.export import EntryReader
 from tests.support.server import RunningServer
 
 
@@ -12,7 +12,7 @@ from tests.support.server import RunningServer
 def test_files_of_a_folder_come_before_its_folders(
     server: RunningServer, monkeypatch: pytest.MonkeyPatch, batch_files: int
 ) -> None:
-    monkeypatch.setattr(entry_reader, "BATCH_FILES", batch_files)
+    monkeypatch.setattr(export, "BATCH_FILES", batch_files)
     with Dataset(server.settings(), f"ordered-{batch_files}", must_exist=False) as dataset:
         dataset.create()
         for path in ("b/x", "a.jpg", "a/y", "a.cls", "c", "a/b/z"):

@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 
 from dieselfs.errors import EXIT_NOT_FOUND, EXIT_UNAVAILABLE, EXIT_USAGE, Damaged, NotFound
-from dieselfs_tools.archives.importing.bucket_files import BucketFile, beside, expanded
-from dieselfs_tools.archives.importing.remote_stream import FIRST_BYTES
+from dieselfs_tools.archives.importing.bucket_files import FIRST_BYTES, BucketFile, beside, expanded
 from tests.support.buckets import BUCKET, REGION, S3Server, needs_gateway, running_gateway, set_credentials
 from tests.support.dlcmd import Dlcmd
 from tests.support.documents import REPOSITORY

@@ -5,7 +5,7 @@ import io
 import numpy as np
 import pytest
 
-from dieselfs_tools.archives.importing.content_types import npy, npy_rows, suffix_of
+from dieselfs_tools.archives.importing.record import npy, npy_rows, suffix_of
 from tests.support.documents import REPOSITORY
 
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from dieselfs.errors import Damaged, InvalidInput
-from dieselfs_tools.archives.importing.litdata_file import file_of
+from dieselfs_tools.archives.importing.sample_shards import file_of
 from tests.support.documents import REPOSITORY
 from tests.support.importing import contents, read_all
 

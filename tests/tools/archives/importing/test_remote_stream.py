@@ -7,7 +7,7 @@ import pytest
 
 from dieselfs.bucket.client import PART_BYTES
 from dieselfs.errors import Damaged
-from dieselfs_tools.archives.importing.remote_stream import FIRST_BYTES, RemoteStream
+from dieselfs_tools.archives.importing.bucket_files import FIRST_BYTES, RemoteStream
 
 CONTENT = os.urandom(1_000_003) * ((FIRST_BYTES + 3 * PART_BYTES) // 1_000_003)
 

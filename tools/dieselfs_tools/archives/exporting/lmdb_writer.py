@@ -8,8 +8,7 @@ from dieselfs.errors import DieselfsError, InvalidInput, StorageFull
 from dieselfs.limits import MIB
 from dieselfs.names import printable
 from dieselfs.transfer.destination import DISK_FULL
-from dieselfs_tools.archives.exporting.archive_export import Export, ExportOptions, export_archive
-from dieselfs_tools.archives.exporting.entry_reader import Entry
+from dieselfs_tools.archives.exporting.export import Export, ExportedEntry, ExportOptions, export_archive
 from dieselfs_tools.archives.formats import required
 from dieselfs_tools.cli.session import Session
 
@@ -36,7 +35,7 @@ class LmdbWriter:
         self._pending_bytes = 0
         self.key_bytes_max: int = self._environment.max_key_size()
 
-    def add(self, entry: Entry, content: bytes) -> None:
+    def add(self, entry: ExportedEntry, content: bytes) -> None:
         """Raises InvalidInput for a path that is too long, or a file that is too large; StorageFull."""
         if len(entry.path) > self.key_bytes_max:
             raise InvalidInput(

@@ -7,9 +7,8 @@ import numpy as np
 
 from dieselfs.errors import Damaged
 from dieselfs_tools.archives.formats import required
-from dieselfs_tools.archives.importing.content_types import npy, npy_rows, number, suffix_of
 from dieselfs_tools.archives.importing.inputs import Input
-from dieselfs_tools.archives.importing.record import FOLDER_MODE, Record
+from dieselfs_tools.archives.importing.record import FOLDER_MODE, Record, npy, npy_rows, number, suffix_of
 
 BLOCK_BYTES = 4 << 20
 """Rows that are read at once."""

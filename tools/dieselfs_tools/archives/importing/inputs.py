@@ -21,16 +21,16 @@ from dieselfs_tools.archives.formats import FORMATS, IMPORTED, required
 from dieselfs_tools.archives.importing.http_stream import HttpStream
 from dieselfs_tools.archives.importing.record import Place
 from dieselfs_tools.cli.output import Output
-from dieselfs_tools.cli.spool import STANDARD_INPUT, spooled
+from dieselfs_tools.cli.progress import STANDARD_INPUT, spooled
 
 if TYPE_CHECKING:
-    from dieselfs_tools.archives.importing.remote_stream import RemoteStream
+    from dieselfs_tools.archives.importing.bucket_files import RemoteStream
 
 OpenRemote = Callable[[str], "HttpStream | RemoteStream"]
 
 MAGIC_BYTES = 8
 HEAD_BYTES = 1024
-"""Of a source, enough to recognize its format."""
+"""The first bytes of a source, enough to recognize its format."""
 
 BUFFER_BYTES = 1 << 20
 
@@ -39,7 +39,7 @@ _SUFFIXES = [*_PACKED, *(suffix for name in IMPORTED for suffix in FORMATS[name]
 _SUFFIX = re.compile(f"({'|'.join(map(re.escape, _SUFFIXES))})+$", re.IGNORECASE)
 
 UNPACKED_BYTES_MAX = 256 << 10
-"""Of one call of a decompressor: less is lost at damage."""
+"""What one call of a decompressor returns at most, so that less is lost at damage."""
 
 
 class Input:
@@ -191,7 +191,7 @@ class _Unpacking(Protocol):
 
 
 def _decompressor(magic: bytes) -> Callable[[BinaryIO], _Unpacking] | None:
-    """That of a gzip, zstandard, bzip2 or xz stream."""
+    """The decompressor of a gzip, zstandard, bzip2 or xz stream; None for others."""
     if magic.startswith(b"\x1f\x8b\x08"):
         return lambda stream: gzip.GzipFile(fileobj=stream)
     if magic.startswith(b"BZh"):

@@ -16,7 +16,7 @@ DATABASES_MAX = 256
 """Named databases in one environment."""
 
 _DATABASE_BYTES = 48
-"""Of the value of a key that names a database."""
+"""The length of the value of a key that names a database."""
 
 
 def recognizes(source: Input) -> bool:

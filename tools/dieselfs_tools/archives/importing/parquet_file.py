@@ -14,9 +14,8 @@ from typing import Any
 
 from dieselfs.errors import Damaged
 from dieselfs_tools.archives.formats import required
-from dieselfs_tools.archives.importing.content_types import number, suffix_of
 from dieselfs_tools.archives.importing.inputs import Input
-from dieselfs_tools.archives.importing.record import Record
+from dieselfs_tools.archives.importing.record import Record, number, suffix_of
 
 BATCH_ROWS = 64
 

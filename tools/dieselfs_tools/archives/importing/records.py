@@ -1,35 +1,35 @@
-"""The records of the sources of an import or attach, with their names in the dataset. No I/O of its own."""
+"""The records of the sources of an import or attach, their names in the dataset, and the work of `dlcmd import`."""
 
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import chain
 from itertools import count as counted
 
+from dieselfs.attached.web_url import is_web_url
 from dieselfs.bucket.url import is_object_url
 from dieselfs.errors import Damaged, DieselfsError, InvalidInput
 from dieselfs.names import is_location, printable
-from dieselfs.transfer.upload import Failed
+from dieselfs.transfer.upload import Failed, UploadEntry
 from dieselfs_tools.archives.formats import Format, format_of
 from dieselfs_tools.archives.importing.inputs import Input, OpenRemote
 from dieselfs_tools.archives.importing.naming import Names, Template, cleaned
 from dieselfs_tools.archives.importing.record import Record
 from dieselfs_tools.cli.options import changeable_location
-from dieselfs_tools.cli.patterns import Patterns
+from dieselfs_tools.cli.progress import STANDARD_INPUT
 from dieselfs_tools.cli.session import Session
+from dieselfs_tools.transfers.upload import Upload, UploadOptions, find_target
 
 
 @dataclass(frozen=True, kw_only=True)
-class RecordOptions:
+class RecordOptions(UploadOptions):
     """Arguments and options of verbs that read records. The last of `names` is the destination."""
 
     names: Sequence[str]
     format_name: str
     template: str | None
     is_renaming: bool
-    is_dry_run: bool
-    patterns: Patterns
-    chunk_bytes: int
 
 
 class Records:
@@ -120,3 +120,19 @@ class _Namer:
         except InvalidInput as error:
             return str(error)
         return ""
+
+
+def run_import(session: Session, options: RecordOptions) -> int:
+    """Store the records of all sources; returns the exit code."""
+    records = Records(session, options)
+    if records.sources.count(STANDARD_INPUT) > 1:
+        raise InvalidInput("standard input ('-') can be one source only")
+    for name in records.sources:  # all of them, before the first byte is stored
+        if not is_web_url(name) and not is_object_url(name) and name != STANDARD_INPUT:
+            records.check(name)
+
+    def walk(failed: Failed) -> Iterator[UploadEntry]:
+        return chain.from_iterable(records.of(source, failed) for source in records.sources)
+
+    target = find_target(session.client, replace(records.destination, is_folder_form=True))
+    return Upload(session, target, options, walk).run()

@@ -19,10 +19,10 @@ BLOCK_BYTES = 512
 SKIP_BYTES = 1 << 20
 
 HEADER_BYTES_MAX = 1 << 20
-"""Of a long name, or of the fields of a pax header: `tarfile` reads it into memory."""
+"""The largest long name, or fields of a pax header: `tarfile` reads them into memory."""
 
 HEADERS_BYTES_MAX = 2 << 20
-"""Of all headers of one member, with the map of a file with holes, of which `tarfile` makes lists: 86,000 parts in the
+"""All headers of one member, with the map of a file with holes, of which `tarfile` makes lists: 86,000 parts in the
 old format of GNU tar. Also of all headers for the whole archive, which `tarfile` keeps.
 """
 

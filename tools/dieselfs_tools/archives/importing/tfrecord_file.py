@@ -13,9 +13,8 @@ import numpy as np
 
 from dieselfs.errors import Damaged
 from dieselfs_tools.archives.formats import required
-from dieselfs_tools.archives.importing.content_types import npy, number, suffix_of
 from dieselfs_tools.archives.importing.inputs import Input
-from dieselfs_tools.archives.importing.record import Record
+from dieselfs_tools.archives.importing.record import Record, npy, number, suffix_of
 
 RECORD_BYTES_MAX = 1 << 30
 HEAD = struct.Struct("<QI")
@@ -47,9 +46,8 @@ def read(source: Input) -> Iterator[Record]:
         for name, value in features or ():
             for suffix, part in _files(value):
                 file = f"{number(index)}.{name.replace('/', '.')}{suffix}"
-                at = (
-                    content.find(part) if isinstance(value, list) else -1
-                )  # any equal bytes of the record will do
+                # Any equal bytes of the record will do.
+                at = content.find(part) if isinstance(value, list) else -1
                 place = source.place(offset + at) if at >= 0 else None
                 yield Record.of(file.encode("utf-8", "surrogateescape"), part, source.mtime_ns, place)
         offset += len(content) + _TAIL.size

@@ -1,28 +1,127 @@
-"""The part of `dlcmd export` that archives share: entry by entry, under a temporary name. This module writes files."""
+"""The parts of `dlcmd export` that formats share, and what writes images and folders. This module writes files and
+starts a thread.
+"""
 
 import os
 import shutil
 import sys
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import BinaryIO
 
+from dieselfs.arrays import Numbers
 from dieselfs.dataset import Dataset
 from dieselfs.errors import EXIT_OK, EXIT_PARTIAL, AlreadyExists, DieselfsError, InvalidInput, StorageFull
+from dieselfs.limits import CHUNK_TARGET_BYTES, MIB
 from dieselfs.names import Location
+from dieselfs.snapshot.reader import Snapshot, Stat
 from dieselfs.snapshot.storage_order import StorageOrder, tree_order
 from dieselfs.transfer.destination import DISK_FULL, aside_name
+from dieselfs.transfer.download import TreeDownload
+from dieselfs.transfer.image_export import ImageExport
 from dieselfs.transfer.report import TransferReport
 from dieselfs.units import count, format_duration
-from dieselfs_tools.archives.exporting.entry_reader import Entry, EntryReader
 from dieselfs_tools.archives.formats import STANDARD_OUTPUT
 from dieselfs_tools.cli.output import Output
 from dieselfs_tools.cli.patterns import Patterns
 from dieselfs_tools.cli.progress import Reading, shown
 from dieselfs_tools.cli.session import Session
+from dieselfs_tools.transfers.download import report_download
+from dieselfs_tools.transfers.entries import extents
 from dieselfs_tools.transfers.trees import selected_nodes
+
+BATCH_BYTES = 16 * MIB
+"""Contents that are fetched at once; a larger file is fetched extent by extent."""
+
+BATCH_FILES = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class ExportedEntry:
+    """`path`: relative to the exported folder; `content`: of a file, or None if it is read by `EntryReader.extents`."""
+
+    node: int
+    path: bytes
+    status: Stat
+    content: bytes | None = None
+    target: bytes = b""
+
+
+def ordered(snapshot: Snapshot, folder: int) -> Iterator[int]:
+    """All nodes below a folder, in the order of an export."""
+    pending = [folder]
+    while pending:
+        node = pending.pop()
+        if node != folder:
+            yield node
+        below = []
+        for child in snapshot.children(node):
+            if snapshot.stat(child).is_folder:
+                below.append(child)
+            else:
+                yield child
+        pending += reversed(below)
+
+
+class EntryReader:
+    """The entries below `folder`, by `entries`; of them those that are `selected`, of shape (n,)."""
+
+    def __init__(self, dataset: Dataset, folder: int, selected: Numbers | None = None) -> None:
+        self.snapshot = dataset.snapshot
+        self._dataset = dataset
+        self._folder = folder
+        self._selected = None if selected is None else frozenset(selected.tolist())
+        path = self.snapshot.path(folder)
+        self._above_bytes = len(path) + 1 if path else 0
+
+    def entries(self) -> Iterator[ExportedEntry]:
+        """Raises Damaged, Unavailable."""
+        with ThreadPoolExecutor(1, "dieselfs-export") as fetching:
+            ahead = None
+            for batch in self._batches():
+                future = fetching.submit(self._fetch, batch)
+                if ahead is not None:
+                    yield from ahead.result()
+                ahead = future
+            if ahead is not None:
+                yield from ahead.result()
+
+    def extents(self, entry: ExportedEntry) -> Iterator[bytes]:
+        """The verified bytes of a large file. Raises Damaged, Unavailable."""
+        yield from extents(self._dataset, entry.node)
+
+    def _batches(self) -> Iterator[list[ExportedEntry]]:
+        batch: list[ExportedEntry] = []
+        batch_bytes = 0
+        for node in ordered(self.snapshot, self._folder):
+            if self._selected is not None and node not in self._selected:
+                continue
+            status = self.snapshot.stat(node)
+            target = self.snapshot.target(node) if status.is_link else b""
+            batch.append(
+                ExportedEntry(node, self.snapshot.path(node)[self._above_bytes :], status, None, target)
+            )
+            if status.is_file and status.size <= CHUNK_TARGET_BYTES:
+                batch_bytes += status.size
+            if len(batch) >= BATCH_FILES or batch_bytes >= BATCH_BYTES:
+                yield batch
+                batch, batch_bytes = [], 0
+        yield batch
+
+    def _fetch(self, batch: list[ExportedEntry]) -> list[ExportedEntry]:
+        small = [
+            entry.node for entry in batch if entry.status.is_file and entry.status.size <= CHUNK_TARGET_BYTES
+        ]
+        contents = dict(zip(small, self._dataset.get_nodes(small), strict=True)) if small else {}
+        return [
+            ExportedEntry(entry.node, entry.path, entry.status, contents[entry.node])
+            if entry.node in contents
+            else entry
+            for entry in batch
+        ]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,14 +209,14 @@ class Export:
         self.options = options
         self.report = report
 
-    def parts(self, entry: Entry) -> Iterator[bytes]:
+    def parts(self, entry: ExportedEntry) -> Iterator[bytes]:
         """The content of a file. Raises Damaged, Unavailable."""
         if entry.content is not None:
             yield entry.content
         elif entry.status.is_file:
             yield from self.reader.extents(entry)
 
-    def count(self, entry: Entry) -> None:
+    def count(self, entry: ExportedEntry) -> None:
         """Note that an entry is written."""
         self.report.done_files += 1
         self.report.done_bytes += entry.status.size if entry.status.is_file else 0
@@ -151,3 +250,40 @@ def _errors(target: str) -> Iterator[None]:
         if error.errno in DISK_FULL:
             raise StorageFull(f"{target}: {reason}: free some space and run the same command again") from None
         raise DieselfsError(f"{target}: cannot be written: {reason}") from None
+
+
+def export_image(session: Session, dataset: Dataset, folder: int, options: ExportOptions) -> int:
+    """Write the image; returns the exit code."""
+    if options.patterns:
+        raise InvalidInput("an EROFS image has a whole folder; --include and --exclude need another --format")
+    output, image = session.output, options.target
+    run = ImageExport(dataset.chunks, image, folder, options.jobs)
+    fields = {"image": image, "entries": run.report.found_files, "image_bytes": run.size_bytes}
+    what = f"{options.location} as {image} ({count(run.report.found_files, 'entry')}, {output.size(run.size_bytes)})"
+    if options.is_dry_run:
+        return output.summary(f"would write {what}", {"dry_run": True, **fields})
+    began_s = time.monotonic()
+    with shown(output, "export", lambda: Reading.of(run.report)):
+        run.run(options.is_forced)
+    elapsed_s = time.monotonic() - began_s
+    fields["seconds"] = round(elapsed_s, 3)
+    return output.summary(f"wrote {what} in {format_duration(elapsed_s)}", fields)
+
+
+def export_folder(session: Session, dataset: Dataset, folder: int, options: ExportOptions) -> int:
+    """Write the entries; returns the exit code."""
+    output, started_s = session.output, time.monotonic()
+    selected = selected_nodes(dataset.snapshot, folder, options.patterns)
+    if options.is_dry_run:
+        return show_export(output, tree_order(dataset.snapshot, folder, selected), options)
+    download = TreeDownload(
+        dataset.chunks,
+        folder,
+        os.fsencode(options.target),
+        jobs=options.jobs,
+        is_forced=options.is_forced,
+        selected=selected,
+    )
+    with shown(output, "export", lambda: Reading.of(download.report)):
+        download.run()
+    return report_download(output, download.report, time.monotonic() - started_s)

@@ -1,4 +1,4 @@
-"""The work of `dlcmd sync` from a dataset to a local folder. This module reads, writes and deletes files."""
+"""The work of `dlcmd get`, and of `sync` to a local folder. This module reads, writes and deletes files."""
 
 import os
 import stat
@@ -10,31 +10,139 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from dieselfs.errors import EXIT_OK, EXIT_PARTIAL, DieselfsError, InvalidInput
-from dieselfs.names import Location, printable, split_path
+from dieselfs.names import Location, is_location, parse_location, printable, split_path
+from dieselfs.snapshot.reader import Snapshot
 from dieselfs.transfer.destination import open_destination, permissions_allowed
-from dieselfs.transfer.download import TreeDownload
+from dieselfs.transfer.download import TreeDownload, is_there
 from dieselfs.transfer.report import TransferReport
 from dieselfs.units import count, format_duration
-from dieselfs_tools.cli.confirmation import confirm_name
-from dieselfs_tools.cli.output import name_fields
+from dieselfs_tools.cli.output import Output, confirm_name, name_fields
 from dieselfs_tools.cli.patterns import ALL, Patterns, deletable
-from dieselfs_tools.cli.progress import Reading, shown
+from dieselfs_tools.cli.progress import Reading, outcome, shown
 from dieselfs_tools.cli.session import Session
-from dieselfs_tools.transfers.differences import ATTRIBUTES, REMOVED, differences
-from dieselfs_tools.transfers.entries import Entry
-from dieselfs_tools.transfers.sources import Source
-from dieselfs_tools.transfers.trees import LocalTree, StoredTree, selected
+from dieselfs_tools.transfers.entries import Entry, write_contents
+from dieselfs_tools.transfers.trees import (
+    ATTRIBUTES,
+    REMOVED,
+    LocalTree,
+    Source,
+    StoredTree,
+    differences,
+    selected,
+    selected_nodes,
+)
+from dieselfs_tools.transfers.upload import PutOptions
+
+STANDARD_OUTPUT = "-"
 
 
-@dataclass(frozen=True, kw_only=True)
-class FolderSyncOptions:
-    """Options of `dlcmd sync`. `is_mirror`: delete what the dataset does not have; `is_confirmed`: also everything."""
+def run_get(
+    session: Session,
+    names: Sequence[str],
+    is_recursive: bool,
+    is_dry_run: bool,
+    is_forced: bool,
+    is_preserving: bool,
+    jobs: int,
+    patterns: Patterns,
+) -> int:
+    """Write the locations in `names`, whose last one may be the destination; returns the exit code."""
+    given = list(names)
+    destination = "." if is_location(given[-1]) else given.pop()
+    if not given:
+        raise InvalidInput(f"the source, dl://DATASET/PATH, is missing; {destination} is the destination")
+    locations = [parse_location(name) for name in given]
+    if destination == STANDARD_OUTPUT:
+        if is_recursive or is_dry_run:
+            raise InvalidInput("standard output takes the content of files, without -r and -n")
+        write_contents(session, locations)
+        return EXIT_OK
+    # Looks up all locations before anything is written.
+    datasets = {name: session.dataset(name) for name in dict.fromkeys(place.state for place in locations)}
+    is_into = len(locations) > 1 or destination.endswith("/") or os.path.isdir(destination)
+    started_s, report = time.monotonic(), TransferReport()
+    downloads = []
+    for place in locations:
+        chunks = datasets[place.state].chunks
+        node, folder, name = _found_place(
+            chunks.snapshot, place, os.fsencode(destination), is_into, is_recursive
+        )
+        selected = selected_nodes(chunks.snapshot, node, patterns)
+        downloads.append(
+            TreeDownload(chunks, node, folder, name, jobs, is_forced, report, is_preserving, selected)
+        )
+    if is_dry_run:
+        return _show_downloads(session.output, downloads, is_forced)
+    with shown(session.output, "get", lambda: Reading.of(report)):
+        for download in downloads:
+            download.run()
+    return report_download(session.output, report, time.monotonic() - started_s)
 
-    is_mirror: bool
-    is_confirmed: bool
-    is_dry_run: bool
-    patterns: Patterns
-    jobs: int
+
+def _found_place(
+    snapshot: Snapshot, location: Location, destination: bytes, is_into: bool, is_recursive: bool
+) -> tuple[int, bytes, bytes]:
+    """The node of a location, and its destination by the rules of `put`: a folder, and the name of a file in it.
+
+    Raises NotFound, InvalidInput.
+    """
+    node = snapshot.find(location.path)
+    if node < 0 or (snapshot.stat(node).is_link and not is_recursive):
+        node = snapshot.follow(location.path)
+    name = split_path(location.path)[1]
+    if not snapshot.stat(node).is_folder:
+        if location.is_folder_form:
+            raise InvalidInput(f"{location}: not a folder, but a file")
+        folder, new_name = (destination, name) if is_into else os.path.split(destination)
+        return node, folder or b".", new_name
+    if not is_recursive:
+        raise InvalidInput(f"{location} is a folder: get it with -r")
+    return node, destination if location.is_folder_form else os.path.join(destination, name), b""
+
+
+def _show_downloads(output: Output, downloads: Sequence[TreeDownload], is_forced: bool) -> int:
+    """The dry run."""
+    entries = skipped = total_bytes = 0
+    for download in downloads:
+        snapshot = download.snapshot
+        for node in download.nodes():
+            wanted, place = snapshot.stat(node), os.path.join(download.folder, download.relative(node))
+            try:
+                status = os.lstat(place)
+            except OSError:
+                status = None
+            if status is not None and not is_forced and (is_there(status, wanted) or wanted.is_folder):
+                skipped += 1
+                continue
+            entries += 1
+            size_bytes = wanted.size if wanted.is_file else 0
+            total_bytes += size_bytes
+            location = Location(snapshot.dataset, snapshot.path(node), wanted.is_folder)
+            _show_entry(output, location, place, size_bytes)
+    return output.summary(
+        f"would write {count(entries, 'entry')} ({output.size(total_bytes)}), skip {skipped:,} that already exist",
+        {"dry_run": True, "entries": entries, "bytes": total_bytes, "skipped": skipped},
+    )
+
+
+def _show_entry(output: Output, location: Location, place: bytes, size_bytes: int) -> None:
+    """One entry of a dry run."""
+    names = {**name_fields(location.path), **name_fields(place, "destination")}
+    output.detail("entry", f"would get {location} -> {printable(place)}", {**names, "size": size_bytes})
+
+
+def report_download(output: Output, report: TransferReport, elapsed_s: float) -> int:
+    """The summary of a download; returns the exit code."""
+    text = outcome(output, report, f"wrote {count(report.done_files, 'entry')}", "already existed", elapsed_s)
+    fields = {
+        "written": report.done_files,
+        "written_bytes": report.done_bytes,
+        "skipped": report.skipped_files,
+        "failed": report.failed_files,
+        "is_damaged": report.is_damaged,
+        "seconds": round(elapsed_s, 3),
+    }
+    return output.summary(text, fields, report.exit_code)
 
 
 @dataclass
@@ -49,13 +157,13 @@ class _Plan:
     skipped: int = 0
 
 
-def run_folder_sync(session: Session, source: Location, folder: str, options: FolderSyncOptions) -> int:
+def run_folder_sync(session: Session, source: Location, folder: str, options: PutOptions) -> int:
     """Make a local folder equal to a stored one; returns the exit code. Raises NotFound, InvalidInput."""
     return _FolderSync(session, source, folder, options).run()
 
 
 class _FolderSync:
-    def __init__(self, session: Session, source: Location, folder: str, options: FolderSyncOptions) -> None:
+    def __init__(self, session: Session, source: Location, folder: str, options: PutOptions) -> None:
         self._session = session
         self._location = source
         self._options = options
@@ -222,10 +330,7 @@ class _FolderSync:
             )
             size_bytes = entry.size if entry.type == "file" and path in written else 0
             total_bytes += size_bytes
-            names = {**name_fields(location.path), **name_fields(place, "destination")}
-            output.detail(
-                "entry", f"would get {location} -> {printable(place)}", {**names, "size": size_bytes}
-            )
+            _show_entry(output, location, place, size_bytes)
         for path in plan.deleted:
             place = os.path.join(self._folder, path)
             output.detail("deletion", f"would delete {printable(place)}", name_fields(place, "destination"))

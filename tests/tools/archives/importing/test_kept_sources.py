@@ -8,8 +8,8 @@ import pytest
 
 from dieselfs.chunk.source import AttachedSource
 from dieselfs.limits import MIB
-from dieselfs_tools.archives.attaching import kept_sources
-from dieselfs_tools.archives.attaching.kept_sources import OPEN_MAX, KeptSource, KeptSources
+from dieselfs_tools.archives.importing import attach
+from dieselfs_tools.archives.importing.attach import OPEN_MAX, KeptSource, KeptSources
 
 CONTENT = os.urandom(MIB) * 20
 
@@ -46,7 +46,7 @@ def test_what_was_streamed_is_not_read_again() -> None:
 
 
 def test_what_lies_far_back_is_read_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kept_sources, "KEPT_BYTES_MAX", 10 * MIB)
+    monkeypatch.setattr(attach, "KEPT_BYTES_MAX", 10 * MIB)
     reads = Reads()
     kept = KeptSource(reads)
     with kept.stream() as stream:

@@ -14,7 +14,7 @@ from dieselfs.attached.local_file import LocalFile
 from dieselfs.chunk.builder import SealedChunk
 from dieselfs.chunk.format import decode_chunk
 from dieselfs.errors import Damaged
-from dieselfs_tools.archives.attaching.packing import COPIED_BYTES_MAX, GAP_BYTES_MAX, Attaching, runs
+from dieselfs_tools.archives.importing.attach import COPIED_BYTES_MAX, GAP_BYTES_MAX, Attaching, runs
 from dieselfs_tools.archives.importing.record import FOLDER_MODE, Place, Record
 from tests.support.chunks import CHUNK_ID, DATASET_ID
 

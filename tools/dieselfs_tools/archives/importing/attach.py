@@ -1,0 +1,453 @@
+"""The work of `dlcmd attach`: records of archives become files whose bytes stay there. This module reads files."""
+
+import os
+import time
+import zlib
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import closing
+from dataclasses import dataclass, field, replace
+from threading import Lock
+from typing import TYPE_CHECKING
+
+from dieselfs.attached.opening import OpenSource, open_source
+from dieselfs.attached.web_url import is_web_url
+from dieselfs.bucket.url import is_object_url
+from dieselfs.chunk.builder import ChunkBuilder, SealedChunk
+from dieselfs.chunk.source import AttachedSource
+from dieselfs.errors import InvalidInput
+from dieselfs.limits import (
+    CHUNK_ENTRIES_MAX,
+    CHUNK_PATH_BYTES_MAX,
+    CHUNK_PAYLOAD_BYTES_MAX,
+    KIB,
+    MIB,
+    PATH_BYTES_MAX,
+)
+from dieselfs.names import Location, printable
+from dieselfs.transfer.report import TransferReport
+from dieselfs.transfer.sender import ChunkSender
+from dieselfs.transfer.upload import Failed
+from dieselfs.units import count, format_duration
+from dieselfs_tools.archives.importing.record import Place, Record
+from dieselfs_tools.archives.importing.records import RecordOptions, Records
+from dieselfs_tools.cli.progress import STANDARD_INPUT, Reading, shown
+from dieselfs_tools.cli.session import Session
+from dieselfs_tools.transfers.upload import Target, find_target, show_entry
+
+if TYPE_CHECKING:
+    from dieselfs_tools.archives.importing.bucket_files import RemoteStream
+
+
+KEPT_BYTES_MAX = 96 * MIB
+"""What is kept of the bytes of a source that were read last, for digests. Earlier ones are fetched again."""
+
+OPEN_MAX = 2
+"""Sources that stay open: the last records of one are attached when the next one is read."""
+
+
+class KeptSource:
+    """An `OpenSource` that remembers the last bytes of its stream."""
+
+    def __init__(self, opened: OpenSource) -> None:
+        self._opened = opened
+        self._parts: deque[tuple[int, bytes]] = deque()  # one after the other
+        self._kept_bytes = 0
+
+    @property
+    def source(self) -> AttachedSource:
+        return self._opened.source
+
+    @property
+    def mtime_ns(self) -> int:
+        return self._opened.mtime_ns
+
+    @property
+    def descriptor(self) -> int | None:
+        return self._opened.descriptor
+
+    def stream(self) -> "RemoteStream":
+        """All bytes, from the begin."""
+        from dieselfs_tools.archives.importing.bucket_files import RemoteStream
+
+        self._parts.clear()
+        self._kept_bytes = 0
+        return RemoteStream(
+            lambda begin, end: self._opened.read(begin, end - begin),
+            self.source.size_bytes,
+            self.mtime_ns,
+            self._keep,
+        )
+
+    def _keep(self, begin: int, part: bytes) -> None:
+        self._parts.append((begin, part))
+        self._kept_bytes += len(part)
+        while self._kept_bytes > KEPT_BYTES_MAX:
+            self._kept_bytes -= len(self._parts.popleft()[1])
+
+    def read(self, offset: int, length: int) -> bytes:
+        end = offset + length
+        if (
+            not self._parts
+            or offset < self._parts[0][0]
+            or end > self._parts[-1][0] + len(self._parts[-1][1])
+        ):
+            return self._opened.read(offset, length)
+        return b"".join(
+            part[max(offset - begin, 0) : end - begin]
+            for begin, part in self._parts
+            if begin < end and offset < begin + len(part)
+        )
+
+    def check(self) -> None:
+        self._opened.check()
+
+    def close(self) -> None:
+        self._opened.close()
+
+
+class KeptSources:
+    """For one thread. `name`: of a local file, or a URL. Close it at the end."""
+
+    def __init__(self) -> None:
+        self._open: dict[str, KeptSource] = {}  # the last one used is the last one here
+
+    def opened(self, name: str) -> KeptSource:
+        """The source with this name. Raises what `open_source` does."""
+        found = self._open.pop(name, None)
+        if found is None:
+            while len(self._open) >= OPEN_MAX:
+                self._open.pop(next(iter(self._open))).close()
+            location = name if is_object_url(name) or is_web_url(name) else os.path.abspath(name)
+            found = KeptSource(open_source(os.fsencode(location), lambda _: None))
+        self._open[name] = found
+        return found
+
+    def stream(self, name: str) -> "RemoteStream":
+        """The bytes of a source at a URL, from its begin."""
+        return self.opened(name).stream()
+
+    def close(self) -> None:
+        for source in self._open.values():
+            source.close()
+        self._open.clear()
+
+
+GAP_BYTES_MAX = 64 * KIB
+"""The largest gap between two members in one chunk. It is read with them, and unused."""
+
+COPIED_BYTES_MAX = 4 * KIB
+"""The largest value that is copied, because an import converts it, as a number to an .npy file."""
+
+SORTED_AT_ONCE = 1 << 17
+"""Records that are sorted by their places, because an LMDB file has them in another order than their keys."""
+
+BATCH_BYTES = 32 * MIB
+"""Bytes of records to attach at once if they are in the order of their places, soon after they were read."""
+
+_REFUSED = "the source has it compressed or in another form; store it with dlcmd import"
+
+
+@dataclass(eq=False)
+class Run:
+    """Records whose contents follow each other in `file`, from `begin` to `end`, with small gaps."""
+
+    file: str
+    begin: int
+    end: int
+    path_bytes: int = 0
+    records: list[tuple[Record, Place]] = field(default_factory=list)
+
+    def takes(self, record: Record, place: Place, chunk_bytes: int) -> bool:
+        """Whether the chunk of this run has room for one more record, which does not begin before the others."""
+        end = max(self.end, place.offset + record.size)
+        return (
+            place.file == self.file
+            and place.offset - self.end <= GAP_BYTES_MAX
+            and self.end - self.begin < chunk_bytes
+            and end - self.begin <= CHUNK_PAYLOAD_BYTES_MAX
+            and len(self.records) < CHUNK_ENTRIES_MAX
+            and self.path_bytes + len(record.path) <= CHUNK_PATH_BYTES_MAX - PATH_BYTES_MAX
+        )
+
+    def add(self, record: Record, place: Place) -> None:
+        self.records.append((record, place))
+        self.end = max(self.end, place.offset + record.size)
+        self.path_bytes += len(record.path)
+
+
+def runs(placed: Iterable[tuple[Record, Place]], chunk_bytes: int) -> Iterator[Run]:
+    """The runs of records, in the order of their places. A record of more than `chunk_bytes` is alone in one."""
+    run: Run | None = None
+    for record, place in sorted(placed, key=lambda one: one[1][:2]):
+        is_large = record.size > chunk_bytes
+        if run is not None and (is_large or not run.takes(record, place, chunk_bytes)):
+            yield run
+            run = None
+        if run is None:
+            run = Run(place.file, place.offset, place.offset)
+        run.add(record, place)
+        if is_large:
+            yield run
+            run = None
+    if run is not None:
+        yield run
+
+
+class Attaching:
+    """Makes the chunks of one attach; for one thread."""
+
+    def __init__(
+        self,
+        submit: Callable[[SealedChunk], None],
+        reserve_version: Callable[[], int],
+        open_source: Callable[[str], OpenSource],
+        failed: Failed,
+        chunk_bytes: int,
+    ) -> None:
+        """`submit` stores a chunk; `open_source` is called for each use of a source; `failed` gets records that cannot
+        be attached.
+        """
+        self._submit = submit
+        self._reserve_version = reserve_version
+        self._open_source = open_source
+        self._failed = failed
+        self._chunk_bytes = chunk_bytes
+        self._copied = ChunkBuilder(chunk_bytes)
+        self._waiting: list[tuple[Record, Place]] = []
+        self._crc32 = 0  # of the extents of a record so far
+
+    def add(self, records: Iterable[Record]) -> None:
+        """Attach records; those that have no bytes, and small converted ones, are stored in ordinary chunks. The last
+        ones wait for those that follow, because their chunk may have room.
+        """
+        placed = self._waiting
+        for record in records:
+            if record.place is not None and record.size:
+                if record.place.offset + record.size > self._open_source(record.place.file).source.size_bytes:
+                    self._failed(record.source, "damaged: the source ends before its end", True)
+                else:
+                    placed.append((record, record.place))
+            elif is_copied(record):
+                record.pack(self._copied)
+                if self._copied.is_full:
+                    self._submit(self._copied.seal())
+            else:
+                self._failed(record.source, _REFUSED)
+        found = list(runs(placed, self._chunk_bytes))
+        self._waiting = found.pop().records if found else []
+        for run in found:
+            self._attach(run)
+
+    def finish(self) -> None:
+        """Submit what is left of a source."""
+        for run in runs(self._waiting, self._chunk_bytes):
+            self._attach(run)
+        self._waiting = []
+        self._submit(self._copied.seal())
+
+    def _attach(self, run: Run) -> None:
+        source = self._open_source(run.file)
+        record = run.records[0][0]
+        if record.size > self._chunk_bytes:
+            version = self._reserve_version()
+            for place in range(0, record.size, self._chunk_bytes):
+                length = min(self._chunk_bytes, record.size - place)
+                self._pack(source, run.begin + place, length, [(record, run.begin, place, length)], version)
+            return
+        rows = [(record, place.offset, 0, record.size) for record, place in run.records]
+        self._pack(source, run.begin, run.end - run.begin, rows, 0)
+
+    def _pack(
+        self,
+        source: OpenSource,
+        begin: int,
+        length: int,
+        rows: Iterable[tuple[Record, int, int, int]],
+        version: int,
+    ) -> None:
+        """`rows`: record, its place in the source, the place of the extent in it, and the extent's length."""
+        builder, payload = ChunkBuilder(self._chunk_bytes), source.read(begin, length)
+        source.check()
+        view = memoryview(payload)
+        for record, offset, place, size in rows:
+            start = offset + place - begin
+            content = view[start : start + size]
+            if self._is_wrong(record, place, content):
+                self._failed(record.source, "damaged: its checksum is wrong", True)
+                continue  # without its last extent, a large file does not count
+            builder.add_file(
+                record.path, content, record.mode, record.mtime_ns, record.size, place, version, start
+            )
+        found = source.source
+        self._submit(
+            builder.seal(payload, AttachedSource(found.location, found.size_bytes, found.mark, begin))
+        )
+
+    def _is_wrong(self, record: Record, place: int, content: memoryview) -> bool:
+        """Whether the checksum of a record is wrong, at the last of its extents, which come one after the other."""
+        if record.place is None or record.place.crc32 is None:
+            return False
+        self._crc32 = zlib.crc32(content, self._crc32 if place else 0)
+        return place + len(content) == record.size and self._crc32 != record.place.crc32
+
+
+def batches(records: Iterable[Record]) -> Iterator[list[Record]]:
+    """Records to attach at once: SORTED_AT_ONCE of them, or BATCH_BYTES in the order of their places."""
+    batch: list[Record] = []
+    size_bytes, is_ordered, end = 0, True, ("", 0)
+    for record in records:
+        batch.append(record)
+        size_bytes += record.size
+        if record.place is not None:
+            is_ordered &= record.place.file != end[0] or record.place.offset >= end[1]
+            end = record.place.file, record.place.offset
+        if len(batch) >= SORTED_AT_ONCE or (is_ordered and size_bytes >= BATCH_BYTES):
+            yield batch
+            batch, size_bytes = [], 0
+    if batch:
+        yield batch
+
+
+def is_copied(record: Record) -> bool:
+    """Whether a record without a range of the source is stored: a folder, a link, an empty file, a converted value."""
+    return not record.size or (record.content is not None and record.size <= COPIED_BYTES_MAX)
+
+
+@dataclass(eq=False)
+class _Totals:
+    """What is stored so far. Guarded by `lock`: several threads store."""
+
+    report: TransferReport
+    attached_files: int = 0
+    attached_bytes: int = 0
+    copied_files: int = 0
+    copied_bytes: int = 0
+
+    def __post_init__(self) -> None:
+        self.lock = Lock()
+
+    def add(self, chunk: SealedChunk, generation: int) -> None:
+        files, size = chunk.whole_entries, sum(entry[7] for entry in chunk.entries)
+        with self.lock:
+            self.report.done_files += files
+            self.report.done_bytes += size
+            self.report.generation = max(self.report.generation, generation)
+            if chunk.source is None:
+                self.copied_files += files
+                self.copied_bytes += len(chunk.payload)
+            else:
+                self.attached_files += files
+                self.attached_bytes += size
+
+
+def run_attach(session: Session, options: RecordOptions) -> int:
+    """Attach the records of all sources; returns the exit code."""
+    report = TransferReport()
+    with closing(KeptSources()) as sources:
+        records = Records(session, options, sources.stream)
+        target = find_target(session.client, replace(records.destination, is_folder_form=True))
+        for name in records.sources:  # all of them, before the first one is attached
+            _check(records, name)
+        if options.is_dry_run:
+            found = (record for name in records.sources for record in records.of(name, report.fail_source))
+            return _show(session, records.destination, found, report)
+        totals = _Totals(report)
+        with shown(session.output, session.verb, lambda: Reading.of(report)):
+            _attach_all(session, target, records, sources, totals, options.chunk_bytes)
+    return _summary(session, records, totals)
+
+
+def _check(records: Records, name: str) -> None:
+    """Raise InvalidInput for a source that cannot be attached, NotFound if there is none."""
+    if name == STANDARD_INPUT:
+        raise InvalidInput("-: standard input is no file that stays; store its records with dlcmd import")
+    found, is_plain = records.check(name)
+    shown_name = printable(os.fsencode(name))
+    if not found.is_attachable:
+        raise InvalidInput(
+            f"{shown_name}: the values of {found.title} are no ranges of the file; store them with dlcmd import"
+        )
+    if not is_plain:
+        raise InvalidInput(f"{shown_name}: it is compressed; store its records with dlcmd import")
+
+
+def _attach_all(
+    session: Session,
+    target: Target,
+    records: Records,
+    sources: KeptSources,
+    totals: _Totals,
+    chunk_bytes: int,
+) -> None:
+    """Raises the first error of the server. What is attached by then stays; the same command attaches all."""
+    failed = totals.report.fail_source
+    sender = ChunkSender(session.client, target.made(), totals.add)
+    try:
+        attaching = Attaching(sender.submit, sender.reserve_version, sources.opened, failed, chunk_bytes)
+        for name in records.sources:
+            for batch in batches(_counted(records.of(name, failed), totals.report)):
+                attaching.add(batch)
+            attaching.finish()
+        totals.report.is_all_found = True
+        sender.wait_stored()
+    except BaseException:
+        sender.abandon()
+        raise
+    sender.close()
+
+
+def _counted(records: Iterator[Record], report: TransferReport) -> Iterator[Record]:
+    for record in records:
+        report.find(record.file_bytes, record.is_folder)
+        if record.place is not None and record.size:
+            record.content = None  # it is read again, with its neighbours
+        elif not record.size and not record.is_folder and not record.target:
+            record.content = b""
+        yield record
+
+
+def _show(session: Session, destination: Location, records: Iterator[Record], report: TransferReport) -> int:
+    """The dry run."""
+    output = session.output
+    for record in records:
+        if record.place is None and not is_copied(record):
+            report.fail(printable(record.source), "the source has it in another form; use dlcmd import")
+            continue
+        report.find(record.file_bytes, record.is_folder)
+        verb = "copy" if record.place is None or not record.size else "attach"
+        show_entry(output, verb, record, destination.dataset)
+    output.failures(report.failures, report.failed_files)
+    return output.summary(
+        f"would attach {count(report.found_files, 'entry')} ({output.size(report.found_bytes)})",
+        {
+            "dry_run": True,
+            "entries": report.found_files,
+            "bytes": report.found_bytes,
+            "failed": report.failed_files,
+        },
+        report.exit_code,
+    )
+
+
+def _summary(session: Session, records: Records, totals: _Totals) -> int:
+    output, report, sources = session.output, totals.report, records.sources
+    elapsed_s = time.monotonic() - session.started_s
+    output.failures(report.failures, report.failed_files)
+    text = f"attached {count(totals.attached_files, 'file')} ({output.size(totals.attached_bytes)})"
+    if totals.copied_files:
+        text += f", copied {count(totals.copied_files, 'entry')} ({output.size(totals.copied_bytes)})"
+    if report.failed_files:
+        text += f", {report.failed_files:,} failed"
+    text += f" in {format_duration(elapsed_s)}; keep {sources[0] if len(sources) == 1 else 'the sources'} unchanged"
+    fields = {
+        "dataset": records.destination.dataset,
+        "generation": report.generation,
+        "attached": totals.attached_files,
+        "attached_bytes": totals.attached_bytes,
+        "copied": totals.copied_files,
+        "copied_bytes": totals.copied_bytes,
+        "failed": report.failed_files,
+        "seconds": round(elapsed_s, 3),
+    }
+    return output.summary(text, fields, report.exit_code)
