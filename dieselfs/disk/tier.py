@@ -5,11 +5,14 @@ the readers. The content of a file is not trusted: who reads it verifies it, and
 need no fsync: what a power cut leaves torn is found at the first use.
 
 The tier makes reads faster, and never makes one fail. While the disk fails, hangs or is full, readers do without it;
-that is counted, and logged once.
+that is counted, and logged once. Reads and writes bypass the page cache, where the file system can do that: what is
+read here goes into memory that is counted elsewhere, and would be there twice.
 """
 
 import errno
+import fcntl
 import logging
+import mmap
 import os
 import re
 import stat
@@ -21,15 +24,70 @@ from pathlib import Path
 from threading import Lock
 from typing import NamedTuple
 
-from dieselfs.disk.direct_io import bypass_page_cache, read_at, write_all
-from dieselfs.disk.folders import FORMAT_FOLDER, check_folder, default_size_bytes
-from dieselfs.disk.space import DatasetHold, DiskSpace, NewFile
-from dieselfs.disk.write_behind import Payload, WriteBehind
+from dieselfs.disk.space import (
+    ALIGNMENT_BYTES,
+    FORMAT_FOLDER,
+    DatasetHold,
+    DiskSpace,
+    NewFile,
+    aligned_bytes,
+    check_folder,
+    default_size_bytes,
+)
+from dieselfs.disk.write_behind import UnwrittenPayload, WriteBehind
 from dieselfs.errors import DieselfsError
 from dieselfs.forks import renew_after_fork
 from dieselfs.limits import FETCHES_AT_ONCE_MAX, KIB
 from dieselfs.telemetry import catalogue
 from dieselfs.telemetry.registry import Registry
+
+
+def new_buffer(length_bytes: int) -> memoryview:
+    """New memory for direct I/O: `aligned_bytes` of this length, which is at least 1."""
+    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
+    return memoryview(mmap.mmap(-1, aligned_bytes(length_bytes), flags=flags))
+
+
+def bypass_page_cache(descriptor: int) -> None:
+    """Make I/O on an open file direct. No effect on a file system without direct I/O, as overlays and old tmpfs."""
+    with suppress(OSError):
+        fcntl.fcntl(descriptor, fcntl.F_SETFL, fcntl.fcntl(descriptor, fcntl.F_GETFL) | os.O_DIRECT)
+
+
+def read_at(descriptor: int, length_bytes: int, offset: int) -> memoryview:
+    """`length_bytes` of a file from `offset` on; fewer only where it ends. Raises OSError."""
+    start = offset - offset % ALIGNMENT_BYTES
+    end = offset + length_bytes
+    buffer = new_buffer(max(end - start, 1))
+    done = 0
+    while start + done < end:
+        count = _undirected(descriptor, os.preadv, buffer[done:], start + done)
+        done += count
+        if not count:
+            break
+    return buffer[offset - start : max(min(done, end - start), offset - start)]
+
+
+def write_all(descriptor: int, buffer: memoryview) -> None:
+    """Write a `new_buffer` from the beginning of a file on. Raises OSError."""
+    done = 0
+    while done < len(buffer):
+        done += _undirected(descriptor, os.pwritev, buffer[done:], done)
+
+
+def _undirected(
+    descriptor: int, transfer: Callable[[int, list[memoryview], int], int], part: memoryview, offset: int
+) -> int:
+    """One transfer; again through the page cache, if the file system takes the flag but not the request."""
+    try:
+        return transfer(descriptor, [part], offset)
+    except OSError as error:
+        flags = fcntl.fcntl(descriptor, fcntl.F_GETFL)
+        if error.errno != errno.EINVAL or not flags & os.O_DIRECT:
+            raise
+        fcntl.fcntl(descriptor, fcntl.F_SETFL, flags & ~os.O_DIRECT)
+        return transfer(descriptor, [part], offset)
+
 
 DISK_READ_TIMEOUT_S = 3.0
 """A reader that has no bytes of the disk after this time asks a server."""
@@ -198,7 +256,7 @@ class DiskTier:
         more. Waits DISK_QUEUE_WAIT_S at most.
         """
         threads = self._in_use() if length_bytes else None
-        if threads is not None and not threads.writer.put(chunk_id, Payload(buffer, length_bytes)):
+        if threads is not None and not threads.writer.put(chunk_id, UnwrittenPayload(buffer, length_bytes)):
             self.metrics.add(self._skipped)
 
     def drop(self, chunk_id: bytes) -> None:
@@ -288,7 +346,7 @@ class DiskTier:
         self.metrics.add(self._evicted, space.evicted_chunks)
         space.evicted_chunks = 0
 
-    def _write(self, chunk_id: bytes, payload: Payload) -> None:
+    def _write(self, chunk_id: bytes, payload: UnwrittenPayload) -> None:
         is_used = self._clock() >= max(self._full_until_s, self._off_until_s)
         space, hold = self._open() if is_used else None, self._hold
         if space is None or hold is None:
@@ -326,7 +384,7 @@ class DiskTier:
                 self._fail(f"{error.filename or 'removing'}: {error.strerror or error}")
 
 
-def _write_file(space: DiskSpace, new: NewFile, payload: Payload, name: str) -> None:
+def _write_file(space: DiskSpace, new: NewFile, payload: UnwrittenPayload, name: str) -> None:
     """Write a payload, and give the file its name. Raises OSError; then the file is removed."""
     try:
         try:

@@ -18,7 +18,7 @@ DISK_CLOSE_TIMEOUT_S = 5.0
 """Chunks in the queue are written for this long at the end."""
 
 
-class Payload(NamedTuple):
+class UnwrittenPayload(NamedTuple):
     """A payload at the beginning of a `direct_io.new_buffer`. Not changed any more once it is put."""
 
     buffer: memoryview
@@ -32,7 +32,7 @@ class WriteBehind:
 
     def __init__(
         self,
-        write: Callable[[bytes, Payload], None],
+        write: Callable[[bytes, UnwrittenPayload], None],
         remove: Callable[[bytes], None],
         begin: Callable[[], object],
         end: Callable[[], object],
@@ -41,8 +41,8 @@ class WriteBehind:
         """`begin` and `end` are the first and the last call."""
         self._write, self._remove, self._begin, self._end = write, remove, begin, end
         self._changed = Condition()  # guards all below
-        self._queue: deque[tuple[bytes, Payload | None]] = deque()  # None: to be removed
-        self._waiting: dict[bytes, Payload] = {}  # to be written
+        self._queue: deque[tuple[bytes, UnwrittenPayload | None]] = deque()  # None: to be removed
+        self._waiting: dict[bytes, UnwrittenPayload] = {}  # to be written
         self._removing: set[bytes] = set()
         self._bytes = 0
         self._clock = clock
@@ -69,7 +69,7 @@ class WriteBehind:
         with self._changed:
             return self._is_busy and self._clock() - self._busy_since_s > DISK_WRITE_TIMEOUT_S
 
-    def put(self, chunk_id: bytes, payload: Payload) -> bool:
+    def put(self, chunk_id: bytes, payload: UnwrittenPayload) -> bool:
         """Write a chunk soon; False if the queue was full for DISK_QUEUE_WAIT_S."""
         length_bytes = payload.length_bytes
         with self._changed:

@@ -16,8 +16,7 @@ from blake3 import blake3
 
 from dieselfs.chunk.blocks import block_checksums, bytes_of
 from dieselfs.chunk.ids import CHUNK_ID_BYTES
-from dieselfs.disk.direct_io import new_buffer
-from dieselfs.disk.tier import DiskTier
+from dieselfs.disk.tier import DiskTier, new_buffer
 from dieselfs.errors import Damaged
 from dieselfs.rpc.client import ServerClient
 from dieselfs.snapshot.reader import ExtentRef, Snapshot

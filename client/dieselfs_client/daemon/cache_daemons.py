@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from dieselfs.disk.folders import check_usable
+from dieselfs.disk.space import check_usable
 from dieselfs.errors import MountError, NotFound, Unavailable
 from dieselfs.limits import MOUNT_START_TIMEOUT_S
 from dieselfs.names import SCHEME

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
-from dieselfs.disk.folders import check_usable
+from dieselfs.disk.space import check_usable
 from dieselfs.errors import MountError, MountNotFound, Unavailable
 from dieselfs.limits import MOUNT_START_TIMEOUT_S, UNMOUNT_TIMEOUT_S
 from dieselfs.names import SCHEME, is_file_path, is_location, parse_location

@@ -11,13 +11,22 @@ from threading import Event, Thread
 from typing import Protocol
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from dieselfs.disk.direct_io import new_buffer
-from dieselfs.disk.folders import check_folder
-from dieselfs.disk.space import DiskSpace
-from dieselfs.disk.tier import DISK_RETRY_S, DiskTier, Range, ReadFile, merged, read_ranges_of
+from dieselfs.disk.space import ALIGNMENT_BYTES, DiskSpace, aligned_bytes, check_folder
+from dieselfs.disk.tier import (
+    DISK_RETRY_S,
+    DiskTier,
+    Range,
+    ReadFile,
+    bypass_page_cache,
+    merged,
+    new_buffer,
+    read_at,
+    read_ranges_of,
+    write_all,
+)
 from tests.support.descriptors import descriptor_count
 from tests.support.small_disk import small_disk
 
@@ -273,3 +282,49 @@ def test_merged_reads_cover_the_ranges_in_their_order(ranges: list[Range], gap_b
     assert [each for _, _, inner in reads for each in inner] == ranges
     for start, length, inner in reads:
         assert all(start <= offset and offset + size <= start + length for offset, size in inner)
+
+
+CONTENT = os.urandom(3 * ALIGNMENT_BYTES + 77)
+
+
+def store(path: Path, content: bytes) -> None:
+    buffer = new_buffer(len(content))
+    buffer[: len(content)] = content
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT, 0o600)
+    try:
+        bypass_page_cache(descriptor)
+        write_all(descriptor, buffer)
+        os.ftruncate(descriptor, len(content))
+    finally:
+        os.close(descriptor)
+
+
+@pytest.fixture(scope="module")
+def descriptor(tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
+    path = tmp_path_factory.mktemp("direct") / "file"
+    store(path, CONTENT)
+    assert path.read_bytes() == CONTENT
+    descriptor = os.open(path, os.O_RDONLY)
+    bypass_page_cache(descriptor)
+    yield descriptor
+    os.close(descriptor)
+
+
+@given(st.integers(0, len(CONTENT) + ALIGNMENT_BYTES), st.integers(0, 2 * len(CONTENT)))
+@settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_a_range_is_that_of_the_file(descriptor: int, offset: int, length: int) -> None:
+    assert bytes(read_at(descriptor, length, offset)) == CONTENT[offset : offset + length]
+
+
+def test_a_file_system_of_memory_works_too(tmp_path: Path) -> None:
+    with small_disk(tmp_path / "memory", "1m") as folder:
+        store(folder / "file", CONTENT)
+        with open(folder / "file", "rb") as file:
+            bypass_page_cache(file.fileno())
+            assert bytes(read_at(file.fileno(), len(CONTENT), 0)) == CONTENT
+
+
+@given(st.integers(0, 1 << 40))
+def test_lengths_are_rounded_up_to_sectors(length: int) -> None:
+    assert 0 <= aligned_bytes(length) - length < ALIGNMENT_BYTES
+    assert aligned_bytes(length) % ALIGNMENT_BYTES == 0

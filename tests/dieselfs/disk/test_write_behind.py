@@ -4,13 +4,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from threading import Event
 
-from dieselfs.disk.write_behind import DISK_QUEUE_BYTES, DISK_WRITE_TIMEOUT_S, Payload, WriteBehind
+from dieselfs.disk.write_behind import DISK_QUEUE_BYTES, DISK_WRITE_TIMEOUT_S, UnwrittenPayload, WriteBehind
 
 PATIENCE_S = 60.0
 
 
-def of(content: bytes) -> Payload:
-    return Payload(memoryview(content), len(content))
+def of(content: bytes) -> UnwrittenPayload:
+    return UnwrittenPayload(memoryview(content), len(content))
 
 
 class Files:
@@ -22,7 +22,7 @@ class Files:
         if not is_held:
             self.release.set()
 
-    def write(self, chunk_id: bytes, payload: Payload) -> None:
+    def write(self, chunk_id: bytes, payload: UnwrittenPayload) -> None:
         self.is_writing.set()
         assert self.release.wait(PATIENCE_S)
         self.done.append(f"write {chunk_id.decode()} {bytes(payload.buffer[:9]).decode()}")
