@@ -2,7 +2,7 @@
 opens files and sockets.
 
 Only this module uses obstore, and botocore for the credentials of S3. No request takes longer than BUCKET_TIMEOUT_S.
-Parts of large objects are repeated here; everything else is left to `retrying.py`. Errors name the object and the
+Parts of large objects are repeated here; everything else is left to `RetryingStore`. Errors name the object and the
 cause.
 """
 

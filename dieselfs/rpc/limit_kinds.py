@@ -2,7 +2,7 @@
 
 A kind is named here alone: server, tools and web page go through `QUOTAS` or `RATES`. A new kind is a row here with its
 field of the records, the field in `dieselfs.thrift`, and where the server counts it: `Amount` in
-`dieselfs_server/admission/quotas/holds.py`. A rate of bytes or of requests needs no code: `Rates` charges it.
+`dieselfs_server/admission/quotas.py`. A rate of bytes or of requests needs no code: `Rates` charges it.
 """
 
 from collections.abc import Callable, Mapping

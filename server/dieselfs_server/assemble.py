@@ -4,16 +4,19 @@ import logging
 import os
 import signal
 import time
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import NoReturn
 
 import trio
 
-from dieselfs.errors import InvalidInput, Unavailable
+from dieselfs.errors import DieselfsError, InvalidInput, Unavailable
 from dieselfs.etcd.client import Etcd
+from dieselfs.etcd.keys import encode_server, server_id, server_key
+from dieselfs.limits import SERVER_LEASE_S
 from dieselfs.net.address import Address, TcpAddress, UnixAddress
 from dieselfs.net.auth import Key
 from dieselfs.net.tls import ServerTls
@@ -28,27 +31,113 @@ from dieselfs.telemetry.registry import Registry
 from dieselfs.telemetry.socket import PublishedMetrics, publish
 from dieselfs_server import condition
 from dieselfs_server.access.accounts import ALL_DATASETS, Accounts, Right, StoredKey, with_grant, with_key
-from dieselfs_server.access.certificates import CertificateFiles, browser_tls, identity_tls
-from dieselfs_server.access.identity import Identity, store_identity
+from dieselfs_server.access.identity import (
+    CertificateFiles,
+    Identity,
+    browser_tls,
+    identity_tls,
+    store_identity,
+)
 from dieselfs_server.access.users import UserStore
 from dieselfs_server.datasets.commit import catch_up, read_header
-from dieselfs_server.datasets.snapshots import SnapshotCache
-from dieselfs_server.datasets.tags import TagStore
+from dieselfs_server.datasets.snapshots import SnapshotCache, TagStore
 from dieselfs_server.dispatcher import Dispatcher
-from dieselfs_server.logs import AuditLog
+from dieselfs_server.logs import AuditLog, noting_log
 from dieselfs_server.metadata.interface import MetadataStore
-from dieselfs_server.metadata.redis.url import SCHEMES as REDIS_SCHEMES
+from dieselfs_server.metadata.redis.client import SCHEMES as REDIS_SCHEMES
 from dieselfs_server.metadata.sqlite.store import SqliteMetadata
-from dieselfs_server.periodic import at_end, repeat
 from dieselfs_server.reading.shared_payloads import default_bytes
-from dieselfs_server.recent import noting_log
-from dieselfs_server.registry import stay_registered
 from dieselfs_server.service import Service
 from dieselfs_server.settings import ServerSettings, split_url
-from dieselfs_server.store.measured import MeasuredStore
+from dieselfs_server.store.attached import Sources
 from dieselfs_server.store.opening import folders, open_store
-from dieselfs_server.store.sources import Sources
+from dieselfs_server.store.wrapper import MeasuredStore
 from dieselfs_server.web.page import Page, check_address
+
+INTERVAL_S = 60.0
+SHARE_MAX = 0.05
+"""The work may take this share of the time: with a slow metadata store it is done less often."""
+LAST_S = 5.0
+"""Limit of the work at the end of a server."""
+
+log = logging.getLogger(__name__)
+
+
+def pause_s(took_s: float) -> float:
+    """Before the next work, after one that took `took_s`."""
+    return max(INTERVAL_S, took_s / SHARE_MAX)
+
+
+async def repeat(
+    work: Callable[[], object], what: str, sleep: Callable[[float], Awaitable[None]] = trio.sleep
+) -> NoReturn:
+    """Call `work`, which blocks, in a thread until cancelled, first after INTERVAL_S. An error is logged, and the next
+    call may succeed.
+    """
+    took_s = 0.0
+    while True:
+        await sleep(pause_s(took_s))
+        took_s = await _timed(work, what)
+
+
+async def at_end(work: Callable[[], object], what: str) -> None:
+    """Call `work` once more, also if cancelled, for LAST_S at most."""
+    with trio.move_on_after(LAST_S, shield=True):
+        await _timed(work, what)
+
+
+async def _timed(work: Callable[[], object], what: str) -> float:
+    """How long it took, in seconds."""
+    began_s = trio.current_time()
+    try:
+        await trio.to_thread.run_sync(work, abandon_on_cancel=True)
+    except DieselfsError as error:
+        log.warning("%s: %s", what, error)
+    except Exception:  # the server must not end with a task that only keeps figures
+        log.exception("%s: an internal error", what)
+    return trio.current_time() - began_s
+
+
+KEEP_ALIVES_PER_LEASE = 3
+"""So the lease survives one failure."""
+
+
+async def stay_registered(etcd: Etcd, addresses: Sequence[TcpAddress], lease_s: int = SERVER_LEASE_S) -> None:
+    """Keep an entry with `addresses` in etcd until cancelled; then remove it.
+
+    Retries while etcd is away. If the process dies, the entry expires after `lease_s`. Raises only if cancelled.
+    """
+    lease, is_away = 0, False
+    try:
+        while True:
+            try:
+                if not lease or not await trio.to_thread.run_sync(etcd.keep_alive, lease):
+                    lease = await trio.to_thread.run_sync(_register, etcd, addresses, lease_s)
+                    log.info("registered at %s as %s", etcd.address, server_id(addresses))
+                is_away = False
+            except DieselfsError as error:
+                if not is_away:
+                    log.warning("not registered: %s; retrying until etcd answers", error)
+                is_away = True
+            await trio.sleep(lease_s / KEEP_ALIVES_PER_LEASE)
+    finally:
+        if lease:
+            with trio.CancelScope(shield=True):
+                await trio.to_thread.run_sync(_unregister, etcd, lease)
+
+
+def _register(etcd: Etcd, addresses: Sequence[TcpAddress], lease_s: int) -> int:
+    lease = etcd.grant_lease(lease_s)
+    etcd.put(server_key(server_id(addresses)), encode_server(addresses), lease)
+    return lease
+
+
+def _unregister(etcd: Etcd, lease: int) -> None:
+    try:
+        etcd.revoke(lease)
+    except DieselfsError as error:
+        log.warning("could not unregister; the entry expires with its lease: %s", error)
+
 
 LOCK_TIMEOUT_S = 10.0
 """Timeout of an embedded server that waits for its predecessor to exit."""
@@ -57,8 +146,6 @@ IDLE_CHECK_S = 1.0
 
 _File = tuple[int, int] | None
 """Device and inode of a socket's file; None if there is no file."""
-
-log = logging.getLogger(__name__)
 
 
 def open_metadata(url: str) -> MetadataStore:
@@ -86,17 +173,19 @@ def open_tls(settings: ServerSettings, identity: Identity) -> Callable[[], Serve
     """The present certificate for TCP; None if TLS is off. Raises InvalidInput."""
     if settings.tls == OFF or not any(isinstance(address, TcpAddress) for address in settings.listen):
         return None
-    if settings.tls_certificate is not None and settings.tls_key is not None:
-        return CertificateFiles(settings.tls_certificate, settings.tls_key).current
-    made = identity_tls(identity)
-    return lambda: made
+    return _given_or(settings, lambda: identity_tls(identity))
 
 
 def open_page_tls(settings: ServerSettings, identity: Identity) -> Callable[[], ServerTls]:
     """The present certificate for browsers. Raises InvalidInput."""
+    return _given_or(settings, lambda: browser_tls(identity, settings.web_names))
+
+
+def _given_or(settings: ServerSettings, make: Callable[[], ServerTls]) -> Callable[[], ServerTls]:
+    """The certificate from the files of the settings, else one that is made."""
     if settings.tls_certificate is not None and settings.tls_key is not None:
         return CertificateFiles(settings.tls_certificate, settings.tls_key).current
-    made = browser_tls(identity, settings.web_names)
+    made = make()
     return lambda: made
 
 
@@ -168,7 +257,7 @@ def _shared_bytes(settings: ServerSettings) -> int:
     return default_bytes(room_bytes()[0]) if given is None else given
 
 
-def _surroundings(settings: ServerSettings) -> list[Callable[[], CheckRecord]]:
+def _environment_checks(settings: ServerSettings) -> list[Callable[[], CheckRecord]]:
     """The checks of disks, of TLS and of etcd, of a server that uses them."""
     found: list[Callable[[], CheckRecord]] = [
         partial(condition.disk, folder) for folder in folders(settings.store)
@@ -218,8 +307,7 @@ async def open_server(settings: ServerSettings) -> AsyncIterator[RpcServer]:
         audit = _open_audit(stack, settings)
         if settings.admin_key:
             write_admin_key(users, Path(settings.admin_key), identity.pin, audit)
-        applied = await trio.to_thread.run_sync(catch_up, store, metadata, int(time.time() * 10**9))
-        if applied:
+        if applied := await trio.to_thread.run_sync(catch_up, store, metadata, time.time_ns()):
             log.info("applied %d chunks that were stored, but not applied", applied)
         service = Service(
             MeasuredStore(store, metrics),
@@ -241,11 +329,12 @@ async def open_server(settings: ServerSettings) -> AsyncIterator[RpcServer]:
             segments_max=allow_descriptors(),
             request_path=settings.request_path,
             sources=Sources(settings.attach_roots),
-            surroundings=_surroundings(settings),
+            environment_checks=_environment_checks(settings),
+            make_page=lambda service: _page(service, settings, identity),
         )
         server = RpcServer(Dispatcher(service), tls, metrics=metrics)
         stack.enter_context(noting_log(service.recent))
-        page = service.page = _page(service, settings, identity)
+        page = service.page
         if page is not None and settings.web is not None:
             await stack.enter_async_context(page.served())
         if settings.metrics is not None:

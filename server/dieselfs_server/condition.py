@@ -2,11 +2,13 @@
 the store, reads `/sys`, and opens connections.
 """
 
+import os
 import secrets
 import time
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import NamedTuple
 
 from dieselfs.errors import DieselfsError
 from dieselfs.etcd.client import Etcd
@@ -17,8 +19,31 @@ from dieselfs.settings.table import OFF
 from dieselfs.units import count, format_size
 from dieselfs_server.metadata.interface import MetadataStore
 from dieselfs_server.settings import RegistrySettings
-from dieselfs_server.store.disk_reads import DEVICES, disk_reads
 from dieselfs_server.store.interface import ObjectStore
+
+DEVICES = Path("/sys/dev/block")
+"""The block devices by number; partitions are folders in that of their disk."""
+
+
+class DiskReads(NamedTuple):
+    """Of a disk: the file with the kernel's read-ahead, what it has, and the largest request, in bytes."""
+
+    setting: Path
+    read_ahead_bytes: int
+    request_bytes: int
+
+
+def disk_reads(folder: str, devices: Path = DEVICES) -> DiskReads | None:
+    """Of the disk that `folder` is on. None for a file system without one, such as NFS, or if it is unknown."""
+    try:
+        device = os.stat(folder).st_dev
+        place = (devices / f"{os.major(device)}:{os.minor(device)}").resolve(strict=True)
+        queue = next(each / "queue" for each in (place, place.parent) if (each / "queue").is_dir())
+        lengths = (int((queue / name).read_text()) * KIB for name in ("read_ahead_kb", "max_sectors_kb"))
+        return DiskReads(queue / "read_ahead_kb", *lengths)
+    except (OSError, ValueError, StopIteration):
+        return None
+
 
 SLOW_STORE_S = 2.0
 """A write, a read and a removal of a small record that take longer are worth a warning."""

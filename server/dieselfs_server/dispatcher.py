@@ -31,10 +31,10 @@ from dieselfs.telemetry import catalogue
 from dieselfs_server.access.accounts import Caller
 from dieselfs_server.access.users import UserStore
 from dieselfs_server.admission.throttle import PacedCall, Throttle
-from dieselfs_server.admission.traffic import Transferred
-from dieselfs_server.handlers import HANDLERS
+from dieselfs_server.admission.usage import Transferred
+from dieselfs_server.call import Call, Reply
 from dieselfs_server.logs import event
-from dieselfs_server.service import Call, Reply, Service
+from dieselfs_server.service import Service
 
 log = logging.getLogger(__name__)
 
@@ -52,6 +52,7 @@ _AUDITED_AS = {
 class _Noted:
     """What the logs say about a call."""
 
+    service: Service
     peer: str
     request: str
     call: Call
@@ -63,14 +64,13 @@ class _Noted:
         if self.has_ended:
             return
         self.has_ended = True
-        call, audit = self.call, self.call.service.audit
+        call, audit, metrics = self.call, self.service.audit, self.service.metrics
         took_s = time.monotonic() - self.started_s
-        metrics = call.service.metrics
         took = metrics.declare_histogram(catalogue.RPC_ANSWERED_S, method=call.method)
         took.observe(took_s)
         if outcome != "ok":
             metrics.declare(catalogue.RPC_FAILURES, outcome=outcome).value += 1
-            call.service.recent.add("call", call.method, call.caller.name, outcome, reason)
+            self.service.recent.add("call", call.method, call.caller.name, outcome, reason)
         event(
             log,
             logging.DEBUG,
@@ -116,6 +116,7 @@ class Dispatcher:
         self._replies = ByteBudget("replies", REPLY_BYTES_MAX, REPLY_BYTES_PER_USER_MAX)
         metrics = service.metrics
         self._throttle = Throttle(service.users, metrics)
+        self._requests = metrics.declare(catalogue.RPC_REQUESTS)
         self._refused_logins = metrics.declare(catalogue.RPC_REFUSED_LOGINS)
 
     @property
@@ -139,13 +140,17 @@ class Dispatcher:
         """Answer one call. An exception, also a cancellation, ends the connection."""
         user = Caller(caller.name, caller.key_id, caller.is_trusted)
         method, sequence, arguments = decode_call(message)
-        if method not in HANDLERS:
+        if method not in self._service.handlers:
             raise ProtocolError("a second handshake")
         dataset = getattr(arguments, "dataset", "")
         paced = self._throttle.call(user, method, connection.peer, dataset, len(message))
         async with AsyncExitStack() as reply_bytes:
             call = Call(
-                self._service, user, method, arguments, hold=partial(self._hold, reply_bytes, user.name)
+                self._service.access,
+                user,
+                method,
+                arguments,
+                hold=partial(self._hold, reply_bytes, user.name),
             )
             if paced is not None:
                 call.pace = paced.announce
@@ -159,7 +164,7 @@ class Dispatcher:
     ) -> None:
         """The bytes of the reply are held until this returns."""
         method, arguments, user = call.method, call.arguments, call.caller
-        noted = _Noted(connection.peer, f"{connection.name}-{sequence}", call)
+        noted = _Noted(self._service, connection.peer, f"{connection.name}-{sequence}", call)
         before_bytes = connection.bulk_bytes_received, connection.bulk_bytes_sent
         try:
             if paced is not None:
@@ -181,7 +186,7 @@ class Dispatcher:
                     with trio.fail_after(_longest_s(length)):
                         pace = None if paced is None else paced.move
                         call.bulk = await connection.receive_bulk(length, pace)
-                self._service.requests.value += 1
+                self._requests.value += 1
                 reply = await self._worked(connection, call)
             noted.end("ok")
             if method == "join_job":
@@ -211,7 +216,7 @@ class Dispatcher:
 
     async def _worked(self, connection: ClientConnection, call: Call) -> Any:
         """What the handler returns. Meanwhile a client that waits long gets signs of life."""
-        work, handler = METHODS[call.method].work, HANDLERS[call.method]
+        work, handler = METHODS[call.method].work, self._service.handlers[call.method]
         if not work.limit_s:
             return await call.answered_by(handler)
         is_shown = work.has_progress and getattr(call.arguments, "with_progress", True)

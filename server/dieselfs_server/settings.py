@@ -26,8 +26,8 @@ from dieselfs.net.address import (
     split,
 )
 from dieselfs.settings.table import BY_NAME, DEFAULT_LISTEN, ON, Place, check_known, read_config
-from dieselfs_server.reading.request_path import RequestPath
-from dieselfs_server.store.limited import Bounds
+from dieselfs_server.reading.executor import RequestPath
+from dieselfs_server.store.wrapper import Bounds
 
 
 @dataclass(frozen=True, slots=True)

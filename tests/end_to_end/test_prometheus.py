@@ -37,7 +37,7 @@ RATE_INTERVAL = "1m"
 WITHOUT_DATA = {
     "dieselfs_store_failures_total": "the store has not failed",
     "dieselfs_store_retries_total": "the store has not failed",
-    "dieselfs_quota_used_ratio": "servers look at quotas once a minute; tests/server/admission/quotas/test_fill.py",
+    "dieselfs_quota_used_ratio": "servers look at quotas once a minute; tests/server/admission/test_fill.py",
 }
 
 

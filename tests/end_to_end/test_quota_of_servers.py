@@ -13,7 +13,7 @@ from dieselfs.chunk.ids import chunk_name
 from dieselfs.errors import StorageFull, Unavailable
 from dieselfs.rpc.client import ServerClient
 from dieselfs.rpc.limit_kinds import QuotaRecord
-from dieselfs_server.admission.quotas.holds import Holds
+from dieselfs_server.admission.quotas import Holds
 from dieselfs_server.metadata.interface import MetadataStore
 from dieselfs_server.metadata.redis.store import RedisMetadata
 from dieselfs_server.store.posix import PosixStore

@@ -13,6 +13,7 @@ from dieselfs.net.address import EtcdAddress, TcpAddress
 from dieselfs.rpc.records import FAILURE, OK, WARNING
 from dieselfs.settings.table import OFF, ON
 from dieselfs_server import condition
+from dieselfs_server.condition import disk_reads
 from dieselfs_server.metadata.sqlite.connections import MEMORY
 from dieselfs_server.metadata.sqlite.store import SqliteMetadata
 from dieselfs_server.settings import RegistrySettings
@@ -154,3 +155,20 @@ def test_metadata_that_is_away_is_a_failure_among_others() -> None:
     metadata.close()
     found = condition.checks(MemoryStore(), metadata, [lambda: condition.tls(OFF, None, 0.0)])
     assert [each.name for each in found] == ["store", "metadata", "tls"]
+
+
+def test_a_partition_has_the_read_ahead_of_its_disk(tmp_path: Path) -> None:
+    devices = devices_of(tmp_path, tmp_path / "sys", 128, 1280)
+    assert disk_reads(str(tmp_path), devices) == (
+        tmp_path / "sys/disk/queue/read_ahead_kb",
+        128 * KIB,
+        1280 * KIB,
+    )
+
+
+def test_a_folder_without_a_disk(tmp_path: Path) -> None:
+    assert disk_reads("/proc") is None
+    assert disk_reads(str(tmp_path / "missing")) is None
+    devices = devices_of(tmp_path, tmp_path / "sys", 128, 1280)
+    (devices / "disk/queue/max_sectors_kb").write_text("many")
+    assert disk_reads(str(tmp_path), devices) is None

@@ -23,10 +23,10 @@ from dieselfs.rpc.serving.connection import ClientConnection, Pace
 from dieselfs.rpc.serving.handshake import Identity
 from dieselfs.telemetry.registry import Registry
 from dieselfs_server.access.users import UserStore
+from dieselfs_server.call import Call, Reply
 from dieselfs_server.dispatcher import Dispatcher
-from dieselfs_server.handlers import HANDLERS
-from dieselfs_server.recent import RecentFailures
-from dieselfs_server.service import Call, Reply, Service
+from dieselfs_server.logs import RecentFailures
+from dieselfs_server.service import Service
 from dieselfs_server.store.memory import MemoryStore
 
 GET_PAYLOAD = encode_call("get_payload", 1, {"dataset": "d", "chunk_id": bytes(16)})
@@ -52,19 +52,19 @@ class _Reader:
 class _Server:
     """A dispatcher whose payloads have `payload_bytes`; it counts those in memory."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, payload_bytes: int) -> None:
+    def __init__(self, payload_bytes: int) -> None:
         self.taken = 0
         self._payload_bytes = payload_bytes
-        monkeypatch.setitem(HANDLERS, "get_payload", self._payload)
         registry = Registry()
-        service = SimpleNamespace(
-            requests=registry.counter("rpc.requests", "Calls."),
+        self.service = SimpleNamespace(
+            access=None,
+            handlers=dict.fromkeys(("get_payload", "put_chunk"), self._payload),
             audit=None,
             metrics=registry,
             users=UserStore(MemoryStore()),
             recent=RecentFailures(),
         )
-        self._dispatcher = Dispatcher(cast(Service, service))
+        self._dispatcher = Dispatcher(cast(Service, self.service))
 
     async def _payload(self, call: Call) -> Reply:
         call.is_allowed = True
@@ -90,12 +90,12 @@ class _Long(bytes):
         return self.length
 
 
-def test_replies_of_a_user_who_takes_none_use_a_bounded_share(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_replies_of_a_user_who_takes_none_use_a_bounded_share() -> None:
     payload_bytes = 64 * MIB
     of_user = REPLY_BYTES_PER_USER_MAX // payload_bytes
 
     async def scenario() -> None:
-        server = _Server(monkeypatch, payload_bytes)
+        server = _Server(payload_bytes)
         slow = [_Reader() for _ in range(of_user)]
         async with trio.open_nursery() as nursery:
             for reader in slow:
@@ -121,9 +121,9 @@ def test_replies_of_a_user_who_takes_none_use_a_bounded_share(monkeypatch: pytes
     trio.run(scenario, clock=MockClock(autojump_threshold=0))
 
 
-def test_small_replies_do_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_small_replies_do_not_count() -> None:
     async def scenario() -> None:
-        server = _Server(monkeypatch, SMALL_REPLY_BYTES)
+        server = _Server(SMALL_REPLY_BYTES)
         readers = [_Reader() for _ in range(REPLY_BYTES_MAX // SMALL_REPLY_BYTES // 16 + 1)]
         async with trio.open_nursery() as nursery:
             for reader in readers:
@@ -135,9 +135,9 @@ def test_small_replies_do_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
     trio.run(scenario, clock=MockClock(autojump_threshold=0))
 
 
-def test_a_reader_below_the_least_rate_loses_its_connection(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_reader_below_the_least_rate_loses_its_connection() -> None:
     async def scenario() -> None:
-        server, started_s = _Server(monkeypatch, 64 * MIB), trio.current_time()
+        server, started_s = _Server(64 * MIB), trio.current_time()
         with pytest.raises(trio.TooSlowError):
             await server.answer(_Reader(), "mal")
         least_s = BULK_IDLE_TIMEOUT_S + 64 * MIB / LEAST_RATE_BYTES_PER_S
@@ -146,13 +146,13 @@ def test_a_reader_below_the_least_rate_loses_its_connection(monkeypatch: pytest.
     trio.run(scenario, clock=MockClock(autojump_threshold=0))
 
 
-def test_a_handler_that_looks_at_no_right_gives_no_reply(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_handler_that_looks_at_no_right_gives_no_reply() -> None:
     async def careless(call: Call) -> Reply:
         return Reply(thrift.Bulk(bulk_length=1), [b"x"])
 
     async def scenario() -> None:
-        server, reader = _Server(monkeypatch, 0), _Reader()
-        monkeypatch.setitem(HANDLERS, "get_payload", careless)
+        server, reader = _Server(0), _Reader()
+        server.service.handlers["get_payload"] = careless
         reader.is_to_take.set()
         await server.answer(reader, "mal")
         with pytest.raises(Unavailable, match="internal error"):
@@ -190,7 +190,7 @@ def test_an_upload_below_the_least_rate_loses_its_connection(
 
     async def scenario() -> None:
         monkeypatch.setattr(Call, "bulk_length", bulk_length)
-        server, started_s = _Server(monkeypatch, 0), trio.current_time()
+        server, started_s = _Server(0), trio.current_time()
         with pytest.raises(trio.TooSlowError):
             await server.answer(_Trickle(), "mal", upload)
         least_s = BULK_IDLE_TIMEOUT_S + upload_bytes / LEAST_RATE_BYTES_PER_S

@@ -16,7 +16,9 @@ from dieselfs.rpc.methods import SERVER_METHODS
 from dieselfs.snapshot.delta import apply_delta
 from dieselfs.snapshot.delta_format import decode_delta
 from dieselfs.snapshot.reader import Snapshot
-from dieselfs_server.handlers import HANDLERS
+from dieselfs_server.metadata.sqlite.store import SqliteMetadata
+from dieselfs_server.store.memory import MemoryStore
+from tests.support.own_service import own_service
 from tests.support.server import RunningServer, receive_payload, running_server
 
 PRIVATE = "private-data"
@@ -64,9 +66,10 @@ def test_a_client_with_an_older_generation_gets_a_delta(admin: ServerClient) -> 
         admin.snapshot("grows", bases=bytes(33))
 
 
-def test_every_method_of_the_protocol_has_a_handler() -> None:
-    assert HANDLERS.keys() == SERVER_METHODS - {"hello", "prove"}
-    assert all(function.__name__ == method for method, function in HANDLERS.items())
+def test_every_method_of_the_protocol_has_a_handler(tmp_path: Path) -> None:
+    handlers = own_service(tmp_path, MemoryStore(), SqliteMetadata(":memory:")).handlers
+    assert handlers.keys() == SERVER_METHODS - {"hello", "prove"}
+    assert all(handler.__name__ == method for method, handler in handlers.items())
 
 
 def test_files_by_pure_thrift(admin: ServerClient) -> None:

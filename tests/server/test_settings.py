@@ -15,7 +15,7 @@ from dieselfs.net.address import TcpAddress, UnixAddress, parse_etcd
 from dieselfs.settings.table import Place, given_at
 from dieselfs_server.main import serve
 from dieselfs_server.settings import RegistrySettings, ServerSettings, advertised
-from dieselfs_server.store.limited import Bounds
+from dieselfs_server.store.wrapper import Bounds
 from tests.support.documents import REPOSITORY
 from tests.support.etcd import running_etcd
 from tests.support.server import free_port

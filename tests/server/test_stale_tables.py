@@ -22,12 +22,12 @@ from dieselfs_server.access.accounts import (
     without_key,
 )
 from dieselfs_server.access.users import UserStore
-from dieselfs_server.admission.quotas.admission import TABLE_NOTE
-from dieselfs_server.handlers import HANDLERS
+from dieselfs_server.admission.quotas import TABLE_NOTE
+from dieselfs_server.call import Call
 from dieselfs_server.metadata.sqlite.store import SqliteMetadata
-from dieselfs_server.service import Call, Service
+from dieselfs_server.service import Service
 from dieselfs_server.store.memory import MemoryStore
-from tests.support.own_service import call, own_service
+from tests.support.own_service import call, own_service, parts_of
 
 KEY, NEW = Key.generate("bob"), Key.generate("bob")
 BOB = Caller("bob", KEY.key_id)
@@ -48,12 +48,12 @@ def service(tmp_path: Path) -> Service:
 def elsewhere(service: Service, edit: Callable[[Accounts], Accounts]) -> None:
     """A change by another server."""
     service.users.current()
-    UserStore(service.store).change(edit)
+    UserStore(parts_of(service, "drop_dataset").store).change(edit)
 
 
 def by_bob(service: Service, method: str, **arguments: object) -> None:
     struct = getattr(thrift.ChunkServer, f"{method}_args")(**arguments)
-    trio.run(HANDLERS[method], Call(service, BOB, method, struct))
+    trio.run(service.handlers[method], Call(service.access, BOB, method, struct))
 
 
 def new_key(service: Service) -> None:
@@ -70,14 +70,14 @@ def new_key(service: Service) -> None:
 
 
 def owners(service: Service) -> dict[str, str]:
-    return dict(UserStore(service.store).current().owners)
+    return dict(UserStore(parts_of(service, "drop_dataset").store).current().owners)
 
 
 def test_a_removed_user_does_not_come_back_with_a_key_of_its_own(service: Service) -> None:
     elsewhere(service, lambda accounts: without_key(accounts, "bob", ""))
     with pytest.raises(AccessDenied):
         new_key(service)
-    assert "bob" not in UserStore(service.store).current().users
+    assert "bob" not in UserStore(parts_of(service, "drop_dataset").store).current().users
 
 
 def test_a_removed_key_or_a_shared_one_neither_adds_nor_expires_keys(service: Service) -> None:
@@ -96,11 +96,11 @@ def test_a_lost_race_for_a_name_leaves_the_owner_of_the_winner(
     by_bob(service, "create_dataset", name="pets")
     assert owners(service) == {"pets": "bob"}
     other = Caller("eve", "k")
-    monkeypatch.setattr(service.catalog, "dataset", lambda _name: None)  # as a moment before
+    monkeypatch.setattr(service.access.catalog, "dataset", lambda _name: None)  # as a moment before
     monkeypatch.setattr(Caller, "right_on", lambda *_: Right.ADMIN)
     struct = thrift.ChunkServer.create_dataset_args(name="pets")
     with pytest.raises(AlreadyExists):
-        trio.run(HANDLERS["create_dataset"], Call(service, other, "create_dataset", struct))
+        trio.run(service.handlers["create_dataset"], Call(service.access, other, "create_dataset", struct))
     assert owners(service) == {"pets": "bob"}
 
 
@@ -109,13 +109,14 @@ def test_the_owner_ends_before_the_name_can_be_taken(
 ) -> None:
     by_bob(service, "create_dataset", name="pets")
     seen: list[dict[str, str]] = []
-    release = service.names_of_datasets.release
+    names = parts_of(service, "drop_dataset").names
+    release = names.release
 
     def released(name: str, dataset_id: bytes) -> None:
         seen.append(owners(service))
         release(name, dataset_id)
 
-    monkeypatch.setattr(service.names_of_datasets, "release", released)
+    monkeypatch.setattr(names, "release", released)
     by_bob(service, "drop_dataset", name="pets")
     assert seen == [{}]
 

@@ -7,7 +7,7 @@ import pytest
 from dieselfs.bucket.url import BucketUrl
 from dieselfs.errors import InvalidInput
 from dieselfs.net.address import split
-from dieselfs_server.metadata.redis.url import parse_redis_url
+from dieselfs_server.metadata.redis.client import parse_redis_url
 from dieselfs_server.settings import split_url
 from dieselfs_server.store.opening import open_store
 

@@ -8,11 +8,10 @@ import trio
 from dieselfs.rpc.messages import thrift
 from dieselfs_server.access.accounts import Caller
 from dieselfs_server.access.users import UserStore
-from dieselfs_server.datasets.snapshots import SnapshotCache
-from dieselfs_server.datasets.tags import TagStore
-from dieselfs_server.handlers import HANDLERS
+from dieselfs_server.call import Call
+from dieselfs_server.datasets.snapshots import SnapshotCache, TagStore
 from dieselfs_server.metadata.interface import MetadataStore
-from dieselfs_server.service import Call, Service
+from dieselfs_server.service import Service
 from dieselfs_server.store.interface import ObjectStore
 from tests.support.identity import IDENTITY
 
@@ -35,7 +34,13 @@ def own_service(folder: Path, store: ObjectStore, metadata: MetadataStore) -> Se
 async def called(service: Service, method: str, **arguments: object) -> Any:
     """What the handler of a method returns to a trusted caller."""
     struct = getattr(thrift.ChunkServer, f"{method}_args")(**arguments)
-    return await HANDLERS[method](Call(service, TRUSTED, method, struct))
+    return await service.handlers[method](Call(service.access, TRUSTED, method, struct))
+
+
+def parts_of(service: Service, method: str) -> Any:
+    """The group of handlers of a method, with its parts."""
+    handler: Any = service.handlers[method]
+    return handler.__self__
 
 
 def call(service: Service, method: str, **arguments: object) -> Any:

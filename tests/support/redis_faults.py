@@ -6,10 +6,9 @@ from typing import Any
 import redis
 
 from dieselfs.errors import Unavailable
-from dieselfs_server.metadata.redis.client import RedisCalls, RedisClient
-from dieselfs_server.metadata.redis.fields import Call
+from dieselfs_server.metadata.redis.client import RedisCalls, RedisClient, parse_redis_url
+from dieselfs_server.metadata.redis.fields import Command
 from dieselfs_server.metadata.redis.store import RedisMetadata
-from dieselfs_server.metadata.redis.url import parse_redis_url
 
 
 class BreakingLink:
@@ -22,7 +21,7 @@ class BreakingLink:
         self._left = batches
         self._is_answer_lost = is_answer_lost
 
-    def execute(self, calls: Sequence[Call[Any]]) -> list[Any]:
+    def execute(self, calls: Sequence[Command[Any]]) -> list[Any]:
         self._left -= 1
         if self._left < 0:
             raise Unavailable("the connection is broken")
@@ -45,7 +44,7 @@ class CallingLink:
         self._client = client
         self._between = between
 
-    def execute(self, calls: Sequence[Call[Any]]) -> list[Any]:
+    def execute(self, calls: Sequence[Command[Any]]) -> list[Any]:
         self._between()
         return self._client.execute(calls)
 

@@ -25,7 +25,7 @@ from dieselfs.telemetry.http import prometheus_text
 from dieselfs.telemetry.registry import Registry, Report
 from dieselfs.telemetry.series import History, Recorded
 from dieselfs_client.mount.kernel import protocol
-from dieselfs_server.admission.quotas.holds import Holds
+from dieselfs_server.admission.quotas import Holds
 from dieselfs_tools.cli.patterns import Patterns
 from dieselfs_tools.commands.maintain import parse_time
 from dieselfs_tools.commands.orders import SkippedSteps

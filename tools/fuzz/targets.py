@@ -49,10 +49,10 @@ from dieselfs_client.daemon.progress_keeper import parse_handover
 from dieselfs_client.mount.points.mount_table import parse_mountinfo
 from dieselfs_client.mount.points.options import MountOptions, parse_options
 from dieselfs_client.supervision.status import parse_status
-from dieselfs_server.access.accounts_record import decode_accounts
 from dieselfs_server.access.identity import Identity
+from dieselfs_server.access.users import decode_accounts
 from dieselfs_server.datasets.dataset_names import DatasetNames
-from dieselfs_server.metadata.redis.url import parse_redis_url
+from dieselfs_server.metadata.redis.client import parse_redis_url
 from dieselfs_server.store.marker import read_marker
 from dieselfs_server.store.memory import MemoryStore
 from dieselfs_server.store.opening import tier_options

@@ -17,7 +17,7 @@ from dieselfs.limits import METADATA_AWAY_S
 from dieselfs.records import DatasetRecord
 from dieselfs_server.datasets.commit import read_header
 from dieselfs_server.datasets.dataset_names import DatasetNames
-from dieselfs_server.leases.pins import Pin, live_pins
+from dieselfs_server.leases.lease import Pin, live_pins
 from dieselfs_server.metadata.interface import MetadataStore
 from dieselfs_server.store.interface import ObjectStore
 

@@ -5,9 +5,11 @@ starts. All functions block.
 """
 
 import logging
+import time
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 
+from dieselfs.chunk.builder import ChunkBuilder
 from dieselfs.chunk.format import (
     PREAMBLE_BYTES,
     ChunkHeader,
@@ -17,9 +19,9 @@ from dieselfs.chunk.format import (
     decode_preamble,
     decode_stored,
 )
-from dieselfs.chunk.ids import chunk_name, chunk_time_s
+from dieselfs.chunk.ids import ChunkIdSource, chunk_name, chunk_time_s
 from dieselfs.errors import AlreadyExists, Damaged, InvalidInput, NotFound, StorageFull, Unavailable
-from dieselfs.limits import CHUNK_AHEAD_S_MAX
+from dieselfs.limits import CHUNK_AHEAD_S_MAX, CHUNK_PAYLOAD_BYTES_MAX
 from dieselfs.records import DatasetRecord
 from dieselfs_server.datasets.dataset_names import DatasetNames
 from dieselfs_server.metadata.interface import MetadataStore
@@ -98,16 +100,13 @@ def _store(
     try:
         return metadata.apply(dataset_id, preamble, header, now_ns)
     except NotFound:
-        if (
-            DatasetNames(store).find(header.dataset) == dataset_id
-        ):  # its metadata is lost, and perhaps being rebuilt
+        # Its metadata is lost, and perhaps being rebuilt; or it was dropped, and nothing else would find this chunk.
+        if DatasetNames(store).find(header.dataset) == dataset_id:
             raise Unavailable(
                 f"{source} is stored, but the metadata of dataset {header.dataset} is lost; rebuild it: "
                 f"dlcmd rebuild dl://{header.dataset}"
             ) from None
-        store.delete(
-            dataset_id, chunk_id
-        )  # the dataset was dropped; no later operation would find this chunk
+        store.delete(dataset_id, chunk_id)
         raise
 
 
@@ -123,6 +122,58 @@ def _check_upload(chunk_id: bytes, header: ChunkHeader, name: str, now_ns: int, 
             f"{source}: made {ahead_s} s in the future, limit {CHUNK_AHEAD_S_MAX} s; "
             "set the clock of the machine that writes, or that of the server"
         )
+
+
+class ChunkWriter:
+    """Packs entries of one dataset into chunks, and commits each when it is full. Blocks. For one thread at a time."""
+
+    def __init__(
+        self,
+        store: ObjectStore,
+        metadata: MetadataStore,
+        ids: ChunkIdSource,
+        dataset: DatasetRecord,
+        now_ns: Callable[[], int] = time.time_ns,
+        admitted: Admission = _any,
+        stored: Callable[[int, int], object] = lambda *_: None,
+        has_versions: bool = False,
+    ) -> None:
+        """`stored` is called after each commit, with its entries and bytes. `has_versions`: all entries have
+        versions of their own, so none is reserved.
+        """
+        self._store, self._metadata, self._ids = store, metadata, ids
+        self._dataset = dataset
+        self._now_ns = now_ns
+        self._admitted = admitted
+        self._stored = stored
+        self._has_versions = has_versions
+        self.builder = ChunkBuilder()
+        self.generation = dataset.generation
+
+    def make_room(self, length_bytes: int) -> None:
+        """Call it before an entry of this length is added."""
+        if self.builder.is_full or self.builder.payload_bytes + length_bytes > CHUNK_PAYLOAD_BYTES_MAX:
+            self.write()
+
+    def reserve(self, count: int) -> int:
+        return self._metadata.reserve_versions(self._dataset.dataset_id, count, self._now_ns())
+
+    def write(self) -> None:
+        """Store and apply the entries so far. Raises StorageFull, Unavailable; then they are not visible."""
+        if not len(self.builder):
+            return
+        sealed, dataset = self.builder.seal(), self._dataset
+        first = 1 if self._has_versions else self.reserve(len(sealed.entries))
+        while True:
+            chunk_id = self._ids.next()
+            data = b"".join(sealed.encode(chunk_id, dataset.name, dataset.dataset_id, first))
+            stores = self._store, self._metadata
+            with suppress(AlreadyExists):  # another writer has used the same ID: take the next one
+                self.generation = commit_chunk(
+                    *stores, dataset.dataset_id, chunk_id, data, self._now_ns(), admitted=self._admitted
+                )
+                break
+        self._stored(sealed.whole_entries, len(sealed.payload))
 
 
 def read_header(store: ObjectStore, dataset_id: bytes, chunk_id: bytes) -> tuple[Preamble, ChunkHeader]:

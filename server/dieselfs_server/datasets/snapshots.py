@@ -1,31 +1,61 @@
-"""Snapshots, built from the metadata on request, signed, cached as files, and sent from these."""
+"""Snapshots, built from the metadata, signed, cached as files, and sent from these; and tags, names for generations
+that are kept (`dl://data@v3`). This module reads metadata and chunk headers.
+
+They are built on request, or in the background once a dataset was written. The next one is made from the last one that
+is kept and the chunks applied since: their headers say which paths may have changed, and the live entries at these come
+from the metadata store. That costs as much as the changes, where reading all entries costs as much as the dataset.
+
+A tag is the generation's snapshot as a record in the object store. So it survives the loss of all metadata, and has the
+list of the chunks that it needs. The record's name has the dataset's ID and the tag's name in hexadecimal. Before the
+snapshot, the record has a signature of tag and digest, so that nobody can exchange the tags of a dataset.
+"""
 
 import errno
 import logging
 import os
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
+from math import inf
 from pathlib import Path
+from typing import NoReturn
 
+import numpy as np
 import trio
 
-from dieselfs.errors import Damaged, InvalidInput, NotFound, StorageFull, Unavailable
-from dieselfs.records import DatasetRecord
+from dieselfs.chunk.format import ChunkHeader
+from dieselfs.errors import (
+    AccessDenied,
+    AlreadyExists,
+    Damaged,
+    DieselfsError,
+    InvalidInput,
+    NotFound,
+    StorageFull,
+    Unavailable,
+)
+from dieselfs.names import check_tag_name
+from dieselfs.net.auth import SIGNATURE_BYTES, check_signature
+from dieselfs.records import ChunkRecord, DatasetRecord
 from dieselfs.rpc.records import TagRecord
 from dieselfs.snapshot.builder import build_snapshot
 from dieselfs.snapshot.delta import delta_between
 from dieselfs.snapshot.delta_format import encode_delta
-from dieselfs.snapshot.format import SnapshotHeader, decode_snapshot_header, with_signature
+from dieselfs.snapshot.format import COUNT_MAX, SnapshotHeader, decode_snapshot_header, with_signature
 from dieselfs.snapshot.reader import Snapshot
 from dieselfs.snapshot.signature import check_snapshot_signature, message_of
+from dieselfs.snapshot.successor import chunk_ids, next_snapshot, with_folders
 from dieselfs_server.access.identity import Identity
-from dieselfs_server.datasets.changes import Headers, content_since
 from dieselfs_server.metadata.interface import MetadataStore
+from dieselfs_server.store.interface import ObjectStore
 
 log = logging.getLogger(__name__)
 
 DELTAS_KEPT = 4
 """Over all datasets; many clients ask for the same ones. Each has at most half the bytes of its snapshot."""
+
+Headers = Callable[[bytes, bytes], ChunkHeader]
+"""The header of a stored chunk, by dataset and chunk ID. Raises NotFound, Damaged, Unavailable."""
 
 GENERATIONS_KEPT = 4
 """Per dataset; building a new one removes older files."""
@@ -221,3 +251,218 @@ class SnapshotCache:
         for path in paths[kept:]:
             self._open.pop(path, None)
             path.unlink(missing_ok=True)
+
+
+QUIET_S = 1.0
+"""A put has ended if no chunk of the dataset arrives for this long."""
+STALE_S = 30.0
+"""While chunks arrive, the snapshot is built at this interval."""
+PAUSE_FACTOR = 3
+"""Pauses between two builds of a dataset are this many times as long as the last one: a quarter of a core at most."""
+
+
+@dataclass(slots=True)
+class _Written:
+    """A dataset that was written: when first since its last build, when last, and when it may be built again."""
+
+    first_s: float
+    last_s: float
+    not_before_s: float = -inf
+
+    def due_s(self) -> float:
+        return max(min(self.last_s + QUIET_S, self.first_s + STALE_S), self.not_before_s)
+
+
+class Refresh:
+    """Builds by `build`, which gets the name of a dataset. Times are those of trio's clock."""
+
+    def __init__(self, build: Callable[[str], Awaitable[object]]) -> None:
+        self._build = build
+        self._written: dict[str, _Written] = {}
+        self._pauses: dict[str, float] = {}
+        self._changed = trio.Event()
+
+    def note(self, dataset: str) -> None:
+        """A chunk of the dataset was applied."""
+        now_s = trio.current_time()
+        if (written := self._written.get(dataset)) is not None:
+            written.last_s = now_s
+            return
+        self._written[dataset] = _Written(now_s, now_s, self._pauses.get(dataset, -inf))
+        self._changed.set()
+
+    async def run(self) -> NoReturn:
+        """Build until cancelled. An error is logged; the next reader gets it again."""
+        while True:
+            if not self._written:
+                await self._changed.wait()
+            self._changed = trio.Event()
+            dataset = min(self._written, key=lambda name: self._written[name].due_s())
+            due_s = self._written[dataset].due_s()
+            if due_s > trio.current_time():
+                with trio.move_on_at(due_s):
+                    await self._changed.wait()
+                continue
+            del self._written[dataset]
+            started_s = trio.current_time()
+            try:
+                await self._build(dataset)
+            except DieselfsError as error:
+                log.info("the snapshot of %s is not built ahead: %s", dataset, error)
+            except Exception:  # the server must not end with a task that only saves time
+                log.exception("building the snapshot of %s ahead failed with an internal error", dataset)
+            now_s = trio.current_time()
+            self._pauses = {name: until_s for name, until_s in self._pauses.items() if until_s > now_s}
+            self._pauses[dataset] = now_s + PAUSE_FACTOR * (now_s - started_s)
+
+
+CHANGES_MAX = 20_000
+"""With more entries in the chunks since, all entries are read instead: each path takes a request to the metadata."""
+CHANGES_SHARE = 0.1
+"""The same for more than this share of the dataset."""
+ATTEMPTS_MAX = 3
+"""The live entries are read again if a chunk is applied meanwhile."""
+
+
+def content_since(base: Snapshot, metadata: MetadataStore, headers: Headers) -> bytes | None:
+    """The snapshot file of the newest generation, without a signature; None where it must be built from all entries.
+
+    Blocks. Raises what the metadata store raises.
+    """
+    for _ in range(ATTEMPTS_MAX):
+        dataset = metadata.dataset(base.dataset)
+        chunks = metadata.chunks(base.header.dataset_id)
+        new = _chunks_since(base, dataset, chunks)
+        if new is None:
+            return None
+        try:
+            changed = {path for chunk in new for path in headers(dataset.dataset_id, chunk.chunk_id).paths}
+            live = {path: metadata.lookup(dataset.dataset_id, path) for path in with_folders(changed)}
+            if metadata.dataset(base.dataset) != dataset:
+                continue
+            content = next_snapshot(base, dataset, chunks, live)
+            header = decode_snapshot_header(content, len(content), "snapshot")
+        except (Damaged, NotFound, Unavailable) as error:  # all entries are read from the metadata alone
+            log.warning("the snapshot of %s is built from all entries: %s", base.dataset, error)
+            return None
+        is_right = (header.files, header.total_bytes) == (dataset.files, dataset.total_bytes)
+        return content if is_right and header.nodes <= COUNT_MAX else None
+    return None
+
+
+def _chunks_since(
+    base: Snapshot, dataset: DatasetRecord, chunks: list[ChunkRecord]
+) -> list[ChunkRecord] | None:
+    """The chunks applied since `base`; None if they do not say all that changed, or are too many."""
+    header = base.header
+    if dataset.dataset_id != header.dataset_id or dataset.updated_ns <= header.updated_ns:
+        return None
+    known = set(chunk_ids(base))
+    new = [chunk for chunk in chunks if chunk.chunk_id not in known]
+    # Each raises the generation by one. Purge may have removed others since, with their deletes.
+    if not new or dataset.generation - header.generation != len(new):
+        return None
+    changes = sum(chunk.entries for chunk in new)
+    return new if changes <= min(CHANGES_MAX, CHANGES_SHARE * len(base)) else None
+
+
+TAGS_MAX = 1000
+"""Of a dataset. A quota counts chunks alone, and each tag takes as much of the object store as a snapshot."""
+
+READS_MAX = 2
+"""Limit of tags that are being read, over all clients: each is a snapshot in memory."""
+
+
+class TagStore:
+    """Handlers hold one of `reads` while they read tags."""
+
+    def __init__(self, store: ObjectStore, identity: Identity) -> None:
+        self._store = store
+        self._identity = identity
+        self.reads = trio.CapacityLimiter(READS_MAX)
+
+    def add(self, snapshot: Snapshot, name: str) -> TagRecord:
+        """Tag a snapshot. Raises AlreadyExists: a tag never changes; and InvalidInput for more than TAGS_MAX."""
+        dataset_id = snapshot.header.dataset_id
+        record = _record_name(dataset_id, check_tag_name(name))
+        if self._store.get_record(record) is not None:
+            raise AlreadyExists(f"dataset {snapshot.dataset} already has a tag {name!r}; remove it first")
+        if len(self.names(dataset_id)) >= TAGS_MAX:
+            raise InvalidInput(
+                f"dataset {snapshot.dataset} has {TAGS_MAX:,} tags, the limit; remove one: "
+                f"dlcmd tag rm dl://{snapshot.dataset} TAG"
+            )
+        signature = self._identity.sign(_message(name, snapshot))
+        self._store.put_record(record, signature + snapshot.content)
+        return _describe(name, snapshot)
+
+    def get(self, dataset: str, dataset_id: bytes, name: str) -> Snapshot:
+        """The snapshot that a tag names. Raises NotFound, Damaged."""
+        content = self._store.get_record(_record_name(dataset_id, check_tag_name(name)))
+        if content is None:
+            raise NotFound(
+                f"dataset {dataset} has no tag {name!r}; list its tags with: dlcmd tag ls dl://{dataset}"
+            )
+        source = f"tag {name} of {dataset}"
+        snapshot = Snapshot(content[SIGNATURE_BYTES:], source)
+        snapshot.verify()
+        check_signed(snapshot, self._identity)
+        if snapshot.header.dataset_id != dataset_id:
+            raise Damaged(f"tag {name} of {dataset} holds the snapshot of another dataset")
+        pin, public_key = self._identity.pin, self._identity.public_key
+        try:
+            check_signature(pin, public_key, _message(name, snapshot), content[:SIGNATURE_BYTES], source)
+        except AccessDenied as error:
+            raise Damaged(str(error)) from None
+        return snapshot
+
+    def names(self, dataset_id: bytes) -> list[str]:
+        prefix = _prefix(dataset_id)
+        found = (record.removeprefix(prefix) for record in self._store.list_records(prefix))
+        return sorted(bytes.fromhex(name).decode("ascii", "replace") for name in found)
+
+    def all(self, dataset: str, dataset_id: bytes) -> list[TagRecord]:
+        """All tags of a dataset, ordered by name. Raises Damaged if one cannot be read."""
+        return [self.record(dataset, dataset_id, name) for name in self.names(dataset_id)]
+
+    def record(self, dataset: str, dataset_id: bytes, name: str) -> TagRecord:
+        """What one tag says. Raises NotFound, Damaged."""
+        return _describe(name, self.get(dataset, dataset_id, name))
+
+    def remove(self, dataset: str, dataset_id: bytes, name: str) -> None:
+        """Remove a tag; a later purge removes the chunks that only it needed. Raises NotFound."""
+        if name not in self.names(dataset_id):
+            raise NotFound(f"dataset {dataset} has no tag {name!r}")
+        self._store.delete_record(_record_name(dataset_id, check_tag_name(name)))
+
+    def drop(self, dataset_id: bytes) -> None:
+        for record in self._store.list_records(_prefix(dataset_id)):
+            self._store.delete_record(record)
+
+    def needed_chunks(self, dataset: str, dataset_id: bytes) -> dict[str, set[bytes]]:
+        """IDs of the chunks of each tagged generation, by tag. Raises Damaged if a tag cannot be read."""
+        needed: dict[str, set[bytes]] = {}
+        for name in self.names(dataset_id):
+            snapshot = self.get(dataset, dataset_id, name)
+            used = np.unique(snapshot.column("extent_chunks")).tolist()
+            needed[name] = {snapshot.chunk_id(chunk) for chunk in used}
+        return needed
+
+
+def _prefix(dataset_id: bytes) -> str:
+    return f"tag-{dataset_id.hex()}-"
+
+
+def _record_name(dataset_id: bytes, name: str) -> str:
+    return _prefix(dataset_id) + name.encode("ascii").hex()
+
+
+def _message(name: str, snapshot: Snapshot) -> bytes:
+    return b"dieselfs tag\0" + name.encode("ascii") + b"\0" + snapshot.digest
+
+
+def _describe(name: str, snapshot: Snapshot) -> TagRecord:
+    header = snapshot.header
+    return TagRecord(
+        name, header.generation, header.updated_ns, header.files, header.total_bytes, header.digest
+    )

@@ -1,13 +1,25 @@
-"""Handlers for users and their keys, for groups, and for their rights."""
+"""Handlers for users, keys, groups and rights, for quotas and rates, and for what datasets and users take."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from time import time
 
 import trio
 
 from dieselfs.errors import InvalidInput
 from dieselfs.net.auth import check_key_id, check_verifier
+from dieselfs.rpc.limit_kinds import (
+    QUOTAS,
+    RATES,
+    QuotaRecord,
+    RateRecord,
+    UsageRecord,
+    limits_of,
+    numbers_of,
+)
 from dieselfs.rpc.records import GroupRecord, KeyRecord, UserRecord
 from dieselfs_server.access.accounts import (
+    ALL_DATASETS,
     Accounts,
     Grants,
     Right,
@@ -16,97 +28,158 @@ from dieselfs_server.access.accounts import (
     with_grant,
     with_key,
     with_members,
+    with_owner,
+    with_quota,
+    with_rate,
     without_key,
     without_members,
 )
-from dieselfs_server.service import Call
+from dieselfs_server.access.users import UserStore
+from dieselfs_server.admission.quotas import Quotas
+from dieselfs_server.admission.usage import Usages, shown_usage
+from dieselfs_server.call import Call
+from dieselfs_server.metadata.interface import MetadataStore
 
 
-async def add_key(call: Call) -> None:
-    """Administrators add keys of all users; others their own, which do not outlive the key that they use."""
-    arguments, now_s = call.arguments, call.service.now_ns() // 10**9
-    is_own = arguments.user == call.caller.name and not call.caller.is_trusted
-    if not is_own:
-        await call.require_admin()
-    if arguments.expires_s and arguments.expires_s <= now_s:
-        raise InvalidInput(f"the key would already be expired: {arguments.expires_s} is in the past")
-    verifier = check_verifier(arguments.verifier, arguments.server_key)
-    key_id = check_key_id(arguments.key_id)
+@dataclass(frozen=True, eq=False)
+class AccountCalls:
+    metadata: MetadataStore
+    users: UserStore
+    quotas: Quotas
+    usages: Usages
 
-    def added(accounts: Accounts) -> Accounts:
-        expires_s = arguments.expires_s
-        if is_own:
-            used = call.caller.key(accounts, now_s)
-            accounts.check_may_change_own_keys(arguments.user)
-            expires_s = min(expires_s or used.expires_s, used.expires_s or expires_s)
-        return with_key(accounts, arguments.user, key_id, StoredKey(verifier, now_s, expires_s))
+    async def add_key(self, call: Call) -> None:
+        """Administrators add keys of all users; others their own, which do not outlive the key that they use."""
+        arguments, now_s = call.arguments, int(time())
+        is_own = arguments.user == call.caller.name and not call.caller.is_trusted
+        if not is_own:
+            await call.require_admin()
+        if arguments.expires_s and arguments.expires_s <= now_s:
+            raise InvalidInput(f"the key would already be expired: {arguments.expires_s} is in the past")
+        verifier = check_verifier(arguments.verifier, arguments.server_key)
+        key_id = check_key_id(arguments.key_id)
 
-    await _change(call, added)
+        def added(accounts: Accounts) -> Accounts:
+            expires_s = arguments.expires_s
+            if is_own:
+                used = call.caller.key(accounts, now_s)
+                accounts.check_may_change_own_keys(arguments.user)
+                expires_s = min(expires_s or used.expires_s, used.expires_s or expires_s)
+            return with_key(accounts, arguments.user, key_id, StoredKey(verifier, now_s, expires_s))
 
+        await self._change(call, added)
 
-async def expire_key(call: Call) -> None:
-    arguments, now_s = call.arguments, call.service.now_ns() // 10**9
-    if arguments.expires_s <= now_s:
-        raise InvalidInput(f"a key cannot expire in the past ({arguments.expires_s}): remove it")
-    name = call.caller.name
+    async def expire_key(self, call: Call) -> None:
+        arguments, now_s = call.arguments, int(time())
+        if arguments.expires_s <= now_s:
+            raise InvalidInput(f"a key cannot expire in the past ({arguments.expires_s}): remove it")
+        name = call.caller.name
 
-    def expired(accounts: Accounts) -> Accounts:
-        accounts.check_may_change_own_keys(name)
-        return with_expiry(accounts, name, arguments.key_id, arguments.expires_s)
+        def expired(accounts: Accounts) -> Accounts:
+            accounts.check_may_change_own_keys(name)
+            return with_expiry(accounts, name, arguments.key_id, arguments.expires_s)
 
-    await _change(call, expired)
+        await self._change(call, expired)
 
-
-async def remove_key(call: Call) -> None:
-    arguments, quotas = call.arguments, call.service.quotas
-    await _change(call, lambda accounts: without_key(accounts, arguments.user, arguments.key_id))
-    if not arguments.key_id:  # its quota and datasets, too, are no longer those of a user
-        await trio.to_thread.run_sync(quotas.announce)
-
-
-async def grant(call: Call) -> None:
-    arguments, right = call.arguments, Right.parse(call.arguments.right)
-    await _change(call, lambda accounts: with_grant(accounts, arguments.user, arguments.dataset, right))
-
-
-async def add_members(call: Call) -> None:
-    arguments = call.arguments
-    await _change(call, lambda accounts: with_members(accounts, arguments.group, arguments.users))
-
-
-async def remove_members(call: Call) -> None:
-    arguments = call.arguments
-    await _change(call, lambda accounts: without_members(accounts, arguments.group, arguments.users))
-
-
-async def _change(call: Call, edit: Callable[[Accounts], Accounts]) -> None:
-    def checked(accounts: Accounts) -> Accounts:
-        """Of the newest table: a key that was removed a moment ago changes nothing any more."""
-        if not call.caller.is_trusted:
-            call.caller.key(accounts, call.service.now_ns() / 10**9)
-        return edit(accounts)
-
-    await trio.to_thread.run_sync(call.service.users.change, checked)
-
-
-async def list_users(call: Call) -> Sequence[UserRecord]:
-    accounts = await trio.to_thread.run_sync(call.service.users.current)
-    return [
-        UserRecord(
-            name,
-            tuple(KeyRecord(key_id, key.created_s, key.expires_s) for key_id, key in user.keys.items()),
-            _shown(user.grants),
+    async def remove_key(self, call: Call) -> None:
+        arguments = call.arguments
+        is_user = not arguments.key_id  # its quota and datasets, too, are no longer those of a user
+        await self._change(
+            call, lambda accounts: without_key(accounts, arguments.user, arguments.key_id), is_user
         )
-        for name, user in sorted(accounts.users.items())
-    ]
 
+    async def grant(self, call: Call) -> None:
+        arguments, right = call.arguments, Right.parse(call.arguments.right)
+        await self._change(
+            call, lambda accounts: with_grant(accounts, arguments.user, arguments.dataset, right)
+        )
 
-async def list_groups(call: Call) -> Sequence[GroupRecord]:
-    accounts = await trio.to_thread.run_sync(call.service.users.current)
-    return [
-        GroupRecord(name, tuple(sorted(group.members)), _shown(group.grants))
-        for name, group in sorted(accounts.groups.items())
-    ]
+    async def add_members(self, call: Call) -> None:
+        arguments = call.arguments
+        await self._change(call, lambda accounts: with_members(accounts, arguments.group, arguments.users))
+
+    async def remove_members(self, call: Call) -> None:
+        arguments = call.arguments
+        await self._change(call, lambda accounts: without_members(accounts, arguments.group, arguments.users))
+
+    async def list_users(self, call: Call) -> Sequence[UserRecord]:
+        accounts = await trio.to_thread.run_sync(self.users.current)
+        return [
+            UserRecord(
+                name,
+                tuple(KeyRecord(key_id, key.created_s, key.expires_s) for key_id, key in user.keys.items()),
+                _shown(user.grants),
+            )
+            for name, user in sorted(accounts.users.items())
+        ]
+
+    async def list_groups(self, call: Call) -> Sequence[GroupRecord]:
+        accounts = await trio.to_thread.run_sync(self.users.current)
+        return [
+            GroupRecord(name, tuple(sorted(group.members)), _shown(group.grants))
+            for name, group in sorted(accounts.groups.items())
+        ]
+
+    async def usage(self, call: Call) -> Sequence[UsageRecord]:
+        usages, named = self.usages, call.arguments.dataset
+        users: list[str] | None = []
+        if named:
+            names = [(await call.dataset(Right.READ)).name]
+        else:
+            names = [each.name for each in await trio.to_thread.run_sync(self.metadata.datasets)]
+            users = None if await call.right(ALL_DATASETS) >= Right.ADMIN else [call.caller.name]
+        found = {name: await call.right(name) for name in names}
+        rights = {name: right for name, right in found.items() if right >= Right.READ}
+
+        def read() -> list[UsageRecord]:
+            datasets = [
+                shown_usage(one, call.caller.name, rights[one.name]) for one in usages.of_datasets([*rights])
+            ]
+            return [*datasets, *usages.of_users(users)]
+
+        return await trio.to_thread.run_sync(read)
+
+    async def set_quota(self, call: Call) -> None:
+        arguments = call.arguments
+        quota = limits_of(QUOTAS, arguments)
+        await self._change(call, lambda accounts: with_quota(accounts, arguments.account, quota), True)
+
+    async def list_quotas(self, call: Call) -> Sequence[QuotaRecord]:
+        accounts = await trio.to_thread.run_sync(self.users.current)
+        return [
+            QuotaRecord(account, **numbers_of(QUOTAS, quota))
+            for account, quota in sorted(accounts.quotas.items())
+        ]
+
+    async def set_rate(self, call: Call) -> None:
+        user, rate = call.arguments.user, limits_of(RATES, call.arguments)
+        await self._change(call, lambda accounts: with_rate(accounts, user, rate))
+
+    async def list_rates(self, call: Call) -> Sequence[RateRecord]:
+        accounts = await trio.to_thread.run_sync(self.users.current)
+        return [RateRecord(user, **numbers_of(RATES, rate)) for user, rate in sorted(accounts.rates.items())]
+
+    async def set_owner(self, call: Call) -> None:
+        arguments = call.arguments
+        await call.dataset(Right.READ)
+        await self._change(
+            call, lambda accounts: with_owner(accounts, arguments.dataset, arguments.user), True
+        )
+
+    async def _change(
+        self, call: Call, edit: Callable[[Accounts], Accounts], is_of_quotas: bool = False
+    ) -> None:
+        """Change the table; `is_of_quotas`: all servers decide by it at once."""
+
+        def checked(accounts: Accounts) -> Accounts:
+            """Edit the newest table: a key that was removed a moment ago changes nothing any more."""
+            if not call.caller.is_trusted:
+                call.caller.key(accounts, time())
+            return edit(accounts)
+
+        await trio.to_thread.run_sync(self.users.change, checked)
+        if is_of_quotas:
+            await trio.to_thread.run_sync(self.quotas.announce)
 
 
 def _shown(grants: Grants) -> dict[str, str]:

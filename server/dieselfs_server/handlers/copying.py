@@ -1,26 +1,41 @@
-"""Handler for copies inside the servers, also for moves: a copy, and then a deletion."""
+"""Handler for copies inside the servers, also for moves: a copy, and then a deletion.
 
-from collections.abc import AsyncIterator, Awaitable, Callable
+Cancelled at any point, all entries that were stored are complete, and nothing is deleted before everything is stored.
+Copies have newly reserved versions. The deletion of a moved entry has the version of the entry plus one: it wins over
+what was copied, also over copies of it that a purge makes, and loses against everything that was written later.
+"""
+
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass
 from functools import partial
 from secrets import token_hex
 
+import numpy as np
 import trio
 
-from dieselfs.errors import DieselfsError, InvalidInput, NotFound, Unavailable
+from dieselfs.chunk.ids import ChunkIdSource, chunk_name
+from dieselfs.digests import extent_digest_of
+from dieselfs.errors import Damaged, DieselfsError, InvalidInput, NotFound, Unavailable
 from dieselfs.limits import LISTING_BYTES_MAX, REPORT_LINES_MAX
 from dieselfs.names import check_path, printable, split_path
 from dieselfs.records import DatasetRecord, FileRecord, Op
-from dieselfs.rpc.records import CopyReport, CopyRequest, Existing
+from dieselfs.rpc.records import CopyProgress, CopyReport, CopyRequest, Existing
 from dieselfs.rpc.serving.keep_alive import accompanied
-from dieselfs.snapshot.reader import Snapshot
+from dieselfs.snapshot.reader import ExtentRef, Snapshot
 from dieselfs_server.access.accounts import Right
-from dieselfs_server.copying.copy_plan import CopyPlan, check_request, is_selected, plan_copy
-from dieselfs_server.copying.entry_snapshot import entry_snapshot
-from dieselfs_server.copying.tree_copy import TreeCopy, delete_moved, entry_versions
-from dieselfs_server.leases.pins import Pin, put_pin_of, remove_pin
+from dieselfs_server.admission.quotas import Quotas
+from dieselfs_server.call import Call
+from dieselfs_server.copying.copy_plan import CopyPlan, check_request, entry_snapshot, is_selected, plan_copy
+from dieselfs_server.datasets.catalog import Catalog
+from dieselfs_server.datasets.commit import ChunkWriter
+from dieselfs_server.datasets.snapshots import SnapshotCache, TagStore
+from dieselfs_server.leases.lease import Pin, put_pin_of, remove_pin
+from dieselfs_server.metadata.interface import MetadataStore
 from dieselfs_server.metadata.rules import implicit_folder
-from dieselfs_server.service import Call, Service
+from dieselfs_server.reading.executor import RequestExecutor
+from dieselfs_server.store.interface import ObjectStore
 
 COPY_WAIT_S = 60.0
 """A copy waits this long for others to end, if the server runs as many as it may."""
@@ -28,15 +43,58 @@ COPY_WAIT_S = 60.0
 PIN_S, PIN_RENEWAL_S = 600, 200.0
 """Lease of the pin of a copied generation, and how often it is renewed."""
 
+NODES_AT_ONCE = 4096
+"""Entries without bytes that are packed between two chances to be cancelled."""
 
-async def copy_entries(call: Call) -> CopyReport:
-    request = _request(call)
-    source = await call.dataset()
-    target = await _target(call, request)
-    check_request(request)
-    async with _place(call.service):
-        copy = _Copy(call, request, source, target)
-        return await copy.run()
+Contents = Sequence[tuple[int, ExtentRef, memoryview]]
+"""Extents with their bytes, and the nodes of their files."""
+
+COPIES_MAX = 4
+"""Copies at the same time on a server, of all clients. Each has two chunks in memory."""
+
+
+@dataclass(eq=False)
+class CopyCalls:
+    store: ObjectStore
+    metadata: MetadataStore
+    ids: ChunkIdSource
+    quotas: Quotas
+    executor: RequestExecutor
+    catalog: Catalog
+    snapshots: SnapshotCache
+    tags: TagStore
+
+    def __post_init__(self) -> None:
+        self._places = trio.Semaphore(COPIES_MAX)
+        # Not that of uploads: a copy waits in its thread for room in a quota.
+        self.threads = trio.CapacityLimiter(COPIES_MAX)
+
+    async def copy_entries(self, call: Call) -> CopyReport:
+        request = _request(call)
+        source = await call.dataset()
+        target = await _target(call, request)
+        check_request(request)
+        async with self._place():
+            return await _Copy(self, call, request, source, target).run()
+
+    @asynccontextmanager
+    async def _place(self) -> AsyncIterator[None]:
+        """One of the places of copies. Raises Unavailable if none is free in time."""
+        with trio.move_on_after(COPY_WAIT_S) as wait:
+            await self._places.acquire()
+        if wait.cancelled_caught:
+            raise Unavailable("this server runs as many copies as it may; try again when one has ended")
+        try:
+            yield
+        finally:
+            self._places.release()
+
+    def writer(
+        self, dataset: DatasetRecord, stored: Callable[[int, int], object] = lambda *_: None
+    ) -> ChunkWriter:
+        """A writer within the quotas of a dataset."""
+        admitted = partial(self.quotas.admitted, dataset)
+        return ChunkWriter(self.store, self.metadata, self.ids, dataset, admitted=admitted, stored=stored)
 
 
 async def _target(call: Call, request: CopyRequest) -> DatasetRecord:
@@ -60,31 +118,18 @@ def _request(call: Call) -> CopyRequest:
     return request
 
 
-@asynccontextmanager
-async def _place(service: Service) -> AsyncIterator[None]:
-    """One of the places of copies. Raises Unavailable if none is free in time."""
-    with trio.move_on_after(COPY_WAIT_S) as wait:
-        await service.copies.acquire()
-    if wait.cancelled_caught:
-        raise Unavailable("this server runs as many copies as it may; try again when one has ended")
-    try:
-        yield
-    finally:
-        service.copies.release()
-
-
 class _Copy:
     def __init__(
-        self, call: Call, request: CopyRequest, source: DatasetRecord, target: DatasetRecord
+        self, parts: CopyCalls, call: Call, request: CopyRequest, source: DatasetRecord, target: DatasetRecord
     ) -> None:
+        self._parts = parts
         self._call = call
-        self._service = call.service
         self._request = request
         self._source = source
         self._target = target
 
     async def run(self) -> CopyReport:
-        service, request = self._service, self._request
+        parts, request = self._parts, self._request
         versions: dict[bytes, int] = {}
         if request.is_move:
             # Before the content is looked up, so what is written in between has larger versions, and stays.
@@ -94,51 +139,51 @@ class _Copy:
         plan = await self._plan()
         if request.is_dry_run:
             return _planned(plan, self._target)
-        copy = TreeCopy(service, self._source, self._target, plan)
+        copy = _TreeCopy(parts, self._source, self._target, plan)
         self._call.progress = lambda: copy.progress
         await self._pinned(plan.source, copy.run)
-        deleted = await delete_moved(service, self._source, plan, versions)
+        deleted = await _delete_moved(parts.writer(self._source), parts.threads, plan, versions)
         order = plan.order
         return CopyReport(order.entries, order.total_bytes, plan.skipped, deleted, copy.generation)
 
     def _versions(self) -> dict[bytes, int]:
-        metadata, dataset_id = self._service.metadata, self._source.dataset_id
-        found = dict(entry_versions(metadata, dataset_id, self._request.path))
+        metadata, dataset_id = self._parts.metadata, self._source.dataset_id
+        found = dict(_entry_versions(metadata, dataset_id, self._request.path))
         # So that no copy has the version of a deletion, even if versions are ahead of the clock.
-        metadata.reserve_versions(dataset_id, 1, self._service.now_ns())
+        metadata.reserve_versions(dataset_id, 1, time.time_ns())
         return found
 
     async def _plan(self) -> CopyPlan:
-        service, request, source, target = self._service, self._request, self._source, self._target
+        parts, request, source, target = self._parts, self._request, self._source, self._target
         for dataset in filter(lambda dataset: dataset.dataset_id, (source, target)):
-            await trio.to_thread.run_sync(service.catalog.check_built, dataset, service.now_ns())
+            await trio.to_thread.run_sync(parts.catalog.check_built, dataset, time.time_ns())
         entry = None
         if request.tag:
-            async with service.tag_reads:
+            async with parts.tags.reads:
                 tree = await trio.to_thread.run_sync(
-                    service.tags.get, source.name, source.dataset_id, request.tag
+                    parts.tags.get, source.name, source.dataset_id, request.tag
                 )
         else:
             entry = await trio.to_thread.run_sync(self._find, source, request.path)
             if entry is None:
                 raise NotFound(f"dl://{source.name}/{printable(request.path)}: no such file or folder")
             is_folder = entry.op == Op.DIRECTORY
-            tree = await service.snapshots.get(source) if is_folder else entry_snapshot(source, entry)
+            tree = await parts.snapshots.get(source) if is_folder else entry_snapshot(source, entry)
         await trio.to_thread.run_sync(self._check_folders_above)
         there = await trio.to_thread.run_sync(self._find, target, request.target_path)
         existing = None
         if there is not None:
             is_folder = tree.stat(tree.require(request.path)).is_folder and there.op == Op.DIRECTORY
-            existing = await service.snapshots.get(target) if is_folder else entry_snapshot(target, there)
+            existing = await parts.snapshots.get(target) if is_folder else entry_snapshot(target, there)
         if not request.selection:
             return await trio.to_thread.run_sync(plan_copy, tree, existing, request)
-        seen = tree if request.tag else await service.snapshots.get(source, request.generation)
+        seen = tree if request.tag else await parts.snapshots.get(source, request.generation)
         wanted = is_selected(seen, request.selection)
         return await trio.to_thread.run_sync(plan_copy, tree, existing, request, wanted)
 
     def _find(self, dataset: DatasetRecord, path: bytes) -> FileRecord | None:
         """The entry at `path`; None without one."""
-        metadata, dataset_id = self._service.metadata, dataset.dataset_id
+        metadata, dataset_id = self._parts.metadata, dataset.dataset_id
         if not dataset_id:
             return None
         is_folder = not path or metadata.list_folder(dataset_id, path, b"", 1)
@@ -158,14 +203,14 @@ class _Copy:
 
     async def _pinned(self, snapshot: Snapshot, work: Callable[[], Awaitable[None]]) -> None:
         """Do the work while a purge keeps the chunks of the snapshot."""
-        service, dataset_id, user = self._service, self._source.dataset_id, self._call.caller.name
+        metadata, dataset_id, user = self._parts.metadata, self._source.dataset_id, self._call.caller.name
         holder = f"{user}/copy to {self._target.name} ({token_hex(4)})"
         generation = snapshot.generation, snapshot.header.updated_ns
 
         async def pin() -> None:
-            now_ns = service.now_ns()
+            now_ns = time.time_ns()
             record = Pin(holder, *generation, now_ns + PIN_S * 10**9)
-            put = partial(put_pin_of, service.metadata, dataset_id, user, record, now_ns)
+            put = partial(put_pin_of, metadata, dataset_id, user, record, now_ns)
             await trio.to_thread.run_sync(put)
 
         async def renew() -> None:
@@ -179,7 +224,7 @@ class _Copy:
             await accompanied(work, renew)
         finally:
             with trio.CancelScope(shield=True), suppress(DieselfsError):  # else it expires
-                await trio.to_thread.run_sync(remove_pin, service.metadata, dataset_id, holder)
+                await trio.to_thread.run_sync(remove_pin, metadata, dataset_id, holder)
 
 
 def _planned(plan: CopyPlan, target: DatasetRecord) -> CopyReport:
@@ -194,3 +239,128 @@ def _planned(plan: CopyPlan, target: DatasetRecord) -> CopyReport:
     return CopyReport(
         order.entries, order.total_bytes, plan.skipped, len(plan.moved), target.generation, distinct
     )
+
+
+class _TreeCopy:
+    """One copy, by `run`; `progress` has its state."""
+
+    def __init__(
+        self, parts: CopyCalls, source: DatasetRecord, target: DatasetRecord, plan: CopyPlan
+    ) -> None:
+        self._parts = parts
+        self._source = source
+        self._plan = plan
+        self._writer = parts.writer(target, self._count)
+        self._versions: dict[int, int] = {}  # of files of several extents
+        self.progress = CopyProgress(0, 0, plan.order.entries, plan.order.total_bytes)
+
+    @property
+    def generation(self) -> int:
+        """Of the dataset that it copies to, after the last chunk."""
+        return self._writer.generation
+
+    def _count(self, entries: int, length_bytes: int) -> None:
+        done = self.progress.done + entries, self.progress.done_bytes + length_bytes
+        self.progress = CopyProgress(*done, *self.progress[2:])
+
+    async def run(self) -> None:
+        """Copy. Raises Damaged, NotFound if bytes of the source cannot be read, StorageFull, Unavailable."""
+        order = self._plan.order
+        for kind in (order.folders, order.links, order.empty_files):
+            for start in range(0, len(kind), NODES_AT_ONCE):
+                await self._in_thread(self._add_empty, kind[start : start + NODES_AT_ONCE].tolist())
+        for start, end in zip(order.starts[:-1], order.starts[1:], strict=True):
+            await self._in_thread(self._add_files, await self._read(start, end))
+        await self._in_thread(self._writer.write)
+
+    async def _in_thread(self, work: Callable[..., None], *arguments: object) -> None:
+        await trio.to_thread.run_sync(work, *arguments, limiter=self._parts.threads)
+
+    async def _read(self, start: int, end: int) -> Contents:
+        """The extents of one chunk."""
+        source, order = self._plan.source, self._plan.order
+        column = {
+            name: source.column(f"extent_{name}")[order.extents[start:end]]
+            for name in ("places", "chunks", "offsets", "lengths", "digests")
+        }
+        extents = list(map(ExtentRef._make, zip(*(each.tolist() for each in column.values()), strict=True)))
+        ranges = np.stack((column["offsets"], column["lengths"]), axis=1).astype(np.int64)
+        chunk_id = source.chunk_id(extents[0].chunk)
+        contents = await self._parts.executor.ranges(self._source.dataset_id, chunk_id, ranges)
+        return list(zip(order.owners[start:end].tolist(), extents, contents, strict=True))
+
+    def _add_empty(self, nodes: Sequence[int]) -> None:
+        """Folders, links and empty files."""
+        source = self._plan.source
+        for node in nodes:
+            self._writer.make_room(0)
+            path, stat, builder = self._plan.new_path(node), source.stat(node), self._writer.builder
+            if stat.is_folder:
+                builder.add_directory(path, stat.mode, stat.mtime_ns)
+            elif stat.is_link:
+                builder.add_symlink(path, source.target(node), stat.mode, stat.mtime_ns)
+            else:
+                builder.add_file(path, b"", stat.mode, stat.mtime_ns)
+
+    def _add_files(self, contents: Contents) -> None:
+        source = self._plan.source
+        for node, extent, view in contents:
+            content = bytes(view)
+            if extent_digest_of(content) != extent.digest:
+                raise Damaged(
+                    f"dl://{source.dataset}/{printable(source.path(node))}: the bytes in chunk "
+                    f"{chunk_name(source.chunk_id(extent.chunk))} have another digest; 'dlcmd fsck' explains"
+                )
+            stat = source.stat(node)
+            version = 0 if extent.length == stat.size else self._version(node)
+            self._writer.make_room(len(content))
+            self._writer.builder.add_file(
+                self._plan.new_path(node), content, stat.mode, stat.mtime_ns, stat.size, extent.place, version
+            )
+
+    def _version(self, node: int) -> int:
+        """The version of all extents of a file, which may be in several chunks."""
+        if node not in self._versions:
+            self._versions[node] = self._writer.reserve(1)
+        return self._versions[node]
+
+
+async def _delete_moved(
+    writer: ChunkWriter, threads: trio.CapacityLimiter, plan: CopyPlan, versions: Mapping[bytes, int]
+) -> int:
+    """Delete what `plan` has moved; returns the number of entries. `versions`: those of the copied entries, or older
+    ones; then the newer entry stays.
+    """
+    deleted = 0
+
+    def add(nodes: Sequence[int]) -> int:
+        found = 0
+        for path in map(plan.source.path, nodes):
+            if (version := versions.get(path)) is not None:
+                writer.make_room(0)
+                writer.builder.add_delete(path, version + 1)
+                found += 1
+        return found
+
+    for start in range(0, len(plan.moved), NODES_AT_ONCE):
+        batch = plan.moved[start : start + NODES_AT_ONCE]
+        deleted += await trio.to_thread.run_sync(add, batch, limiter=threads)
+    await trio.to_thread.run_sync(writer.write, limiter=threads)
+    return deleted
+
+
+def _entry_versions(metadata: MetadataStore, dataset_id: bytes, path: bytes) -> Iterator[tuple[bytes, int]]:
+    """Path and version of each entry at and below `path`. Blocks."""
+    top = metadata.lookup(dataset_id, path)
+    if top is not None:
+        yield path, top.version
+    pending = [path]
+    while pending:
+        folder, after = pending.pop(), b""
+        while page := metadata.list_folder(dataset_id, folder, after, NODES_AT_ONCE):
+            for record in page:
+                if record.version:
+                    yield record.path, record.version
+                if record.op == Op.DIRECTORY:
+                    pending.append(record.path)
+            after = page[-1].path.rpartition(b"/")[2]

@@ -1,7 +1,9 @@
 """Handlers for reading: snapshots, payloads and ranges of them; single entries for callers without a snapshot."""
 
 import os
+import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import trio
@@ -22,128 +24,174 @@ from dieselfs.names import check_path, printable, split_path
 from dieselfs.records import DatasetRecord, FileRecord
 from dieselfs.rpc.messages import thrift
 from dieselfs.rpc.records import RemoteEntry
+from dieselfs.telemetry import catalogue
+from dieselfs.telemetry.registry import Registry
+from dieselfs_server.call import Call, Reply
+from dieselfs_server.datasets.catalog import Catalog
+from dieselfs_server.datasets.snapshots import SnapshotCache, TagStore
 from dieselfs_server.metadata.interface import MetadataStore
 from dieselfs_server.metadata.rules import implicit_folder
-from dieselfs_server.service import Call, Reply
+from dieselfs_server.reading.executor import RequestExecutor
+from dieselfs_server.reading.shared_payloads import SharedPayloads
 from dieselfs_server.store.interface import OpenPayload
 
 
-async def get_snapshot(call: Call) -> Reply:
-    service, arguments = call.service, call.arguments
-    if arguments.tag:
-        dataset_id = await call.dataset_id()
-        named = arguments.dataset, dataset_id, arguments.tag
-        async with service.tag_reads:
-            snapshot = await trio.to_thread.run_sync(service.tags.get, *named)
-            await call.hold_first(len(snapshot.content))
-        await call.pace(
-            len(snapshot.content)
-        )  # not in the block: a slow user would keep others from their tags
-    else:
-        dataset = await call.dataset()
-        await trio.to_thread.run_sync(service.catalog.check_built, dataset, service.now_ns())
-        snapshot = await service.snapshots.get(dataset, arguments.generation)
-    packed = arguments.bases or b""
-    if len(packed) % DIGEST_BYTES or len(packed) > DIGEST_BYTES * SNAPSHOT_BASES_MAX:
-        raise InvalidInput(
-            f"{len(packed)} bytes are not the digests of at most {SNAPSHOT_BASES_MAX} snapshots of {DIGEST_BYTES} bytes"
+@dataclass(eq=False)
+class ReadCalls:
+    metadata: MetadataStore
+    executor: RequestExecutor
+    shared: SharedPayloads
+    catalog: Catalog
+    snapshots: SnapshotCache
+    tags: TagStore
+    metrics: Registry
+
+    def __post_init__(self) -> None:
+        self.sent_payload_bytes = self.metrics.declare(catalogue.PAYLOADS_SENT_BYTES)
+        self.sent_snapshot_bytes = self.metrics.counter(
+            "snapshots.sent_bytes", "Bytes of snapshots and deltas sent."
         )
-    bases = [packed[at : at + DIGEST_BYTES] for at in range(0, len(packed), DIGEST_BYTES)]
-    bulk: list[bytes | memoryview] = [snapshot.content]
-    base_digest = b""
-    if arguments.known_digest == snapshot.digest:
-        bulk = []
-    elif bases and (found := await service.snapshots.delta(snapshot, bases)) is not None:
-        base_digest, delta = found
-        bulk = [delta]
-        service.sent_deltas.value += 1
-    service.sent_snapshot_bytes.value += sum(len(part) for part in bulk)
-    info = thrift.SnapshotInfo(
-        base_digest=base_digest,
-        generation=snapshot.generation,
-        updated_ns=snapshot.header.updated_ns,
-        digest=snapshot.digest,
-        bulk_length=sum(len(view) for view in bulk),
-    )
-    return Reply(info, bulk)
+        self.sent_deltas = self.metrics.counter("snapshots.sent_deltas", "Deltas sent in place of snapshots.")
 
-
-async def get_payload(call: Call) -> Reply:
-    dataset_id, executor = await call.dataset_id(), call.service.executor
-    await call.hold_reply(await executor.payload_length(dataset_id, call.arguments.chunk_id))
-    return _bulk(call, [await executor.payload(dataset_id, call.arguments.chunk_id)])
-
-
-async def get_ranges(call: Call) -> Reply:
-    dataset_id, packed = await call.dataset_id(), call.arguments.ranges
-    if len(packed) % 8 or len(packed) > 8 * RANGES_PER_REQUEST_MAX:
-        raise InvalidInput(
-            f"ranges of {len(packed)} bytes are not pairs of u32, at most {RANGES_PER_REQUEST_MAX}"
+    async def get_snapshot(self, call: Call) -> Reply:
+        arguments = call.arguments
+        if arguments.tag:
+            dataset_id = await call.dataset_id()
+            named = arguments.dataset, dataset_id, arguments.tag
+            async with self.tags.reads:
+                snapshot = await trio.to_thread.run_sync(self.tags.get, *named)
+                await call.hold_first(len(snapshot.content))
+            # Not in the block: a slow user would keep others from their tags.
+            await call.pace(len(snapshot.content))
+        else:
+            dataset = await call.dataset()
+            await trio.to_thread.run_sync(self.catalog.check_built, dataset, time.time_ns())
+            snapshot = await self.snapshots.get(dataset, arguments.generation)
+        packed = arguments.bases or b""
+        if len(packed) % DIGEST_BYTES or len(packed) > DIGEST_BYTES * SNAPSHOT_BASES_MAX:
+            most = f"at most {SNAPSHOT_BASES_MAX} snapshots of {DIGEST_BYTES} bytes"
+            raise InvalidInput(f"{len(packed)} bytes are not the digests of {most}")
+        bases = [packed[at : at + DIGEST_BYTES] for at in range(0, len(packed), DIGEST_BYTES)]
+        bulk: list[bytes | memoryview] = [snapshot.content]
+        base_digest = b""
+        if arguments.known_digest == snapshot.digest:
+            bulk = []
+        elif bases and (found := await self.snapshots.delta(snapshot, bases)) is not None:
+            base_digest, delta = found
+            bulk = [delta]
+            self.sent_deltas.value += 1
+        self.sent_snapshot_bytes.value += sum(len(part) for part in bulk)
+        info = thrift.SnapshotInfo(
+            base_digest=base_digest,
+            generation=snapshot.generation,
+            updated_ns=snapshot.header.updated_ns,
+            digest=snapshot.digest,
+            bulk_length=sum(len(view) for view in bulk),
         )
-    ranges = np.frombuffer(packed, "<u4").reshape(-1, 2).astype(np.int64)
-    await call.hold_reply(int(ranges[:, 1].sum()))
-    return _bulk(call, await call.service.executor.ranges(dataset_id, call.arguments.chunk_id, ranges))
+        return Reply(info, bulk)
 
-
-async def get_block_checksums(call: Call) -> Reply:
-    dataset_id, executor = await call.dataset_id(), call.service.executor
-    if not executor.has_block_checksums(dataset_id, call.arguments.chunk_id):
+    async def get_payload(self, call: Call) -> Reply:
+        dataset_id, executor = await call.dataset_id(), self.executor
         await call.hold_reply(await executor.payload_length(dataset_id, call.arguments.chunk_id))
-    checksums = await executor.block_checksums(dataset_id, call.arguments.chunk_id)
-    return Reply(thrift.Bulk(bulk_length=len(checksums)), [memoryview(checksums)])
+        return self._bulk([await executor.payload(dataset_id, call.arguments.chunk_id)])
 
-
-def _bulk(call: Call, parts: Sequence[memoryview]) -> Reply:
-    length_bytes = sum(len(part) for part in parts)
-    call.service.sent_payload_bytes.value += length_bytes
-    return Reply(thrift.Bulk(bulk_length=length_bytes), parts)
-
-
-async def open_payload(call: Call) -> Reply:
-    if not call.caller.is_trusted:
-        raise AccessDenied("open_payload needs a Unix socket and the server's own user; use get_payload")
-    dataset_id = await call.dataset_id()
-    file = await call.service.executor.open_payload(dataset_id, call.arguments.chunk_id)
-    if file is None:
-        return Reply(thrift.PayloadFile(is_file=False, start=0, length=0))
-    call.service.sent_payload_bytes.value += file.length
-    return Reply(thrift.PayloadFile(is_file=True, start=file.start, length=file.length), files=[file])
-
-
-async def share_payloads(call: Call) -> Reply:
-    service, packed = call.service, call.arguments.chunk_ids
-    if not call.caller.is_trusted:
-        raise AccessDenied("share_payloads needs a Unix socket and the server's own user; use get_payload")
-    if len(packed) % CHUNK_ID_BYTES or not 0 < len(packed) <= CHUNK_ID_BYTES * SHARED_PAYLOADS_MAX:
-        raise InvalidInput(
-            f"{len(packed)} bytes are not the IDs of 1 to {SHARED_PAYLOADS_MAX} chunks of {CHUNK_ID_BYTES} bytes"
-        )
-    dataset_id = await call.dataset_id()
-    chunk_ids = [packed[at : at + CHUNK_ID_BYTES] for at in range(0, len(packed), CHUNK_ID_BYTES)]
-    found = [await service.shared.get(dataset_id, chunk_ids[0], call.arguments.wanted_bytes)]
-    found += [service.shared.kept(dataset_id, chunk_id) for chunk_id in chunk_ids[1:]]
-    payloads: list[object] = []
-    files: list[OpenPayload] = []
-    for place, payload in enumerate(found):
-        if payload is None:
-            continue
-        try:
-            file = OpenPayload(os.dup(payload.segment.descriptor), 0, len(payload.segment))
-        except OSError:  # no descriptor is left
-            break
-        files.append(file)
-        payloads.append(
-            thrift.SharedPayload(
-                place=place, length=file.length, digest=payload.digest, is_kept=payload.is_kept
+    async def get_ranges(self, call: Call) -> Reply:
+        dataset_id, packed = await call.dataset_id(), call.arguments.ranges
+        if len(packed) % 8 or len(packed) > 8 * RANGES_PER_REQUEST_MAX:
+            raise InvalidInput(
+                f"ranges of {len(packed)} bytes are not pairs of u32, at most {RANGES_PER_REQUEST_MAX}"
             )
-        )
-    service.sent_payload_bytes.value += sum(file.length for file in files)
-    return Reply(thrift.SharedPayloads(payloads=payloads), files=files)
+        ranges = np.frombuffer(packed, "<u4").reshape(-1, 2).astype(np.int64)
+        await call.hold_reply(int(ranges[:, 1].sum()))
+        return self._bulk(await self.executor.ranges(dataset_id, call.arguments.chunk_id, ranges))
 
+    async def get_block_checksums(self, call: Call) -> Reply:
+        dataset_id, executor = await call.dataset_id(), self.executor
+        if not executor.has_block_checksums(dataset_id, call.arguments.chunk_id):
+            await call.hold_reply(await executor.payload_length(dataset_id, call.arguments.chunk_id))
+        checksums = await executor.block_checksums(dataset_id, call.arguments.chunk_id)
+        return Reply(thrift.Bulk(bulk_length=len(checksums)), [memoryview(checksums)])
 
-async def stat(call: Call) -> RemoteEntry:
-    _, record = await _found(call)
-    return _remote_entry(record)
+    def _bulk(self, parts: Sequence[memoryview]) -> Reply:
+        length_bytes = sum(len(part) for part in parts)
+        self.sent_payload_bytes.value += length_bytes
+        return Reply(thrift.Bulk(bulk_length=length_bytes), parts)
+
+    async def open_payload(self, call: Call) -> Reply:
+        if not call.caller.is_trusted:
+            raise AccessDenied("open_payload needs a Unix socket and the server's own user; use get_payload")
+        dataset_id = await call.dataset_id()
+        file = await self.executor.open_payload(dataset_id, call.arguments.chunk_id)
+        if file is None:
+            return Reply(thrift.PayloadFile(is_file=False, start=0, length=0))
+        self.sent_payload_bytes.value += file.length
+        return Reply(thrift.PayloadFile(is_file=True, start=file.start, length=file.length), files=[file])
+
+    async def share_payloads(self, call: Call) -> Reply:
+        packed = call.arguments.chunk_ids
+        if not call.caller.is_trusted:
+            raise AccessDenied(
+                "share_payloads needs a Unix socket and the server's own user; use get_payload"
+            )
+        if len(packed) % CHUNK_ID_BYTES or not 0 < len(packed) <= CHUNK_ID_BYTES * SHARED_PAYLOADS_MAX:
+            raise InvalidInput(
+                f"{len(packed)} bytes are not the IDs of 1 to {SHARED_PAYLOADS_MAX} chunks of {CHUNK_ID_BYTES} bytes"
+            )
+        dataset_id = await call.dataset_id()
+        chunk_ids = [packed[at : at + CHUNK_ID_BYTES] for at in range(0, len(packed), CHUNK_ID_BYTES)]
+        found = [await self.shared.get(dataset_id, chunk_ids[0], call.arguments.wanted_bytes)]
+        found += [self.shared.kept(dataset_id, chunk_id) for chunk_id in chunk_ids[1:]]
+        payloads: list[object] = []
+        files: list[OpenPayload] = []
+        for place, payload in enumerate(found):
+            if payload is None:
+                continue
+            try:
+                file = OpenPayload(os.dup(payload.segment.descriptor), 0, len(payload.segment))
+            except OSError:  # no descriptor is left
+                break
+            files.append(file)
+            payloads.append(
+                thrift.SharedPayload(
+                    place=place, length=file.length, digest=payload.digest, is_kept=payload.is_kept
+                )
+            )
+        self.sent_payload_bytes.value += sum(file.length for file in files)
+        return Reply(thrift.SharedPayloads(payloads=payloads), files=files)
+
+    async def stat(self, call: Call) -> RemoteEntry:
+        _, record = await self._found(call)
+        return _remote_entry(record)
+
+    async def _found(self, call: Call) -> tuple[DatasetRecord, FileRecord]:
+        """The dataset and the entry that the arguments name, for a caller who may read them. Raises NotFound."""
+        dataset, path = await call.dataset(), check_path(call.arguments.path)
+        return dataset, await trio.to_thread.run_sync(_find, self.metadata, dataset, path)
+
+    async def list_folder(self, call: Call) -> Sequence[RemoteEntry]:
+        dataset, after, limit = await call.dataset(), call.arguments.after, call.arguments.limit
+        path = check_path(call.arguments.path)
+        if not 0 < limit <= LISTING_ENTRIES_MAX:
+            raise InvalidInput(f"a listing of {limit} entries is out of range (1 to {LISTING_ENTRIES_MAX})")
+        metadata = self.metadata
+
+        def listing() -> Sequence[FileRecord]:
+            if _find(metadata, dataset, path).op != Op.DIRECTORY:
+                raise InvalidInput(f"dl://{dataset.name}/{printable(path)}: not a folder")
+            return page_of(metadata.list_folder(dataset.dataset_id, path, after, limit))
+
+        return [_remote_entry(record) for record in await trio.to_thread.run_sync(listing)]
+
+    async def read_file(self, call: Call) -> bytes:
+        dataset, record = await self._found(call)
+        if record.op != Op.FILE or record.size > INLINE_FILE_BYTES_MAX:
+            raise InvalidInput(f"read_file returns only files of at most {INLINE_FILE_BYTES_MAX} bytes")
+        await call.hold_first(record.size)
+        content: list[memoryview] = []
+        for extent in record.extents:
+            span = np.array([(extent.offset, extent.length)], np.int64)
+            content += await self.executor.ranges(dataset.dataset_id, extent.chunk_id, span)
+        return b"".join(content)
 
 
 def page_of(records: Sequence[FileRecord]) -> Sequence[FileRecord]:
@@ -164,39 +212,6 @@ def _find(metadata: MetadataStore, dataset: DatasetRecord, path: bytes) -> FileR
     if path and not metadata.list_folder(dataset.dataset_id, path, b"", 1):
         raise NotFound(f"dl://{dataset.name}/{printable(path)}: no such file or folder")
     return implicit_folder(path)
-
-
-async def _found(call: Call) -> tuple[DatasetRecord, FileRecord]:
-    """The dataset and the entry that the arguments name, for a caller who may read them. Raises NotFound."""
-    dataset, path = await call.dataset(), check_path(call.arguments.path)
-    return dataset, await trio.to_thread.run_sync(_find, call.service.metadata, dataset, path)
-
-
-async def list_folder(call: Call) -> Sequence[RemoteEntry]:
-    dataset, after, limit = await call.dataset(), call.arguments.after, call.arguments.limit
-    path = check_path(call.arguments.path)
-    if not 0 < limit <= LISTING_ENTRIES_MAX:
-        raise InvalidInput(f"a listing of {limit} entries is out of range (1 to {LISTING_ENTRIES_MAX})")
-    metadata = call.service.metadata
-
-    def listing() -> Sequence[FileRecord]:
-        if _find(metadata, dataset, path).op != Op.DIRECTORY:
-            raise InvalidInput(f"dl://{dataset.name}/{printable(path)}: not a folder")
-        return page_of(metadata.list_folder(dataset.dataset_id, path, after, limit))
-
-    return [_remote_entry(record) for record in await trio.to_thread.run_sync(listing)]
-
-
-async def read_file(call: Call) -> bytes:
-    dataset, record = await _found(call)
-    if record.op != Op.FILE or record.size > INLINE_FILE_BYTES_MAX:
-        raise InvalidInput(f"read_file returns only files of at most {INLINE_FILE_BYTES_MAX} bytes")
-    await call.hold_first(record.size)
-    content: list[memoryview] = []
-    for extent in record.extents:
-        span = np.array([(extent.offset, extent.length)], np.int64)
-        content += await call.service.executor.ranges(dataset.dataset_id, extent.chunk_id, span)
-    return b"".join(content)
 
 
 def _remote_entry(record: FileRecord) -> RemoteEntry:

@@ -1,5 +1,7 @@
 """Handlers for writing: versions, chunks, single small files, and interrupted uploads."""
 
+import time
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -7,97 +9,125 @@ import numpy as np
 import trio
 
 from dieselfs.chunk.builder import ChunkBuilder
-from dieselfs.chunk.ids import CHUNK_ID_BYTES
+from dieselfs.chunk.ids import CHUNK_ID_BYTES, ChunkIdSource
 from dieselfs.errors import AlreadyExists, InvalidInput
 from dieselfs.limits import INLINE_FILE_BYTES_MAX, VERSIONS_PER_REQUEST_MAX
 from dieselfs.names import check_path
 from dieselfs.records import DatasetRecord
 from dieselfs.rpc.messages import thrift
-from dieselfs_server.admission.quotas.admission import QUOTA_WAIT_S, RoomAwaited
+from dieselfs.telemetry.registry import Registry
+from dieselfs_server.admission.quotas import QUOTA_WAIT_S, Quotas, RoomAwaited
+from dieselfs_server.call import Call
 from dieselfs_server.datasets.commit import commit_chunk
-from dieselfs_server.service import Call, Service
+from dieselfs_server.datasets.snapshots import Refresh
+from dieselfs_server.metadata.interface import MetadataStore
 from dieselfs_server.store.attached import source_of
+from dieselfs_server.store.interface import ObjectStore
 
-ROOM_PAUSE_S = 0.25
-"""A chunk that waits for room in a quota is tried again after this time. Each try verifies it."""
+STORE_WRITES_MAX = 16
+"""Limit of chunks that are being stored, over all clients."""
 
-
-async def reserve_versions(call: Call) -> int:
-    dataset, count = await call.dataset(), call.arguments.count
-    if not 0 < count <= VERSIONS_PER_REQUEST_MAX:
-        raise InvalidInput(f"{count} versions are out of range (1 to {VERSIONS_PER_REQUEST_MAX})")
-    return await _reserve(call.service, dataset, count)
-
-
-async def _reserve(service: Service, dataset: DatasetRecord, count: int) -> int:
-    reserve = service.metadata.reserve_versions
-    return await trio.to_thread.run_sync(reserve, dataset.dataset_id, count, service.now_ns())
+ROOM_WAIT_S = 1.0
+"""A chunk that waits for room in a quota is tried again when this server has stored another one, and after this time:
+other servers give room back as well. Each try verifies it.
+"""
 
 
-async def put_chunk(call: Call) -> int:
-    chunk_id = call.arguments.chunk_id
-    if len(chunk_id) != CHUNK_ID_BYTES:
-        raise InvalidInput(f"a chunk ID of {len(chunk_id)} bytes; it must have {CHUNK_ID_BYTES}")
-    dataset = await call.dataset()
-    source = source_of(call.bulk)
-    if source is None:
-        return await _commit(call.service, dataset, chunk_id, call.bulk)
-    attached, last = (call.caller.name, source.location), call.service.last_attached
-    if last.get(dataset.dataset_id) != attached:  # the audit log has one line for the chunks of a source
-        call.audited |= {"dataset": dataset.name, "source": source.name}
-    generation = await _commit(call.service, dataset, chunk_id, call.bulk)
-    last[dataset.dataset_id] = attached
-    return generation
+@dataclass(eq=False)
+class WriteCalls:
+    store: ObjectStore
+    metadata: MetadataStore
+    ids: ChunkIdSource
+    quotas: Quotas
+    refresh: Refresh
+    metrics: Registry
+    last_attached: dict[bytes, tuple[str, bytes]] = field(default_factory=dict)
+    """By dataset ID: user and source, for the audit log."""
 
+    def __post_init__(self) -> None:
+        self._writes = trio.CapacityLimiter(STORE_WRITES_MAX)
+        self._awaiting_room = trio.lowlevel.ParkingLot()
+        self.metrics.gauge(
+            "writing.waiting",
+            "Chunks that wait to be stored.",
+            lambda: self._writes.statistics().tasks_waiting,
+        )
 
-async def _commit(service: Service, dataset: DatasetRecord, chunk_id: bytes, data: bytes | bytearray) -> int:
-    """Store and apply a chunk; returns the generation. If cancelled, the chunk is still stored and applied."""
-    deadline_s = trio.current_time() + QUOTA_WAIT_S
-    while True:
-        try:
-            generation = await trio.to_thread.run_sync(
-                commit_chunk,
-                service.store,
-                service.metadata,
-                dataset.dataset_id,
-                chunk_id,
-                data,
-                service.now_ns(),
-                dataset.name,
-                partial(service.quotas.admitted, dataset, wait_s=0.0),
-                limiter=service.writes,
-            )
-        except RoomAwaited:  # others may write meanwhile
-            if trio.current_time() >= deadline_s:
-                raise
-            await trio.sleep(ROOM_PAUSE_S)
-            continue
-        service.refresh.note(dataset.name)
+    async def reserve_versions(self, call: Call) -> int:
+        dataset, count = await call.dataset(), call.arguments.count
+        if not 0 < count <= VERSIONS_PER_REQUEST_MAX:
+            raise InvalidInput(f"{count} versions are out of range (1 to {VERSIONS_PER_REQUEST_MAX})")
+        return await self._reserve(dataset, count)
+
+    async def _reserve(self, dataset: DatasetRecord, count: int) -> int:
+        reserve = self.metadata.reserve_versions
+        return await trio.to_thread.run_sync(reserve, dataset.dataset_id, count, time.time_ns())
+
+    async def put_chunk(self, call: Call) -> int:
+        chunk_id = call.arguments.chunk_id
+        if len(chunk_id) != CHUNK_ID_BYTES:
+            raise InvalidInput(f"a chunk ID of {len(chunk_id)} bytes; it must have {CHUNK_ID_BYTES}")
+        dataset = await call.dataset()
+        source = source_of(call.bulk)
+        if source is None:
+            return await self._commit(dataset, chunk_id, call.bulk)
+        attached, last = (call.caller.name, source.location), self.last_attached
+        if last.get(dataset.dataset_id) != attached:  # the audit log has one line for the chunks of a source
+            call.audited |= {"dataset": dataset.name, "source": source.name}
+        generation = await self._commit(dataset, chunk_id, call.bulk)
+        last[dataset.dataset_id] = attached
         return generation
 
+    async def _commit(self, dataset: DatasetRecord, chunk_id: bytes, data: bytes | bytearray) -> int:
+        """Store and apply a chunk; returns the generation. If cancelled, the chunk is still stored and applied."""
+        deadline_s = trio.current_time() + QUOTA_WAIT_S
+        while True:
+            try:
+                generation = await trio.to_thread.run_sync(
+                    commit_chunk,
+                    self.store,
+                    self.metadata,
+                    dataset.dataset_id,
+                    chunk_id,
+                    data,
+                    time.time_ns(),
+                    dataset.name,
+                    partial(self.quotas.admitted, dataset, wait_s=0.0),
+                    limiter=self._writes,
+                )
+            except RoomAwaited:  # others may write meanwhile
+                if trio.current_time() >= deadline_s:
+                    raise
+                with trio.move_on_at(min(deadline_s, trio.current_time() + ROOM_WAIT_S)):
+                    await self._awaiting_room.park()
+            except BaseException:
+                self._awaiting_room.unpark()  # its room is given back
+                raise
+            else:
+                self._awaiting_room.unpark()
+                self.refresh.note(dataset.name)
+                return generation
 
-async def write_file(call: Call) -> int:
-    service, arguments = call.service, call.arguments
-    dataset = await call.dataset()
-    if len(arguments.content) > INLINE_FILE_BYTES_MAX:
-        raise InvalidInput(f"write_file accepts at most {INLINE_FILE_BYTES_MAX} bytes; use put_chunk")
-    builder = ChunkBuilder()
-    builder.add_file(arguments.path, arguments.content, arguments.mode, arguments.mtime_ns)
-    sealed = builder.seal()
-    first = await _reserve(service, dataset, 1)
-    while True:
-        chunk_id = service.ids.next()
-        parts = sealed.encode(chunk_id, dataset.name, dataset.dataset_id, first)
-        try:
-            return await _commit(service, dataset, chunk_id, b"".join(parts))
-        except AlreadyExists:
-            continue  # another writer has used the same ID: take the next one
+    async def write_file(self, call: Call) -> int:
+        dataset, arguments = await call.dataset(), call.arguments
+        if len(arguments.content) > INLINE_FILE_BYTES_MAX:
+            raise InvalidInput(f"write_file accepts at most {INLINE_FILE_BYTES_MAX} bytes; use put_chunk")
+        builder = ChunkBuilder()
+        builder.add_file(arguments.path, arguments.content, arguments.mode, arguments.mtime_ns)
+        sealed = builder.seal()
+        first = await self._reserve(dataset, 1)
+        while True:
+            chunk_id = self.ids.next()
+            parts = sealed.encode(chunk_id, dataset.name, dataset.dataset_id, first)
+            try:
+                return await self._commit(dataset, chunk_id, b"".join(parts))
+            except AlreadyExists:
+                continue  # another writer has used the same ID: take the next one
 
-
-async def get_pending(call: Call) -> Any:
-    dataset, path = await call.dataset(), check_path(call.arguments.path)
-    pending = await trio.to_thread.run_sync(call.service.metadata.pending, dataset.dataset_id, path)
-    extents = np.array(sorted(pending.extents), "<u8").tobytes()
-    return thrift.PendingInfo(
-        version=pending.version, size=pending.size, mtime_ns=pending.mtime_ns, extents=extents
-    )
+    async def get_pending(self, call: Call) -> Any:
+        dataset, path = await call.dataset(), check_path(call.arguments.path)
+        pending = await trio.to_thread.run_sync(self.metadata.pending, dataset.dataset_id, path)
+        extents = np.array(sorted(pending.extents), "<u8").tobytes()
+        return thrift.PendingInfo(
+            version=pending.version, size=pending.size, mtime_ns=pending.mtime_ns, extents=extents
+        )

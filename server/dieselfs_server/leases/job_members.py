@@ -213,9 +213,8 @@ class JobMembers:
         for job, notes in list(jobs.items()):
             if all(Lease.of(note).expires_ns <= now_ns for note in notes.values()):
                 gone = [NoteChange(name, note, None) for name, note in notes.items()]
-                self._metadata.change_notes(
-                    self._dataset_id, gone
-                )  # fails if the job has just renewed a lease
+                # Fails if the job has just renewed a lease.
+                self._metadata.change_notes(self._dataset_id, gone)
                 del jobs[job]
         if len(jobs) >= JOBS_MAX:
             raise InvalidInput(f"{len(jobs)} jobs read this dataset already, which is the limit")

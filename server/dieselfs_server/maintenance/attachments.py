@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import dataclass
 
-from dieselfs.chunk.builder import ChunkBuilder
 from dieselfs.chunk.format import PREAMBLE_BYTES, ChunkHeader, Op, decode_preamble
 from dieselfs.chunk.ids import ChunkIdSource, chunk_name
 from dieselfs.chunk.source import AttachedSource
@@ -17,9 +16,8 @@ from dieselfs.limits import ATTACHED_PER_REPLY_MAX
 from dieselfs.names import printable
 from dieselfs.records import ChunkRecord, DatasetRecord
 from dieselfs.rpc.records import AttachedRecord, DetachReport
-from dieselfs_server.datasets.commit import commit_chunk, read_header
-from dieselfs_server.maintenance.jobs import Proceed
-from dieselfs_server.maintenance.parallel_reads import read_in_order
+from dieselfs_server.datasets.commit import ChunkWriter, read_header
+from dieselfs_server.maintenance.jobs import Proceed, read_in_order
 from dieselfs_server.maintenance.rebuild import report_line
 from dieselfs_server.metadata.interface import MetadataStore
 from dieselfs_server.store.interface import ObjectStore
@@ -130,37 +128,9 @@ def detach(
             f"{printable(location)}: nothing of {dataset.name} is attached to it; "
             f"dlcmd attach --list dl://{dataset.name} lists the sources"
         )
-    deletes, generation = _Deletes(store, metadata, dataset, now_ns, ids), dataset.generation
+    writer = ChunkWriter(store, metadata, ids, dataset, lambda: now_ns)
     for path in paths:
-        generation = max(generation, deletes.add(path))
-    generation = max(generation, deletes.write())
-    return DetachReport(len(paths), len(sources), generation)
-
-
-@dataclass(eq=False)
-class _Deletes:
-    """Collects deletes into chunks."""
-
-    _store: ObjectStore
-    _metadata: MetadataStore
-    _dataset: DatasetRecord
-    _now_ns: int
-    _ids: ChunkIdSource
-
-    def __post_init__(self) -> None:
-        self._builder = ChunkBuilder()
-
-    def add(self, path: bytes) -> int:
-        """Returns the generation, or 0 if nothing was written."""
-        self._builder.add_delete(path)
-        return self.write() if self._builder.is_full else 0
-
-    def write(self) -> int:
-        """Store and apply the deletes so far; returns the generation."""
-        if not len(self._builder):
-            return 0
-        dataset_id, chunk_id = self._dataset.dataset_id, self._ids.next()
-        first = self._metadata.reserve_versions(dataset_id, len(self._builder), self._now_ns)
-        parts = self._builder.seal().encode(chunk_id, self._dataset.name, dataset_id, first)
-        data = b"".join(parts)
-        return commit_chunk(self._store, self._metadata, dataset_id, chunk_id, data, self._now_ns)
+        writer.make_room(0)
+        writer.builder.add_delete(path)
+    writer.write()
+    return DetachReport(len(paths), len(sources), writer.generation)

@@ -21,6 +21,7 @@ from pathlib import Path
 from dieselfs.errors import InvalidInput, NotFound, StorageFull, Unavailable
 from dieselfs_server.store.interface import ObjectStore
 from dieselfs_server.store.marker import MARKER_RECORD
+from dieselfs_server.store.posix import write_new_file
 
 COPIES_KEPT = 7
 """Older copies are removed once a new one is complete."""
@@ -59,7 +60,7 @@ def _back_up(store: ObjectStore, database: Path | None, folder: Path, now_s: flo
         content = store.get_record(name)
         if content is not None:  # else it was removed meanwhile
             with _translated(folder):
-                _write(aside / "records" / name, content)
+                write_new_file(str(aside / "records" / name), [content])
     with _translated(folder):
         if database is not None and database.exists():
             _copy_database(database, aside / "metadata.db")
@@ -149,13 +150,6 @@ def _sync(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
-
-
-def _write(path: Path, content: bytes) -> None:
-    with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
 
 
 def _copy_database(source: Path, target: Path) -> None:

@@ -8,18 +8,16 @@ the chunks gives the same dataset.
 
 from collections.abc import Mapping, Sequence, Set
 from contextlib import suppress
-from dataclasses import dataclass, field
 
-from dieselfs.chunk.builder import ChunkBuilder
 from dieselfs.chunk.format import ChunkHeader, Op
 from dieselfs.chunk.ids import ChunkIdSource, chunk_time_s
 from dieselfs.errors import Damaged, NotFound
-from dieselfs.limits import CHUNK_PAYLOAD_BYTES_MAX, REPORT_LINES_MAX
+from dieselfs.limits import REPORT_LINES_MAX
 from dieselfs.records import ChunkRecord, DatasetRecord
 from dieselfs.rpc.records import PurgeReport
-from dieselfs_server.datasets.commit import commit_chunk, read_chunk
-from dieselfs_server.datasets.tags import TagStore
-from dieselfs_server.leases.pins import Pin, live_pins
+from dieselfs_server.datasets.commit import ChunkWriter, read_chunk
+from dieselfs_server.datasets.snapshots import TagStore
+from dieselfs_server.leases.lease import Pin, live_pins
 from dieselfs_server.maintenance.attachments import attached_chunks, is_attached
 from dieselfs_server.maintenance.jobs import Proceed
 from dieselfs_server.metadata.interface import MetadataStore
@@ -108,11 +106,34 @@ def _rewrite(
     newest_s = max((chunk_time_s(chunk.chunk_id) for chunk in chunks), default=0)
     ids = ChunkIdSource(lambda: max(now_ns // 10**9, newest_s + 1))
     proceed.expect(len(chunks))
-    rewriter = _Rewriter(store, metadata, dataset, now_ns, ids)
+    writer = ChunkWriter(store, metadata, ids, dataset, lambda: now_ns, has_versions=True)
     for chunk in chunks:
         proceed()
-        rewriter.copy_live(chunk)
-    rewriter.write()
+        _, header, payload = read_chunk(store, dataset.dataset_id, chunk.chunk_id)
+        for entry in range(chunk.entries):
+            if not chunk.deleted[entry // 8] >> entry % 8 & 1:
+                _copy(writer, header, entry, payload)
+    writer.write()
+
+
+def _copy(writer: ChunkWriter, header: ChunkHeader, entry: int, payload: memoryview) -> None:
+    """Copy an entry with its version."""
+    length = int(header.lengths[entry])
+    writer.make_room(length)
+    path, version, builder = header.paths[entry], int(header.versions[entry]), writer.builder
+    mode, mtime_ns = int(header.modes[entry]), int(header.mtimes_ns[entry])
+    match Op(int(header.ops[entry])):
+        case Op.FILE:
+            start = int(header.offsets[entry])
+            content = bytes(payload[start : start + length])
+            size, place = int(header.sizes[entry]), int(header.places[entry])
+            builder.add_file(path, content, mode, mtime_ns, size, place, version)
+        case Op.DIRECTORY:
+            builder.add_directory(path, mode, mtime_ns, version)
+        case Op.SYMLINK:
+            builder.add_symlink(path, header.target(entry), mode, mtime_ns, version)
+        case Op.DELETE:
+            builder.add_delete(path, version)
 
 
 def _stored_bytes(store: ObjectStore, dataset_id: bytes, chunk: ChunkRecord) -> int:
@@ -145,51 +166,3 @@ def holders(
     found = [f"tag {name}" for name, needed in tagged.items() if needed & chunk_ids]
     found += [f"pin of {pin.holder}" for pin in pins if pin.updated_ns < newest_ns]
     return tuple(found[:REPORT_LINES_MAX])
-
-
-@dataclass(eq=False)
-class _Rewriter:
-    """Copies live entries into new chunks, each written when it is full."""
-
-    _store: ObjectStore
-    _metadata: MetadataStore
-    _dataset: DatasetRecord
-    _now_ns: int
-    _ids: ChunkIdSource
-    _builder: ChunkBuilder = field(default_factory=ChunkBuilder)
-
-    def copy_live(self, chunk: ChunkRecord) -> None:
-        dataset_id, chunk_id = self._dataset.dataset_id, chunk.chunk_id
-        _, header, payload = read_chunk(self._store, dataset_id, chunk_id)
-        for entry in range(chunk.entries):
-            if not chunk.deleted[entry // 8] >> entry % 8 & 1:
-                self._copy(header, entry, payload)
-
-    def _copy(self, header: ChunkHeader, entry: int, payload: memoryview) -> None:
-        length = int(header.lengths[entry])
-        if self._builder.is_full or self._builder.payload_bytes + length > CHUNK_PAYLOAD_BYTES_MAX:
-            self.write()
-        path, version = header.paths[entry], int(header.versions[entry])
-        mode, mtime_ns = int(header.modes[entry]), int(header.mtimes_ns[entry])
-        match Op(int(header.ops[entry])):
-            case Op.FILE:
-                start = int(header.offsets[entry])
-                content = bytes(payload[start : start + length])
-                size, place = int(header.sizes[entry]), int(header.places[entry])
-                self._builder.add_file(path, content, mode, mtime_ns, size, place, version)
-            case Op.DIRECTORY:
-                self._builder.add_directory(path, mode, mtime_ns, version)
-            case Op.SYMLINK:
-                self._builder.add_symlink(path, header.target(entry), mode, mtime_ns, version)
-            case Op.DELETE:
-                self._builder.add_delete(path, version)
-
-    def write(self) -> None:
-        """Store and apply the copies so far."""
-        if not len(self._builder):
-            return
-        chunk_id = self._ids.next()
-        dataset = self._dataset
-        # Every entry has its own version already; `first_version` is not used.
-        parts = self._builder.seal().encode(chunk_id, dataset.name, dataset.dataset_id, first_version=1)
-        commit_chunk(self._store, self._metadata, dataset.dataset_id, chunk_id, b"".join(parts), self._now_ns)

@@ -1,29 +1,281 @@
 """Reads chunks for clients: merges requests into few large reads of the object store (DIESEL, section 4).
 
-`ranges.py` decides the reads; in `read_queue.py`, concurrent requests for one chunk, also of several clients, share
-them. This module has the preambles of chunks, and the limit of concurrent reads.
+Concurrent requests for one chunk, also of several clients, share reads. A request that the read in flight covers shares
+it. All other requests wait, and the next read serves all of them. No request waits for others to arrive: a read starts
+as soon as there is a token for it.
+
+"Scalable Deep Learning via I/O Analysis and Optimization" (Pumma et al., TOPC 2019), section 4, has six. Three are ways
+of the store, and here. A reader chooses the others by what it calls: one reader for a node (`share_payloads`), direct
+placement (`open_payload`), and provenance (a snapshot, which has the place of each byte).
 """
 
 import math
 import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from functools import partial
+from typing import Generic, TypeVar
 
 import numpy as np
+import numpy.typing as npt
 import trio
 
 from dieselfs.arrays import Ranges
 from dieselfs.chunk.blocks import block_checksums
 from dieselfs.chunk.format import PREAMBLE_BYTES, Preamble, check_payload, decode_header, decode_preamble
 from dieselfs.chunk.ids import CHUNK_ID_BYTES, chunk_name
-from dieselfs.errors import Damaged, InvalidInput, NotFound, Unavailable
-from dieselfs.limits import CHUNK_OBJECT_BYTES_MAX
+from dieselfs.errors import Damaged, DieselfsError, InvalidInput, NotFound, Unavailable
+from dieselfs.limits import CHUNK_OBJECT_BYTES_MAX, KIB
 from dieselfs.telemetry import catalogue
 from dieselfs.telemetry.registry import Registry
-from dieselfs_server.reading.in_use import InUse
-from dieselfs_server.reading.read_queue import ReadMetrics, ReadQueue
-from dieselfs_server.reading.request_path import RequestPath
+from dieselfs_server.store.attached import Sources
 from dieselfs_server.store.interface import ObjectStore, OpenPayload
-from dieselfs_server.store.sources import Sources
+from dieselfs_server.store.wrapper import Bounds
+
+GAP_BYTES_MAX = 64 * KIB
+"""Ranges with at most this gap are merged: reading the gap costs less than another read."""
+
+
+def merge_ranges(ranges: Ranges, gap_bytes_max: int = GAP_BYTES_MAX) -> Ranges:
+    """Ascending disjoint spans that cover `ranges`. Both have shape (n, 2), dtype int64: offset, length. With a
+    `gap_bytes_max` of -1 only ranges that overlap are merged.
+    """
+    filled = ranges[ranges[:, 1] > 0]
+    if len(filled) == 0:
+        return np.empty((0, 2), np.int64)
+    filled = filled[np.argsort(filled[:, 0], kind="stable")]
+    reached = np.maximum.accumulate(filled.sum(axis=1))
+    firsts = np.flatnonzero(np.concatenate(([True], filled[1:, 0] > reached[:-1] + gap_bytes_max)))
+    lasts = np.concatenate((firsts[1:], [len(filled)])) - 1
+    starts = filled[firsts, 0]
+    return np.stack((starts, reached[lasts] - starts), axis=1)
+
+
+def span_of(ranges: Ranges, spans: Ranges) -> npt.NDArray[np.int64]:
+    """Index of the span of each range, shape (n,), if a span covers it; `spans` are ascending."""
+    return np.searchsorted(spans[:, 0], ranges[:, 0], side="right") - 1
+
+
+def covers(spans: Ranges, ranges: Ranges) -> bool:
+    """Whether each non-empty range is within one of the ascending disjoint spans."""
+    filled = ranges[ranges[:, 1] > 0]
+    if len(filled) == 0 or len(spans) == 0:
+        return len(filled) == 0
+    owners = span_of(filled, spans)
+    return bool(np.all(owners >= 0) and np.all(filled.sum(axis=1) <= spans.sum(axis=1)[owners]))
+
+
+def cut_ranges(ranges: Ranges, spans: Ranges, contents: list[bytes]) -> list[memoryview]:
+    """The bytes of each non-empty range, in order, from the `contents` of the spans."""
+    views = [memoryview(content) for content in contents]
+    owners = span_of(ranges, spans)
+    parts = []
+    for (offset, length), span in zip(ranges.tolist(), owners.tolist(), strict=True):
+        if length:
+            start = offset - int(spans[span, 0])
+            parts.append(views[span][start : start + length])
+    return parts
+
+
+Outcome = bytes | DieselfsError
+
+
+@dataclass(eq=False)
+class SharedRead:
+    """One read for several requests. `outcomes` has one for each span when it is done, None if it was cancelled."""
+
+    spans: Ranges
+    outcomes: list[Outcome] | None = None
+    done: trio.Event = field(default_factory=trio.Event)
+
+    def take(self, ranges: Ranges) -> list[memoryview]:
+        """The bytes of ranges that the spans cover. Raises the error of a span that they need."""
+        assert self.outcomes is not None
+        uses = np.bincount(span_of(ranges[ranges[:, 1] > 0], self.spans))
+        for span in np.flatnonzero(uses).tolist():
+            failure = self.outcomes[span]
+            if isinstance(failure, DieselfsError):
+                raise type(failure)(*failure.args) from failure
+        contents = [outcome if isinstance(outcome, bytes) else b"" for outcome in self.outcomes]
+        return cut_ranges(ranges, self.spans, contents)
+
+
+@dataclass(eq=False)
+class _Request:
+    ranges: Ranges
+    shared: SharedRead | None = None
+
+
+class ReadMetrics:
+    def __init__(self, metrics: Registry) -> None:
+        self.requests = metrics.declare(catalogue.READING_REQUESTS)
+        self.ranges = metrics.counter("reading.ranges", "Ranges in the requests.")
+        self.requested = metrics.counter("reading.requested_bytes", "Bytes in the requested ranges.")
+        self.shared = metrics.declare(catalogue.READING_SHARED_REQUESTS)
+        self.reads = metrics.counter("reading.store_reads", "Reads of the object store.")
+        self.read = metrics.declare(catalogue.READING_STORE_BYTES)
+        metrics.gauge(
+            "reading.merged", "Ranges that one read of the object store served, on average.", self.merged
+        )
+
+    def merged(self) -> float | None:
+        """None before the first read."""
+        return round(self.ranges.value / self.reads.value, 3) if self.reads.value else None
+
+
+@dataclass(eq=False)
+class ReadQueue:
+    """Reads of one object. `_read` blocks, and returns the bytes of one span; `_tokens` limit the reads in flight;
+    `_gap_bytes_max` is for `merge_ranges`.
+
+    All state is changed only between checkpoints.
+    """
+
+    _read: Callable[[int, int], bytes]
+    _tokens: trio.CapacityLimiter
+    _threads: trio.CapacityLimiter
+    _metrics: ReadMetrics
+    _gap_bytes_max: int = GAP_BYTES_MAX
+
+    def __post_init__(self) -> None:
+        self._turn = trio.Lock()
+        self._waiting: list[_Request] = []
+        self._in_flight: SharedRead | None = None
+
+    async def read(self, ranges: Ranges) -> list[memoryview]:
+        """The bytes of each range. Raises the store's error for a span that they need.
+
+        If cancelled, a read in flight still finishes in its thread; the next request in the queue reads for the others.
+        """
+        self._metrics.requests.value += 1
+        self._metrics.ranges.value += len(ranges)
+        self._metrics.requested.value += int(ranges[:, 1].sum())
+        shared = self._in_flight
+        if shared is not None and covers(shared.spans, ranges):
+            await shared.done.wait()
+            if shared.outcomes is not None:
+                self._metrics.shared.value += 1
+                return shared.take(ranges)
+        request = _Request(ranges)
+        self._waiting.append(request)
+        try:
+            async with self._turn:
+                if request.shared is None:
+                    await self._read_all()
+                else:
+                    self._metrics.shared.value += 1
+        finally:
+            if request in self._waiting:
+                self._waiting.remove(request)
+        assert request.shared is not None
+        return request.shared.take(ranges)
+
+    async def _read_all(self) -> None:
+        """Make one read for all requests in the queue."""
+        async with self._tokens:
+            requests, self._waiting = self._waiting, []
+            ranges = np.concatenate([request.ranges for request in requests])
+            shared = SharedRead(merge_ranges(ranges, self._gap_bytes_max))
+            self._in_flight = shared
+            for request in requests:
+                request.shared = shared
+            try:
+                shared.outcomes = await trio.to_thread.run_sync(
+                    _read_spans, self._read, shared.spans.tolist(), limiter=self._threads
+                )
+                self._metrics.reads.value += len(shared.outcomes)
+                self._metrics.read.value += sum(len(o) for o in shared.outcomes if isinstance(o, bytes))
+            finally:
+                if shared.outcomes is None:
+                    for request in requests:
+                        request.shared = None
+                    self._waiting = requests + self._waiting
+                self._in_flight = None
+                shared.done.set()
+
+
+def _read_spans(read: Callable[[int, int], bytes], spans: list[list[int]]) -> list[Outcome]:
+    """Read each span on its own, so that damage in one fails only the requests that need it."""
+    outcomes: list[Outcome] = []
+    for start, length in spans:
+        try:
+            outcomes.append(read(start, length))
+        except DieselfsError as failure:
+            outcomes.append(failure)
+    return outcomes
+
+
+Key = TypeVar("Key")
+Value = TypeVar("Value")
+
+
+class InUse(Generic[Key, Value]):
+    """The first user of a key makes its value, later ones share it, the last one drops it. For one event loop."""
+
+    def __init__(self) -> None:
+        self._entries: dict[Key, _Entry[Value]] = {}
+
+    def __contains__(self, key: Key) -> bool:
+        return key in self._entries
+
+    @contextmanager
+    def held(self, key: Key, make: Callable[[], Value]) -> Iterator[Value]:
+        """The value of `key`, until the block ends."""
+        entry = self._entries.get(key)
+        if entry is None:
+            entry = self._entries[key] = _Entry(make())
+        entry.users += 1
+        try:
+            yield entry.value
+        finally:
+            entry.users -= 1
+            if not entry.users:
+                del self._entries[key]
+
+
+class _Entry(Generic[Value]):
+    def __init__(self, value: Value) -> None:
+        self.value = value
+        self.users = 0
+
+
+STORE_READS_MAX = 32
+"""Limit of chunks that are being read, over all clients. It exceeds the store's limit of large reads, so that small
+ones can overtake them."""
+
+_NO_MERGE = -1
+_UNBOUNDED = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class RequestPath:
+    """- `is_coalescing`: ranges that are close together, also of several requests, become one read
+    - `is_staggering`: few large reads at a time, the others wait for their turn
+    - `is_bounded`: limited reads of any size at a time
+    """
+
+    is_coalescing: bool = True
+    is_staggering: bool = True
+    is_bounded: bool = True
+
+    @property
+    def gap_bytes_max(self) -> int:
+        """For `merge_ranges`."""
+        return GAP_BYTES_MAX if self.is_coalescing else _NO_MERGE
+
+    @property
+    def chunks_max(self) -> float:
+        """How many chunks may be read at the same time."""
+        return STORE_READS_MAX if self.is_bounded else math.inf
+
+    @property
+    def bounds(self) -> Bounds:
+        """Of each store."""
+        usual = Bounds()
+        reads_max = usual.reads_max if self.is_bounded else _UNBOUNDED
+        return Bounds(reads_max, usual.large_reads_max if self.is_staggering else reads_max)
+
 
 PREAMBLES_KEPT = 65_536
 """Limit of cached preambles; with its preamble, a chunk's payload needs one read."""

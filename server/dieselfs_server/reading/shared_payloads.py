@@ -22,8 +22,7 @@ from dieselfs.errors import Damaged, NoRoom, Unavailable
 from dieselfs.limits import KIB, MIB
 from dieselfs.process.system_limits import available_bytes
 from dieselfs.telemetry.registry import Registry
-from dieselfs_server.reading.executor import RequestExecutor
-from dieselfs_server.reading.in_use import InUse
+from dieselfs_server.reading.executor import InUse, RequestExecutor
 from dieselfs_server.store.interface import OpenPayload
 
 MEMORY_SHARE = 0.25

@@ -8,10 +8,8 @@ large record, which no listing shows. Buckets list names in order, from any name
 `docs/guide/object-stores.md` lists the requests.
 """
 
-import re
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from itertools import islice, takewhile
 from typing import Self
 
@@ -19,16 +17,21 @@ from dieselfs.bucket.client import LISTED_AT_ONCE, Bucket
 from dieselfs.bucket.url import BucketUrl
 from dieselfs.chunk.ids import chunk_name, earliest_chunk_id, parse_chunk_name
 from dieselfs.errors import AlreadyExists, Damaged, InvalidInput, NotFound, Unavailable
-from dieselfs.fields import DATASET_ID_BYTES
-from dieselfs_server.store.interface import Buffer, ObjectStore
+from dieselfs_server.store.interface import (
+    RECORD_NAME,
+    Buffer,
+    ObjectStore,
+    check_record_name,
+    dataset_folder,
+    naming,
+    with_chunks,
+)
 
 PROBE_RECORD = "exclusive"
 EXCLUSIVE_CHECK_S = 10.0
 """Before the first write after this time, conditional puts are tried again: a proxy or a gateway may have changed."""
 
 _RECORDS = "records"
-_RECORD_NAME = re.compile(r"[a-z0-9-]{1,200}")
-_DATASET_FOLDER = re.compile(rf"[0-9a-f]{{{2 * DATASET_ID_BYTES}}}")
 
 
 class BucketStore:
@@ -73,7 +76,7 @@ class BucketStore:
 
     def get_range(self, dataset_id: bytes, chunk_id: bytes, offset: int, length: int) -> bytes:
         key = _chunk_key(dataset_id, chunk_id)
-        with _naming(chunk_id):
+        with naming(chunk_id):
             if length == 0:
                 self._bucket.size(key)
                 return b""
@@ -89,7 +92,7 @@ class BucketStore:
         """None: there are no files."""
 
     def size(self, dataset_id: bytes, chunk_id: bytes) -> int:
-        with _naming(chunk_id):
+        with naming(chunk_id):
             return self._bucket.size(_chunk_key(dataset_id, chunk_id))
 
     def delete(self, dataset_id: bytes, chunk_id: bytes) -> None:
@@ -98,7 +101,7 @@ class BucketStore:
     def list_chunks(self, dataset_id: bytes, since_s: int = 0) -> Iterator[bytes]:
         first = chunk_name(earliest_chunk_id(since_s))
         # The last character of a name is cut off, so that the listing begins with `first` itself.
-        for name in self._bucket.keys(_dataset_folder(dataset_id), after=first[:-1]):
+        for name in self._bucket.keys(dataset_folder(dataset_id), after=first[:-1]):
             if name >= first:
                 try:
                     yield parse_chunk_name(name)
@@ -106,14 +109,10 @@ class BucketStore:
                     continue
 
     def list_datasets(self) -> Iterator[bytes]:
-        for name in self._bucket.folders():
-            if _DATASET_FOLDER.fullmatch(name):
-                dataset_id = bytes.fromhex(name)
-                if next(self.list_chunks(dataset_id), None) is not None:
-                    yield dataset_id
+        return with_chunks(self, self._bucket.folders())
 
     def delete_dataset(self, dataset_id: bytes) -> None:
-        folder = _dataset_folder(dataset_id)
+        folder = dataset_folder(dataset_id)
         names = self._bucket.keys(folder)
         while page := [f"{folder}/{name}" for name in islice(names, LISTED_AT_ONCE)]:
             self._bucket.remove(page)
@@ -141,7 +140,7 @@ class BucketStore:
     def list_records(self, prefix: str) -> list[str]:
         names = self._bucket.keys(_RECORDS, after=prefix[:-1])
         found = takewhile(lambda name: name.startswith(prefix) or name < prefix, names)
-        return [name for name in found if name.startswith(prefix) and _RECORD_NAME.fullmatch(name)]
+        return [name for name in found if name.startswith(prefix) and RECORD_NAME.fullmatch(name)]
 
     def delete_record(self, name: str) -> None:
         self._bucket.remove([_record_key(name)])
@@ -162,26 +161,9 @@ def check_exclusive(store: ObjectStore, name: str) -> None:
         )
 
 
-@contextmanager
-def _naming(chunk_id: bytes) -> Iterator[None]:
-    """Name the chunk in a NotFound of the block."""
-    try:
-        yield
-    except NotFound:
-        raise NotFound(f"chunk {chunk_name(chunk_id)} is not stored") from None
-
-
-def _dataset_folder(dataset_id: bytes) -> str:
-    if len(dataset_id) != DATASET_ID_BYTES:
-        raise InvalidInput(f"a dataset ID has {DATASET_ID_BYTES} bytes, not {len(dataset_id)}")
-    return dataset_id.hex()
-
-
 def _chunk_key(dataset_id: bytes, chunk_id: bytes) -> str:
-    return f"{_dataset_folder(dataset_id)}/{chunk_name(chunk_id)}"
+    return f"{dataset_folder(dataset_id)}/{chunk_name(chunk_id)}"
 
 
 def _record_key(name: str) -> str:
-    if not _RECORD_NAME.fullmatch(name):
-        raise InvalidInput(f"{name!r} is not a valid name of a record")
-    return f"{_RECORDS}/{name}"
+    return f"{_RECORDS}/{check_record_name(name)}"

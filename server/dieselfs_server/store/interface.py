@@ -8,9 +8,18 @@ them in worker threads.
 """
 
 import os
-from collections.abc import Iterator, Sequence
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Protocol, Self
+
+from dieselfs.chunk.ids import chunk_name
+from dieselfs.errors import Damaged, InvalidInput, NotFound
+from dieselfs.fields import DATASET_ID_BYTES
+
+RECORD_NAME = re.compile(r"[a-z0-9-]{1,200}")
+DATASET_FOLDER = re.compile(rf"[0-9a-f]{{{2 * DATASET_ID_BYTES}}}")
 
 Buffer = bytes | bytearray | memoryview
 
@@ -110,3 +119,46 @@ class ObjectStore(Protocol):
     def close(self) -> None:
         """End threads and close connections. Call it once; the store cannot be used afterwards."""
         ...
+
+
+# -- what stores share -------------------------------------------------------------------------------------
+
+
+def dataset_folder(dataset_id: bytes) -> str:
+    """The name of a dataset in a store. Raises InvalidInput."""
+    if len(dataset_id) != DATASET_ID_BYTES:
+        raise InvalidInput(f"a dataset ID has {DATASET_ID_BYTES} bytes, not {len(dataset_id)}")
+    return dataset_id.hex()
+
+
+def with_chunks(store: ObjectStore, names: Iterable[str]) -> Iterator[bytes]:
+    """The IDs of the datasets among these names that have chunks."""
+    for name in filter(DATASET_FOLDER.fullmatch, names):
+        if next(store.list_chunks(bytes.fromhex(name)), None) is not None:
+            yield bytes.fromhex(name)
+
+
+def check_record_name(name: str) -> str:
+    """Raises InvalidInput."""
+    if not RECORD_NAME.fullmatch(name):
+        raise InvalidInput(f"{name!r} is not a valid name of a record")
+    return name
+
+
+def require_length(data: bytes, chunk_id: bytes, offset: int, length: int) -> bytes:
+    """`data`, read from `offset` of a chunk. Raises Damaged if it is shorter than `length`: there the object ends."""
+    if len(data) != length:
+        raise Damaged(
+            f"chunk {chunk_name(chunk_id)}: offset {offset}: "
+            f"{length} bytes requested, but the object ends at {offset + len(data)}"
+        )
+    return data
+
+
+@contextmanager
+def naming(chunk_id: bytes) -> Iterator[None]:
+    """Name the chunk in a NotFound of the block."""
+    try:
+        yield
+    except NotFound:
+        raise NotFound(f"chunk {chunk_name(chunk_id)} is not stored") from None

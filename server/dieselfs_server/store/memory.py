@@ -5,8 +5,8 @@ from threading import Lock
 from typing import Self
 
 from dieselfs.chunk.ids import chunk_name, earliest_chunk_id
-from dieselfs.errors import AlreadyExists, Damaged, NotFound
-from dieselfs_server.store.interface import Buffer
+from dieselfs.errors import AlreadyExists, NotFound
+from dieselfs_server.store.interface import Buffer, require_length
 
 
 class MemoryStore:
@@ -32,12 +32,7 @@ class MemoryStore:
 
     def get_range(self, dataset_id: bytes, chunk_id: bytes, offset: int, length: int) -> bytes:
         content = self._get(dataset_id, chunk_id)
-        if offset + length > len(content):
-            raise Damaged(
-                f"chunk {chunk_name(chunk_id)}: offset {offset}: "
-                f"{length} bytes requested, but the object ends at {len(content)}"
-            )
-        return content[offset : offset + length]
+        return require_length(content[offset : offset + length], chunk_id, offset, length)
 
     def open_chunk(self, dataset_id: bytes, chunk_id: bytes) -> None:
         """None: there are no files."""

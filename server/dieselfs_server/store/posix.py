@@ -7,34 +7,206 @@
 
 Names begin with the time, so folders sort by it. Five characters are four seconds, which bounds the size of a folder,
 and a listing since T reads only folders from T on. Paths of chunks are made from IDs only. Several processes, also on
-several machines, may use one root. `docs/internals/durability.md` lists the states after a crash.
+several machines, may use one root. Files are written under a temporary name, and durable before a reply;
+`docs/internals/durability.md` has the order of the steps, and the states after a crash. A failed fsync is never
+repeated, because the kernel may have dropped the pages and report success the second time. The file is removed, and the
+writer writes its content again. All paths are absolute. Functions of this module raise OSError; `translated` turns it
+into a DieselfsError.
 """
 
+import ctypes
+import errno
+import logging
 import os
-import re
 import secrets
+import stat
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Self
 
 from dieselfs.chunk.ids import chunk_name, earliest_chunk_id, parse_chunk_name
-from dieselfs.errors import AlreadyExists, Damaged, InvalidInput, NotFound, Unavailable
-from dieselfs.fields import DATASET_ID_BYTES
+from dieselfs.errors import AlreadyExists, Damaged, InvalidInput, NotFound, StorageFull, Unavailable
 from dieselfs.net.address import path_of
-from dieselfs_server.store.interface import Buffer
-from dieselfs_server.store.marker import missing
-from dieselfs_server.store.posix_files import (
-    DurableFolders,
-    link_new_name,
-    names_in,
-    open_to_read,
-    read_range,
-    remove_tree,
-    sync_folder,
-    translated,
-    write_new_file,
+from dieselfs_server.store.interface import (
+    DATASET_FOLDER,
+    RECORD_NAME,
+    Buffer,
+    check_record_name,
+    dataset_folder,
+    require_length,
+    with_chunks,
 )
+from dieselfs_server.store.marker import missing
+
+log = logging.getLogger(__name__)
+
+FOLDER_MODE = 0o700
+FILE_MODE = 0o600
+FOLDERS_REMEMBERED_MAX = 4096
+
+_BUFFERS_PER_WRITE_MAX = os.sysconf("SC_IOV_MAX")
+_FULL = (errno.ENOSPC, errno.EDQUOT)
+_NO_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS)
+_RENAME_NOREPLACE = 1
+_AT_FDCWD = -100
+
+
+@contextmanager
+def translated(path: str) -> Iterator[None]:
+    """Turn an OSError of the block into StorageFull or Unavailable, with `path` and the cause."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno in _FULL:
+            log.error("object store: %s: %s", error.filename or path, error.strerror)
+            raise StorageFull(
+                f"the object store is full: {error.strerror}; free space there "
+                "(dlcmd purge frees that of deleted files)"
+            ) from error
+        raise Unavailable(f"object store: {error.filename or path}: {error.strerror or error}") from error
+
+
+def write_new_file(path: str, parts: Sequence[Buffer]) -> None:
+    """Create `path` from its parts, joined; its content is durable, its name not yet. An error leaves no file."""
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, FILE_MODE)
+    try:
+        try:
+            _write_all(descriptor, parts)
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+    except BaseException:
+        os.unlink(path)
+        raise
+
+
+def _write_all(descriptor: int, parts: Sequence[Buffer]) -> None:
+    pending = [memoryview(part).cast("B") for part in parts if len(part)]
+    while pending:
+        written = os.writev(descriptor, pending[:_BUFFERS_PER_WRITE_MAX])
+        whole = 0
+        while whole < len(pending) and written >= len(pending[whole]):
+            written -= len(pending[whole])
+            whole += 1
+        del pending[:whole]
+        if pending:
+            pending[0] = pending[0][written:]
+
+
+def link_new_name(temporary: str, final: str) -> None:
+    """Give the file the name `final` too. Raises FileExistsError if the name is taken.
+
+    On a file system without hard links the file is renamed, which removes the temporary name.
+    """
+    try:
+        os.link(temporary, final, follow_symlinks=False)
+    except OSError as error:
+        if error.errno not in _NO_LINKS:
+            raise
+        _rename_new(temporary, final)
+
+
+def _rename_new(temporary: str, final: str) -> None:
+    rename = ctypes.CDLL(None, use_errno=True).renameat2
+    if rename(_AT_FDCWD, os.fsencode(temporary), _AT_FDCWD, os.fsencode(final), _RENAME_NOREPLACE) != 0:
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number), final)
+
+
+def open_to_read(path: str) -> int:
+    """A descriptor, which the caller closes. Raises Damaged for anything but a file; a FIFO does not block."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
+    if stat.S_ISREG(os.fstat(descriptor).st_mode):
+        return descriptor
+    os.close(descriptor)
+    raise Damaged(f"object store: {path}: it is not a regular file; remove it")
+
+
+def read_range(path: str, offset: int, length: int) -> bytes:
+    """Up to `length` bytes from `offset` on; fewer only where the file ends."""
+    descriptor = open_to_read(path)
+    try:
+        data = os.pread(descriptor, length, offset)
+        while len(data) < length and (more := os.pread(descriptor, length - len(data), offset + len(data))):
+            data += more
+        return data
+    finally:
+        os.close(descriptor)
+
+
+def sync_folder(path: str) -> None:
+    """Make the names in a folder durable."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def names_in(path: str) -> list[str]:
+    """Names in a folder, sorted; none if it is not a folder."""
+    try:
+        return sorted(os.listdir(path))
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+
+
+def remove_tree(path: str) -> None:
+    """Remove a folder and its content, without following links. Other processes may remove it at the same time."""
+    for folder, subfolders, files in os.walk(path, topdown=False, onerror=_raise_unless_gone):
+        for name in files:
+            with suppress(FileNotFoundError):
+                os.unlink(os.path.join(folder, name))
+        for name in subfolders:
+            subfolder = os.path.join(folder, name)
+            with suppress(FileNotFoundError):
+                os.unlink(subfolder) if os.path.islink(subfolder) else os.rmdir(subfolder)
+    with suppress(FileNotFoundError):
+        os.rmdir(path)
+
+
+def _raise_unless_gone(error: OSError) -> None:
+    if not isinstance(error, FileNotFoundError):
+        raise error
+
+
+class DurableFolders:
+    """Makes the folders below `root`, each durable in its parent, and remembers them: a folder costs one fsync.
+
+    Thread-safe.
+    """
+
+    def __init__(self, root: str) -> None:
+        self._root = root
+        self._make_root(root)
+        self._remembered: set[str] = set()  # used without a lock: each operation on it is atomic
+
+    def _make_root(self, path: str) -> None:
+        if not os.path.isdir(path):
+            self._make_root(os.path.dirname(path))
+            _make_folder(path)
+
+    def make(self, path: str) -> None:
+        """Make `path` and the missing folders between it and the root."""
+        if path == self._root or path in self._remembered:
+            return
+        self.make(os.path.dirname(path))
+        _make_folder(path)
+        if len(self._remembered) >= FOLDERS_REMEMBERED_MAX:
+            self._remembered.clear()
+        self._remembered.add(path)
+
+    def forget(self) -> None:
+        """Check every folder again at its next use, because another process has removed some."""
+        self._remembered.clear()
+
+
+def _make_folder(path: str) -> None:
+    with suppress(FileExistsError):
+        os.mkdir(path, FOLDER_MODE)
+    sync_folder(os.path.dirname(path))  # also if it existed: its maker may have died before this step
+
 
 TEMPORARY_AGE_MAX_S = 3600.0
 """An older temporary file belongs to a writer that died."""
@@ -42,8 +214,6 @@ TEMPORARY_AGE_MAX_S = 3600.0
 _TEMPORARY = "tmp"
 _RECORDS = "records"
 _DROPPED = "dropped."
-_RECORD_NAME = re.compile(r"[a-z0-9-]{1,200}")
-_DATASET_FOLDER = re.compile(rf"[0-9a-f]{{{2 * DATASET_ID_BYTES}}}")
 
 
 class PosixStore:
@@ -103,13 +273,7 @@ class PosixStore:
     def get_range(self, dataset_id: bytes, chunk_id: bytes, offset: int, length: int) -> bytes:
         path = self._chunk_path(dataset_id, chunk_id)
         with _reading(path, chunk_id):
-            data = read_range(path, offset, length)
-        if len(data) != length:
-            raise Damaged(
-                f"chunk {chunk_name(chunk_id)}: offset {offset}: "
-                f"{length} bytes requested, but the object ends at {offset + len(data)}"
-            )
-        return data
+            return require_length(read_range(path, offset, length), chunk_id, offset, length)
 
     def open_chunk(self, dataset_id: bytes, chunk_id: bytes) -> int:
         path = self._chunk_path(dataset_id, chunk_id)
@@ -133,9 +297,7 @@ class PosixStore:
         return _chunks_from(self._dataset_path(dataset_id), chunk_name(earliest_chunk_id(since_s)))
 
     def list_datasets(self) -> Iterator[bytes]:
-        for dataset_id in self._dataset_ids():
-            if next(self.list_chunks(dataset_id), None) is not None:
-                yield dataset_id
+        return with_chunks(self, _names(self._root))
 
     def delete_dataset(self, dataset_id: bytes) -> None:
         """One rename removes all chunks at once; then the space is freed."""
@@ -194,7 +356,7 @@ class PosixStore:
         return sorted(
             name
             for name in _names(os.path.join(self._root, _RECORDS))
-            if name.startswith(prefix) and _RECORD_NAME.fullmatch(name)
+            if name.startswith(prefix) and RECORD_NAME.fullmatch(name)
         )
 
     def delete_record(self, name: str) -> None:
@@ -207,25 +369,18 @@ class PosixStore:
         return
 
     def _dataset_path(self, dataset_id: bytes) -> str:
-        if len(dataset_id) != DATASET_ID_BYTES:
-            raise InvalidInput(f"a dataset ID has {DATASET_ID_BYTES} bytes, not {len(dataset_id)}")
-        return os.path.join(self._root, dataset_id.hex())
+        return os.path.join(self._root, dataset_folder(dataset_id))
 
     def _chunk_path(self, dataset_id: bytes, chunk_id: bytes) -> str:
         name = chunk_name(chunk_id)
         return os.path.join(self._dataset_path(dataset_id), name[:3], name[3:5], name)
 
     def _record_path(self, name: str) -> str:
-        if not _RECORD_NAME.fullmatch(name):
-            raise InvalidInput(f"{name!r} is not a valid name of a record")
-        return os.path.join(self._root, _RECORDS, name)
-
-    def _dataset_ids(self) -> list[bytes]:
-        return [bytes.fromhex(name) for name in _names(self._root) if _DATASET_FOLDER.fullmatch(name)]
+        return os.path.join(self._root, _RECORDS, check_record_name(name))
 
     def _clean_up(self, oldest_s: float) -> None:
         """Finish the work of dead writers: names that may not be durable, temporary files, partly removed datasets."""
-        for dataset_id in self._dataset_ids():
+        for dataset_id in map(bytes.fromhex, filter(DATASET_FOLDER.fullmatch, _names(self._root))):
             aside = os.path.join(self._dataset_path(dataset_id), _TEMPORARY)
             for name in _names(aside):
                 self._finish(dataset_id, os.path.join(aside, name), oldest_s)

@@ -4,30 +4,116 @@ RADOS cannot list objects in order, and lists those of one dataset only by a sca
 indexes: objects whose keys are the names of chunks. Each has the chunks of 256 seconds, which share the first four
 characters of their names. Keys are written before the chunk, from the top of the index down, and removed after it, from
 the bottom up. So a crash can leave keys without an object, which listings skip, but never an object without a key.
+
+Content that is too long for one RADOS object is in pieces. The object of a record is replaced atomically, so a reader
+gets the old or the new content. The key of the pieces is entered before the first of them, and removed after the last.
+So pieces that a crash leaves are removed with the object. The pieces of the old content are removed after the new
+content is stored.
 """
 
-import re
+import secrets
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import suppress
+from dataclasses import dataclass
+from itertools import takewhile
 from typing import Self
 from urllib.parse import parse_qsl
 
 from dieselfs.chunk.ids import CHUNK_NAME_CHARACTERS, chunk_name, earliest_chunk_id, parse_chunk_name
 from dieselfs.errors import AlreadyExists, Damaged, InvalidInput, NotFound, Unavailable
-from dieselfs.fields import DATASET_ID_BYTES
+from dieselfs.limits import MIB
 from dieselfs.net.address import path_of, split
-from dieselfs_server.store.interface import Buffer
-from dieselfs_server.store.rados_pool import STATS_AT_ONCE_MAX, RadosPool
-from dieselfs_server.store.rados_records import (
-    PIECE_BYTES,
-    RadosRecords,
-    Stripes,
-    just_before,
-    keys_of,
-    pieces_of_key,
-    remove_pieces,
-    write_pieces,
+from dieselfs_server.store.interface import (
+    Buffer,
+    check_record_name,
+    dataset_folder,
+    naming,
+    require_length,
+    with_chunks,
 )
+from dieselfs_server.store.rados_pool import STATS_AT_ONCE_MAX, RadosPool
+
+READ_TRIES_MAX = 8
+"""Tries to read a record that is replaced meanwhile."""
+
+_KEYS = "records"
+_WHOLE, _IN_PIECES = b"\0", b"\1"
+_HEAD_BYTES_MAX = 128
+"""Enough for the encoded `Stripes` in the object of a record."""
+
+PIECE_BYTES = 64 * MIB
+"""Ceph takes at most 90 MiB in one write (osd_max_write_size), and objects of at most 128 MiB (osd_max_object_size)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stripes:
+    """The pieces of one content of `length` bytes, numbered from 1 to `count`. `nonce` is random, for their names."""
+
+    nonce: str
+    length: int
+    count: int
+
+    @classmethod
+    def new(cls, length: int, count: int) -> "Stripes":
+        return cls(secrets.token_hex(8), length, count)
+
+    def encode(self) -> bytes:
+        return f"{self.nonce} {self.length} {self.count}".encode()
+
+    @classmethod
+    def decode(cls, value: bytes) -> "Stripes":
+        """Raises ValueError."""
+        nonce, length, count = value.decode("ascii").split(" ")
+        return cls(nonce, int(length), int(count))
+
+    def key(self, name: str) -> str:
+        return f"{name}.{self.nonce}.{self.count}"
+
+    def objects(self, base: str) -> list[str]:
+        """The names of all pieces of the object `base`."""
+        return [f"{base}.{self.nonce}.{number}" for number in range(1, self.count + 1)]
+
+
+def pieces_of_key(key: str) -> Stripes:
+    """The pieces of a key; their `length` is unknown, and 0."""
+    _, nonce, count = key.split(".")
+    return Stripes(nonce, 0, int(count))
+
+
+def write_pieces(pool: RadosPool, base: str, pieces: Stripes, content: memoryview, piece_bytes: int) -> None:
+    """Write `content` into the pieces, in order."""
+    for number, name in enumerate(pieces.objects(base)):
+        pool.create(name, bytes(content[number * piece_bytes : (number + 1) * piece_bytes]))
+
+
+def remove_pieces(pool: RadosPool, base: str, pieces: Stripes) -> None:
+    for name in pieces.objects(base):
+        pool.remove(name)
+
+
+def just_before(key: str) -> str:
+    """A text after all keys that are smaller than `key`, so that `keys(after=...)` begins with `key`, if it exists.
+
+    `key` is not empty.
+    """
+    return f"{key[:-1]}{chr(ord(key[-1]) - 1)}\x7f"
+
+
+def keys_of(pool: RadosPool, keys: str, prefix: str) -> Iterator[str]:
+    """The keys in the object `keys` that begin with `prefix`, which is not empty, sorted."""
+    return takewhile(lambda key: key.startswith(prefix), pool.keys(keys, after=just_before(prefix)))
+
+
+def _decode(place: str, head: bytes) -> Stripes:
+    try:
+        return Stripes.decode(head.removeprefix(_IN_PIECES))
+    except ValueError:
+        raise Damaged(f"{place}: offset 0: not a record") from None
+
+
+def _record_object(name: str) -> str:
+    return f"{_KEYS}/{check_record_name(name)}"
+
 
 DEFAULT_CEPH_CONF = "/etc/ceph/ceph.conf"
 DEFAULT_CEPH_USER = "client.dieselfs"
@@ -38,18 +124,18 @@ REGISTER_TRIES_MAX = 8
 _TIME_CHARACTERS = 4
 _DATASETS = "datasets"
 _PIECES = "pieces"
-_DATASET_KEY = re.compile(rf"[0-9a-f]{{{2 * DATASET_ID_BYTES}}}")
 
 
-class RadosStore(RadosRecords):
+class RadosStore:
     """An `ObjectStore`. The pool must be replicated: erasure-coded pools have no keys.
 
     Removing a dataset during a put may leave chunks that are not listed. The server then drops the dataset's metadata,
-    so nothing refers to them.
+    so nothing refers to them. Content of `piece_bytes` and more goes into pieces.
     """
 
     def __init__(self, pool: RadosPool, piece_bytes: int = PIECE_BYTES) -> None:
-        super().__init__(pool, piece_bytes)
+        self._pool = pool
+        self._piece_bytes = piece_bytes
 
     @classmethod
     def open(cls, url: str, is_new: bool) -> Self:
@@ -91,22 +177,13 @@ class RadosStore(RadosRecords):
             raise
 
     def get_range(self, dataset_id: bytes, chunk_id: bytes, offset: int, length: int) -> bytes:
-        name = chunk_name(chunk_id)
-        first = _chunk_object(dataset_id, name)
-        with _naming(name):
+        first = _chunk_object(dataset_id, chunk_name(chunk_id))
+        with naming(chunk_id):
             if length == 0:
                 self._pool.size(first)
                 return b""
-            if offset + length <= self._piece_bytes:
-                data = self._pool.read(first, offset, length)
-            else:
-                data = self._read_pieces(first, offset, length)
-        if len(data) != length:
-            raise Damaged(
-                f"chunk {name}: offset {offset}: "
-                f"{length} bytes requested, but the object ends at {offset + len(data)}"
-            )
-        return data
+            read = self._pool.read if offset + length <= self._piece_bytes else self._read_pieces
+            return require_length(read(first, offset, length), chunk_id, offset, length)
 
     def _read_pieces(self, first: str, offset: int, length: int) -> bytes:
         pieces = self._pieces(first)
@@ -131,9 +208,8 @@ class RadosStore(RadosRecords):
         """None: there are no files."""
 
     def size(self, dataset_id: bytes, chunk_id: bytes) -> int:
-        name = chunk_name(chunk_id)
-        first = _chunk_object(dataset_id, name)
-        with _naming(name):
+        first = _chunk_object(dataset_id, chunk_name(chunk_id))
+        with naming(chunk_id):
             length = self._pool.size(first)
             pieces = self._pieces(first) if length == self._piece_bytes else None
         return pieces.length if pieces else length
@@ -173,11 +249,7 @@ class RadosStore(RadosRecords):
         return [parse_chunk_name(name) for name, is_there in zip(names, found, strict=True) if is_there]
 
     def list_datasets(self) -> Iterator[bytes]:
-        for key in self._pool.keys(_DATASETS):
-            if _DATASET_KEY.fullmatch(key):
-                dataset_id = bytes.fromhex(key)
-                if next(self.list_chunks(dataset_id), None) is not None:
-                    yield dataset_id
+        return with_chunks(self, self._pool.keys(_DATASETS))
 
     def delete_dataset(self, dataset_id: bytes) -> None:
         times = _times_object(dataset_id)
@@ -187,6 +259,83 @@ class RadosStore(RadosRecords):
         self._pool.remove(times)
         with suppress(NotFound):
             self._pool.remove_keys(_DATASETS, [dataset_id.hex()])
+
+    def put_record(self, name: str, content: bytes) -> None:
+        place = _record_object(name)
+        before = self._record_pieces(place)
+        self._enter(name)
+        if len(content) < self._piece_bytes:
+            self._pool.replace(place, _WHOLE + content)
+        else:
+            pieces = Stripes.new(len(content), -(-len(content) // self._piece_bytes))
+            self._enter(pieces.key(name))
+            write_pieces(self._pool, place, pieces, memoryview(content), self._piece_bytes)
+            self._pool.replace(place, _IN_PIECES + pieces.encode())
+        if before is not None:
+            remove_pieces(self._pool, place, before)
+            self._pool.remove_keys(_KEYS, [before.key(name)])
+
+    def create_record(self, name: str, content: bytes) -> bool:
+        self._enter(name)
+        try:
+            self._pool.create(_record_object(name), _WHOLE + content)
+        except AlreadyExists:
+            return False
+        return True
+
+    def get_record(self, name: str) -> bytes | None:
+        place = _record_object(name)
+        before = None
+        for _ in range(READ_TRIES_MAX):
+            try:
+                head = self._pool.read(place, 0, self._piece_bytes + len(_WHOLE))
+            except NotFound:
+                return None
+            if head[:1] == _WHOLE:
+                return head[1:]
+            pieces = _decode(place, head)
+            if pieces == before:
+                raise Damaged(f"{place}: offset 0: some of its pieces are missing")
+            with suppress(NotFound):  # the record may have been replaced meanwhile
+                return self._join(place, pieces)
+            before = pieces
+        raise Unavailable(f"record {name}: replaced during each of {READ_TRIES_MAX} reads; try again")
+
+    def _join(self, place: str, pieces: Stripes) -> bytes:
+        content = b"".join(self._pool.read(part, 0, self._piece_bytes) for part in pieces.objects(place))
+        if len(content) != pieces.length:
+            raise Damaged(f"{place}: {len(content)} bytes in its pieces, {pieces.length} expected")
+        return content
+
+    def list_records(self, prefix: str) -> list[str]:
+        keys = keys_of(self._pool, _KEYS, prefix) if prefix else self._pool.keys(_KEYS)
+        names = [key for key in keys if "." not in key]
+        found = self._pool.existing([_record_object(name) for name in names])
+        return [name for name, is_there in zip(names, found, strict=True) if is_there]
+
+    def delete_record(self, name: str) -> None:
+        place = _record_object(name)
+        self._pool.remove(place)
+        keys = list(keys_of(self._pool, _KEYS, f"{name}."))
+        for key in keys:
+            remove_pieces(self._pool, place, pieces_of_key(key))
+        with suppress(NotFound):
+            self._pool.remove_keys(_KEYS, [*keys, name])
+
+    def _record_pieces(self, place: str) -> Stripes | None:
+        """The pieces of the present content; None without a record, or if its content is in its object."""
+        try:
+            head = self._pool.read(place, 0, _HEAD_BYTES_MAX)
+        except NotFound:
+            return None
+        return _decode(place, head) if head[:1] == _IN_PIECES else None
+
+    def _enter(self, key: str) -> None:
+        try:
+            self._pool.add_key(_KEYS, key)
+        except NotFound:
+            self._pool.make_keys(_KEYS)
+            self._pool.add_key(_KEYS, key)
 
     def close(self) -> None:
         self._pool.close()
@@ -216,27 +365,12 @@ class RadosStore(RadosRecords):
                 remove_pieces(self._pool, first, pieces_of_key(key))
 
 
-@contextmanager
-def _naming(name: str) -> Iterator[None]:
-    """Name the chunk in a NotFound of the block."""
-    try:
-        yield
-    except NotFound:
-        raise NotFound(f"chunk {name} is not stored") from None
-
-
-def _dataset_prefix(dataset_id: bytes) -> str:
-    if len(dataset_id) != DATASET_ID_BYTES:
-        raise InvalidInput(f"a dataset ID has {DATASET_ID_BYTES} bytes, not {len(dataset_id)}")
-    return dataset_id.hex()
-
-
 def _chunk_object(dataset_id: bytes, name: str) -> str:
-    return f"{_dataset_prefix(dataset_id)}/chunks/{name}"
+    return f"{dataset_folder(dataset_id)}/chunks/{name}"
 
 
 def _times_object(dataset_id: bytes) -> str:
-    return f"{_dataset_prefix(dataset_id)}/times"
+    return f"{dataset_folder(dataset_id)}/times"
 
 
 def _time_object(dataset_id: bytes, name: str) -> str:

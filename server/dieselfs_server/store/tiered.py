@@ -3,23 +3,150 @@
 The slow store is the truth: it has every chunk before its put is acknowledged, and supplies lists, sizes and records.
 The fast store may be lost, truncated, out of date, or contain foreign objects, at any time. So every read of it is
 verified, against checksums of the copied content. A copy that was found at the start is verified as a whole when it is
-first used. A damaged copy is dropped, and the slow store supplies the bytes. `tier_index.py` has the evictions.
+first used. A damaged copy is dropped, and the slow store supplies the bytes.
+
+Evictions take whole chunks: from the least recently used dataset, and in it the least recently used chunk. They take
+nothing from the dataset that needs the room: an epoch reads each chunk once, so each would be evicted before it is read
+again. They take nothing from a dataset that was read within BUSY_S, because two jobs would evict each other's chunks.
+So chunks in use stay, and a part of a dataset that is too large is fast.
 """
 
 import logging
 import time
+from array import array
+from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
+from dataclasses import dataclass, field
 from threading import Lock
+
+from xxhash import xxh3_64_intdigest
 
 from dieselfs.chunk.format import decode_stored
 from dieselfs.chunk.ids import chunk_name
 from dieselfs.errors import AlreadyExists, Damaged, DieselfsError, NotFound
-from dieselfs.telemetry.registry import Registry
+from dieselfs.limits import KIB
+from dieselfs.telemetry.registry import Metric, Registry
 from dieselfs_server.store.interface import Buffer, ObjectStore
 from dieselfs_server.store.tier_filler import SLOW_SHARE, TierFiller
-from dieselfs_server.store.tier_index import Copy, Fingerprint, TierIndex
 from dieselfs_server.store.wrapper import StoreWrapper
+
+BUSY_S = 300.0
+"""A dataset is in use for this time after a read; nothing of it is evicted."""
+
+BLOCK_BYTES = 64 * KIB
+"""Unit of checksums: a read is extended to whole blocks. The checksums of a chunk of 4 MiB take 512 bytes of memory."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Fingerprint:
+    length: int
+    checksums: "array[int]"
+    """xxh3, 64 bits, of each block; the last block may be shorter."""
+
+    @classmethod
+    def of(cls, content: Buffer) -> "Fingerprint":
+        view = memoryview(content)
+        blocks = range(0, len(view), BLOCK_BYTES)
+        return cls(
+            len(view), array("Q", (xxh3_64_intdigest(view[start : start + BLOCK_BYTES]) for start in blocks))
+        )
+
+    def blocks_around(self, offset: int, length: int) -> tuple[int, int]:
+        """Start and end of the whole blocks that contain a range, which must be inside the content."""
+        start = offset - offset % BLOCK_BYTES
+        end = -(-(offset + length) // BLOCK_BYTES) * BLOCK_BYTES
+        return start, min(end, self.length)
+
+    def is_intact(self, start: int, data: Buffer) -> bool:
+        """Whether `data`, whole blocks from `start` on, matches the checksums."""
+        view, first = memoryview(data), start // BLOCK_BYTES
+        return all(
+            xxh3_64_intdigest(view[place : place + BLOCK_BYTES])
+            == self.checksums[first + place // BLOCK_BYTES]
+            for place in range(0, len(view), BLOCK_BYTES)
+        )
+
+
+@dataclass(slots=True)
+class Copy:
+    """A chunk in the fast tier. Without a fingerprint it was found there at the start, and is not verified yet."""
+
+    length: int
+    fingerprint: Fingerprint | None
+
+
+@dataclass(slots=True)
+class _Dataset:
+    read_s: float
+    copies: OrderedDict[bytes, Copy] = field(default_factory=OrderedDict)  # least recently read first
+
+
+class TierIndex:
+    """The content of the fast tier. For one thread at a time; `clock` counts seconds."""
+
+    def __init__(self, capacity_bytes: int, clock: Callable[[], float]) -> None:
+        self.capacity_bytes = capacity_bytes
+        self.used_bytes = 0
+        self._clock = clock
+        self._datasets: OrderedDict[bytes, _Dataset] = OrderedDict()  # least recently read first
+
+    def add(self, dataset_id: bytes, chunk_id: bytes, copy: Copy) -> None:
+        """Enter a copy; one that was found at the start does not count as a read of its dataset."""
+        self.remove(dataset_id, chunk_id)
+        read_s = self._clock() - (BUSY_S if copy.fingerprint is None else 0)
+        copies = self._datasets.setdefault(dataset_id, _Dataset(read_s)).copies
+        copies[chunk_id] = copy
+        self.used_bytes += copy.length
+
+    def read(self, dataset_id: bytes, chunk_id: bytes) -> Copy | None:
+        """The copy of a chunk, None if there is none; counts as a read of the dataset."""
+        dataset = self._datasets.get(dataset_id)
+        if dataset is None:
+            return None
+        dataset.read_s = self._clock()
+        self._datasets.move_to_end(dataset_id)
+        if chunk_id in dataset.copies:
+            dataset.copies.move_to_end(chunk_id)
+        return dataset.copies.get(chunk_id)
+
+    def holds(self, dataset_id: bytes, chunk_id: bytes) -> bool:
+        dataset = self._datasets.get(dataset_id)
+        return dataset is not None and chunk_id in dataset.copies
+
+    def remove(self, dataset_id: bytes, chunk_id: bytes) -> None:
+        """Remove a copy, if there is one."""
+        dataset = self._datasets.get(dataset_id)
+        copy = dataset.copies.pop(chunk_id, None) if dataset else None
+        if dataset is not None and copy is not None:
+            self.used_bytes -= copy.length
+            if not dataset.copies:
+                del self._datasets[dataset_id]
+
+    def remove_dataset(self, dataset_id: bytes) -> None:
+        dataset = self._datasets.pop(dataset_id, None)
+        if dataset is not None:
+            self.used_bytes -= sum(copy.length for copy in dataset.copies.values())
+
+    def victims(self, dataset_id: bytes, length: int) -> list[tuple[bytes, bytes]] | None:
+        """Dataset and chunk ID of the copies to evict, to make room for `length` bytes of a dataset; None if evictions
+        cannot make enough room.
+        """
+        missing = self.used_bytes + length - self.capacity_bytes
+        leaving = []
+        for candidate in self._candidates(dataset_id):
+            if missing <= 0:
+                break
+            leaving.append(candidate[:2])
+            missing -= candidate[2]
+        return leaving if missing <= 0 else None
+
+    def _candidates(self, dataset_id: bytes) -> Iterator[tuple[bytes, bytes, int]]:
+        idle_since_s = self._clock() - BUSY_S
+        for other_id, dataset in self._datasets.items():
+            if other_id != dataset_id and dataset.read_s <= idle_since_s:
+                yield from ((other_id, chunk_id, copy.length) for chunk_id, copy in dataset.copies.items())
+
 
 log = logging.getLogger(__name__)
 
@@ -27,44 +154,6 @@ log = logging.getLogger(__name__)
 def check_chunk(dataset_id: bytes, chunk_id: bytes, content: Buffer) -> None:
     """Raise Damaged unless `content` is this whole object of this dataset: a chunk, or an attached one's header."""
     decode_stored(content, f"chunk {chunk_name(chunk_id)}", chunk_id, dataset_id, are_extents_checked=True)
-
-
-class _TierMetrics:
-    """What the fast tier does. Counted by the threads of readers, and that of the filler."""
-
-    def __init__(self, metrics: Registry, index: TierIndex) -> None:
-        self._metrics = metrics
-        self._hits = metrics.counter("tier.hits", "Reads that the fast one of two stores answered.")
-        self._hit_bytes = metrics.counter("tier.hit_bytes", "Bytes of these reads.")
-        self._misses = metrics.counter("tier.misses", "Reads that the slow one of two stores answered.")
-        self._missed_bytes = metrics.counter("tier.missed_bytes", "Bytes of these reads.")
-        self._filled = metrics.counter("tier.filled_chunks", "Chunks copied into the fast store.")
-        self._filled_bytes = metrics.counter("tier.filled_bytes", "Bytes of these chunks.")
-        self._evicted = metrics.counter("tier.evicted_chunks", "Chunks that made room in the fast store.")
-        self._lost = metrics.counter("tier.lost_chunks", "Damaged or missing chunks of the fast store.")
-        metrics.gauge("tier.used_bytes", "Bytes in the fast store.", lambda: index.used_bytes)
-        metrics.gauge("tier.size_bytes", "Limit of the fast store.", lambda: index.capacity_bytes)
-
-    def hit(self, length: int) -> None:
-        with self._metrics.lock:
-            self._hits.value += 1
-            self._hit_bytes.value += length
-
-    def missed(self, length: int) -> None:
-        with self._metrics.lock:
-            self._misses.value += 1
-            self._missed_bytes.value += length
-
-    def filled(self, length: int) -> None:
-        with self._metrics.lock:
-            self._filled.value += 1
-            self._filled_bytes.value += length
-
-    def evicted(self) -> None:
-        self._metrics.add(self._evicted)
-
-    def lost(self) -> None:
-        self._metrics.add(self._lost)
 
 
 class TieredStore(StoreWrapper):
@@ -89,7 +178,17 @@ class TieredStore(StoreWrapper):
         self._lock = Lock()  # guards the two below
         self._index = TierIndex(capacity_bytes, clock)
         self._arriving: set[tuple[bytes, bytes]] = set()  # being copied, and not deleted meanwhile
-        self._counted = _TierMetrics(metrics or Registry(), self._index)
+        self._metrics = metrics = metrics or Registry()
+        self._hits = metrics.counter("tier.hits", "Reads that the fast one of two stores answered.")
+        self._hit_bytes = metrics.counter("tier.hit_bytes", "Bytes of these reads.")
+        self._misses = metrics.counter("tier.misses", "Reads that the slow one of two stores answered.")
+        self._missed_bytes = metrics.counter("tier.missed_bytes", "Bytes of these reads.")
+        self._filled = metrics.counter("tier.filled_chunks", "Chunks copied into the fast store.")
+        self._filled_bytes = metrics.counter("tier.filled_bytes", "Bytes of these chunks.")
+        self._evicted = metrics.counter("tier.evicted_chunks", "Chunks that made room in the fast store.")
+        self._lost = metrics.counter("tier.lost_chunks", "Damaged or missing chunks of the fast store.")
+        metrics.gauge("tier.used_bytes", "Bytes in the fast store.", lambda: self._index.used_bytes)
+        metrics.gauge("tier.size_bytes", "Limit of the fast store.", lambda: self._index.capacity_bytes)
         self._enter_found()
         self._filler = TierFiller(self._admit, self._lacking, self._fetch, slow_share, clock)
 
@@ -99,10 +198,10 @@ class TieredStore(StoreWrapper):
 
     def get_range(self, dataset_id: bytes, chunk_id: bytes, offset: int, length: int) -> bytes:
         if (data := self._from_copy(dataset_id, chunk_id, offset, length)) is not None:
-            self._counted.hit(length)
+            self._count(self._hits, self._hit_bytes, length)
             return data
         data = self.store.get_range(dataset_id, chunk_id, offset, length)
-        self._counted.missed(length)
+        self._count(self._misses, self._missed_bytes, length)
         self._filler.want(dataset_id)
         return data
 
@@ -130,6 +229,11 @@ class TieredStore(StoreWrapper):
         self._filler.close()
         self._fast.close()
         self.store.close()
+
+    def _count(self, events: Metric, total: Metric, length: int) -> None:
+        with self._metrics.lock:
+            events.value += 1
+            total.value += length
 
     # -- reading -----------------------------------------------------------------------------------------
 
@@ -176,7 +280,7 @@ class TieredStore(StoreWrapper):
         return fingerprint
 
     def _replace(self, dataset_id: bytes, chunk_id: bytes) -> None:
-        self._counted.lost()
+        self._metrics.add(self._lost)
         self._drop(dataset_id, chunk_id)
         self._filler.copy_again(dataset_id, chunk_id)
 
@@ -216,7 +320,7 @@ class TieredStore(StoreWrapper):
             victims = self._index.victims(dataset_id, length)
         for victim in victims or ():
             self._drop(*victim)
-            self._counted.evicted()
+            self._metrics.add(self._evicted)
         return victims is not None
 
     def _admit(self, dataset_id: bytes, chunk_id: bytes, content: bytes) -> None:
@@ -242,7 +346,7 @@ class TieredStore(StoreWrapper):
                 if is_there and is_wanted:
                     self._index.add(dataset_id, chunk_id, Copy(len(content), Fingerprint.of(content)))
         if is_wanted:
-            self._counted.filled(len(content))
+            self._count(self._filled, self._filled_bytes, len(content))
         else:
             self._fast.delete(dataset_id, chunk_id)
 

@@ -1,8 +1,27 @@
-"""A store that forwards every call to another store: the base of stores that limit, retry or count calls."""
+"""Stores that forward every call to another store, and measure, limit or repeat it.
 
+Large reads have a separate limit, `large_reads_max`; further ones wait for their turn (the tokens of LMDBIO's
+staggering). A disk or an OSD serves a few long reads at full speed, but has to seek between many concurrent ones. Small
+reads do not wait for large ones, so reading a preamble never waits for 64 MiB.
+
+Only Unavailable is retried, and not for a lasting cause, such as a missing permission. All calls of an `ObjectStore`
+may be repeated.
+"""
+
+import errno
+import random
+import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
+from threading import BoundedSemaphore
 from typing import TypeVar, TypeVarTuple
 
+from dieselfs.chunk.ids import chunk_time_s
+from dieselfs.errors import DieselfsError, NotFound, Unavailable
+from dieselfs.limits import MIB, REQUEST_TIMEOUT_S
+from dieselfs.telemetry import catalogue
+from dieselfs.telemetry.registry import Registry
 from dieselfs_server.store.interface import Buffer, ObjectStore
 
 Result = TypeVar("Result")
@@ -60,3 +79,193 @@ class StoreWrapper:
 
     def close(self) -> None:
         self.store.close()
+
+
+class MeasuredStore(StoreWrapper):
+    """An `ObjectStore`. Of a listing, only its start is measured."""
+
+    def __init__(self, store: ObjectStore, metrics: Registry) -> None:
+        super().__init__(store)
+        self._metrics = metrics
+
+    def _pass(self, call: Callable[[*Arguments], Result], *args: *Arguments) -> Result:
+        metrics, operation, started_s = self._metrics, call.__name__, time.monotonic()
+        try:
+            return call(*args)
+        except NotFound:
+            raise  # an answer of the store as any other
+        except DieselfsError:
+            failures = metrics.counter(
+                "store.failures", "Calls of the object store that failed.", operation=operation
+            )
+            metrics.add(failures)
+            raise
+        finally:
+            took = metrics.declare_histogram(catalogue.STORE_ANSWERED_S, operation=operation)
+            metrics.observe(took, time.monotonic() - started_s)
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """Limits of concurrent calls. Large reads count as reads too.
+
+    A call that has waited for `wait_s_max` raises Unavailable: the store hangs, or is far too slow.
+    """
+
+    reads_max: int = 16
+    large_reads_max: int = 8
+    large_read_bytes: int = 1 * MIB
+    writes_max: int = 16
+    wait_s_max: float = 10.0
+
+    def __post_init__(self) -> None:
+        assert 0 < self.large_reads_max <= self.reads_max and self.writes_max > 0
+
+
+class LimitedStore(StoreWrapper):
+    """An `ObjectStore`. A call that would exceed a limit of `store` waits.
+
+    Lookups and listings are not limited: they are short, and few. Opening a chunk is a small read; later reads of its
+    file are not limited, because they take no thread of this process.
+    """
+
+    def __init__(self, store: ObjectStore, bounds: Bounds) -> None:
+        super().__init__(store)
+        self._bounds = bounds
+        self._large_reads = BoundedSemaphore(bounds.large_reads_max)
+        reads, writes = BoundedSemaphore(bounds.reads_max), BoundedSemaphore(bounds.writes_max)
+        self._tokens = dict.fromkeys(("get_range", "open_chunk", "get_record"), reads)
+        self._tokens |= dict.fromkeys(
+            ("put", "delete", "delete_dataset", "put_record", "create_record", "delete_record"), writes
+        )
+
+    def _pass(self, call: Callable[[*Arguments], Result], *args: *Arguments) -> Result:
+        tokens = self._tokens.get(call.__name__)
+        with self._holding(tokens) if tokens else nullcontext():
+            return call(*args)
+
+    def get_range(self, dataset_id: bytes, chunk_id: bytes, offset: int, length: int) -> bytes:
+        # First, so that a waiting large read holds no token that a small read could use.
+        is_large = length >= self._bounds.large_read_bytes
+        with self._holding(self._large_reads) if is_large else nullcontext():
+            return super().get_range(dataset_id, chunk_id, offset, length)
+
+    @contextmanager
+    def _holding(self, tokens: BoundedSemaphore) -> Iterator[None]:
+        if not tokens.acquire(timeout=self._bounds.wait_s_max):
+            raise Unavailable(
+                f"object store: still busy with other calls after {self._bounds.wait_s_max:g} s; "
+                "it hangs or is overloaded: try again later"
+            )
+        try:
+            yield
+        finally:
+            tokens.release()
+
+
+LASTING = frozenset(
+    (
+        errno.EACCES,
+        errno.EPERM,
+        errno.EROFS,
+        errno.ELOOP,
+        errno.ENOTDIR,
+        errno.EISDIR,
+        errno.ENAMETOOLONG,
+        errno.EINVAL,
+        errno.EOPNOTSUPP,
+        errno.EMSGSIZE,
+        errno.EFBIG,
+    )
+)
+"""Causes that a retry does not change."""
+
+
+@dataclass(frozen=True, slots=True)
+class RetryPolicy:
+    """Limits of the attempts of a call.
+
+    Before attempt n + 1 the call waits a random time between half and all of `first_wait_s` x 2^(n - 1), `wait_s_max`
+    at most. No attempt begins after `duration_s_max`.
+    """
+
+    tries_max: int = 5
+    first_wait_s: float = 0.1
+    wait_s_max: float = 2.0
+    duration_s_max: float = 8.0
+
+    def __post_init__(self) -> None:
+        assert self.tries_max > 0 and self.duration_s_max < REQUEST_TIMEOUT_S
+
+
+def wait_before(failed_tries: int, policy: RetryPolicy, fraction: float) -> float:
+    """Seconds to wait after `failed_tries` attempts; `fraction`, in [0, 1), is the random part."""
+    full_s = min(policy.first_wait_s * 2.0 ** (failed_tries - 1), policy.wait_s_max)
+    return full_s * (1 + fraction) / 2
+
+
+class RetryingStore(StoreWrapper):
+    """An `ObjectStore` over `store`. Raises the error of the last attempt.
+
+    `clock` and `sleep` are in seconds; `source` makes the pauses random, so that calls that failed together are not
+    retried together.
+    """
+
+    def __init__(
+        self,
+        store: ObjectStore,
+        policy: RetryPolicy,
+        source: random.Random,
+        clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], None] = time.sleep,
+        metrics: Registry | None = None,
+    ) -> None:
+        super().__init__(store)
+        self._metrics = metrics or Registry()
+        self._policy = policy
+        self._source = source
+        self._clock = clock
+        self._sleep = sleep
+
+    def _pass(self, call: Callable[[*Arguments], Result], *args: *Arguments) -> Result:
+        return self._try(call.__name__, call, *args)
+
+    def _try(self, operation: str, call: Callable[[*Arguments], Result], *args: *Arguments) -> Result:
+        started_s = self._clock()
+        failed_tries = 0
+        while True:
+            try:
+                return call(*args)
+            except Unavailable as error:
+                failed_tries += 1
+                wait_s = wait_before(failed_tries, self._policy, self._source.random())
+                is_late = self._clock() + wait_s - started_s > self._policy.duration_s_max
+                is_lasting = getattr(error.__cause__, "errno", None) in LASTING
+                if failed_tries >= self._policy.tries_max or is_late or is_lasting:
+                    raise
+            metrics = self._metrics
+            retries = metrics.counter(
+                "store.retries", "Repeated calls of the object store.", operation=operation
+            )
+            metrics.add(retries)
+            self._sleep(wait_s)
+
+    def list_chunks(self, dataset_id: bytes, since_s: int = 0) -> Iterator[bytes]:
+        """A retry continues after the last listed ID."""
+        seen: bytes | None = None
+        chunk_ids = self.store.list_chunks(dataset_id, since_s)
+
+        def following() -> bytes | None:
+            nonlocal chunk_ids
+            try:
+                return next((chunk_id for chunk_id in chunk_ids if seen is None or chunk_id > seen), None)
+            except Unavailable:
+                chunk_ids = self.store.list_chunks(dataset_id, chunk_time_s(seen) if seen else since_s)
+                raise
+
+        while (chunk_id := self._try("list_chunks", following)) is not None:
+            seen = chunk_id
+            yield chunk_id
+
+    def list_datasets(self) -> Iterator[bytes]:
+        yield from self._try("list_datasets", lambda: list(self.store.list_datasets()))

@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable, Collection
 from dataclasses import dataclass
 from functools import wraps
 from pathlib import Path
-from time import time
+from time import time, time_ns
 from typing import Any, TypeVar
 
 import trio
@@ -15,21 +15,65 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import FileResponse, JSONResponse, Response
 from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
+from starlette.types import Receive, Scope, Send
 
 from dieselfs import __version__
 from dieselfs.errors import AccessDenied, DieselfsError, InvalidInput, NotFound, Unavailable
 from dieselfs.net.auth import NONCE_BYTES, check_key_id, check_user_name
 from dieselfs.telemetry import catalogue
 from dieselfs_server.access.accounts import ALL_DATASETS, Accounts, Caller, Right
-from dieselfs_server.admission.quotas.usage import shown_usage
-from dieselfs_server.leases.pins import shown_pins
+from dieselfs_server.admission.usage import shown_usage
+from dieselfs_server.leases.lease import shown_pins
 from dieselfs_server.service import Service
 from dieselfs_server.web import views
-from dieselfs_server.web.events import EventStream
 from dieselfs_server.web.facts import Facts
 from dieselfs_server.web.guard import EVENTS_PATH, Guard
 from dieselfs_server.web.live import Live
 from dieselfs_server.web.logins import SESSION_S, Logins, checked_proof
+
+STREAM_S = 3600.0
+"""Then the browser connects again."""
+
+
+class EventStream(Response):
+    """Sends what `next_event` returns, until that is None or the browser has left."""
+
+    def __init__(
+        self,
+        next_event: Callable[[], Awaitable[bytes | None]],
+        opened: Callable[[], object],
+        closed: Callable[[], object],
+    ) -> None:
+        super().__init__(media_type="text/event-stream")
+        del self.headers["content-length"]
+        self._next_event = next_event
+        self._opened = opened
+        self._closed = closed
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        self._opened()
+        try:
+            await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(_until_left, receive, nursery.cancel_scope)
+                with trio.move_on_after(STREAM_S):
+                    await self._send_events(send)
+                nursery.cancel_scope.cancel()
+            await send({"type": "http.response.body", "body": b""})
+        finally:
+            self._closed()
+
+    async def _send_events(self, send: Send) -> None:
+        await send({"type": "http.response.body", "body": b"retry: 3000\n\n", "more_body": True})
+        while (event := await self._next_event()) is not None:
+            await send({"type": "http.response.body", "body": b"data: " + event + b"\n\n", "more_body": True})
+
+
+async def _until_left(receive: Receive, scope: trio.CancelScope) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+    scope.cancel()
+
 
 STATIC = Path(__file__).parent / "static"
 BODY_BYTES_MAX = 4096
@@ -106,27 +150,21 @@ class App:
         self._is_encrypted = is_encrypted
         self._scheme = "https" if is_encrypted else "http"
         self._cookie = "__Host-dieselfs" if is_encrypted else f"dieselfs-{port}"
-        self._facts = Facts(service.metadata, service.tags, service.usages, service.now_ns)
+        self._facts = Facts(service.metadata, service.tags, service.usages, time_ns)
         self._reads = trio.CapacityLimiter(READS_MAX)
         self._streams: list[str] = []  # the user of each
         self._refused = service.metrics.declare(catalogue.RPC_REFUSED_LOGINS)
 
     def guarded(self, names: Collection[str]) -> Guard:
         """The app with the rules for all requests."""
+        posts = (self.challenge, self.login, self.link, self.logout)
+        gets = (self.me, self.live, self.datasets, self.usage, self.jobs, self.failures)
         routes = [
             Route("/", self.index),
-            Route("/api/challenge", self.challenge, methods=["POST"]),
-            Route("/api/login", self.login, methods=["POST"]),
-            Route("/api/link", self.link, methods=["POST"]),
-            Route("/api/logout", self.logout, methods=["POST"]),
-            Route("/api/me", self.me),
-            Route("/api/live", self.live),
-            Route("/api/datasets", self.datasets),
+            *(Route(f"/api/{endpoint.__name__}", endpoint, methods=["POST"]) for endpoint in posts),
+            *(Route(f"/api/{endpoint.__name__}", endpoint) for endpoint in gets),
             Route("/api/datasets/{name}", self.dataset),
-            Route("/api/usage", self.usage),
-            Route("/api/jobs", self.jobs),
             Route("/api/jobs/{dataset}/{job}/{id}", self.job),
-            Route("/api/failures", self.failures),
             Route(EVENTS_PATH, self.events),
             Mount("/static", StaticFiles(directory=STATIC)),
         ]
@@ -296,11 +334,11 @@ class App:
             dataset = await self._read(lambda: facts.dataset(name))
         except NotFound:
             raise _no_dataset(name) from None
-        async with self._service.tag_reads:
+        async with self._service.tags.reads:
             tags = await trio.to_thread.run_sync(facts.tags, dataset)
 
         def read() -> dict[str, Any]:
-            now_ns, right, user = self._service.now_ns(), viewer.right(name), viewer.caller.name
+            now_ns, right, user = time_ns(), viewer.right(name), viewer.caller.name
             chunks, usage = facts.chunks(dataset), shown_usage(facts.usage(dataset), user, right)
             readers = shown_pins(facts.readers(dataset), user, right)
             return {
@@ -336,7 +374,7 @@ class App:
         viewer = await self._viewer(request)
 
         def read() -> dict[str, Any]:
-            now_ns = self._service.now_ns()
+            now_ns = time_ns()
             seen = [job for job in self._facts.jobs() if viewer.may_see(job.dataset)]
             return {"jobs": [views.job_summary(job, now_ns) for job in seen]}
 
@@ -353,7 +391,7 @@ class App:
             right = viewer.right(dataset.name)
             for found in self._facts.jobs_of(dataset):
                 if found.job == named["job"] and found.fingerprint.startswith(named["id"]):
-                    return views.job_view(found, self._facts.chunks(dataset), self._service.now_ns(), right)
+                    return views.job_view(found, self._facts.chunks(dataset), time_ns(), right)
             raise NotFound(f"job {named['job']} has ended: it has no members")
 
         return await self._read(read)

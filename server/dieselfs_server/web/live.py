@@ -1,18 +1,150 @@
-"""Samples the metrics of this server again and again, for the charts and for everybody who watches."""
+"""Samples the metrics of this server again and again, for the charts and for everybody who watches.
+
+Of the figures, one series has every sample of the last half hour, another the mean of each minute of the last day. Both
+are in memory: a restart begins with empty charts.
+"""
 
 import json
 import logging
 import time
-from collections.abc import Callable, Iterable
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import trio
 
-from dieselfs.telemetry.activity import Activity, activity
-from dieselfs.telemetry.registry import Report
+from dieselfs.telemetry import catalogue
+from dieselfs.telemetry.activity import Activity, ServerActivity, activity
+from dieselfs.telemetry.registry import Family, Report
+from dieselfs.telemetry.series import Series
 from dieselfs.telemetry.socket import published, sockets_folder
-from dieselfs_server.web.charts import SAMPLE_S, Charts, Sample
-from dieselfs_server.web.figures import SERIES, local_sample, local_view, server_sample
+
+SAMPLE_S = 2.0
+SAMPLES_MAX = 900
+MINUTES_MAX = 1440
+
+_MINUTE_S = 60
+
+Sample = Mapping[str, float | None]
+"""By the name of a figure; None if it is not known."""
+
+
+class Charts:
+    """Samples of `figures`, in the order of time. Used from one thread."""
+
+    def __init__(self, figures: Sequence[str]) -> None:
+        self._figures = tuple(figures)
+        self._samples: Series[str] = Series(SAMPLES_MAX, len(self._figures))
+        self._minutes: Series[str] = Series(MINUTES_MAX, len(self._figures))
+
+    def add(self, time_s: float, sample: Sample) -> None:
+        """`time_s`: since 1970."""
+        self._samples.add(time_s, {name: sample.get(name) for name in self._figures})
+        began_s = time_s // _MINUTE_S * _MINUTE_S
+        times_s, rows = self._samples.samples()
+        newest = rows[times_s >= began_s]
+        known = ~np.isnan(newest)
+        totals, counts = np.where(known, newest, 0).sum(0), known.sum(0)
+        means = {
+            name: totals[i] / counts[i] if counts[i] else None for name, i in self._samples.columns.items()
+        }
+        self._minutes.add(began_s, means, is_replacing=self._minutes.newest_s == began_s)
+
+    def columns(self, span_s: float) -> dict[str, list[float | None]]:
+        """The samples of the last `span_s`: `time` and each figure. A span longer than half an hour has minutes."""
+        series = self._samples if span_s <= SAMPLES_MAX * SAMPLE_S else self._minutes
+        times_s, rows = series.samples()
+        is_shown = times_s > (series.newest_s or 0) - span_s
+        columns: dict[str, list[float | None]] = {"time": times_s[is_shown].round(3).tolist()}
+        for place, name in enumerate(self._figures):
+            columns[name] = [_rounded(value) for value in rows[is_shown, place].tolist()]
+        return columns
+
+
+def _rounded(value: float) -> float | None:
+    """With six digits, which is what a chart shows; None for NaN."""
+    return None if np.isnan(value) else float(f"{value:.6g}")
+
+
+SERVER_SERIES = (
+    *("calls", "failed", "sent_bytes", "received_bytes", "store_bytes"),
+    *("answer_s", "answer_p99_s", "store_s", "busy", "connections", "cpu", "shared_share"),
+)
+LOCAL_SERIES = ("mount_bytes", "mount_reads", "mount_waiting", "mount_hit_share")
+SERIES = SERVER_SERIES + LOCAL_SERIES
+
+
+def server_sample(before: Report | None, after: Report, seconds: float) -> Sample:
+    """The rates and latencies of a server over `seconds`; `shared_share`: of its range requests, those that the read of
+    another served.
+    """
+    now = activity(0, before, after, seconds)
+    assert isinstance(now, ServerActivity)
+    sample: dict[str, float | None] = {
+        name: getattr(now, name) for name in SERVER_SERIES if hasattr(now, name)
+    }
+    sample["answer_p99_s"] = quantile(before, after, catalogue.RPC_ANSWERED_S, 0.99)
+    asked, shared = (
+        after.total(family) - (before.total(family) if before else 0)
+        for family in (catalogue.READING_REQUESTS, catalogue.READING_SHARED_REQUESTS)
+    )
+    sample["shared_share"] = shared / asked if asked > 0 else None
+    return sample
+
+
+def quantile(before: Report | None, after: Report, family: Family, share: float) -> float | None:
+    """The bound of a histogram below which `share` of the new values are, over all labels; None without any."""
+    new: Counter[float] = Counter()
+    for report, sign in ((after, 1), (before, -1)):
+        for _, value in report.values(family) if report else ():
+            for bound, below in (*value["le"].items(), ("inf", value["count"])):
+                new[float(bound)] += sign * below
+    count = new[float("inf")]
+    if count <= 0:
+        return None
+    finite = [bound for bound in new if bound != float("inf")]
+    return min((bound for bound in finite if new[bound] >= share * count), default=max(finite))
+
+
+def local_sample(daemons: Iterable[Activity]) -> Sample:
+    """The mounts and caches of this machine together."""
+    seen = [*daemons]
+    shares = [each.hit_share for each in seen if each.hit_share is not None]
+    return {
+        "mount_bytes": sum(each.fetched_bytes for each in seen) if seen else None,
+        "mount_reads": sum(each.reads for each in seen) if seen else None,
+        "mount_waiting": sum(each.waiting for each in seen) if seen else None,
+        "mount_hit_share": sum(shares) / len(shares) if shares else None,
+    }
+
+
+def local_view(daemon: Activity, infos: Report) -> dict[str, object]:
+    """A mount or cache of this machine, as the page shows it."""
+    suspected = infos.info(catalogue.JOB_SUSPECTED) or ()
+    return {
+        "process": daemon.process,
+        "about": dict(daemon.about),
+        "fetched_bytes": daemon.fetched_bytes,
+        "reads": daemon.reads,
+        "waiting": daemon.waiting,
+        "failed": daemon.failed,
+        "hit_share": daemon.hit_share,
+        "memory_used_bytes": daemon.memory_used_bytes,
+        "memory_granted_bytes": daemon.memory_granted_bytes,
+        "cpu": daemon.cpu,
+        "plans": [
+            {
+                "epoch": plan.epoch,
+                "position": plan.position,
+                "positions": plan.positions,
+                "left_s": plan.left_s,
+            }
+            for plan in daemon.plans
+        ],
+        "suspected": [str(node) for node in suspected],
+    }
+
 
 log = logging.getLogger(__name__)
 

@@ -2,17 +2,124 @@
 
 A browser cannot see the certificate of its connection, so its proof covers the origin of the page instead: a proof that
 a page of another name has got is wrong here.
+
+Tokens are random. Only the digest of a token is kept. All are in the memory of one server, so a restart ends them.
 """
 
+import hashlib
 import os
+import secrets
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Generic, TypeVar
 
 from dieselfs.errors import AccessDenied
 from dieselfs.net import auth
 from dieselfs_server.access.accounts import Caller
-from dieselfs_server.web.login_rate import LoginRate
-from dieselfs_server.web.tokens import Tokens
+
+WINDOW_S = 60.0
+TRIES_PER_ADDRESS = 30
+TRIES_OF_ALL = 300
+"""Limits of a window, for one address and for all, which bound the processor time of logins."""
+
+
+class LoginRate:
+    """For one thread at a time. Times are in seconds, and do not fall."""
+
+    def __init__(self) -> None:
+        self._ends_s = float("-inf")
+        self._tries: Counter[str] = Counter()
+
+    def take(self, address: str, now_s: float) -> bool:
+        """Whether a try is allowed now."""
+        if now_s >= self._ends_s:
+            self._ends_s = now_s + WINDOW_S
+            self._tries.clear()
+        if self._tries.total() >= TRIES_OF_ALL or self._tries[address] >= TRIES_PER_ADDRESS:
+            return False
+        self._tries[address] += 1
+        return True
+
+    def give_back(self, address: str) -> None:
+        """The last try succeeded, so it does not count."""
+        if self._tries[address] > 0:
+            self._tries[address] -= 1
+
+
+TOKEN_BYTES = 32
+
+Value = TypeVar("Value")
+
+
+@dataclass(slots=True)
+class _Entry(Generic[Value]):
+    value: Value
+    owner: str
+    ends_s: float
+    used_s: float
+
+
+class Tokens(Generic[Value]):
+    """At most `count_max` values, `owner_max` of one owner; the oldest gives way. For one thread at a time.
+
+    A value ends `life_s` after it was added, and when it was not used for `idle_s`. Times are in seconds, and do not
+    fall.
+    """
+
+    def __init__(self, count_max: int, owner_max: int, life_s: float, idle_s: float | None = None) -> None:
+        self._count_max = count_max
+        self._owner_max = owner_max
+        self._life_s = life_s
+        self._idle_s = life_s if idle_s is None else idle_s
+        self._entries: dict[bytes, _Entry[Value]] = {}  # the oldest first
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def add(self, value: Value, owner: str, now_s: float) -> str:
+        """The new token, in letters that may stand in a URL."""
+        self._drop_ended(now_s)
+        of_owner = [digest for digest, entry in self._entries.items() if entry.owner == owner]
+        if len(of_owner) >= self._owner_max:
+            del self._entries[of_owner[0]]
+        elif len(self._entries) >= self._count_max:
+            del self._entries[next(iter(self._entries))]
+        token = secrets.token_urlsafe(TOKEN_BYTES)
+        self._entries[_digest(token)] = _Entry(value, owner, now_s + self._life_s, now_s)
+        return token
+
+    def find(self, token: str, now_s: float) -> Value | None:
+        """The value of a token, which is used by this; None if it is unknown or has ended."""
+        self._drop_ended(now_s)
+        entry = self._entries.get(_digest(token))
+        if entry is None:
+            return None
+        entry.used_s = now_s
+        return entry.value
+
+    def take(self, token: str, now_s: float) -> Value | None:
+        """As `find`; the token is worthless afterwards."""
+        value = self.find(token, now_s)
+        self._entries.pop(_digest(token), None)
+        return value
+
+    def clear(self) -> None:
+        self._entries.clear()
+
+    def _drop_ended(self, now_s: float) -> None:
+        ended = [
+            digest
+            for digest, entry in self._entries.items()
+            if now_s >= entry.ends_s or now_s - entry.used_s >= self._idle_s
+        ]
+        for digest in ended:
+            del self._entries[digest]
+
+
+def _digest(token: str) -> bytes:
+    return hashlib.sha256(token.encode("utf-8", "replace")).digest()
+
 
 SESSION_S = 12 * 3600.0
 SESSION_IDLE_S = 1800.0

@@ -1,7 +1,7 @@
 """What the page shows of datasets, jobs and failures, as values for JSON. No I/O."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
@@ -16,8 +16,8 @@ from dieselfs.rpc.limit_kinds import NO_LIMIT, QUOTAS, UsageRecord
 from dieselfs.rpc.records import TagRecord
 from dieselfs_server.access.accounts import Right
 from dieselfs_server.leases.job_members import Head, Leases, interval_s, lease_ns
-from dieselfs_server.leases.pins import Pin
-from dieselfs_server.recent import Failure
+from dieselfs_server.leases.lease import Pin
+from dieselfs_server.logs import Failure
 
 PAGE_ROWS = 100
 GROWTH_POINTS = 240
@@ -242,18 +242,7 @@ def _owned_bytes(members: Mapping[str, Member], facts: ChunkFacts) -> dict[str, 
 def failures_view(failures: Iterable[Failure], user: str, is_admin: bool) -> list[dict[str, Any]]:
     """The newest failures that a user may see: their own calls; administrators see all, and the log."""
     shown = [each for each in failures if is_admin or (each.user and each.user == user)]
-    return [
-        {
-            "number": each.number,
-            "time_s": each.time_s,
-            "level": each.level,
-            "what": each.what,
-            "user": each.user,
-            "outcome": each.outcome,
-            "text": each.text,
-        }
-        for each in shown[:FAILURES_SHOWN_MAX]
-    ]
+    return [asdict(each) for each in shown[:FAILURES_SHOWN_MAX]]
 
 
 def right_view(right: Right) -> str:

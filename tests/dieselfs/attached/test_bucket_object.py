@@ -10,7 +10,7 @@ from dieselfs.attached.bucket_object import BucketObject, is_below
 from dieselfs.attached.opening import open_source
 from dieselfs.chunk.source import AttachedSource
 from dieselfs.errors import EXIT_DAMAGED, AccessDenied, Damaged, InvalidInput, NotFound
-from dieselfs_server.store.sources import Sources
+from dieselfs_server.store.attached import Sources
 from tests.support.buckets import BUCKET, REGION, S3Server, needs_gateway, running_gateway, set_credentials
 from tests.support.dlcmd import Dlcmd
 from tests.tools.commands.test_import_ import tar_of

@@ -10,7 +10,7 @@ from dieselfs.attached import web_file as module
 from dieselfs.attached.opening import open_source
 from dieselfs.attached.web_file import PART_BYTES, REDIRECTS_MAX, TRIES_MAX, WebFile
 from dieselfs.errors import AccessDenied, Damaged, DieselfsError, InvalidInput, NotFound, Unavailable
-from dieselfs_server.store.sources import Sources
+from dieselfs_server.store.attached import Sources
 from tests.support import http_files
 from tests.support.certificates import make_certificate
 from tests.support.http_files import web_file

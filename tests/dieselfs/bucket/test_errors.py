@@ -4,7 +4,7 @@ import pytest
 
 from dieselfs.bucket.errors import parse_failure
 from dieselfs.errors import NotFound, StorageFull, Unavailable
-from dieselfs_server.store.retrying import LASTING
+from dieselfs_server.store.wrapper import LASTING
 
 _ANSWER = (
     "Generic S3 error: Error performing PUT http://host/data/x in 2ms - Server returned non-2xx status code: "

@@ -17,7 +17,7 @@ from dieselfs.rpc.limit_kinds import (
     numbers_of,
 )
 from dieselfs.rpc.messages import thrift
-from dieselfs_server.admission.quotas.holds import Amount
+from dieselfs_server.admission.quotas import Amount
 
 
 def fields(struct: Any) -> set[str]:

@@ -10,8 +10,8 @@ from dieselfs.chunk.format import ChunkHeader, Op
 from dieselfs.errors import Damaged, DieselfsError, NotFound, Unavailable
 from dieselfs.snapshot.builder import build_snapshot
 from dieselfs.snapshot.reader import Snapshot
-from dieselfs_server.datasets import changes
-from dieselfs_server.datasets.changes import content_since
+from dieselfs_server.datasets import snapshots
+from dieselfs_server.datasets.snapshots import content_since
 from dieselfs_server.metadata.sqlite.store import SqliteMetadata
 from tests.support.metadata_chunks import DATASET, DATASET_ID, NOW_NS, Put, chunk_id, delete, pack
 from tests.support.snapshots import SOURCE
@@ -82,7 +82,7 @@ def test_what_the_chunks_do_not_say_is_read_from_the_metadata(
     chunks.apply([Put(b"b", 300, size=5)])
     assert chunks.since(base) is None
     assert chunks.since(middle) == bytes(chunks.snapshot().content)
-    monkeypatch.setattr(changes, "CHANGES_MAX", 0)
+    monkeypatch.setattr(snapshots, "CHANGES_MAX", 0)
     assert chunks.since(middle) is None
 
 

@@ -5,20 +5,32 @@ from pathlib import Path
 
 import pytest
 import trio
+from trio.testing import MockClock
 
 from dieselfs.chunk.builder import ChunkBuilder
 from dieselfs.chunk.ids import ChunkIdSource
-from dieselfs.errors import NotFound, Unavailable
+from dieselfs.errors import Damaged, InvalidInput, NotFound, Unavailable
 from dieselfs.records import EntryTable
 from dieselfs.snapshot.delta import apply_delta
 from dieselfs.snapshot.delta_format import decode_delta
 from dieselfs.snapshot.reader import Snapshot
 from dieselfs_server.datasets import snapshots as module
+from dieselfs_server.datasets import snapshots as snapshot_records
 from dieselfs_server.datasets.commit import commit_chunk, read_header
-from dieselfs_server.datasets.snapshots import GENERATIONS_KEPT, SnapshotCache
+from dieselfs_server.datasets.snapshots import (
+    GENERATIONS_KEPT,
+    PAUSE_FACTOR,
+    QUIET_S,
+    STALE_S,
+    Refresh,
+    SnapshotCache,
+    TagStore,
+    signed,
+)
 from dieselfs_server.metadata.sqlite.store import SqliteMetadata
 from dieselfs_server.store.memory import MemoryStore
-from tests.support.identity import IDENTITY
+from tests.support.identity import IDENTITY, OTHER_IDENTITY
+from tests.support.snapshots import DATASET_ID, SAMPLE, SOURCE, snapshot_bytes
 
 DATASET = bytes(range(16))
 IDS = ChunkIdSource(clock=lambda: 1_800_000_000, first_counter=1)
@@ -176,3 +188,117 @@ async def test_what_is_built_ahead_is_ready_to_send(
     assert found is not None
     assert apply_delta(first, decode_delta(found[1], "delta"), "delta") == second.content
     second.verify()
+
+
+class Builds:
+    """The builds and their times; each takes `duration_s`."""
+
+    def __init__(self, duration_s: float = 0.0, error: Exception | None = None) -> None:
+        self.done: list[tuple[str, float]] = []
+        self.duration_s, self.error = duration_s, error
+
+    async def __call__(self, dataset: str) -> None:
+        self.done.append((dataset, round(trio.current_time() - self.start_s, 3)))
+        await trio.sleep(self.duration_s)
+        if self.error is not None:
+            raise self.error
+
+    async def after(self, *writes: tuple[float, str], until_s: float = 300) -> list[tuple[str, float]]:
+        """The builds after `writes`, at times since the start."""
+        self.start_s = trio.current_time()
+        refresh = Refresh(self)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(refresh.run)
+            for at_s, dataset in writes:
+                await trio.sleep_until(self.start_s + at_s)
+                refresh.note(dataset)
+            await trio.sleep_until(self.start_s + until_s)
+            nursery.cancel_scope.cancel()
+        return self.done
+
+
+async def test_one_build_follows_the_last_chunk_of_a_put(autojump_clock: MockClock) -> None:
+    writes = [(number * QUIET_S / 2, "a") for number in range(10)]
+    assert await Builds().after(*writes) == [("a", 4.5 * QUIET_S + QUIET_S)]
+
+
+async def test_a_long_put_is_built_at_intervals(autojump_clock: MockClock) -> None:
+    writes = [(number * QUIET_S / 2, "a") for number in range(int(4 * STALE_S / QUIET_S) + 6)]
+    builds = [at_s for _, at_s in await Builds().after(*writes)]
+    assert builds[0] == STALE_S and builds[1] - STALE_S in (STALE_S, STALE_S + QUIET_S / 2)
+    assert builds[2:] == [writes[-1][0] + QUIET_S]
+
+
+async def test_datasets_do_not_wait_for_each_other(autojump_clock: MockClock) -> None:
+    assert await Builds().after((0, "a"), (QUIET_S / 2, "b")) == [("a", QUIET_S), ("b", 1.5 * QUIET_S)]
+
+
+async def test_a_slow_build_is_followed_by_a_pause(autojump_clock: MockClock) -> None:
+    slow_s = 5.0
+    built = await Builds(slow_s).after((0, "a"), (QUIET_S + slow_s + 0.5, "a"))
+    assert built == [("a", QUIET_S), ("a", QUIET_S + slow_s + PAUSE_FACTOR * slow_s)]
+
+
+async def test_a_chunk_during_a_build_is_in_the_next_one(autojump_clock: MockClock) -> None:
+    built = await Builds(1.0).after((0, "a"), (QUIET_S + 0.5, "a"))
+    assert [name for name, _ in built] == ["a", "a"]
+
+
+@pytest.mark.parametrize("error", [Unavailable("no metadata"), OSError("a bug")])
+async def test_a_failed_build_is_tried_after_the_next_put(
+    error: Exception, autojump_clock: MockClock
+) -> None:
+    failing = Builds(error=error)
+    assert len(await failing.after((0, "a"), (100, "a"))) == 2
+
+
+def tagged(store: MemoryStore) -> TagStore:
+    """A store with two tags."""
+    tags = TagStore(store, IDENTITY)
+    for name, tree in (("v1", SAMPLE), ("v2", {})):
+        tags.add(Snapshot(signed(snapshot_bytes(tree), IDENTITY), SOURCE), name)
+    return tags
+
+
+def test_a_tag_that_stands_in_the_place_of_another_is_damage() -> None:
+    store = MemoryStore()
+    tags = tagged(store)
+    one, two = store.list_records("tag-")
+    content = store.get_record(two)
+    assert content is not None
+    store.put_record(one, content)
+    assert tags.get("pets", DATASET_ID, "v2").generation == 7
+    with pytest.raises(Damaged, match="tag v1 of pets: "):
+        tags.get("pets", DATASET_ID, "v1")
+
+
+def test_a_dataset_has_a_bounded_number_of_tags(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They take room that no quota counts."""
+    tags = tagged(MemoryStore())
+    monkeypatch.setattr(snapshot_records, "TAGS_MAX", 2)
+    third = Snapshot(signed(snapshot_bytes({}), IDENTITY), SOURCE)
+    with pytest.raises(InvalidInput, match="dlcmd tag rm"):
+        tags.add(third, "v3")
+    tags.remove("pets", DATASET_ID, "v1")
+    tags.add(third, "v3")
+
+
+def test_any_altered_byte_of_a_tag_is_found() -> None:
+    store = MemoryStore()
+    tags = tagged(store)
+    record = store.list_records("tag-")[0]
+    content = store.get_record(record)
+    assert content is not None
+    for place in range(len(content)):
+        altered = bytearray(content)
+        altered[place] ^= 1
+        store.put_record(record, bytes(altered))
+        with pytest.raises(Damaged):
+            tags.get("pets", DATASET_ID, "v1")
+
+
+def test_a_tag_of_other_servers_is_refused() -> None:
+    store = MemoryStore()
+    tagged(store)
+    with pytest.raises(Damaged, match="not signed by the servers of this store"):
+        TagStore(store, OTHER_IDENTITY).get("pets", DATASET_ID, "v1")

@@ -6,7 +6,7 @@ from contextlib import closing
 import pytest
 
 from dieselfs.errors import NotFound
-from dieselfs_server.leases.maintenance_lease import LEASE_S, Excluded, end_lease, take_lease
+from dieselfs_server.leases.lease import LEASE_S, Excluded, end_lease, take_lease
 from dieselfs_server.metadata.sqlite.store import SqliteMetadata
 
 DATASET = bytes(range(16))

@@ -14,15 +14,13 @@ from dieselfs.rpc.records import PurgeReport
 from dieselfs.snapshot.builder import build_snapshot
 from dieselfs.snapshot.reader import Snapshot
 from dieselfs_server.datasets.commit import commit_chunk, read_header
-from dieselfs_server.datasets.snapshots import signed
-from dieselfs_server.datasets.tags import TagStore
+from dieselfs_server.datasets.snapshots import TagStore, signed
 from dieselfs_server.maintenance.attachments import detach, is_attached, list_attached
 from dieselfs_server.maintenance.purge import copy_attached, purge
 from dieselfs_server.maintenance.rebuild import rebuild
 from dieselfs_server.metadata.sqlite.store import SqliteMetadata
-from dieselfs_server.store.attached import AttachedStore
+from dieselfs_server.store.attached import AttachedStore, Sources
 from dieselfs_server.store.memory import MemoryStore
-from dieselfs_server.store.sources import Sources
 from tests.support.identity import IDENTITY
 
 DATASET = bytes(range(16))

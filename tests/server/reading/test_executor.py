@@ -1,6 +1,8 @@
 """Parts of chunks for clients: right, few reads, and damage is looked at anew; and chunks as open files."""
 
 import os
+from contextlib import ExitStack
+from itertools import count
 from pathlib import Path
 from threading import Event
 
@@ -14,15 +16,14 @@ from dieselfs.chunk.blocks import block_checksums
 from dieselfs.chunk.format import PREAMBLE_BYTES, decode_preamble
 from dieselfs.errors import Damaged, InvalidInput, NotFound, Unavailable
 from dieselfs.telemetry.registry import Registry
+from dieselfs_server.reading import executor as executing
 from dieselfs_server.reading import executor as executor_module
-from dieselfs_server.reading import request_path
-from dieselfs_server.reading.executor import RequestExecutor, open_payload
-from dieselfs_server.store.limited import Bounds, LimitedStore
+from dieselfs_server.reading.executor import InUse, RequestExecutor, open_payload
+from dieselfs_server.store.attached import Sources
 from dieselfs_server.store.memory import MemoryStore
 from dieselfs_server.store.posix import PosixStore
-from dieselfs_server.store.sources import Sources
 from dieselfs_server.store.tiered import TieredStore
-from dieselfs_server.store.wrapper import StoreWrapper
+from dieselfs_server.store.wrapper import Bounds, LimitedStore, StoreWrapper
 from lab.counting_store import CountingStore
 from tests.support.chunks import CHUNK_ID, DATASET_ID, chunk_object, sample_fields
 
@@ -92,7 +93,7 @@ class HeldStore(StoreWrapper):
 async def test_reads_that_wait_and_are_merged_are_counted(
     store: CountingStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(request_path, "STORE_READS_MAX", 1)
+    monkeypatch.setattr(executing, "STORE_READS_MAX", 1)
     other_id = CHUNK_ID[:-1] + b"\xff"
     store.put(DATASET_ID, other_id, [chunk_object(sample_fields(PAYLOAD), PAYLOAD, other_id)])
     held, metrics = HeldStore(store), Registry()
@@ -223,3 +224,30 @@ async def test_checksums_of_few_chunks_are_kept(
         for chunk_id in (CHUNK_ID, other):
             assert await executor.block_checksums(DATASET_ID, chunk_id)
         assert len(executor._block_checksums) == 1
+
+
+def test_users_share_a_value_until_the_last_one_ends() -> None:
+    values: InUse[str, int] = InUse()
+    numbers = count()
+    with ExitStack() as first:
+        assert first.enter_context(values.held("a", lambda: next(numbers))) == 0
+        with (
+            values.held("a", lambda: next(numbers)) as shared,
+            values.held("b", lambda: next(numbers)) as other,
+        ):
+            assert (shared, other) == (0, 1)
+            first.close()
+            assert "a" in values
+        assert "a" not in values and "b" not in values
+        with values.held("a", lambda: next(numbers)) as later:
+            assert later == 2
+
+
+def test_a_value_that_cannot_be_made_is_not_in_use() -> None:
+    values: InUse[str, float] = InUse()
+    with pytest.raises(ZeroDivisionError), values.held("a", lambda: 1 / 0):
+        pass
+    assert "a" not in values
+    with pytest.raises(KeyError), values.held("a", lambda: 1.0):
+        raise KeyError
+    assert "a" not in values

@@ -8,11 +8,9 @@ import pytest
 import trio
 
 from dieselfs.limits import MIB
-from dieselfs_server.reading.executor import RequestExecutor
-from dieselfs_server.reading.request_path import RequestPath
-from dieselfs_server.store.limited import Bounds, LimitedStore
+from dieselfs_server.reading.executor import RequestExecutor, RequestPath
 from dieselfs_server.store.memory import MemoryStore
-from dieselfs_server.store.wrapper import StoreWrapper
+from dieselfs_server.store.wrapper import Bounds, LimitedStore, StoreWrapper
 from lab.counting_store import CountingStore
 from tests.support.chunks import CHUNK_ID, DATASET_ID, chunk_object, sample_fields
 

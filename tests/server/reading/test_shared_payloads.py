@@ -21,10 +21,10 @@ from dieselfs_server.reading.shared_payloads import (
     default_bytes,
     sealed_copy,
 )
+from dieselfs_server.store.attached import Sources
 from dieselfs_server.store.interface import ObjectStore
 from dieselfs_server.store.memory import MemoryStore
 from dieselfs_server.store.posix import PosixStore
-from dieselfs_server.store.sources import Sources
 from tests.support.chunks import chunk_object, sample_fields
 
 Store = TypeVar("Store", bound=ObjectStore)

@@ -14,8 +14,8 @@ from dieselfs.errors import AlreadyExists, Damaged, InvalidInput, NotFound, Unav
 from dieselfs_server.store.bucket import EXCLUSIVE_CHECK_S, BucketStore, check_exclusive
 from dieselfs_server.store.interface import ObjectStore
 from dieselfs_server.store.opening import open_store
-from dieselfs_server.store.retrying import RetryingStore, RetryPolicy
 from dieselfs_server.store.tiered import TieredStore
+from dieselfs_server.store.wrapper import RetryingStore, RetryPolicy
 from tests.conformance.chunk_store_suite import CHUNK_ID, DATASET_ID, OTHER_ID, ChunkStoreSuite, chunk_at
 from tests.support.buckets import BUCKET, S3Server, needs_gateway, set_credentials
 from tests.support.http_proxy import (

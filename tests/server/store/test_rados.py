@@ -7,9 +7,8 @@ import pytest
 
 from dieselfs.chunk.ids import chunk_name
 from dieselfs.errors import AlreadyExists, Damaged, InvalidInput, NotFound
-from dieselfs_server.store.rados import RadosStore
+from dieselfs_server.store.rados import PIECE_BYTES, RadosStore
 from dieselfs_server.store.rados_pool import RadosPool
-from dieselfs_server.store.rados_records import PIECE_BYTES
 from tests.conformance.chunk_store_suite import CHUNK_ID, DATASET_ID, OTHER_ID, ChunkStoreSuite, chunk_at
 from tests.support.ceph import USER, RunningCeph, needs_ceph
 

@@ -5,8 +5,8 @@ from collections.abc import Iterator
 import pytest
 
 from dieselfs.errors import Damaged
+from dieselfs_server.store.rados import RadosStore, Stripes, just_before, pieces_of_key
 from dieselfs_server.store.rados_pool import RadosPool
-from dieselfs_server.store.rados_records import RadosRecords, Stripes, just_before, pieces_of_key
 from tests.support.ceph import USER, RunningCeph, needs_ceph
 
 PIECE_BYTES = 1000
@@ -17,7 +17,7 @@ LARGE = bytes(range(250)) * 10
 def pool(ceph: RunningCeph) -> Iterator[RadosPool]:
     pool = RadosPool("data", ceph.conf, USER)
     yield pool
-    RadosRecords(pool, PIECE_BYTES).delete_record("large")
+    RadosStore(pool, PIECE_BYTES).delete_record("large")
     pool.close()
 
 
@@ -27,7 +27,7 @@ def objects(ceph: RunningCeph) -> list[str]:
 
 @needs_ceph
 def test_pieces_come_and_go_with_their_content(ceph: RunningCeph, pool: RadosPool) -> None:
-    records = RadosRecords(pool, PIECE_BYTES)
+    records = RadosStore(pool, PIECE_BYTES)
     for content, count in ((LARGE, 4), (LARGE[:999], 1), (LARGE[:1000], 2), (LARGE[::-1], 4), (b"", 1)):
         records.put_record("large", content)
         assert records.get_record("large") == content
@@ -39,7 +39,7 @@ def test_pieces_come_and_go_with_their_content(ceph: RunningCeph, pool: RadosPoo
 
 @needs_ceph
 def test_damage_is_told_from_replacement(ceph: RunningCeph, pool: RadosPool) -> None:
-    records = RadosRecords(pool, PIECE_BYTES)
+    records = RadosStore(pool, PIECE_BYTES)
     records.put_record("large", LARGE)
     pool.replace(objects(ceph)[-1], b"short")
     with pytest.raises(Damaged, match="records/large: 2005 bytes in its pieces, 2500 expected"):

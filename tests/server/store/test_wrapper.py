@@ -1,12 +1,287 @@
 """A wrapper that changes nothing keeps the contract."""
 
+import errno
+import random
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from threading import Condition
 
+import pytest
+
+from dieselfs.errors import Damaged, DieselfsError, NotFound, StorageFull, Unavailable
+from dieselfs.telemetry.registry import Registry
 from dieselfs_server.store.memory import MemoryStore
-from dieselfs_server.store.wrapper import StoreWrapper
-from tests.conformance.chunk_store_suite import ChunkStoreSuite
+from dieselfs_server.store.wrapper import (
+    Bounds,
+    LimitedStore,
+    MeasuredStore,
+    RetryingStore,
+    RetryPolicy,
+    StoreWrapper,
+    wait_before,
+)
+from tests.conformance.chunk_store_suite import CHUNK_ID, DATASET_ID, ChunkStoreSuite, chunk_at
 
 
 class TestStoreWrapper(ChunkStoreSuite):
     def make_store(self, folder: Path) -> StoreWrapper:
         return StoreWrapper(MemoryStore())
+
+
+DATASET, CHUNK = bytes(16), b"\1" * 16
+
+
+class TestMeasuredStore(ChunkStoreSuite):
+    def make_store(self, folder: Path) -> MeasuredStore:
+        return MeasuredStore(MemoryStore(), Registry())
+
+
+def test_calls_and_failures_are_counted_by_operation(monkeypatch: pytest.MonkeyPatch) -> None:
+    backend, metrics = MemoryStore(), Registry()
+    store = MeasuredStore(backend, metrics)
+    store.put(DATASET, CHUNK, [b"x"])
+    assert store.get_range(DATASET, CHUNK, 0, 1) == b"x"
+    with pytest.raises(NotFound):  # an answer
+        store.get_range(DATASET, bytes(16), 0, 1)
+
+    def fails(name: str) -> bytes | None:
+        raise Unavailable("away")
+
+    fails.__name__ = "get_record"
+    monkeypatch.setattr(backend, "get_record", fails)
+    with pytest.raises(Unavailable):
+        store.get_record("x")
+    found = metrics.as_dict()["store"]
+    assert {name: each["count"] for name, each in found["answered_s"].items()} == {
+        "put": 1,
+        "get_range": 2,
+        "get_record": 1,
+    }
+    assert found["failures"] == {"get_record": 1}
+
+
+TIMEOUT_S = 20.0
+BOUNDS = Bounds(reads_max=4, large_reads_max=2, large_read_bytes=1000, writes_max=3, wait_s_max=TIMEOUT_S)
+
+
+class TestLimitedStore(ChunkStoreSuite):
+    def make_store(self, folder: Path) -> LimitedStore:
+        return LimitedStore(MemoryStore(), Bounds(1, 1, 10, 1))
+
+
+class HeldStore(MemoryStore):
+    """Reads and puts stay inside until they are let go; counts how many are."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.changed = Condition()
+        self.inside: dict[str, int] = {}
+        self.most: dict[str, int] = {}
+        self.is_held = False
+
+    def _stay(self, kind: str) -> None:
+        with self.changed:
+            self.inside[kind] = self.inside.get(kind, 0) + 1
+            self.most[kind] = max(self.most.get(kind, 0), self.inside[kind])
+            self.changed.notify_all()
+            assert self.changed.wait_for(lambda: not self.is_held, TIMEOUT_S)
+            self.inside[kind] -= 1
+
+    def get_range(self, dataset_id: bytes, chunk_id: bytes, offset: int, length: int) -> bytes:
+        self._stay("large" if length >= BOUNDS.large_read_bytes else "small")
+        return super().get_range(dataset_id, chunk_id, offset, length)
+
+    def put(self, dataset_id: bytes, chunk_id: bytes, parts: object) -> None:
+        self._stay("put")
+        super().put(dataset_id, chunk_id, parts)  # type: ignore[arg-type]  # only passed on
+
+    def wait_inside(self, kind: str, count: int) -> None:
+        with self.changed:
+            assert self.changed.wait_for(lambda: self.inside.get(kind, 0) == count, TIMEOUT_S)
+
+    def let_go(self) -> None:
+        with self.changed:
+            self.is_held = False
+            self.changed.notify_all()
+
+
+@pytest.fixture
+def held() -> HeldStore:
+    store = HeldStore()
+    store.put(DATASET_ID, CHUNK_ID, [bytes(5000)])
+    store.is_held = True
+    return store
+
+
+def test_large_reads_take_turns_and_small_ones_go_past(held: HeldStore) -> None:
+    store = LimitedStore(held, BOUNDS)
+    with ThreadPoolExecutor(12) as threads:
+        large = [threads.submit(store.get_range, DATASET_ID, CHUNK_ID, 0, 1000) for _ in range(5)]
+        held.wait_inside("large", 2)
+        small = [threads.submit(store.get_range, DATASET_ID, CHUNK_ID, 0, 999) for _ in range(5)]
+        held.wait_inside("small", 2)
+        held.let_go()
+        assert [len(read.result()) for read in large + small] == [1000] * 5 + [999] * 5
+    assert held.most["large"] == 2 and held.most["small"] <= 4
+
+
+def test_puts_are_bounded(held: HeldStore) -> None:
+    store = LimitedStore(held, BOUNDS)
+    with ThreadPoolExecutor(8) as threads:
+        puts = [threads.submit(store.put, DATASET_ID, chunk_at(number), [b"x"]) for number in range(8)]
+        held.wait_inside("put", 3)
+        held.let_go()
+        for put in puts:
+            put.result()
+    assert held.most["put"] == 3
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda store: store.get_range(DATASET_ID, CHUNK_ID, 0, 1),
+        lambda store: store.get_record("users"),
+    ],
+)
+def test_behind_a_store_that_hangs_a_call_ends_in_time(
+    held: HeldStore, call: Callable[[LimitedStore], object]
+) -> None:
+    store = LimitedStore(held, Bounds(1, 1, 1000, 1, wait_s_max=0.01))
+    with ThreadPoolExecutor(1) as threads:
+        hanging = threads.submit(store.get_range, DATASET_ID, CHUNK_ID, 0, 1)
+        held.wait_inside("small", 1)
+        with pytest.raises(Unavailable, match=r"busy with other calls after 0\.01 s"):
+            call(store)
+        held.let_go()
+        assert hanging.result() == b"\0"
+    call(store)
+
+
+PATIENCE = RetryPolicy(tries_max=4, first_wait_s=1.0, wait_s_max=3.0, duration_s_max=20.0)
+
+
+def failure(number: int | None = None) -> Unavailable:
+    error = Unavailable("gone")
+    error.__cause__ = OSError(number, "why") if number is not None else None
+    return error
+
+
+class FlakyStore(MemoryStore):
+    """The next calls raise these, one each."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.failures: list[DieselfsError] = []
+        self.calls = 0
+
+    def _fail(self) -> None:
+        self.calls += 1
+        if self.failures:
+            raise self.failures.pop(0)
+
+    def get_range(self, dataset_id: bytes, chunk_id: bytes, offset: int, length: int) -> bytes:
+        self._fail()
+        return super().get_range(dataset_id, chunk_id, offset, length)
+
+    def list_chunks(self, dataset_id: bytes, since_s: int = 0) -> Iterator[bytes]:
+        for chunk_id in super().list_chunks(dataset_id, since_s):
+            self._fail()
+            yield chunk_id
+
+
+class Bench:
+    """A retrying store over a flaky one, with a clock that only waiting moves."""
+
+    def __init__(self, patience: RetryPolicy = PATIENCE, call_s: float = 0.0) -> None:
+        self.now_s = 0.0
+        self.waits_s: list[float] = []
+        self.call_s = call_s
+        self.flaky = FlakyStore()
+        self.flaky.put(DATASET_ID, CHUNK_ID, [b"content"])
+        self.metrics = Registry()
+        self.store = RetryingStore(
+            self.flaky, patience, random.Random(5), self._clock, self._sleep, self.metrics
+        )
+
+    def retries(self) -> dict[str, int]:
+        """By operation."""
+        return {labels[0]: value for _, labels, value in self.metrics.collect(("store.retries",))}
+
+    def _clock(self) -> float:
+        self.now_s += self.call_s
+        return self.now_s
+
+    def _sleep(self, wait_s: float) -> None:
+        self.waits_s.append(wait_s)
+        self.now_s += wait_s
+
+    def get(self) -> bytes:
+        return self.store.get_range(DATASET_ID, CHUNK_ID, 0, 7)
+
+
+class TestRetryingStore(ChunkStoreSuite):
+    def make_store(self, folder: Path) -> RetryingStore:
+        return RetryingStore(MemoryStore(), PATIENCE, random.Random(1))
+
+
+def test_a_passing_failure_is_tried_again() -> None:
+    bench = Bench()
+    bench.flaky.failures = [failure(), failure(errno.EIO), failure(errno.ETIMEDOUT)]
+    assert bench.get() == b"content"
+    assert bench.flaky.calls == 4 and bench.retries() == {"get_range": 3}
+    for wait_s, full_s in zip(bench.waits_s, (1, 2, 3), strict=True):
+        assert full_s / 2 <= wait_s < full_s
+
+
+def test_tries_are_bounded() -> None:
+    bench = Bench()
+    bench.flaky.failures = [failure() for _ in range(9)]
+    with pytest.raises(Unavailable):
+        bench.get()
+    assert bench.flaky.calls == PATIENCE.tries_max
+    assert bench.retries() == {"get_range": PATIENCE.tries_max - 1}
+
+
+def test_time_is_bounded() -> None:
+    bench = Bench(call_s=9.0)
+    bench.flaky.failures = [failure() for _ in range(9)]
+    with pytest.raises(Unavailable):
+        bench.get()
+    assert bench.flaky.calls == 2
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        failure(errno.EACCES),
+        failure(errno.EROFS),
+        NotFound("x"),
+        Damaged("x"),
+        StorageFull("x"),
+    ],
+)
+def test_what_lasts_is_not_tried_again(error: DieselfsError) -> None:
+    bench = Bench()
+    bench.flaky.failures = [error]
+    with pytest.raises(type(error)):
+        bench.get()
+    assert bench.flaky.calls == 1 and bench.waits_s == [] and bench.retries() == {}
+
+
+def test_a_listing_goes_on_where_it_broke_off() -> None:
+    bench = Bench()
+    bench.flaky.delete(DATASET_ID, CHUNK_ID)
+    chunk_ids = [chunk_at(time_s, number) for time_s in range(5) for number in range(3)]
+    for chunk_id in chunk_ids:
+        bench.flaky.put(DATASET_ID, chunk_id, [b""])
+    listed = []
+    for chunk_id in bench.store.list_chunks(DATASET_ID):
+        listed.append(chunk_id)
+        bench.flaky.failures = [failure()]
+    assert listed == chunk_ids and bench.retries() == {"list_chunks": len(chunk_ids) - 1}
+
+
+def test_waits_grow_and_those_who_failed_together_part() -> None:
+    assert [wait_before(tries, PATIENCE, 0.0) for tries in (1, 2, 3, 4, 50)] == [0.5, 1.0, 1.5, 1.5, 1.5]
+    assert wait_before(1, PATIENCE, 0.999) > 0.99

@@ -15,7 +15,7 @@ from dieselfs.net import auth
 from dieselfs.rpc.client import ServerClient
 from dieselfs.rpc.limit_kinds import QuotaRecord
 from dieselfs_server.web.guard import HEADERS
-from dieselfs_server.web.login_rate import TRIES_PER_ADDRESS
+from dieselfs_server.web.logins import TRIES_PER_ADDRESS
 from dieselfs_server.web.views import READERS_MAX
 from tests.support.many_datasets import add_datasets
 from tests.support.server import RunningServer, running_server, start_server

@@ -12,8 +12,13 @@ from dieselfs_server.web.logins import (
     LINK_S,
     SESSION_IDLE_S,
     SESSION_S,
+    TRIES_OF_ALL,
+    TRIES_PER_ADDRESS,
+    WINDOW_S,
     Challenge,
+    LoginRate,
     Logins,
+    Tokens,
     checked_proof,
 )
 
@@ -107,3 +112,60 @@ def test_a_closed_session_is_over() -> None:
     assert (logins.caller(first), logins.caller(second), logins.caller("")) == (None, ANN, None)
     logins.close_all()
     assert logins.caller(second) is None
+
+
+def test_an_address_has_so_many_tries_in_a_window() -> None:
+    rate = LoginRate()
+    assert sum(rate.take("a", 1.0) for _ in range(1000)) == TRIES_PER_ADDRESS
+    assert rate.take("b", 2.0)
+    assert not rate.take("a", WINDOW_S)
+    assert rate.take("a", 1.0 + WINDOW_S)
+
+
+def test_logins_that_succeed_do_not_count() -> None:
+    rate = LoginRate()
+    for _ in range(1000):
+        assert rate.take("a", 1.0)
+        rate.give_back("a")
+    rate.give_back("b")
+    assert sum(rate.take("b", 1.0) for _ in range(1000)) == TRIES_PER_ADDRESS
+
+
+def test_all_addresses_together_have_a_limit() -> None:
+    rate = LoginRate()
+    assert sum(rate.take(str(number), 0.0) for number in range(10_000)) == TRIES_OF_ALL
+
+
+def test_a_token_is_found_until_it_ends() -> None:
+    tokens: Tokens[str] = Tokens(10, 10, life_s=100)
+    token = tokens.add("value", "a", 0)
+    assert tokens.find(token, 99) == "value"
+    assert tokens.find(token, 100) is None
+    assert tokens.find("another", 0) is None
+
+
+def test_what_is_not_used_ends_earlier() -> None:
+    tokens: Tokens[str] = Tokens(10, 10, life_s=100, idle_s=10)
+    used, unused = tokens.add("used", "a", 0), tokens.add("unused", "a", 0)
+    assert [tokens.find(used, second) for second in (9, 18, 27)] == ["used"] * 3
+    assert tokens.find(unused, 27) is None
+
+
+def test_a_taken_token_is_worthless() -> None:
+    tokens: Tokens[str] = Tokens(10, 10, life_s=100)
+    token = tokens.add("value", "a", 0)
+    assert (tokens.take(token, 1), tokens.take(token, 1), tokens.find(token, 1)) == ("value", None, None)
+
+
+def test_the_oldest_of_an_owner_gives_way_before_that_of_others() -> None:
+    tokens: Tokens[int] = Tokens(4, 2, life_s=100)
+    made = [tokens.add(number, owner, 0) for number, owner in enumerate("abaac")]
+    assert [tokens.find(token, 1) for token in made] == [None, 1, 2, 3, 4]
+    tokens.add(9, "d", 1)
+    assert len(tokens) == 4 and tokens.find(made[1], 1) is None
+
+
+def test_tokens_are_not_guessed() -> None:
+    tokens: Tokens[None] = Tokens(100, 100, life_s=100)
+    made = {tokens.add(None, "a", 0) for _ in range(100)}
+    assert len(made) == 100 and all(len(token) == 43 for token in made)

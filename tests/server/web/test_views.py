@@ -16,7 +16,7 @@ from dieselfs.rpc.members import JobId
 from dieselfs_server.access.accounts import Right
 from dieselfs_server.leases.job_members import Head, interval_s, lease_ns
 from dieselfs_server.leases.lease import Lease
-from dieselfs_server.recent import Failure
+from dieselfs_server.logs import Failure
 from dieselfs_server.web import views
 from dieselfs_server.web.views import LATE_INTERVALS, PAGE_ROWS, USERS_SHOWN_MAX, ChunkFacts, FoundJob
 

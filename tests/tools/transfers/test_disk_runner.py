@@ -3,8 +3,7 @@
 from contextlib import closing
 from pathlib import Path
 
-from dieselfs.disk.folders import check_folder
-from dieselfs.disk.space import DatasetHold, DiskSpace
+from dieselfs.disk.space import DatasetHold, DiskSpace, check_folder
 from dieselfs.errors import EXIT_NOT_FOUND, EXIT_REFUSED, EXIT_USAGE
 from tests.support.dlcmd import Dlcmd
 

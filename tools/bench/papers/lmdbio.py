@@ -23,7 +23,7 @@ from dieselfs.net.address import UnixAddress
 from dieselfs.rpc.client import ServerClient
 from dieselfs.settings import Settings
 from dieselfs_server.assemble import run_server
-from dieselfs_server.reading.request_path import RequestPath
+from dieselfs_server.reading.executor import RequestPath
 from dieselfs_server.settings import ServerSettings
 from lab.server import upload
 

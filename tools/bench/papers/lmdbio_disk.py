@@ -21,11 +21,10 @@ from dieselfs.arrays import Ranges
 from dieselfs.chunk.builder import ChunkBuilder
 from dieselfs.chunk.format import decode_preamble
 from dieselfs.chunk.ids import ChunkIdSource
-from dieselfs_server.reading.executor import RequestExecutor
-from dieselfs_server.reading.request_path import RequestPath
+from dieselfs_server.reading.executor import RequestExecutor, RequestPath
 from dieselfs_server.store.interface import ObjectStore
-from dieselfs_server.store.limited import LimitedStore
 from dieselfs_server.store.memory import MemoryStore
+from dieselfs_server.store.wrapper import LimitedStore
 from lab.seeking_store import SeekingStore
 
 READERS, QUICK_READERS = (1, 2, 4, 8, 16), (1, 4)

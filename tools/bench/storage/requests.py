@@ -23,9 +23,7 @@ from dieselfs.arrays import Ranges
 from dieselfs.chunk.builder import ChunkBuilder
 from dieselfs.chunk.format import decode_preamble
 from dieselfs.chunk.ids import ChunkIdSource
-from dieselfs_server.reading.executor import RequestExecutor
-from dieselfs_server.reading.ranges import merge_ranges
-from dieselfs_server.reading.request_path import STORE_READS_MAX
+from dieselfs_server.reading.executor import STORE_READS_MAX, RequestExecutor, merge_ranges
 from dieselfs_server.store.opening import open_store
 from lab.counting_store import CountingStore
 

@@ -5,8 +5,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
 
-from dieselfs.disk.folders import FORMAT_FOLDER, check_folder
-from dieselfs.disk.space import DiskSpace, KeptDataset
+from dieselfs.disk.space import FORMAT_FOLDER, DiskSpace, KeptDataset, check_folder
 from dieselfs.errors import EXIT_OK, EXIT_PARTIAL, InvalidInput, NotFound, Unavailable
 from dieselfs.units import count, format_time
 from dieselfs_tools.cli.output import Output

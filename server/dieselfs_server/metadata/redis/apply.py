@@ -18,18 +18,7 @@ from dieselfs.limits import REDIS_HOLD_S, REDIS_PATIENCE_S, REDIS_RETRY_S, REDIS
 from dieselfs.names import split_path
 from dieselfs_server.metadata.redis.client import RedisCalls, execute, swap
 from dieselfs_server.metadata.redis.datasets import Contended, DatasetGone, live_state, sweep
-from dieselfs_server.metadata.redis.fields import Call, Change, Swapped, read_call, swap_call
-from dieselfs_server.metadata.redis.keys import (
-    BUCKETS,
-    CHANGES,
-    HOLD,
-    RECORD,
-    STORED,
-    VERSIONS,
-    DatasetKeys,
-    bucket_name,
-    tree_name,
-)
+from dieselfs_server.metadata.redis.fields import Change, Command, Swapped, read_call, swap_call
 from dieselfs_server.metadata.redis.resolve import (
     BucketEntries,
     ChunkEntries,
@@ -38,16 +27,25 @@ from dieselfs_server.metadata.redis.resolve import (
     resolve,
     split_by_bucket,
 )
-from dieselfs_server.metadata.redis.stored import count_chunk
+from dieselfs_server.metadata.redis.table import count_chunk
 from dieselfs_server.metadata.redis.values import (
+    BUCKETS,
+    CHANGES,
+    HOLD,
+    RECORD,
+    STORED,
+    VERSIONS,
     ChunkState,
+    DatasetKeys,
     DatasetState,
     DeletedState,
+    bucket_name,
     number_body,
     number_of,
     pending_body,
     receipt_of,
     seal,
+    tree_name,
     unseal,
 )
 from dieselfs_server.metadata.rules import Effects, change_folders
@@ -77,9 +75,8 @@ class ChunkApplication:
 
     def apply(self) -> int:
         """Returns the dataset's new generation. Raises DatasetGone, Damaged, and as `RedisCalls.execute`."""
-        chunk = ChunkEntries.of(
-            self.preamble.chunk_id, self.header
-        )  # refuses a bad header before it is pending
+        # First, because it refuses a bad header before it is pending.
+        chunk = ChunkEntries.of(self.preamble.chunk_id, self.header)
         for _ in range(REDIS_SWAPS_MAX):
             generation = self._begin()
             if generation is None:
@@ -134,7 +131,7 @@ class ChunkApplication:
             if not left:
                 return applied
             steps = [(part, seen, resolve(part, chunk, seen)) for part, seen in left]
-            calls: list[Call[Any]] = []
+            calls: list[Command[Any]] = []
             for part, _, step in steps:
                 if isinstance(step, Needs):
                     calls += step.calls(part.keys)
@@ -214,7 +211,7 @@ class _Commit:
             self._effects.add(each.effects)
         self._folders = _with_parents([folder for folder, change in self._effects.members.items() if change])
 
-    def read(self) -> Call[list[list[bytes | None]]]:
+    def read(self) -> Command[list[list[bytes | None]]]:
         keys, chunk_id = self._keys, self._application.preamble.chunk_id
         return read_call(
             [

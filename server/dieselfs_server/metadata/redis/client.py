@@ -3,16 +3,33 @@
 Every wait is bounded, and every error of Redis becomes a DieselfsError. A call is sent again if its reply was lost,
 although Redis may have executed it: all calls must be idempotent. `_lock` guards all shared state except the connection
 pools, which are thread-safe.
+
+Locations are parsed from URLs; this module opens the password file:
+
+    redis://[USER@]HOST[:PORT][/DATABASE][?password_file=FILE&prefix=TEXT]
+    redis+unix:///PATH/OF/SOCKET[?...]
+    redis+cluster://[USER@]HOST:PORT,HOST:PORT,...[?...]
+    rediss://...[?ca_file=FILE&certificate_file=FILE&key_file=FILE&...], rediss+cluster://...     TLS
+
+The certificate of Redis must name the host. Its authority is in `ca_file`, or one that the system trusts. Redis gets
+`certificate_file`, with `key_file`, if it wants a certificate. A password is never in the URL, because every user of a
+machine can see command lines.
 """
 
 import logging
+import os
+import re
 import socket
 import ssl
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from ipaddress import ip_address
+from pathlib import Path
 from threading import Lock
 from typing import Any, Protocol
+from urllib.parse import parse_qsl, unquote
 
 from redis import (
     BlockingConnectionPool,
@@ -27,13 +44,134 @@ from redis.crc import key_slot
 from redis.exceptions import NoPermissionError, NoScriptError, OutOfMemoryError, RedisError, ResponseError
 from redis.retry import Retry
 
-from dieselfs.errors import DieselfsError, StorageFull, Unavailable
+from dieselfs.errors import AccessDenied, DieselfsError, InvalidInput, StorageFull, Unavailable
 from dieselfs.limits import REDIS_AWAY_S, REDIS_PATIENCE_S, REDIS_REQUEST_TIMEOUT_S, REDIS_RETRY_S
-from dieselfs.net.address import TcpAddress
+from dieselfs.net.address import TcpAddress, split
+from dieselfs.net.private_file import read_private_file
 from dieselfs.net.sockets import open_socket
-from dieselfs_server.metadata.redis.fields import Call, Change, Result, Script, read_call, swap_call
-from dieselfs_server.metadata.redis.keys import KeyPair
-from dieselfs_server.metadata.redis.url import RedisLocation
+from dieselfs_server.metadata.redis.fields import Change, Command, Result, Script, read_call, swap_call
+from dieselfs_server.metadata.redis.values import DEFAULT_PREFIX, KeyPair
+
+SCHEMES = ("redis", "redis+cluster", "redis+unix", "rediss", "rediss+cluster")
+DEFAULT_PORT = 6379
+PASSWORD_BYTES_MAX = 4096
+
+_PREFIX = re.compile(r"[A-Za-z0-9._:-]{1,64}")
+
+
+@dataclass(frozen=True, slots=True)
+class RedisTls:
+    """Files of PEM certificates and their key; None: the authorities of the system, and no own certificate."""
+
+    ca_file: str | None = None
+    certificate_file: str | None = None
+    key_file: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RedisLocation:
+    """`nodes` are (host, port) of the server, or of some nodes of the cluster; empty with a `socket_path`."""
+
+    nodes: Sequence[tuple[str, int]]
+    is_cluster: bool = False
+    database: int = 0
+    user: str | None = None
+    password: str | None = None
+    prefix: bytes = DEFAULT_PREFIX
+    socket_path: str | None = None
+    tls: RedisTls | None = None
+
+    def __repr__(self) -> str:
+        return f"RedisLocation({self})"
+
+    def __str__(self) -> str:
+        """Without the password."""
+        return self.socket_path or ",".join(f"{host}:{port}" for host, port in self.nodes)
+
+    def danger(self) -> str:
+        """What others can do, on the network or on this machine; empty if nothing. Modes protect a Unix socket."""
+        if not self.nodes:
+            return ""
+        is_local = all(_is_loopback(host) for host, _ in self.nodes)
+        if self.password is None:
+            who = "user of this machine" if is_local else "host that can connect"
+            return f"has no password: every {who} can read, change and delete all metadata"
+        if self.tls is None and not is_local:
+            return "is used without TLS: hosts on the way can read the password, and read and change all metadata"
+        return ""
+
+
+def parse_redis_url(url: str) -> RedisLocation:
+    """Raises InvalidInput, also if the password file cannot be read or is readable by other users."""
+    parts = split(url)
+    user, at, hosts = parts.netloc.rpartition("@")
+    if ":" in user:
+        raise InvalidInput("metadata: a password in the URL is visible to all users; use ?password_file=FILE")
+    query = dict(parse_qsl(parts.query, keep_blank_values=True))
+    password_file = query.pop("password_file", None)
+    prefix = query.pop("prefix", DEFAULT_PREFIX.decode())
+    has_tls = parts.scheme.startswith("rediss")
+    files = {name: query.pop(name, None) for name in RedisTls.__slots__} if has_tls else {}
+    if query:
+        known = ", ".join(["password_file", "prefix", *files])
+        raise InvalidInput(f"metadata {url!r}: unknown option {min(query)!r}; use one of {known}")
+    if bool(files.get("certificate_file")) != bool(files.get("key_file")):
+        raise InvalidInput(f"metadata {url!r}: a certificate needs both certificate_file and key_file")
+    for file in filter(None, files.values()):
+        if not os.access(file, os.R_OK):
+            raise InvalidInput(f"metadata {url!r}: cannot read {file}")
+    if not _PREFIX.fullmatch(prefix):
+        raise InvalidInput(
+            f"metadata {url!r}: invalid prefix; use up to 64 of the characters A-Z a-z 0-9 . _ : -"
+        )
+    is_socket = parts.scheme == "redis+unix"
+    return RedisLocation(
+        nodes=[] if is_socket else [_node(host, url) for host in hosts.split(",")],
+        is_cluster=parts.scheme.endswith("+cluster"),
+        database=0 if is_socket else _database(parts.path, parts.scheme, url),
+        user=unquote(user) if at and user else None,
+        password=_read_password(Path(password_file)) if password_file else None,
+        prefix=prefix.encode(),
+        socket_path=unquote(parts.path) if is_socket else None,
+        tls=RedisTls(**files) if has_tls else None,
+    )
+
+
+def _node(text: str, url: str) -> tuple[str, int]:
+    match = re.fullmatch(r"(?:\[([0-9A-Fa-f:.]+)\]|([^:\[\]/]+))(?::(\d{1,5}))?", text)
+    port = int(match[3] or DEFAULT_PORT) if match else 0
+    if match is None or not 0 < port < 65536:
+        raise InvalidInput(f"metadata {url!r}: {text!r} is not HOST:PORT")
+    return match[1] or match[2], port
+
+
+def _database(path: str, scheme: str, url: str) -> int:
+    number = path.strip("/")
+    if number and scheme.endswith("+cluster"):
+        raise InvalidInput(f"metadata {url!r}: a cluster has no databases; use ?prefix=TEXT")
+    if number and not re.fullmatch(r"\d{1,5}", number):
+        raise InvalidInput(f"metadata {url!r}: {number!r} is not a database number")
+    return int(number or 0)
+
+
+def _read_password(path: Path) -> str:
+    try:
+        password = read_private_file(path, PASSWORD_BYTES_MAX + 1, "password file").decode("utf-8").strip()
+    except AccessDenied as error:
+        raise InvalidInput(str(error)) from None
+    except UnicodeDecodeError:
+        raise InvalidInput(f"password file {path}: not text") from None
+    if not password or len(password) > PASSWORD_BYTES_MAX:
+        raise InvalidInput(f"password file {path}: empty, or longer than {PASSWORD_BYTES_MAX} bytes")
+    return password
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
 
 REDIS_CONNECT_TIMEOUT_S = 2.0
 REDIS_CONNECTIONS_MAX = 32
@@ -51,9 +189,9 @@ _REFUSED = (exceptions.AuthenticationError, exceptions.AuthorizationError)  # su
 log = logging.getLogger(__name__)
 
 _Node = tuple[str, int]
-_Calls = list[tuple[int, Call[Any]]]
+_Calls = list[tuple[int, Command[Any]]]
 """Calls with their positions in the request."""
-_Answer = tuple[int, Call[Any], Any]
+_Answer = tuple[int, Command[Any], Any]
 
 
 class _TcpConnection(Connection):
@@ -73,7 +211,7 @@ class _TlsConnection(SSLConnection, _TcpConnection):
 
 
 class RedisCalls(Protocol):
-    def execute(self, calls: Sequence[Call[Any]]) -> list[Any]:
+    def execute(self, calls: Sequence[Command[Any]]) -> list[Any]:
         """The replies, in order. Raises Unavailable, StorageFull; Redis may then have executed some of the calls."""
         ...
 
@@ -84,7 +222,7 @@ class RedisCalls(Protocol):
     def close(self) -> None: ...
 
 
-def execute(client: RedisCalls, calls: Sequence[Call[Result]]) -> list[Result]:
+def execute(client: RedisCalls, calls: Sequence[Command[Result]]) -> list[Result]:
     """The decoded reply of each call. Raises as `RedisCalls.execute`."""
     return [call.decode(reply) for call, reply in zip(calls, client.execute(calls), strict=True)]
 
@@ -116,10 +254,10 @@ class RedisClient:
             log.warning(
                 "metadata: Redis at %s %s; docs/reference/metadata-keys.md has the settings", location, danger
             )
-        self.execute([Call(b"", (b"PING",))])
+        self.execute([Command(b"", (b"PING",))])
         self._patience_s = patience_s
 
-    def execute(self, calls: Sequence[Call[Any]]) -> list[Any]:
+    def execute(self, calls: Sequence[Command[Any]]) -> list[Any]:
         replies: list[Any] = [None] * len(calls)
         left = list(enumerate(calls))
         began_s = time.monotonic()
@@ -149,7 +287,7 @@ class RedisClient:
             nodes = [self._node_for(b"")]
         found = {}
         for node in nodes:
-            ((_, _, reply),) = self._send(node, [(0, Call(b"", command))])()
+            ((_, _, reply),) = self._send(node, [(0, Command(b"", command))])()
             if isinstance(reply, RedisError) and not isinstance(reply, NoPermissionError):
                 raise self._translate(reply)
             found[f"{node[0]}:{node[1]}" if node[0] else str(self._location)] = (
@@ -278,7 +416,7 @@ class RedisClient:
             known = list(dict.fromkeys([*self._location.nodes, *self._pools]))
         trouble: RedisError = exceptions.ConnectionError("no node of the cluster answers")
         for node in known:
-            ((_, _, reply),) = self._send(node, [(0, Call(b"", (b"CLUSTER", b"SLOTS")))])()
+            ((_, _, reply),) = self._send(node, [(0, Command(b"", (b"CLUSTER", b"SLOTS")))])()
             if isinstance(reply, (*_REFUSED, NoPermissionError)):
                 raise self._translate(reply)
             if isinstance(reply, RedisError):

@@ -14,8 +14,7 @@ from typing import Any, Generic, TypeVar
 
 import msgpack
 
-from dieselfs_server.metadata.redis.keys import KeyPair
-from dieselfs_server.metadata.redis.values import SEAL_BYTES, seal
+from dieselfs_server.metadata.redis.values import SEAL_BYTES, KeyPair, seal
 
 Result = TypeVar("Result")
 
@@ -148,7 +147,7 @@ SCAN = Script.of(_SCAN)
 
 
 @dataclass(frozen=True, eq=False)
-class Call(Generic[Result]):
+class Command(Generic[Result]):
     """A command for the node that has `key`, and the decoder of its reply; with a script, EVALSHA of its digest."""
 
     key: bytes
@@ -168,13 +167,13 @@ def _script_call(
     value: object,
     *arguments: bytes,
     decode: Callable[[Any], Result],
-) -> Call[Result]:
+) -> Command[Result]:
     packed: bytes = msgpack.packb(value, use_bin_type=False)  # Redis knows no bin types
     command: tuple[bytes | int | str, ...] = (b"EVALSHA", script.digest, len(keys), *keys, packed, *arguments)
-    return Call(keys[0], command, script, lambda reply: decode(msgpack.unpackb(reply, raw=True)))
+    return Command(keys[0], command, script, lambda reply: decode(msgpack.unpackb(reply, raw=True)))
 
 
-def read_call(fields: Sequence[tuple[KeyPair, Sequence[bytes]]]) -> Call[list[list[bytes | None]]]:
+def read_call(fields: Sequence[tuple[KeyPair, Sequence[bytes]]]) -> Command[list[list[bytes | None]]]:
     """The values of fields of one slot, one list for each key pair; None for a field that does not exist."""
     keys: dict[bytes, int] = {}
     groups = [
@@ -232,7 +231,7 @@ class Swapped:
     stale: list[tuple[KeyPair, bytes, bytes | None]]
 
 
-def swap_call(changes: Sequence[Change], counter: tuple[KeyPair, bytes] | None = None) -> Call[Swapped]:
+def swap_call(changes: Sequence[Change], counter: tuple[KeyPair, bytes] | None = None) -> Command[Swapped]:
     """Change fields of one slot, all of them if every one matches, else none. Increments the field `counter`."""
     keys = {counter[0].hash_key: 1} if counter else {}
     groups = [
@@ -260,20 +259,20 @@ def swap_call(changes: Sequence[Change], counter: tuple[KeyPair, bytes] | None =
 
 @dataclass(frozen=True, slots=True)
 class Range:
-    """Part of a sorted set. The bounds are in the syntax of ZRANGEBYLEX; `keys.py` makes them."""
+    """Part of a sorted set. The bounds are in the syntax of ZRANGEBYLEX; `names_after` and `names_below` make them."""
 
     key_pair: KeyPair
     lowest: bytes = b"-"
     highest: bytes = b"+"
 
 
-def scan_call(ranges: Sequence[Range], limit: int) -> Call[list[list[bytes]]]:
+def scan_call(ranges: Sequence[Range], limit: int) -> Command[list[list[bytes]]]:
     """Up to `limit` members in all of sorted sets of one slot; ranges after the limit are left out of the reply."""
     bounds = [(part.lowest, part.highest) for part in ranges]
     return _script_call(SCAN, [part.key_pair.sorted_key for part in ranges], (limit, bounds), decode=list)
 
 
-def read_all_call(key_pair: KeyPair) -> Call[dict[bytes, bytes]]:
+def read_all_call(key_pair: KeyPair) -> Command[dict[bytes, bytes]]:
     """Every field of a hash."""
 
     def decode(reply: Sequence[bytes] | Mapping[bytes, bytes]) -> dict[bytes, bytes]:
@@ -281,17 +280,17 @@ def read_all_call(key_pair: KeyPair) -> Call[dict[bytes, bytes]]:
             return dict(reply)
         return dict(zip(reply[::2], reply[1::2], strict=True))
 
-    return Call(key_pair.hash_key, (b"HGETALL", key_pair.hash_key), decode=decode)
+    return Command(key_pair.hash_key, (b"HGETALL", key_pair.hash_key), decode=decode)
 
 
-def remove_field_call(key_pair: KeyPair, name: bytes) -> Call[int]:
+def remove_field_call(key_pair: KeyPair, name: bytes) -> Command[int]:
     """Remove one field of a hash, whatever its value; no error if it does not exist."""
-    return Call(key_pair.hash_key, (b"HDEL", key_pair.hash_key, name))
+    return Command(key_pair.hash_key, (b"HDEL", key_pair.hash_key, name))
 
 
-def remove_call(keys: Sequence[bytes]) -> Call[int]:
+def remove_call(keys: Sequence[bytes]) -> Command[int]:
     """Remove whole keys of one slot; no error if they do not exist."""
-    return Call(keys[0], (b"UNLINK", *keys))
+    return Command(keys[0], (b"UNLINK", *keys))
 
 
 def split_member(member: bytes, name_bytes: int | None = None) -> tuple[bytes, bytes]:

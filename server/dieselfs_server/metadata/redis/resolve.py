@@ -14,21 +14,19 @@ import numpy as np
 from xxhash import xxh3_64_digest
 
 from dieselfs.chunk.format import ChunkHeader, Op
-from dieselfs_server.metadata.redis.fields import Call, Change, Range, read_call, scan_call, split_member
-from dieselfs_server.metadata.redis.keys import (
+from dieselfs_server.metadata.redis.fields import Change, Command, Range, read_call, scan_call, split_member
+from dieselfs_server.metadata.redis.values import (
     EXTENT_NAME_BYTES,
     BucketKeys,
     DatasetKeys,
     KeyPair,
-    extent_name,
-    extents_of_file,
-    parse_extent_name,
-)
-from dieselfs_server.metadata.redis.values import (
     Kind,
     PathState,
     StoredExtent,
     bodies_of,
+    extent_name,
+    extents_of_file,
+    parse_extent_name,
     receipt_body,
     seal,
     unseal,
@@ -148,7 +146,7 @@ class Needs:
     def __len__(self) -> int:
         return len(self.path_states) + len(self.extents) + len(self.files)
 
-    def calls(self, bucket: BucketKeys) -> list[Call[Any]]:
+    def calls(self, bucket: BucketKeys) -> list[Command[Any]]:
         """A read, and a scan for each of the `files`."""
         fields: list[tuple[KeyPair, Sequence[bytes]]] = [
             (key_pair, [name]) for key_pair, name in self.path_states

@@ -1,6 +1,6 @@
 """The metadata store in Redis, one server or a cluster; any number of servers on any number of machines share it.
 
-Keys: `keys.py`. How a chunk is applied: `apply.py`. States after a crash or a loss of Redis:
+Keys and values: `values.py`. How a chunk is applied: `apply.py`. States after a crash or a loss of Redis:
 `docs/internals/durability.md`. Losing all of Redis loses no data: a rebuild makes the metadata from the chunks.
 """
 
@@ -27,8 +27,25 @@ from dieselfs.records import (
 )
 from dieselfs.rpc.records import CheckRecord
 from dieselfs_server.metadata.redis.apply import ChunkApplication
-from dieselfs_server.metadata.redis.client import RedisCalls, RedisClient, execute, read_fields, swap
-from dieselfs_server.metadata.redis.datasets import Contended, DatasetGone, Datasets, live_state
+from dieselfs_server.metadata.redis.client import (
+    RedisCalls,
+    RedisClient,
+    execute,
+    parse_redis_url,
+    read_fields,
+    swap,
+)
+from dieselfs_server.metadata.redis.datasets import (
+    Contended,
+    DatasetGone,
+    Datasets,
+    begin_copy,
+    copy_of,
+    end_copy,
+    live_state,
+    put_in_place,
+    remove_replaced,
+)
 from dieselfs_server.metadata.redis.fields import (
     Change,
     Range,
@@ -37,49 +54,40 @@ from dieselfs_server.metadata.redis.fields import (
     scan_call,
     split_member,
 )
-from dieselfs_server.metadata.redis.keys import (
+from dieselfs_server.metadata.redis.persistence import checks, node_settings
+from dieselfs_server.metadata.redis.resolve import EXTENTS_OF_FILE_MAX
+from dieselfs_server.metadata.redis.table import (
+    EXTENT_VALUE_BYTES,
+    check_bucket,
+    chunk_record,
+    count_chunk,
+    lost,
+    read_chunks,
+    read_entry_table,
+    read_usage,
+)
+from dieselfs_server.metadata.redis.values import (
     BUCKETS,
     CHANGES,
     RECORD,
     STORED,
     VERSIONS,
     BucketKeys,
+    ChunkState,
     DatasetKeys,
+    DatasetState,
     KeyPair,
+    Kind,
+    PathState,
+    StoredExtent,
     bucket_name,
     common_notes_keys,
     extents_of_file,
     names_after,
     names_below,
-    parse_extent_name,
-)
-from dieselfs_server.metadata.redis.persistence import checks, node_settings
-from dieselfs_server.metadata.redis.resolve import EXTENTS_OF_FILE_MAX
-from dieselfs_server.metadata.redis.stored import count_chunk, read_usage
-from dieselfs_server.metadata.redis.switch import (
-    begin_copy,
-    copy_of,
-    end_copy,
-    put_in_place,
-    remove_replaced,
-)
-from dieselfs_server.metadata.redis.table import (
-    EXTENT_VALUE_BYTES,
-    check_bucket,
-    chunk_record,
-    lost,
-    read_chunks,
-    read_entry_table,
-)
-from dieselfs_server.metadata.redis.url import parse_redis_url
-from dieselfs_server.metadata.redis.values import (
-    ChunkState,
-    DatasetState,
-    Kind,
-    PathState,
-    StoredExtent,
     number_body,
     number_of,
+    parse_extent_name,
     pending_of,
     seal,
     unseal,
@@ -119,7 +127,7 @@ class RedisMetadata:
 
     @classmethod
     def open(cls, url: str) -> "RedisMetadata":
-        """The store at `url`, see `url.py`. Raises InvalidInput, Unavailable."""
+        """The store at `url`, see `client.py`. Raises InvalidInput, Unavailable."""
         location = parse_redis_url(url)
         return cls(RedisClient(location), location.prefix)
 

@@ -3,6 +3,10 @@
 Pending chunks that other servers left are finished first. Then all buckets are read. If no chunk is pending before and
 after, and the generation is the same, then no chunk was applied meanwhile, and the result is consistent. If not, the
 reader sets a hold, which makes uploads wait, and reads again. A hold expires unless its reader renews it.
+
+The bytes of a dataset's chunks are a number beside its record, changed in the same swaps. It names the record that it
+counts. A server that does not know it changes the record alone, and a rebuild replaces the record; then the number is
+made again from the records of all chunks when somebody asks for it.
 """
 
 import os
@@ -16,45 +20,46 @@ import numpy.typing as npt
 from xxhash import xxh3_64_digest
 
 from dieselfs.arrays import Numbers
-from dieselfs.chunk.format import Op
+from dieselfs.chunk.format import PREAMBLE_BYTES, Op
 from dieselfs.chunk.ids import CHUNK_ID_BYTES
 from dieselfs.digests import EXTENT_DIGESTS
 from dieselfs.errors import Damaged
-from dieselfs.limits import REDIS_SCAN_ENTRIES
-from dieselfs.records import ChunkRecord, DatasetRecord, EntryTable, ExtentColumns
+from dieselfs.limits import REDIS_SCAN_ENTRIES, REDIS_SWAPS_MAX
+from dieselfs.records import ChunkRecord, DatasetRecord, DatasetUsage, EntryTable, ExtentColumns
 from dieselfs_server.metadata.redis.client import RedisCalls, execute, read_fields, swap
 from dieselfs_server.metadata.redis.datasets import Contended, live_state
 from dieselfs_server.metadata.redis.fields import (
-    Call,
     Change,
+    Command,
     Range,
     read_all_call,
     read_call,
     scan_call,
     split_member,
 )
-from dieselfs_server.metadata.redis.keys import (
+from dieselfs_server.metadata.redis.values import (
     BUCKETS,
     CHANGES,
+    FIXED,
     HOLD,
     RECORD,
-    BucketKeys,
-    DatasetKeys,
-    KeyPair,
-    bucket_name,
-    parse_extent_name,
-)
-from dieselfs_server.metadata.redis.values import (
-    FIXED,
     SEAL_BYTES,
+    STORED,
+    BucketKeys,
     ChunkState,
+    DatasetKeys,
+    DatasetState,
     DeletedState,
+    KeyPair,
     Kind,
     PathState,
     StoredExtent,
+    StoredState,
+    bucket_name,
     damage,
     fixed_fields,
     number_of,
+    parse_extent_name,
     unseal,
 )
 from dieselfs_server.metadata.rules import tiling
@@ -119,7 +124,7 @@ def read_entry_table(
 
 def _quiet_record(client: RedisCalls, keys: DatasetKeys) -> DatasetRecord | None:
     """The record, None while a chunk is pending. The order of the two reads matters: no chunk can begin in between."""
-    requests: list[Call[Any]] = [read_all_call(keys.pending), read_call([(keys.dataset, [RECORD])])]
+    requests: list[Command[Any]] = [read_all_call(keys.pending), read_call([(keys.dataset, [RECORD])])]
     pending, ((value,),) = execute(client, requests)
     record = live_state(keys, value).record
     return None if pending else record
@@ -291,3 +296,44 @@ def _names(
         elif path_state.kind == Kind.SPANNING:
             spanning[row] = path_state
     return names, targets, spanning
+
+
+def count_chunk(
+    change: Change, value: bytes | None, before: DatasetRecord, after: DatasetRecord, added_bytes: int
+) -> None:
+    """Add the bytes of a chunk to the number, in the `change` of the record; not to a number that is out of date."""
+    known = _stored_bytes(change, value, before)
+    if known is not None:
+        state = StoredState(after.generation, after.chunks, known + added_bytes)
+        change.put(STORED, state.body(), value)
+
+
+def _stored_bytes(change: Change, value: bytes | None, record: DatasetRecord) -> int | None:
+    """The bytes of the chunks of `record`; None if the number counts another record."""
+    if not record.chunks:
+        return 0
+    try:
+        state = None if value is None else StoredState.of(unseal(change.key_pair, STORED, value))
+    except Damaged:
+        return None
+    if state is None or (state.generation, state.chunks) != (record.generation, record.chunks):
+        return None
+    return state.stored_bytes
+
+
+def read_usage(client: RedisCalls, keys: DatasetKeys) -> DatasetUsage:
+    """Raises DatasetGone, Damaged."""
+    for _ in range(REDIS_SWAPS_MAX):
+        record_value, value = read_fields(client, keys.dataset, RECORD, STORED)
+        record, change = live_state(keys, record_value).record, Change(keys.dataset)
+        known = _stored_bytes(change, value, record)
+        if known is not None:
+            return DatasetUsage(record, known)
+        lengths = (chunk.header_length + chunk.payload_length for chunk in read_chunks(client, keys))
+        known = PREAMBLE_BYTES * record.chunks + sum(lengths)
+        # No chunk has come or gone since the record was read, or it would be another.
+        change.put(RECORD, DatasetState(record).body(), record_value)
+        change.put(STORED, StoredState(record.generation, record.chunks, known).body(), value)
+        if swap(client, change):
+            return DatasetUsage(record, known)
+    raise Contended(f"{keys.owner} changes too fast for its chunks to be counted; try again")

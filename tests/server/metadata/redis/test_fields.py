@@ -4,13 +4,13 @@ from collections.abc import Iterator
 
 import pytest
 
-from dieselfs_server.metadata.redis.client import RedisClient, execute
+from dieselfs_server.metadata.redis.client import RedisClient, execute, parse_redis_url
 from dieselfs_server.metadata.redis.fields import (
     READ,
     SCAN,
     SWAP,
-    Call,
     Change,
+    Command,
     Range,
     Swapped,
     read_all_call,
@@ -21,9 +21,7 @@ from dieselfs_server.metadata.redis.fields import (
     split_member,
     swap_call,
 )
-from dieselfs_server.metadata.redis.keys import KeyPair
-from dieselfs_server.metadata.redis.url import parse_redis_url
-from dieselfs_server.metadata.redis.values import seal
+from dieselfs_server.metadata.redis.values import KeyPair, seal
 from tests.support.redis import RedisProcess, needs_redis
 
 pytestmark = needs_redis
@@ -44,7 +42,7 @@ def both(redis_url: str) -> KeyPair:
 
 def put(
     key_pair: KeyPair, name: bytes, body: bytes, expected: bytes | None = None, in_hash: bool = False
-) -> Call[Swapped]:
+) -> Command[Swapped]:
     change = Change(key_pair)
     change.add(name, seal(key_pair, name, body) if body else b"", expected, in_hash)
     return swap_call([change])

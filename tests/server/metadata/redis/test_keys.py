@@ -4,7 +4,7 @@ import re
 
 from redis.crc import key_slot
 
-from dieselfs_server.metadata.redis.keys import (
+from dieselfs_server.metadata.redis.values import (
     BUCKETS,
     BucketKeys,
     DatasetKeys,

@@ -5,7 +5,6 @@ from dataclasses import replace
 import pytest
 
 from dieselfs.chunk.format import Op
-from dieselfs_server.metadata.redis.keys import DatasetKeys
 from dieselfs_server.metadata.redis.resolve import (
     BucketEntries,
     ChunkEntries,
@@ -15,7 +14,7 @@ from dieselfs_server.metadata.redis.resolve import (
     resolve,
     split_by_bucket,
 )
-from dieselfs_server.metadata.redis.values import PathState, StoredExtent, receipt_of, unseal
+from dieselfs_server.metadata.redis.values import DatasetKeys, PathState, StoredExtent, receipt_of, unseal
 from tests.support.metadata_chunks import Put, chunk_id, delete, pack
 
 KEYS = DatasetKeys(b"dieselfs:", "pets", bytes(8))

@@ -5,9 +5,9 @@ import pytest
 from dieselfs.chunk.format import PREAMBLE_BYTES, Op
 from dieselfs.errors import Damaged
 from dieselfs.records import DatasetRecord
-from dieselfs_server.metadata.redis.keys import DatasetKeys, registry_keys
 from dieselfs_server.metadata.redis.values import (
     ChunkState,
+    DatasetKeys,
     DatasetState,
     DeletedState,
     Kind,
@@ -22,6 +22,7 @@ from dieselfs_server.metadata.redis.values import (
     pending_of,
     receipt_body,
     receipt_of,
+    registry_keys,
     seal,
     unseal,
 )

@@ -2,7 +2,7 @@
 
 import pytest
 
-from dieselfs_server.web.hosts import is_own
+from dieselfs_server.web.guard import is_own
 
 NAMES = {"storage-1", "data.example.org"}
 

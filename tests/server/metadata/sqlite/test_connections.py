@@ -4,8 +4,7 @@ import re
 from contextlib import closing
 from pathlib import Path
 
-from dieselfs_server.metadata.sqlite.connections import MEMORY, Connections
-from dieselfs_server.metadata.sqlite.schema import DATASET_TABLES
+from dieselfs_server.metadata.sqlite.connections import DATASET_TABLES, MEMORY, Connections
 
 DOCUMENT = Path(__file__).parents[4] / "docs" / "reference" / "metadata-keys.md"
 

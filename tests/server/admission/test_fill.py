@@ -11,8 +11,8 @@ from dieselfs.rpc.limit_kinds import QUOTAS
 from dieselfs.telemetry.registry import Registry
 from dieselfs_server.access.accounts import Accounts, StoredKey, with_key, with_owner, with_quota
 from dieselfs_server.access.users import UserStore
-from dieselfs_server.admission.quotas import fill
-from dieselfs_server.admission.quotas.fill import QuotaFill
+from dieselfs_server.admission import usage
+from dieselfs_server.admission.usage import QuotaFill
 from dieselfs_server.metadata.sqlite.store import SqliteMetadata
 from dieselfs_server.store.memory import MemoryStore
 from tests.support.metadata_chunks import DATASET, DATASET_ID, NOW_NS, Put, chunk_id, pack
@@ -71,7 +71,7 @@ def test_each_limit_has_a_share_until_it_ends() -> None:
 
 
 def test_only_the_fullest_have_metrics(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fill, "FILLS_MAX", 1)
+    monkeypatch.setattr(usage, "FILLS_MAX", 1)
     rig = Rig()
     rig.limit(f"dataset:{DATASET}", None, 8)
     rig.limit("user:ada", None, 4)

@@ -1,1 +1,0 @@
-"""Quotas: what datasets and users may store."""
