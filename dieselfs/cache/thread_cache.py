@@ -10,7 +10,7 @@ process that shares them.
 
 import mmap
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from threading import Lock
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -19,7 +19,7 @@ from dieselfs.cache.policy import LIBRARY_REQUEST_BYTES, CacheBudget, CachePolic
 from dieselfs.chunk.segment import Memory, readonly_view
 from dieselfs.cluster.node_client import NodeClient
 from dieselfs.errors import Damaged, DieselfsError, Unavailable
-from dieselfs.forks import renew_after_fork
+from dieselfs.forks import SingleFlight, renew_after_fork
 from dieselfs.limits import SHARED_PAYLOADS_MAX
 from dieselfs.snapshot.reader import ExtentRef
 from dieselfs.sources.interface import Arrival, RequestMetrics, Source, Wanted
@@ -67,6 +67,7 @@ class ThreadCache:
         self._memory_bytes = memory_bytes
         dataset_bytes = int(self._snapshot.column("chunk_payload_lengths").sum(dtype="int64"))
         self.budget = CacheBudget.of(memory_bytes, dataset_bytes)
+        self._flights = SingleFlight(FLIGHT_WAIT_S)
         self.lock = Lock()  # guards all below; lookups in pinned chunks, `memories` and `views` need no lock
         self.policy: CachePolicy[int, HeldPayload] = CachePolicy(
             self._snapshot.chunk_payload_length, self.budget.pinned, self.budget.evictable
@@ -75,7 +76,6 @@ class ThreadCache:
         """The place of each pinned chunk in `memories` and `views`."""
         self.memories: list[Memory] = []
         self.views: list[memoryview] = []
-        self._in_flight: dict[int, Lock] = {}  # held by the thread that fetches the chunk
         self._refused: set[int] = set()  # chunks that the server did not share
         self._expected: set[int] = set()  # those that the look-ahead will load whole
         self._ahead = 0
@@ -96,7 +96,7 @@ class ThreadCache:
 
     def after_fork(self) -> None:
         """Threads of the parent may have held the locks, and have been in the middle of `_hold`."""
-        self.lock, self._in_flight, self._expected = Lock(), {}, set()
+        self.lock, self._expected = Lock(), set()
         self.policy.reserved_bytes = 0
         count = min(len(self.memories), len(self.views))
         del self.memories[count:], self.views[count:]
@@ -187,7 +187,7 @@ class ThreadCache:
         """Load a chunk that another process shares or, for `is_whole`, any; False if its files are to be fetched. It is
         held if there is room. Raises as `ServerSource`.
         """
-        with self._single_flight(chunk):
+        with self._flights.of(chunk):
             with self.lock:
                 if self.policy.get(chunk) is not None:
                     return True
@@ -225,27 +225,13 @@ class ThreadCache:
 
         Raises as `ServerSource`.
         """
-        with self._single_flight(chunk):
+        with self._flights.of(chunk):
             with self.lock:
                 payload = self.policy.get(chunk)
                 if payload is not None:
                     return payload
                 missing = self._missing(chunk, wanted.length_bytes(chunk), wanted.is_shared_plan)
             return self._loaded(missing, load_for(missing), len(wanted[chunk]))
-
-    @contextmanager
-    def _single_flight(self, chunk: int) -> Iterator[None]:
-        """Other threads wait with a chunk that this one loads; not for longer than FLIGHT_WAIT_S."""
-        with self.lock:
-            flight = self._in_flight.setdefault(chunk, Lock())
-        is_first = flight.acquire(timeout=FLIGHT_WAIT_S)
-        try:
-            yield
-        finally:
-            with self.lock:
-                self._in_flight.pop(chunk, None)
-            if is_first:
-                flight.release()
 
     def _missing(self, chunk: int, wanted_bytes: int, is_shared_plan: bool) -> Missing:
         """What decides how to load a chunk. Called under the lock."""

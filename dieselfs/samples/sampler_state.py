@@ -195,24 +195,15 @@ class SamplerState:
         """Expect that other processes take the steps from the current position on, for `consumed` and `advance`."""
         self._ends = deque(self.batch_ends(self.position))
 
-    def steps(self, start: int, worker: int = 0, workers: int = 1) -> Iterator[tuple[int, list[int]]]:
+    def steps(
+        self, start: int, worker: int = 0, workers: int = 1, is_tracked: bool = False
+    ) -> Iterator[tuple[int, list[int]]]:
         """The steps of this rank from a position on: end position and indices of the samples of each.
 
         The first `next` declares what this rank reads, or of several `workers` this one (each step whose number is
         `worker` modulo `workers`), and drops the steps that were taken before and not consumed. Raises InvalidInput as
-        `check_start`. Warns once per sampler if an epoch is read again.
+        `check_start`. Warns once per sampler if an epoch is read again. `is_tracked`: see `Listed`.
         """
-        return self._steps(start, worker, workers, is_tracked=False)
-
-    def listed_steps(self) -> list[tuple[int, list[int]]]:
-        """All steps from `position` on, at once, for loaders that take them in their own time. The library then loads
-        ahead what follows the last read. Raises as `steps`.
-        """
-        return [*self._steps(self.position, 0, 1, is_tracked=True)]
-
-    def _steps(
-        self, start: int, worker: int, workers: int, is_tracked: bool
-    ) -> Iterator[tuple[int, list[int]]]:
         self.check_start(start)
         if self._is_repeating and not self._is_warned:
             self._is_warned = True
@@ -245,6 +236,12 @@ class SamplerState:
                 self._ends.append(end)
                 yield end, of_step
         self._is_repeating = True
+
+    def listed_steps(self) -> list[tuple[int, list[int]]]:
+        """All steps from `position` on, at once, for loaders that take them in their own time. The library then loads
+        ahead what follows the last read. Raises as `steps`.
+        """
+        return [*self.steps(self.position, is_tracked=True)]
 
     def _padding(self, start: int, end: int, found: int) -> list[int]:
         """The samples that follow those of this rank in its step, and are repeated so that all ranks have as many.

@@ -267,9 +267,7 @@ def _check_signer(path: Path, dataset: str, signer: bytes) -> None:
             f"identity, remove {path}"
         )
     if not known:
-        aside = path.with_suffix(f".{os.getpid()}.tmp")
-        aside.write_text(f"{signer.hex()}\n", "ascii")
-        aside.rename(path)
+        _write_aside(path, f"{signer.hex()}\n".encode())
 
 
 def _state(state: DatasetRecord | SnapshotHeader) -> tuple[int, int]:

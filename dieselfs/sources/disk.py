@@ -8,8 +8,6 @@ So each chunk comes from a server once, and later readers of it, jobs and mounts
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from threading import Lock
 
 import numpy as np
 from blake3 import blake3
@@ -18,6 +16,7 @@ from dieselfs.chunk.blocks import block_checksums, bytes_of
 from dieselfs.chunk.ids import CHUNK_ID_BYTES
 from dieselfs.disk.tier import DiskTier, new_buffer
 from dieselfs.errors import Damaged
+from dieselfs.forks import SingleFlight
 from dieselfs.rpc.client import ServerClient
 from dieselfs.snapshot.reader import ExtentRef, Snapshot
 from dieselfs.sources.interface import Slices
@@ -55,11 +54,7 @@ class DiskSource(ServerSource):
             on_open=self._note_names,
             name=snapshot.dataset,
         )
-        self._in_flight: dict[int, Lock] = {}  # by chunk; held by the thread that fetches it; see `_lock`
-
-    def after_fork(self) -> None:
-        super().after_fork()
-        self._in_flight = {}
+        self._flights = SingleFlight(DISK_FLIGHT_WAIT_S)
 
     @property
     def disk_bytes(self) -> int:
@@ -163,7 +158,7 @@ class DiskSource(ServerSource):
             self._tier.count_miss()
             return None
         try:
-            with self._single_flight(chunk):
+            with self._flights.of(chunk):
                 return memoryview(self.fetch_chunk(chunk))  # of the queue of the disk, after a wait
         except Damaged:  # perhaps not where it is read
             return None
@@ -183,20 +178,6 @@ class DiskSource(ServerSource):
             self._tier.drop(self.snapshot.chunk_id(chunk))
         return is_right
 
-    @contextmanager
-    def _single_flight(self, chunk: int) -> Iterator[None]:
-        """Other threads wait with a chunk that this one fetches, for DISK_FLIGHT_WAIT_S at most."""
-        with self._lock:
-            flight = self._in_flight.setdefault(chunk, Lock())
-        is_held = flight.acquire(timeout=DISK_FLIGHT_WAIT_S)
-        try:
-            yield
-        finally:
-            with self._lock:
-                self._in_flight.pop(chunk, None)
-            if is_held:
-                flight.release()
-
 
 def node_source(
     client: ServerClient,
@@ -208,5 +189,4 @@ def node_source(
     """The source of a snapshot's bytes: with the folder `disk`, a `DiskSource`; otherwise servers alone."""
     if not disk:
         return ServerSource(client, snapshot, metrics)
-
     return DiskSource(client, snapshot, disk, disk_size_bytes, metrics)

@@ -2,8 +2,11 @@
 
 import gc
 import os
+from threading import Event, Thread
 
-from dieselfs.forks import renew_after_fork
+from dieselfs.forks import SingleFlight, renew_after_fork
+
+TIMEOUT_S = 60.0
 
 
 class Noted:
@@ -26,3 +29,41 @@ def test_a_child_begins_with_what_lives() -> None:
         os._exit(0 if notes == ["kept"] else 1)
     assert os.waitpid(child, 0)[1] == 0
     assert kept and notes == []
+
+
+def test_one_thread_fetches_and_others_wait() -> None:
+    """For each chunk; a child of a process in the middle of it waits for nobody."""
+    flights, order = SingleFlight(TIMEOUT_S), list[str]()
+    begun, may_end = Event(), Event()
+
+    def first() -> None:
+        with flights.of(1):
+            begun.set()
+            assert may_end.wait(TIMEOUT_S)
+            order.append("first")
+
+    def second() -> None:
+        with flights.of(1):
+            order.append("second")
+
+    threads = [Thread(target=first), Thread(target=second)]
+    threads[0].start()
+    assert begun.wait(TIMEOUT_S)
+    threads[1].start()
+    with flights.of(2):
+        order.append("another")
+    child = os.fork()
+    if not child:
+        with flights.of(1):
+            os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0
+    may_end.set()
+    for thread in threads:
+        thread.join(TIMEOUT_S)
+    assert order == ["another", "first", "second"]
+
+
+def test_nobody_waits_for_longer_than_allowed() -> None:
+    flights = SingleFlight(0.0)
+    with flights.of(1), flights.of(1):
+        pass
