@@ -267,7 +267,7 @@ def opportunistic_batches(
     digest = plan.cursor(0).snapshot
     parts = Parts(plan.layout, spec.seed, spec.epoch, reader.rank, reader.world)
     if log is not None:
-        log.check(digest, spec.seed, spec.epoch, reader.rank, reader.world)
+        log.check(log_of(digest, spec, reader, ()))
     order, left = begun(parts, spec.seed, spec.epoch, log.arrivals if log else (), reader.start)
     sizes, counts = snapshot.column("sizes"), snapshot.column("counts")
     chunks, firsts = snapshot.column("extent_chunks"), snapshot.column("firsts")

@@ -395,14 +395,15 @@ class ServerClient(ServerConnections):
 
     def add_members(self, group: str, users: Sequence[str]) -> None:
         """Add users to a group, which is created if it is missing. Raises NotFound, InvalidInput."""
-        for start in range(0, max(len(users), 1), MEMBERS_PER_CALL_MAX):
-            self._value("add_members", group=group, users=list(users[start : start + MEMBERS_PER_CALL_MAX]))
+        self._change_members("add_members", group, users)
 
     def remove_members(self, group: str, users: Sequence[str] = ()) -> None:
         """Remove users from a group or, if none is named, the group. Raises NotFound."""
+        self._change_members("remove_members", group, users)
+
+    def _change_members(self, method: str, group: str, users: Sequence[str]) -> None:
         for start in range(0, max(len(users), 1), MEMBERS_PER_CALL_MAX):
-            few = list(users[start : start + MEMBERS_PER_CALL_MAX])
-            self._value("remove_members", group=group, users=few)
+            self._value(method, group=group, users=list(users[start : start + MEMBERS_PER_CALL_MAX]))
 
     def groups(self) -> list[GroupRecord]:
         """By name; `everyone` only if it has a right."""

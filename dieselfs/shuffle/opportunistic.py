@@ -48,15 +48,9 @@ class ServedLog:
     world: int
     arrivals: tuple[Arrival, ...] = ()
 
-    def check(self, snapshot: str, seed: int, epoch: int, rank: int, world: int) -> None:
-        """Raises InvalidInput if this is the log of another order."""
-        if (self.snapshot, self.seed, self.epoch, self.rank, self.world) != (
-            snapshot,
-            seed,
-            epoch,
-            rank,
-            world,
-        ):
+    def check(self, other: "ServedLog") -> None:
+        """Raises InvalidInput if this is the log of another order than `other`."""
+        if self.before(0) != other.before(0):
             raise InvalidInput(
                 "the log is of another order: give the generation, folder, seed, epoch, rank and world of that run"
             )

@@ -11,8 +11,9 @@ from math import lgamma, log
 import numpy as np
 import numpy.typing as npt
 
-from dieselfs.shuffle.opportunistic import Parts, ServedLog, served
+from dieselfs.shuffle.opportunistic import Parts, ServedLog, log_of, served
 from dieselfs.shuffle.plan import Plan
+from dieselfs.shuffle.spec import ReaderSpec
 
 FULL_SHUFFLE_DISTANCE = 1 / 3
 """The mean distance by which a full shuffle moves a file, as a share of all positions."""
@@ -89,7 +90,7 @@ def measure_served(plan: Plan, log_: ServedLog) -> ServedQuality:
 
 
 def _parts(plan: Plan, log_: ServedLog) -> Parts:
-    log_.check(plan.cursor(0).snapshot, plan.spec.seed, plan.spec.epoch, log_.rank, log_.world)
+    log_.check(log_of(plan.cursor(0).snapshot, plan.spec, ReaderSpec(log_.rank, log_.world), ()))
     return Parts(plan.layout, log_.seed, log_.epoch, log_.rank, log_.world)
 
 
