@@ -176,12 +176,18 @@ def danger_faults(source: str) -> Iterator[str]:
     for node in ast.walk(ast.parse(source)):
         if not isinstance(node, ast.Call):
             continue
-        called = ast.unparse(node.func)
+        called = _called(node, "eval", "exec", "load")
         if called in ("eval", "exec", "yaml.load", "torch.load"):
             yield f"{node.lineno}: calls {called}, which runs code: parse the text instead"
         for keyword in node.keywords:
             if keyword.arg in ("shell", "allow_pickle") and ast.unparse(keyword.value) != "False":
                 yield f"{node.lineno}: {keyword.arg}=True runs code: give a list of arguments, or another format"
+
+
+def _called(call: ast.Call, *names: str) -> str:
+    """What is called, if the last part of its name is one of these: to make text of each call takes seconds."""
+    last = getattr(call.func, "attr", getattr(call.func, "id", ""))
+    return ast.unparse(call.func) if last in names else ""
 
 
 def sleep_faults(source: str) -> Iterator[str]:
@@ -196,13 +202,18 @@ def sleep_faults(source: str) -> Iterator[str]:
     waiting = {inner for loop in loops for inner in ast.walk(loop)}
     for node in ast.walk(tree):
         if isinstance(node, ast.Call) and node not in waiting:
-            called = ast.unparse(node.func)
+            called = _called(node, "sleep")
             if called == "time.sleep" or (called == "sleep" and "time.sleep" in names):
                 yield f"{node.lineno}: a test sleeps; wait for what must happen, or give the code a clock"
 
 
+_UNDONE = re.compile(r"\b(TODO|FIXME|XXX)\b")
+
+
 def suppression_faults(source: str) -> Iterator[str]:
     """`# type: ignore` and `# noqa` without a code or without a reason, and marks that something is not done."""
+    if not _SUPPRESSION.search(source) and not _UNDONE.search(source):
+        return
     for token in tokenize.generate_tokens(io.StringIO(source).readline):
         if token.type != tokenize.COMMENT:
             continue
@@ -212,7 +223,7 @@ def suppression_faults(source: str) -> Iterator[str]:
             yield f"{line}: {match['kind']!r} silences everything: name the code"
         elif match and not _REASON.fullmatch(match["rest"]):
             yield f"{line}: {match['kind']!r} without a reason: write it behind, as a second comment"
-        if re.search(r"\b(TODO|FIXME|XXX)\b", token.string):
+        if _UNDONE.search(token.string):
             yield f"{line}: {token.string[:60]!r}: do it, or write an issue"
 
 

@@ -32,7 +32,8 @@ _OWN = ("tests.", "lab", "bench", "release")
 def mark_processes(items: list[pytest.Item]) -> None:
     """Give the marker `processes` to each test that starts one."""
     for item in items:
-        if isinstance(item, pytest.Function) and any(map(_starts, _functions(item))):
+        is_end_to_end = item.path.parent.name == "end_to_end"
+        if is_end_to_end or (isinstance(item, pytest.Function) and any(map(_starts, _functions(item)))):
             item.add_marker("processes")
 
 

@@ -71,7 +71,7 @@ def shown(snapshot: Snapshot) -> dict[bytes, Entry]:
     return entries
 
 
-@settings(max_examples=300)
+@settings(max_examples=150)
 @given(trees, roots)
 def test_a_snapshot_shows_what_the_model_says(tree: dict[bytes, Entry], root: Entry | None) -> None:
     if root is not None:

@@ -44,7 +44,7 @@ def carried(base: Snapshot, new: Snapshot) -> bytes:
 changes = st.tuples(trees, st.sets(st.integers(0, 24)), st.booleans())
 
 
-@settings(max_examples=400)
+@settings(max_examples=150)
 @given(trees, changes)
 def test_a_delta_gives_the_new_snapshot_to_the_byte(
     tree: dict[bytes, Entry], change: tuple[dict[bytes, Entry], set[int], bool]
@@ -95,7 +95,7 @@ def test_a_delta_for_another_snapshot_is_refused() -> None:
         apply_delta(new, delta, "delta")
 
 
-@settings(max_examples=300)
+@settings(max_examples=120)
 @given(st.sampled_from(sorted(COLUMN_TYPES)), st.integers(0, 200), st.integers(0, 1 << 64), st.booleans())
 def test_a_wrong_column_is_an_error_or_another_digest(
     name: str, place: int, value: int, is_cut: bool

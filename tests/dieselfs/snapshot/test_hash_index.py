@@ -11,7 +11,7 @@ DATASET_ID = bytes(range(16))
 numbers = st.sets(st.integers(0, 400), max_size=300)
 
 
-@settings(max_examples=200)
+@settings(max_examples=100)
 @given(numbers, numbers)
 def test_a_changed_index_is_that_of_all_paths(before: set[int], after: set[int]) -> None:
     old = [b"", *(b"%d" % number for number in sorted(before))]

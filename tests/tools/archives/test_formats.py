@@ -51,8 +51,9 @@ def test_options_name_the_formats(verb: str, names: tuple[str, ...]) -> None:
 def test_the_packages_are_in_the_extra() -> None:
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
     extra = {re.split(r"[><=]", line)[0] for line in extras[EXTRA]}
+    providers = packages_distributions()
     for one in FORMATS.values():
-        distributions = packages_distributions().get(one.package)
+        distributions = providers.get(one.package)
         if distributions:
             assert {name.lower().replace("_", "-") for name in distributions} & extra, one.name
 
