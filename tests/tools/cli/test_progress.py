@@ -1,14 +1,17 @@
-"""Progress: lines for a log, a bar on a terminal."""
+"""The progress of a command, and a stream as a temporary file."""
 
 import io
 import os
+import tempfile
+from pathlib import Path
 from threading import Event
 
 import pytest
 
+from dieselfs.errors import DieselfsError
 from dieselfs_tools.cli import progress
 from dieselfs_tools.cli.output import Output
-from dieselfs_tools.cli.progress import Reading, progress_line, shown
+from dieselfs_tools.cli.progress import Reading, progress_line, shown, spooled
 
 
 def test_a_line_says_how_far_how_fast_and_how_long_still() -> None:
@@ -109,3 +112,35 @@ def test_quiet_and_pipes_show_nothing(output: Output, is_terminal: bool) -> None
 def test_the_first_line_comes_within_a_second_and_the_others_every_ten() -> None:
     assert progress.FIRST_LINE_S < 1
     assert progress.LINE_INTERVAL_S == 10
+
+
+QUIET = Output(is_quiet=True)
+
+
+@pytest.fixture(autouse=True)
+def scratch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    return tmp_path
+
+
+@pytest.mark.parametrize("size", [0, 1, 3 << 20])
+def test_the_file_holds_it_all_and_is_gone_afterwards(scratch: Path, size: int) -> None:
+    content = os.urandom(size)
+    with spooled(io.BytesIO(content), QUIET) as path:
+        assert Path(path).read_bytes() == content
+        assert Path(path).stat().st_mode & 0o777 == 0o644, "which the dataset records"
+        assert Path(path).parent.stat().st_mode & 0o777 == 0o700, "other users cannot read it"
+    assert os.listdir(scratch) == []
+
+
+def test_a_failure_afterwards_leaves_nothing_and_stays_what_it_is(scratch: Path) -> None:
+    with pytest.raises(OSError, match="of another"), spooled(io.BytesIO(b"x"), QUIET):
+        raise OSError("of another")
+    assert os.listdir(scratch) == []
+
+
+def test_no_room_is_told_with_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", "/no/such/folder")
+    wanted = pytest.raises(DieselfsError, match="/no/such/folder: No such file or directory; set TMPDIR")
+    with wanted, spooled(io.BytesIO(b"x"), QUIET):
+        pass
