@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dieselfs.arrays import Nodes, Numbers
-from dieselfs.samples.worker_times import SharedFile
+from dieselfs.samples.worker_times import SharedMemoryFile
 from dieselfs.shuffle.listed import ListedPlan
 from dieselfs.snapshot.reader import Snapshot
 
@@ -41,7 +41,7 @@ class Listed(NamedTuple):
         return own
 
 
-class ReadingList(SharedFile):
+class ReadingList(SharedMemoryFile):
     """The newest list of one process, for others. Without a lock: a list that changes while it is read is left out."""
 
     NAME = "dieselfs-reading"

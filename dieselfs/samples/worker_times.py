@@ -20,7 +20,7 @@ _ROWS = 1021
 """A process adds to one of these rows, by its number: two that share one may lose a little."""
 
 
-class SharedFile:
+class SharedMemoryFile:
     """A file of memory, mapped from its first byte, that processes share. It pickles as its path below `/proc`, which
     exists while the process that made it lives; after that, or where this process may not open it, a new one is made.
     """
@@ -56,7 +56,7 @@ class SharedFile:
         return shared
 
 
-class WorkerTimes(SharedFile):
+class WorkerTimes(SharedMemoryFile):
     """Seconds by cause. Several threads of a process may lose a little, too."""
 
     NAME = "dieselfs-times"
