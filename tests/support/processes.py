@@ -1,7 +1,7 @@
 """Which tests start processes: those whose code, fixtures or helpers name something that does.
 
 The code is read, not run. What the library starts by itself (workers of a DataLoader, say) is not seen in it: such a
-module says so with `pytestmark = pytest.mark.processes`.
+test says so with `@pytest.mark.processes`.
 """
 
 from collections.abc import Iterator

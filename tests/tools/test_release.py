@@ -10,6 +10,7 @@ import pytest
 import release
 
 
+@pytest.mark.processes
 def test_an_installation_stores_reads_back_and_mounts(tmp_path: Path) -> None:
     release.try_out(Path(sys.executable), tmp_path)
 

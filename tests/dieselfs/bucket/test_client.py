@@ -142,6 +142,7 @@ def test_a_region_of_the_environment_is_checked(monkeypatch: pytest.MonkeyPatch)
         opened("s3://data")
 
 
+@pytest.mark.processes
 def test_a_process_that_gives_no_credentials_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("AWS_ACCESS_KEY_ID")
     file = tmp_path / "credentials"

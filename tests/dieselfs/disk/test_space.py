@@ -351,6 +351,7 @@ def used_as(user: int, group: int, shared: Path, chunk: str) -> Any:
 
 
 @needs_root
+@pytest.mark.processes
 def test_users_of_a_group_share_a_tier_and_others_do_not(shared: Path) -> None:
     assert used_as(MEMBER, GROUP, shared, "0" * 32) == ([], [], False)
     for path in shared.rglob("*"):

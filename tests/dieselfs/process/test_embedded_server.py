@@ -92,6 +92,7 @@ def test_many_that_start_at_once_get_one_server(home: Path) -> None:
     assert len(servers_of(home)) == 1
 
 
+@pytest.mark.processes
 def test_who_has_many_descriptors_can_start_one(home: Path) -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, 2048), hard))
@@ -103,6 +104,7 @@ def test_who_has_many_descriptors_can_start_one(home: Path) -> None:
             data.put("file", b"content")
 
 
+@pytest.mark.processes
 def test_a_server_that_was_killed_is_started_again_under_an_open_dataset(home: Path) -> None:
     with dieselfs.connect("data", home=home, server="embedded", create=True) as data:
         data.put("file", b"content")
@@ -170,6 +172,7 @@ def test_a_server_that_cannot_start_says_why(home: Path) -> None:
         connect_embedded(home)
 
 
+@pytest.mark.processes
 def test_a_home_without_its_chunks_is_unavailable_at_once(home: Path) -> None:
     with dieselfs.connect("data", home=home, server="embedded", create=True) as data:
         data.put("file", b"content")

@@ -104,6 +104,7 @@ USAGE = [
 
 
 @pytest.mark.parametrize("arguments", USAGE, ids=" ".join)
+@pytest.mark.processes
 def test_what_cannot_be_is_one_line_and_exit_code_1(
     arguments: list[str], home: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -139,6 +140,7 @@ MISSING = [
 
 
 @pytest.mark.parametrize("arguments", MISSING, ids=" ".join)
+@pytest.mark.processes
 def test_what_is_not_there_is_one_line_and_exit_code_3(
     arguments: list[str],
     home: Path,
@@ -388,6 +390,7 @@ def test_a_misspelt_path_is_answered_by_the_one_that_exists(dlcmd: Dlcmd) -> Non
         (("umount", "dl://pets"), "dl://pets/ is not mounted on this machine"),
     ],
 )
+@pytest.mark.processes
 def test_swapped_arguments_are_named(
     arguments: tuple[str, ...], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:

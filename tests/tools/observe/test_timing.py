@@ -11,6 +11,7 @@ from dieselfs.settings import Settings
 from dieselfs_tools.observe.timing import FEW, ROUNDS_S, Form, fetch_rate, rounds_in_time, speeds_of
 
 
+@pytest.mark.processes
 def test_chunks_are_fetched_until_the_time_is_over(tmp_path: Path) -> None:
     settings = Settings(home=tmp_path / "home", cache=tmp_path / "cache")
     with Dataset(settings, "data", must_exist=False) as data:

@@ -45,6 +45,7 @@ def test_without_the_right_to_mount_a_user_namespace_gives_it() -> None:
     assert printed(*(WITHOUT_RIGHT if os.getuid() == 0 else ())) == "True"
 
 
+@pytest.mark.processes
 def test_the_table_of_mounts_of_this_process_stays() -> None:
     before = os.readlink("/proc/self/ns/mnt")
     namespace.obstacle()
