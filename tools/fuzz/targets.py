@@ -53,9 +53,9 @@ from dieselfs_server.access.identity import Identity
 from dieselfs_server.access.users import decode_accounts
 from dieselfs_server.datasets.dataset_names import DatasetNames
 from dieselfs_server.metadata.redis.client import parse_redis_url
-from dieselfs_server.store.marker import read_marker
 from dieselfs_server.store.memory import MemoryStore
 from dieselfs_server.store.opening import tier_options
+from dieselfs_server.store.wrapper import read_marker
 from fuzz.imports import IMPORT_TARGETS
 from fuzz.local import LOCAL_TARGETS
 from fuzz.small_snapshot import DATASET_ID, small_snapshot

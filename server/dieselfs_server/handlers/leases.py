@@ -14,8 +14,16 @@ from dieselfs.rpc.members import encode_members
 from dieselfs.rpc.messages import thrift
 from dieselfs.rpc.records import PinRecord
 from dieselfs_server.call import Call, Reply
-from dieselfs_server.leases.job_members import DIGEST_BYTES, JobMembers, JoinRequest
-from dieselfs_server.leases.lease import Pin, live_pins, put_pin_of, remove_pin, shown_pins
+from dieselfs_server.leases.lease import (
+    DIGEST_BYTES,
+    JobMembers,
+    JoinRequest,
+    Pin,
+    live_pins,
+    put_pin_of,
+    remove_pin,
+    shown_pins,
+)
 from dieselfs_server.metadata.interface import MetadataStore
 
 LEASE_S_MAX = 3600

@@ -2,15 +2,34 @@
 
 Readers have pins on generations, and a purge keeps the chunks that these need. A maintenance job excludes others on all
 servers of a store by a lease that its server renews; servers whose clocks differ by more than LEASE_S can exclude each
-other no longer. `job_members.py` has the members of jobs.
+other no longer.
+
+The membership list of a job has a lease for each member. Members renew their leases periodically, and receive changes.
+The list has the interval, so that all members of a large job together send as few requests as those of a small one. The
+*head* of the list has the common state, and a version that rises with every change. It also has the time when the first
+lease can expire: leases are checked only then.
+
+Jobs of one name with different secrets are different jobs. A job's list is removed with its last lease.
 """
 
 import struct
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
 
-from dieselfs.errors import InvalidInput, Unavailable
+from dieselfs.cluster.member import Member
+from dieselfs.errors import AlreadyExists, InvalidInput, Unavailable
+from dieselfs.limits import (
+    JOB_INTERVAL_S_MIN,
+    JOB_LEASE_INTERVALS,
+    JOB_LEASE_S_MIN,
+    JOB_MESSAGES_PER_S,
+    JOB_NODES_MAX,
+    JOBS_MAX,
+    SEAL_BYTES,
+)
 from dieselfs.records import NoteChange
+from dieselfs.rpc.members import MembershipList
 from dieselfs_server.access.accounts import Right
 from dieselfs_server.metadata.interface import MetadataStore
 
@@ -44,7 +63,7 @@ def until_done(attempt: Callable[[], bool], what: str) -> None:
     raise Unavailable(f"{what} is changed by too many clients at once; try again")
 
 
-FOLDER = "pins/"
+PINS_FOLDER = "pins/"
 PINS_PER_USER_MAX = 4096
 """Pins of one user on one dataset: each mount has one."""
 
@@ -78,8 +97,8 @@ def put_pin(metadata: MetadataStore, dataset_id: bytes, pin: Pin) -> None:
 def put_pin_of(metadata: MetadataStore, dataset_id: bytes, user: str, pin: Pin, now_ns: int) -> None:
     """As `put_pin`, for a pin whose holder begins with `USER/`. Raises InvalidInput for too many of one user."""
     prefix = f"{user}/"
-    if metadata.notes(dataset_id, [FOLDER + pin.holder]) == [None]:
-        found = len(metadata.notes_below(dataset_id, FOLDER + prefix))
+    if metadata.notes(dataset_id, [PINS_FOLDER + pin.holder]) == [None]:
+        found = len(metadata.notes_below(dataset_id, PINS_FOLDER + prefix))
         if found >= PINS_PER_USER_MAX:  # perhaps with expired ones
             found = sum(each.holder.startswith(prefix) for each in live_pins(metadata, dataset_id, now_ns))
         if found >= PINS_PER_USER_MAX:
@@ -96,8 +115,8 @@ def remove_pin(metadata: MetadataStore, dataset_id: bytes, holder: str) -> None:
 
 def _write(metadata: MetadataStore, dataset_id: bytes, holder: str, note: bytes | None) -> None:
     def attempt() -> bool:
-        (present,) = metadata.notes(dataset_id, [FOLDER + holder])
-        return metadata.change_notes(dataset_id, [NoteChange(FOLDER + holder, present, note)])
+        (present,) = metadata.notes(dataset_id, [PINS_FOLDER + holder])
+        return metadata.change_notes(dataset_id, [NoteChange(PINS_FOLDER + holder, present, note)])
 
     until_done(attempt, f"the pin of {holder!r}")
 
@@ -111,8 +130,8 @@ def live_pins(metadata: MetadataStore, dataset_id: bytes, now_ns: int) -> list[P
     """The pins that have not expired at `now_ns`, ordered by holder. Removes expired ones. Raises NotFound."""
     found: list[Pin] = []
     expired: list[NoteChange] = []
-    for name, note in metadata.notes_below(dataset_id, FOLDER).items():
-        pin = Pin.of(name.removeprefix(FOLDER), note)
+    for name, note in metadata.notes_below(dataset_id, PINS_FOLDER).items():
+        pin = Pin.of(name.removeprefix(PINS_FOLDER), note)
         if pin.expires_ns > now_ns:
             found.append(pin)
         else:
@@ -164,3 +183,207 @@ def end_lease(metadata: MetadataStore, dataset_id: bytes, holder: str) -> None:
         return metadata.change_notes(dataset_id, [NoteChange(NOTE, present, None)])
 
     until_done(attempt, "the lease of maintenance")
+
+
+JOBS_FOLDER = "jobs/"
+DIGEST_BYTES = 32
+
+_HEAD = struct.Struct(f"<qqqq{DIGEST_BYTES}s")
+
+
+@dataclass(frozen=True, slots=True)
+class JoinRequest:
+    """A member's sealed record, the snapshot that it reads, and the version of the list that it knows (0: none)."""
+
+    sealed: bytes
+    node: str
+    generation: int
+    digest: bytes
+    known_version: int
+
+
+@dataclass(frozen=True, slots=True)
+class Head:
+    """No lease expires before `due_ns`. Until `settles_ns`, members keep the list that they know."""
+
+    due_ns: int
+    version: int
+    settles_ns: int
+    members: int
+    generation: int
+    digest: bytes
+
+    def note(self) -> bytes:
+        fields = (self.version, self.settles_ns, self.members, self.generation, self.digest)
+        return Lease(self.due_ns, _HEAD.pack(*fields)).note()
+
+    @classmethod
+    def of(cls, note: bytes) -> "Head":
+        lease = Lease.of(note)
+        version, settles_ns, members, generation, digest = _HEAD.unpack(lease.value)
+        return cls(lease.expires_ns, version, settles_ns, members, generation, digest)
+
+
+def interval_s(members: int) -> float:
+    """The interval between requests of a member of a job of this size."""
+    return max(JOB_INTERVAL_S_MIN, members / JOB_MESSAGES_PER_S)
+
+
+def lease_ns(members: int) -> int:
+    return int(max(JOB_LEASE_S_MIN, JOB_LEASE_INTERVALS * interval_s(members)) * 10**9)
+
+
+Leases = Mapping[str, Lease]
+"""By node."""
+
+
+def with_member(
+    head: Head | None, leases: Leases, request: JoinRequest, now_ns: int
+) -> tuple[Head, dict[str, Lease]]:
+    """The list with this member, and without expired ones.
+
+    Raises AlreadyExists if the job reads another snapshot, or if the node has a new master; InvalidInput if there are
+    too many members.
+    """
+    own = leases.get(request.node)
+    others = {node: lease for node, lease in leases.items() if node != request.node}
+    live = {node: lease for node, lease in others.items() if lease.expires_ns > now_ns}
+    if head is not None and live and head.digest != request.digest:
+        raise AlreadyExists(
+            f"the job reads generation {head.generation}, and node {request.node} has generation "
+            f"{request.generation}; set one generation for all nodes, with a tag or --generation"
+        )
+    if request.known_version and own is not None and own.expires_ns > now_ns:
+        _check_master(own, request)
+    if len(live) >= JOB_NODES_MAX:
+        raise InvalidInput(f"the job has {len(live)} nodes already, which is the limit")
+    lease = Lease(now_ns + lease_ns(len(live) + 1), request.sealed)
+    admitted_leases = {**live, request.node: lease}
+    due_ns = min(each.expires_ns for each in admitted_leases.values())
+    common = (len(admitted_leases), request.generation, request.digest)
+    is_known = own is not None and own.value == request.sealed
+    if head is not None and is_known and len(live) == len(others):
+        return replace(head, due_ns=due_ns), admitted_leases
+    version = max(head.version + 1 if head else now_ns, request.known_version + 1)
+    settles_ns = head.settles_ns if head else 0
+    # If most leases have expired at once, the servers were away or have lost the list; the members still run. Until all
+    # have renewed, each keeps the list it knows. In a large job they return one by one: each extends this time.
+    is_doubtful = head is None or len(others) - len(live) > len(live)
+    is_back = now_ns < settles_ns and (own is None or own.expires_ns <= now_ns)
+    if request.known_version and (is_doubtful or is_back):
+        settles_ns = max(settles_ns, lease.expires_ns)
+    return Head(due_ns, version, settles_ns, *common), admitted_leases
+
+
+def _check_master(own: Lease, request: JoinRequest) -> None:
+    present, caller = (Member.of(sealed[SEAL_BYTES:]) for sealed in (own.value, request.sealed))
+    if present.incarnation != caller.incarnation:
+        raise AlreadyExists(
+            f"node {caller.node} of the job has a new master, rank {present.rank} at {present.address}; "
+            "if that is another machine, give each its own name (--job-node)"
+        )
+
+
+def without_member(head: Head, leases: Leases, node: str) -> tuple[Head | None, dict[str, Lease]]:
+    """The list without one member; without the last member there is no head."""
+    left = {other: lease for other, lease in leases.items() if other != node}
+    return (replace(head, version=head.version + 1, members=len(left)) if left else None), left
+
+
+class JobMembers:
+    """The membership list of one job. Every method raises NotFound if the dataset is gone, and Unavailable."""
+
+    def __init__(self, metadata: MetadataStore, dataset_id: bytes, job: str, fingerprint: bytes) -> None:
+        self._metadata = metadata
+        self._dataset_id = dataset_id
+        self._name = f"the membership list of job {job}"
+        self._folder = f"{JOBS_FOLDER}{job}/{fingerprint.hex()}/"  # also the name of the head
+
+    def renew(self, request: JoinRequest, now_ns: int) -> MembershipList | None:
+        """The common case: extend the lease, without other changes. None if the caller must call `admit`."""
+        name = self._folder + request.node
+        head_note, own_note = self._metadata.notes(self._dataset_id, [self._folder, name])
+        if head_note is None or own_note is None:
+            return None
+        head, own = Head.of(head_note), Lease.of(own_note)
+        if own.value != request.sealed or head.digest != request.digest or head.due_ns <= now_ns:
+            return None
+        lease = Lease(now_ns + lease_ns(head.members), request.sealed)
+        if not self._metadata.change_notes(self._dataset_id, [NoteChange(name, own_note, lease.note())]):
+            return None
+        if _is_up_to_date(head, request, now_ns):
+            return _answer(request, head, {}, now_ns)
+        head_now, leases = self._parsed(self._metadata.notes_below(self._dataset_id, self._folder))
+        return None if head_now is None else _answer(request, head_now, leases, now_ns)
+
+    def admit(self, request: JoinRequest, now_ns: int) -> MembershipList:
+        """Add a member or renew its lease, and remove expired members.
+
+        Raises as `with_member`, and InvalidInput if the dataset has too many jobs.
+        """
+
+        answers: list[MembershipList] = []
+
+        def attempt() -> bool:
+            before = self._metadata.notes_below(self._dataset_id, self._folder)
+            if not before:
+                self._make_room(now_ns)
+            head, leases = with_member(*self._parsed(before), request, now_ns)
+            answers[:] = [_answer(request, head, leases, now_ns)]
+            return self._swap(before, head, leases)
+
+        until_done(attempt, self._name)
+        return answers[0]
+
+    def remove(self, sealed: bytes, node: str) -> None:
+        """Remove a member, if it is in the list with this sealed record."""
+
+        def attempt() -> bool:
+            before = self._metadata.notes_below(self._dataset_id, self._folder)
+            head, leases = self._parsed(before)
+            if head is None or node not in leases or leases[node].value != sealed:
+                return True
+            return self._swap(before, *without_member(head, leases, node))
+
+        until_done(attempt, self._name)
+
+    def _parsed(self, notes: Mapping[str, bytes]) -> tuple[Head | None, dict[str, Lease]]:
+        head = notes.get(self._folder)
+        leases = {name.removeprefix(self._folder): Lease.of(note) for name, note in notes.items()}
+        leases.pop("", None)  # the head
+        return (None if head is None else Head.of(head)), leases
+
+    def _swap(self, before: Mapping[str, bytes], head: Head | None, leases: Leases) -> bool:
+        after = {self._folder + node: lease.note() for node, lease in leases.items()}
+        if head is not None:
+            after[self._folder] = head.note()
+        names = sorted(before.keys() | after.keys())
+        changes = [NoteChange(name, before.get(name), after.get(name)) for name in names]
+        changed = [change for change in changes if change.expected != change.value]
+        return self._metadata.change_notes(self._dataset_id, changed)
+
+    def _make_room(self, now_ns: int) -> None:
+        """Remove jobs whose leases have all expired, before a new job. Raises InvalidInput if there are too many."""
+        jobs: defaultdict[str, dict[str, bytes]] = defaultdict(dict)
+        for name, note in self._metadata.notes_below(self._dataset_id, JOBS_FOLDER).items():
+            jobs[name.rpartition("/")[0]][name] = note
+        for job, notes in list(jobs.items()):
+            if all(Lease.of(note).expires_ns <= now_ns for note in notes.values()):
+                gone = [NoteChange(name, note, None) for name, note in notes.items()]
+                # Fails if the job has just renewed a lease.
+                self._metadata.change_notes(self._dataset_id, gone)
+                del jobs[job]
+        if len(jobs) >= JOBS_MAX:
+            raise InvalidInput(f"{len(jobs)} jobs read this dataset already, which is the limit")
+
+
+def _answer(request: JoinRequest, head: Head, leases: Leases, now_ns: int) -> MembershipList:
+    if _is_up_to_date(head, request, now_ns):
+        return MembershipList(request.known_version, interval_s(head.members), None)
+    members = tuple(leases[node].value for node in sorted(leases))
+    return MembershipList(head.version, interval_s(head.members), members)
+
+
+def _is_up_to_date(head: Head, request: JoinRequest, now_ns: int) -> bool:
+    is_settling = now_ns < head.settles_ns and request.known_version > 0
+    return is_settling or head.version == request.known_version

@@ -20,8 +20,8 @@ from pathlib import Path
 
 from dieselfs.errors import InvalidInput, NotFound, StorageFull, Unavailable
 from dieselfs_server.store.interface import ObjectStore
-from dieselfs_server.store.marker import MARKER_RECORD
 from dieselfs_server.store.posix import write_new_file
+from dieselfs_server.store.wrapper import MARKER_RECORD
 
 COPIES_KEPT = 7
 """Older copies are removed once a new one is complete."""

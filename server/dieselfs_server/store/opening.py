@@ -18,13 +18,12 @@ from dieselfs.telemetry.registry import Registry
 from dieselfs.units import parse_size
 from dieselfs_server.store.bucket import BucketStore, check_exclusive
 from dieselfs_server.store.interface import ObjectStore
-from dieselfs_server.store.marker import open_marked
 from dieselfs_server.store.memory import MemoryStore
 from dieselfs_server.store.posix import PosixStore
 from dieselfs_server.store.rados import RadosStore
 from dieselfs_server.store.rados_pool import OPERATION_TIMEOUT_S
 from dieselfs_server.store.tiered import TieredStore
-from dieselfs_server.store.wrapper import Bounds, LimitedStore, RetryingStore, RetryPolicy
+from dieselfs_server.store.wrapper import Bounds, LimitedStore, RetryingStore, RetryPolicy, open_marked
 
 _ATTEMPT_S_MAX = max(OPERATION_TIMEOUT_S, BUCKET_TIMEOUT_S)
 assert RetryPolicy().duration_s_max + Bounds().wait_s_max + _ATTEMPT_S_MAX < REQUEST_TIMEOUT_S

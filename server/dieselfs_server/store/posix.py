@@ -37,7 +37,7 @@ from dieselfs_server.store.interface import (
     require_length,
     with_chunks,
 )
-from dieselfs_server.store.marker import missing
+from dieselfs_server.store.wrapper import missing
 
 log = logging.getLogger(__name__)
 

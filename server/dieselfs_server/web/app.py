@@ -4,7 +4,6 @@ import json
 from base64 import urlsafe_b64decode, urlsafe_b64encode
 from collections.abc import Awaitable, Callable, Collection
 from dataclasses import dataclass
-from functools import wraps
 from pathlib import Path
 from time import time, time_ns
 from typing import Any, TypeVar
@@ -121,13 +120,15 @@ class Viewer:
         return self.right(ALL_DATASETS) >= Right.ADMIN
 
 
-def _answered(endpoint: "Callable[[App, Request], Awaitable[Any]]") -> "Callable[[App, Request], Any]":
+Endpoint = Callable[[Request], Awaitable[Any]]
+
+
+def _answered(endpoint: Endpoint) -> Endpoint:
     """An endpoint that returns a response or a value for JSON; errors become answers."""
 
-    @wraps(endpoint)
-    async def answer(self: "App", request: Request) -> Response:
+    async def answer(request: Request) -> Response:
         try:
-            found = await endpoint(self, request)
+            found = await endpoint(request)
         except _LoggedOut:
             return JSONResponse({"error": "log in first"}, 401)
         except DieselfsError as error:
@@ -161,11 +162,11 @@ class App:
         gets = (self.me, self.live, self.datasets, self.usage, self.jobs, self.failures)
         routes = [
             Route("/", self.index),
-            *(Route(f"/api/{endpoint.__name__}", endpoint, methods=["POST"]) for endpoint in posts),
-            *(Route(f"/api/{endpoint.__name__}", endpoint) for endpoint in gets),
-            Route("/api/datasets/{name}", self.dataset),
-            Route("/api/jobs/{dataset}/{job}/{id}", self.job),
-            Route(EVENTS_PATH, self.events),
+            *(Route(f"/api/{post.__name__}", _answered(post), methods=["POST"]) for post in posts),
+            *(Route(f"/api/{get.__name__}", _answered(get)) for get in gets),
+            Route("/api/datasets/{name}", _answered(self.dataset)),
+            Route("/api/jobs/{dataset}/{job}/{id}", _answered(self.job)),
+            Route(EVENTS_PATH, _answered(self.events)),
             Mount("/static", StaticFiles(directory=STATIC)),
         ]
         return Guard(Starlette(routes=routes), self._scheme, names)
@@ -175,7 +176,6 @@ class App:
 
     # -- logins ------------------------------------------------------------------------------------------
 
-    @_answered
     async def challenge(self, request: Request) -> dict[str, str]:
         fields = await _fields(request)
         nonce = _bytes_of(fields, "client_nonce", NONCE_BYTES)
@@ -183,7 +183,6 @@ class App:
         token, challenge = self._logins.challenge(_address(request), user, key_id, nonce)
         return {"challenge": token, "server_nonce": urlsafe_b64encode(challenge.server_nonce).decode()}
 
-    @_answered
     async def login(self, request: Request) -> Response:
         fields = await self._tried(request)
         users = self._service.users
@@ -200,7 +199,6 @@ class App:
         answer.headers["content-length"] = str(len(answer.body))
         return answer
 
-    @_answered
     async def link(self, request: Request) -> Response:
         fields = await self._tried(request)
         try:
@@ -210,7 +208,6 @@ class App:
             raise
         return self._opened(request, caller, "link")
 
-    @_answered
     async def logout(self, request: Request) -> Response:
         await _fields(request)
         self._logins.close(request.cookies.get(self._cookie, ""))
@@ -268,7 +265,6 @@ class App:
 
     # -- views -------------------------------------------------------------------------------------------
 
-    @_answered
     async def me(self, request: Request) -> dict[str, Any]:
         viewer = await self._viewer(request)
         return {
@@ -278,7 +274,6 @@ class App:
             "started_s": self._service.started_s,
         }
 
-    @_answered
     async def live(self, request: Request) -> dict[str, Any]:
         viewer = await self._viewer(request)
         if not viewer.is_admin:
@@ -286,7 +281,6 @@ class App:
         span_s = _number(request, "span_s", 600)
         return self._live.charts.columns(min(max(span_s, 1), SPAN_S_MAX))
 
-    @_answered
     async def events(self, request: Request) -> Response:
         viewer = await self._viewer(request)
         user = viewer.caller.name
@@ -311,7 +305,6 @@ class App:
         self._streams.remove(user)
         self._live.watchers -= 1
 
-    @_answered
     async def datasets(self, request: Request) -> dict[str, Any]:
         viewer = await self._viewer(request)
         search, sort = request.query_params.get("search", "")[:200], request.query_params.get("sort", "name")
@@ -323,7 +316,6 @@ class App:
 
         return await self._read(read)
 
-    @_answered
     async def dataset(self, request: Request) -> dict[str, Any]:
         viewer, name = await self._viewer(request), request.path_params["name"]
         if not viewer.may_see(name):
@@ -358,7 +350,6 @@ class App:
 
         return await self._read(read)
 
-    @_answered
     async def usage(self, request: Request) -> dict[str, Any]:
         viewer, search = await self._viewer(request), request.query_params.get("search", "")[:200]
 
@@ -369,7 +360,6 @@ class App:
 
         return await self._read(read)
 
-    @_answered
     async def jobs(self, request: Request) -> dict[str, Any]:
         viewer = await self._viewer(request)
 
@@ -380,7 +370,6 @@ class App:
 
         return await self._read(read)
 
-    @_answered
     async def job(self, request: Request) -> dict[str, Any]:
         viewer, named = await self._viewer(request), request.path_params
         if not viewer.may_see(named["dataset"]):
@@ -396,7 +385,6 @@ class App:
 
         return await self._read(read)
 
-    @_answered
     async def failures(self, request: Request) -> dict[str, Any]:
         viewer = await self._viewer(request)
         newest = self._service.recent.newest()

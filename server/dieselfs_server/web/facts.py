@@ -19,9 +19,7 @@ from dieselfs.rpc.limit_kinds import UsageRecord
 from dieselfs.rpc.records import TagRecord
 from dieselfs_server.admission.usage import Usages
 from dieselfs_server.datasets.snapshots import TagStore
-from dieselfs_server.leases.job_members import FOLDER as JOBS_FOLDER
-from dieselfs_server.leases.job_members import Head
-from dieselfs_server.leases.lease import Lease, Pin, live_pins
+from dieselfs_server.leases.lease import JOBS_FOLDER, Head, Lease, Pin, live_pins
 from dieselfs_server.metadata.interface import MetadataStore
 from dieselfs_server.web.views import ChunkFacts, FoundJob
 

@@ -15,8 +15,7 @@ from dieselfs.records import ChunkRecord, DatasetRecord
 from dieselfs.rpc.limit_kinds import NO_LIMIT, QUOTAS, UsageRecord
 from dieselfs.rpc.records import TagRecord
 from dieselfs_server.access.accounts import Right
-from dieselfs_server.leases.job_members import Head, Leases, interval_s, lease_ns
-from dieselfs_server.leases.lease import Pin
+from dieselfs_server.leases.lease import Head, Leases, Pin, interval_s, lease_ns
 from dieselfs_server.logs import Failure
 
 PAGE_ROWS = 100

@@ -20,16 +20,16 @@ from dieselfs.limits import (
 )
 from dieselfs.net.address import TcpAddress
 from dieselfs.rpc.members import JobId, MembershipList
-from dieselfs_server.leases import job_members as members_module
-from dieselfs_server.leases.job_members import (
+from dieselfs_server.leases import lease as members_module
+from dieselfs_server.leases.lease import (
     Head,
     JobMembers,
     JoinRequest,
+    Lease,
     interval_s,
     lease_ns,
     with_member,
 )
-from dieselfs_server.leases.lease import Lease
 from dieselfs_server.metadata.sqlite.store import SqliteMetadata
 
 DATASET = bytes(range(16))

@@ -16,7 +16,7 @@ from dieselfs.snapshot.reader import Snapshot
 from dieselfs_server.access.users import UserStore
 from dieselfs_server.admission.usage import Traffic, Usages
 from dieselfs_server.datasets.snapshots import TagStore, signed
-from dieselfs_server.leases.job_members import JobMembers, JoinRequest, lease_ns
+from dieselfs_server.leases.lease import JobMembers, JoinRequest, lease_ns
 from dieselfs_server.metadata.sqlite.store import SqliteMetadata
 from dieselfs_server.store.memory import MemoryStore
 from dieselfs_server.web.facts import CHUNKS_S, DATASETS_S, DETAILS_S, JOBS_S, SCAN_S, TAG_S, USERS_S, Facts

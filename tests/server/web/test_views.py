@@ -14,8 +14,7 @@ from dieselfs.records import ChunkRecord, DatasetRecord
 from dieselfs.rpc.limit_kinds import UsageRecord
 from dieselfs.rpc.members import JobId
 from dieselfs_server.access.accounts import Right
-from dieselfs_server.leases.job_members import Head, interval_s, lease_ns
-from dieselfs_server.leases.lease import Lease
+from dieselfs_server.leases.lease import Head, Lease, interval_s, lease_ns
 from dieselfs_server.logs import Failure
 from dieselfs_server.web import views
 from dieselfs_server.web.views import LATE_INTERVALS, PAGE_ROWS, USERS_SHOWN_MAX, ChunkFacts, FoundJob

@@ -25,7 +25,7 @@ from dieselfs.limits import GIB, SEAL_BYTES
 from dieselfs.net.address import TcpAddress
 from dieselfs.rpc.members import JobId, MembershipList, encode_members
 from dieselfs_client.cluster.membership import Membership, RemoteRegistry
-from dieselfs_server.leases.job_members import JobMembers, JoinRequest
+from dieselfs_server.leases.lease import JobMembers, JoinRequest
 from dieselfs_server.metadata.sqlite.store import SqliteMetadata
 
 NODES = (16, 64, 256, 1024)

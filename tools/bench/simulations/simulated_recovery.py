@@ -32,7 +32,7 @@ from dieselfs.limits import (
     PEER_SILENCE_S,
 )
 from dieselfs.snapshot.reader import Snapshot
-from dieselfs_server.leases.job_members import interval_s
+from dieselfs_server.leases.lease import interval_s
 
 FILE_BYTES = 110_000
 REFUSED_S = 0.001
