@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
+from tests.support import warm
 from tests.support.processes import mark_processes
 
 settings.register_profile(
@@ -19,6 +20,8 @@ settings.load_profile("steady")
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
 
+# The programs of dieselfs start without importing anything.
+warm.use()
 
 _ORDER = ("cluster", "end_to_end", "client", "server", "tools", "dieselfs", "repository")
 """Folders of tests. The longest files come first, so that all workers end at about the same time."""

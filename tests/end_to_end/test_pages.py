@@ -21,6 +21,7 @@ import pytest
 from dieselfs.errors import MountError
 from dieselfs_client.daemon import control
 from dieselfs_tools.cli.private_home import private_home
+from tests.support import warm
 from tests.support.documents import DOCUMENTS, REPOSITORY
 from tests.support.job_daemons import end_job_daemons
 from tests.support.markdown import Block, blocks
@@ -121,7 +122,7 @@ def session(tmp_path: Path) -> Iterator[Session]:
     (tmp_path / "bin").mkdir()
     for name, module in PROGRAMS.items():
         program = tmp_path / "bin" / name
-        program.write_text(f'#!/bin/sh\nexec {sys.executable} -m {module} "$@"\n')
+        program.write_text(warm.script(module))
         program.chmod(0o755)
     (tmp_path / "bin" / "python").symlink_to(sys.executable)
     (tmp_path / "train.py").write_text(TRAIN)

@@ -26,6 +26,7 @@ from dieselfs.snapshot.subtree import files_below
 from dieselfs.torch import ChunkShuffleBatchSampler, FolderDataset
 from dieselfs_client.daemon import control
 from dieselfs_tools.cli.private_home import private_home
+from tests.support import warm
 from tests.support.documents import DOCUMENTS
 from tests.support.job_daemons import end_job_daemons
 from tests.support.server import free_port
@@ -89,7 +90,7 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Page]:
     (folder / "bin").mkdir()
     for name, module in PROGRAMS.items():
         program = folder / "bin" / name
-        program.write_text(f'#!/bin/sh\nexec {sys.executable} -m {module} "$@"\n')
+        program.write_text(warm.script(module))
         program.chmod(0o755)
     write_digits(folder / "imagenet")
     os.rename(folder / "imagenet/test", folder / "imagenet/val")

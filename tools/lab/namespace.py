@@ -44,11 +44,11 @@ class Namespace:
         back = [_own("net"), _own("uts")]
         try:
             for descriptor in (self._network, self._uts):
-                _enter(descriptor)
+                enter(descriptor)
             yield
         finally:
             for descriptor in back:
-                _enter(descriptor)
+                enter(descriptor)
                 os.close(descriptor)
 
     def processes(self) -> list[int]:
@@ -126,7 +126,7 @@ def _new_uts(hostname: str) -> int:
         socket.sethostname(hostname)
         return _own("uts")
     finally:
-        _enter(back)
+        enter(back)
         os.close(back)
 
 
@@ -134,7 +134,8 @@ def _own(kind: str) -> int:
     return os.open(f"/proc/thread-self/ns/{kind}", os.O_RDONLY | os.O_CLOEXEC)
 
 
-def _enter(namespace: int) -> None:
+def enter(namespace: int) -> None:
+    """Move this thread into a namespace. Raises OSError."""
     _checked(_libc.setns(namespace, 0))
 
 

@@ -23,6 +23,7 @@ from dieselfs.limits import KIB
 from dieselfs_client.mount.points.mount_table import dieselfs_mounts, mount_at
 from dieselfs_client.mount.points.mounting import unmount
 from lab import namespace as namespaces
+from lab import server
 from lab.namespace import Namespace, command
 from lab.packet_filter import bytecode, program
 
@@ -72,17 +73,26 @@ class Host(Namespace):
 
     def run(self, words: Sequence[str | Path], exit_code: int = 0, **options: Any) -> str:
         """Run a program to its end and require `exit_code`; its standard output."""
-        options = {"cwd": self.folder, "env": self.environment(), "timeout": RUN_TIMEOUT_S, **options}
+        timeout_s = options.pop("timeout", RUN_TIMEOUT_S)
+        options = {"cwd": self.folder, "env": self.environment(), **options}
         with self.inside():
-            done = subprocess.run(words, capture_output=True, text=True, check=False, **options)
-        assert done.returncode == exit_code, f"{self.name}: {words}: {done.returncode}\n{done.stderr}"
-        return str(done.stdout)
+            process = server.popen(
+                words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **options
+            )
+        with process:
+            try:
+                output, errors = process.communicate(timeout=timeout_s)
+            except BaseException:
+                process.kill()
+                raise
+        assert process.returncode == exit_code, f"{self.name}: {words}: {process.returncode}\n{errors}"
+        return str(output)
 
     def start(self, words: Sequence[str | Path], **options: Any) -> "subprocess.Popen[bytes]":
         """Start a program, which ends with the network at the latest."""
         with self.log_file.open("ab") as log, self.inside():
             settings = {"cwd": self.folder, "env": self.environment(), "stdin": subprocess.DEVNULL}
-            process = subprocess.Popen(words, **{**settings, "stdout": log, "stderr": log, **options})
+            process = server.popen(words, **{**settings, "stdout": log, "stderr": log, **options})
         self._started.append(process)
         return process
 

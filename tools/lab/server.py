@@ -5,10 +5,11 @@ import select
 import signal
 import subprocess
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from dieselfs.dataset import Dataset
 from dieselfs.limits import CHUNK_TARGET_BYTES
@@ -20,6 +21,9 @@ from lab.ports import free_port
 MODULE = "dieselfs_server.main"
 START_TIMEOUT_S = 30.0
 STOP_TIMEOUT_S = 20.0
+
+popen: "Callable[..., subprocess.Popen[Any]]" = subprocess.Popen
+"""Starts servers and the programs of hosts; tests have one that saves the imports."""
 
 
 @dataclass(frozen=True)
@@ -81,7 +85,7 @@ def start_server(
     ]
     with open(folder / "server.log", "ab") as log:
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-        process = subprocess.Popen(
+        process = popen(
             command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, pass_fds=(report,), env=environment
         )
     os.close(report)
