@@ -16,7 +16,7 @@ STARTERS = frozenset(
     {
         *("subprocess", "multiprocessing", "fork", "posix_spawn", "run_process", "open_process"),
         *("num_workers", "pool_workers", "SpawnedProcess", "Keeper", "EmbeddedServer", "connect_embedded"),
-        "getfixturevalue",
+        *("getfixturevalue", "popen", "WarmPopen"),
     }
 )
 """Names of modules, functions and arguments."""
