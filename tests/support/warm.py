@@ -207,7 +207,7 @@ class WarmPopen(subprocess.Popen[Any]):
         if plain and all(one is None for one in ids) and mask == -1 and group == -1:
             found = _request(words, variables, folder, is_session=is_session)
         if found is None:
-            super()._execute_child(*given)  # type: ignore[misc]
+            super()._execute_child(*given)  # type: ignore[misc]  # not in the stubs
             return
         warm, request, entered = found
         targets = {number: number if pipe == -1 else pipe for number, pipe in enumerate(pipes)}
@@ -218,11 +218,11 @@ class WarmPopen(subprocess.Popen[Any]):
         finally:
             for descriptor in entered:
                 os.close(descriptor)
-            self._close_pipe_fds(*given[10:16])  # type: ignore[attr-defined]
+            self._close_pipe_fds(*given[10:16])  # type: ignore[attr-defined]  # not in the stubs
 
     def _try_wait(self, wait_flags: int) -> tuple[int, int]:
         if self._channel is None:
-            found: tuple[int, int] = super()._try_wait(wait_flags)  # type: ignore[misc]
+            found: tuple[int, int] = super()._try_wait(wait_flags)  # type: ignore[misc]  # not in the stubs
             return found
         self._channel.setblocking(not wait_flags & os.WNOHANG)
         try:
@@ -235,7 +235,7 @@ class WarmPopen(subprocess.Popen[Any]):
     def _internal_poll(self, *given: Any, **more: Any) -> int | None:
         if self._channel is not None:
             more["_waitpid"] = lambda _, flags: self._try_wait(flags)
-        code: int | None = super()._internal_poll(*given, **more)  # type: ignore[misc]
+        code: int | None = super()._internal_poll(*given, **more)  # type: ignore[misc]  # not in the stubs
         return code
 
 
@@ -453,7 +453,7 @@ def _become(request: dict[str, Any], descriptors: Sequence[int] = ()) -> NoRetur
             os.chdir(request["folder"])
         os.environ.clear()
         os.environ.update(request["environment"])
-        os.posix_spawn = _spawn_zygote  # type: ignore[assignment]
+        os.posix_spawn = _spawn_zygote  # type: ignore[assignment]  # it has the parameters that are used
         sys.orig_argv = list(request["command"])
         _name_itself(sys.orig_argv)
         module = importlib.import_module(request["module"])
@@ -465,7 +465,7 @@ def _become(request: dict[str, Any], descriptors: Sequence[int] = ()) -> NoRetur
             code = error.code if isinstance(error.code, int) else int(error.code is not None)
             if isinstance(error.code, str):
                 print(error.code, file=sys.stderr)
-        threading._shutdown()  # type: ignore[attr-defined]
+        threading._shutdown()  # type: ignore[attr-defined]  # not in the stubs
         atexit._run_exitfuncs()
     except KeyboardInterrupt:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
