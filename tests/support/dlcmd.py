@@ -16,9 +16,9 @@ from typing import Any
 from jsonschema import Draft202012Validator
 
 from dieselfs_tools.cli.command_line import VERBS
-from dieselfs_tools.cli.json_schema import schema
 from dieselfs_tools.dlcmd import main
 from tests.support.forks import forks
+from tests.support.json_lines import schema
 
 TIMEOUT_S = 120.0
 
@@ -47,7 +47,7 @@ def _validator(verb: str) -> Draft202012Validator:
 def check_json_line(verb: str, line: dict[str, Any]) -> None:
     """Raises AssertionError unless the line of `--json` is as docs/reference/json.md says."""
     faults = [error.message for error in _validator(verb).iter_errors(line)]
-    assert not faults, f"{verb}: {line} is not in dieselfs_tools.cli.json_schema: {faults}"
+    assert not faults, f"{verb}: {line} is not in tests.support.json_lines: {faults}"
 
 
 def _verb(words: Sequence[str]) -> str:

@@ -14,11 +14,11 @@ from jsonschema import Draft202012Validator, ValidationError
 
 from dieselfs.errors import EXIT_NOT_FOUND, EXIT_PARTIAL, EXIT_USAGE
 from dieselfs_tools.cli.command_line import VERBS
-from dieselfs_tools.cli.json_fields import FIELDS
-from dieselfs_tools.cli.json_schema import VERB_LINES, fields_of, page, schema, text
 from dieselfs_tools.cli.private_home import private_home
 from tests.support.dlcmd import Dlcmd, check_json_line
 from tests.support.documents import REPOSITORY
+from tests.support.json_fields import FIELDS
+from tests.support.json_lines import VERB_LINES, fields_of, page, schema, text
 from tests.support.speeds import write_speeds
 
 REFERENCE = REPOSITORY / "docs" / "reference"
@@ -26,16 +26,16 @@ REFERENCE = REPOSITORY / "docs" / "reference"
 
 def test_the_page_and_the_schema_hold_the_table() -> None:
     document = (REFERENCE / "json.md").read_text(encoding="utf-8")
-    _, _, rest = document.partition("<!-- python -m dieselfs_tools.cli.json_schema -->\n\n")
+    _, _, rest = document.partition("<!-- python -m tests.support.json_lines -->\n\n")
     table, _, _ = rest.partition("\n<!-- end -->")
-    assert table == page(), "write it again: python -m dieselfs_tools.cli.json_schema"
+    assert table == page(), "write it again: python -m tests.support.json_lines"
     written = (REFERENCE / "json-schema.json").read_text(encoding="utf-8")
-    assert written == text(), "write it again: python -m dieselfs_tools.cli.json_schema --schema"
+    assert written == text(), "write it again: python -m tests.support.json_lines --schema"
     assert json.loads(written) == schema()
 
 
 def test_each_verb_is_there_and_each_field_is_used() -> None:
-    assert set(VERBS) == set(VERB_LINES), "describe its lines in dieselfs_tools.cli.json_schema"
+    assert set(VERBS) == set(VERB_LINES), "describe its lines in tests.support.json_lines"
     forms = [form for lines in VERB_LINES.values() for kind in lines.values() for form in kind]
     used = {name for form in forms for name, _, _ in fields_of(form)}
     assert set(FIELDS) - used == {"type", "exit_code", "error", "reason"}

@@ -1,11 +1,11 @@
-"""The lines that `--json` prints: the table of verbs, its JSON Schema, and its page. No I/O.
+"""The lines that `dlcmd --json` prints: the table of verbs, its JSON Schema, and its page. No I/O.
 
-`python -m dieselfs_tools.cli.json_schema` prints the tables of docs/reference/json.md, and with `--schema` the file
+`python -m tests.support.json_lines` prints the tables of docs/reference/json.md, and with `--schema` the file
 docs/reference/json-schema.json.
 
 The tables stay tables of words. A typed struct for each of the 129 forms, from which msgspec makes the schema, took 863
 lines more, because most forms share their fields, and would repeat types and meanings. Lines are checked against the
-schema wherever a test runs a verb with --json (tests/support/dlcmd.py); dlcmd itself does not import this module.
+schema wherever a test runs a verb with --json (tests/support/dlcmd.py).
 """
 
 import json
@@ -13,7 +13,7 @@ import sys
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from dieselfs_tools.cli.json_fields import FIELDS, TEXT, Field
+from tests.support.json_fields import FIELDS, TEXT, Field
 
 _UPLOADED = (
     "dataset generation stored stored_bytes skipped skipped_bytes deleted failed seconds "
