@@ -48,7 +48,9 @@ PROGRAMS = (
 _SHARED = ("mnt", "user", "pid", "ipc")
 """Namespaces in which a fork must be, because it cannot enter others."""
 _ENTERED = ("net", "uts")
-_LIMITS = (resource.RLIMIT_NOFILE, resource.RLIMIT_AS, resource.RLIMIT_FSIZE, resource.RLIMIT_CORE)
+_LIMITS = (resource.RLIMIT_AS, resource.RLIMIT_FSIZE)
+_SET_LIMITS = (resource.RLIMIT_NOFILE, resource.RLIMIT_CORE)
+"""Limits that a fork gets from the process that asks. The daemons of mounts have others than the tests."""
 _START_TIMEOUT_S = 60.0
 _HARMLESS = {"PYTHONPATH", "PYTHONDONTWRITEBYTECODE", "PYTHONUNBUFFERED"}
 
@@ -185,6 +187,7 @@ def _request(
         "environment": dict(environment),
         "folder": os.fspath(folder or os.getcwd()),
         "umask": current_umask(),
+        "limits": [[limit, resource.getrlimit(limit)] for limit in _SET_LIMITS],
         "namespaces": len(entered),
         **more,
     }
@@ -447,6 +450,8 @@ def _become(request: dict[str, Any], descriptors: Sequence[int] = ()) -> NoRetur
         signal.signal(signal.SIGQUIT, signal.SIG_IGN if is_background else signal.SIG_DFL)
         if request.get("is_session"):
             os.setsid()
+        for limit, values in request.get("limits", ()):
+            resource.setrlimit(limit, values)
         if "umask" in request:
             os.umask(request["umask"])
         if "folder" in request:
