@@ -107,7 +107,10 @@ def test_what_is_stored_is_skipped_unless_forced_or_changed(dlcmd: Dlcmd, datase
     assert (again["stored"], again["skipped"]) == (0, 7)
     assert "the first" not in dlcmd(*put[:-1]).text
     (source / "a" / "1.txt").write_text("changed")
-    assert dlcmd(*put).summary["stored"] == 1
+    assert dlcmd(*put[:-1]).text.endswith(f"; the first: tree/a/1.txt -> dl://{dataset}/a/1.txt\n")
+    (source / "new").mkdir()
+    assert "the first" not in dlcmd(*put[:-1]).text
+    (source / "new").rmdir()
     assert dlcmd("cat", f"dl://{dataset}/a/1.txt").stdout == b"changed"
     assert dlcmd(*put, "--force").summary["stored"] == 7
 

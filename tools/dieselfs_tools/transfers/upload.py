@@ -195,10 +195,10 @@ class Upload:
         """Returns the exit code."""
         return self._show() if self.options.is_dry_run else self._upload()
 
-    def _stored(self) -> Callable[[UploadEntry], bool] | None:
-        """Whether the dataset has an entry; None if all are stored again."""
+    def _stored(self) -> Callable[[UploadEntry], bool]:
+        """Whether the dataset has an entry that is not to be stored again."""
         if self.target.dataset is None or self.options.is_forced:
-            return None
+            return lambda entry: False
         if not self.is_many:
             return self.target.holds
         snapshot = self.session.dataset(self.target.dataset.name).snapshot
@@ -212,7 +212,7 @@ class Upload:
         """The dry run."""
         output, report, is_held = self.session.output, TransferReport(), self._stored()
         for entry in self._entries(report.fail_source):
-            if is_held is not None and is_held(entry):
+            if is_held(entry):
                 report.skip(0, entry.is_folder)
                 continue
             report.find(entry.file_bytes, entry.is_folder)
@@ -239,20 +239,20 @@ class Upload:
 
     def _upload(self) -> int:
         """Store the entries. Raises errors that end the upload, with the number of files stored by then."""
-        is_held, sizes = self._stored(), (self.options.jobs, self.options.chunk_bytes)
-        upload = TreeUpload(self.session.client, self.target.made(), is_held, *sizes)
-        report = upload.report
+        is_stored_already, sizes = self._stored(), (self.options.jobs, self.options.chunk_bytes)
         first: list[UploadEntry] = []
 
-        def entries(failed: Failed) -> Iterator[UploadEntry]:
-            for entry in self._entries(failed):
-                if not first and not entry.is_folder:
-                    first.append(entry)
-                yield entry
+        def is_held(entry: UploadEntry) -> bool:
+            is_held = is_stored_already(entry)
+            if not (is_held or first or entry.is_folder):
+                first.append(entry)
+            return is_held
 
+        upload = TreeUpload(self.session.client, self.target.made(), is_held, *sizes)
+        report = upload.report
         try:
             with shown(self.session.output, self.session.verb, lambda: Reading.of(report)):
-                upload.run(entries)
+                upload.run(self._entries)
         except DieselfsError as error:
             stored = f"stored {_counted(report)} until then; the same command continues"
             is_full = isinstance(error, StorageFull)
