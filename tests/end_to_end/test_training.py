@@ -87,6 +87,7 @@ def test_an_unmodified_dataset_reads_every_file_once_an_epoch(
         shuffle=True,
         num_workers=workers,
         multiprocessing_context=method,
+        persistent_workers=workers > 0,
     )
     for _ in range(2):
         assert epoch(loader) == expected(source)
