@@ -2,6 +2,8 @@
 
 import json
 import os
+import runpy
+import select
 import shutil
 import signal
 import subprocess
@@ -14,6 +16,7 @@ from typing import Any
 
 import pytest
 import torch
+from click.testing import CliRunner
 
 import dieselfs
 from dieselfs.shuffle.cursor import Cursor
@@ -52,10 +55,19 @@ class Place:
         assert ran.returncode == 0, f"{ran.stdout}\n{ran.stderr}"
 
     def command(self, root: object, into: Path, ranks: int, epochs: int) -> list[str]:
+        """One rank is a plain process, as someone starts it who has one processor; more are started by torchrun."""
         launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
         options = {"into": into, "epochs": epochs, "batch": BATCH, "width": 2, "workers": 0, "seed": SEED}
         told = [f"--{name}={value}" for name, value in {**options, "checkpoint-every": 4}.items()]
-        return [*launcher, str(EXAMPLE), "train", str(root), *told]
+        return [*(launcher if ranks > 1 else ()), str(EXAMPLE), "train", str(root), *told]
+
+
+def run_here(*arguments: object) -> None:
+    """Run a command of the example in this process, which has imported torch."""
+    ran = CliRunner().invoke(
+        runpy.run_path(str(EXAMPLE))["main"], [*map(str, arguments)], catch_exceptions=False
+    )
+    assert ran.exit_code == 0, ran.output
 
 
 @pytest.fixture(scope="module")
@@ -63,7 +75,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
     folder = tmp_path_factory.mktemp("resnet")
     with private_home() as home:
         place = Place(folder, home)
-        place.run(EXAMPLE, "images", folder / "cifar", "--train", IMAGES, "--val", 20)
+        run_here("images", folder / "cifar", "--train", IMAGES, "--val", 20)
         put = ["put", "-q", "-r", "--chunk-size", "64KiB", f"{folder}/cifar/", "dl://cifar/"]
         place.run("-m", "dieselfs_tools.dlcmd", *put)
         yield place
@@ -82,33 +94,38 @@ def mountpoint(place: Place) -> Iterator[Path]:
 
 @pytest.fixture(scope="module")
 def killed(place: Place, mountpoint: Path) -> Path:
-    """The folder of a run on two ranks, all of whose processes were killed after the first checkpoint."""
+    """The folder of a run on two ranks. All its processes were killed after the first checkpoint."""
     into = place.folder / "killed"
     process = subprocess.Popen(
         [sys.executable, *place.command(mountpoint, into, 2, ENDLESS)],
         env=place.environment(),
-        start_new_session=True,
         stdout=subprocess.DEVNULL,
     )
     try:
         wait_for(lambda: len(steps_of(into, 0)) >= 6 or process.poll() is not None, "steps", TIMEOUT_S)
         assert process.poll() is None, "it ended by itself"
     finally:
-        for pid in processes_of_session(process.pid):
-            os.kill(pid, signal.SIGKILL)
+        ranks = children_of(
+            process.pid
+        )  # in sessions of their own, so that they would go on without torchrun
+        for pid in (process.pid, *ranks):
+            kill(pid)
         process.wait(30)
+    assert len(ranks) == 2
     return into
 
 
-def processes_of_session(session: int) -> list[int]:
-    found = []
-    for name in filter(str.isdecimal, os.listdir("/proc")):
-        try:
-            if os.getsid(int(name)) == session:
-                found.append(int(name))
-        except ProcessLookupError:
-            continue
-    return found
+def children_of(process: int) -> list[int]:
+    threads = Path(f"/proc/{process}/task").iterdir()
+    return [int(pid) for thread in threads for pid in (thread / "children").read_text().split()]
+
+
+def kill(process: int) -> None:
+    """Return when it has ended: it writes nothing any more."""
+    descriptor = os.pidfd_open(process)
+    signal.pidfd_send_signal(descriptor, signal.SIGKILL)
+    select.select([descriptor], [], [], 30)
+    os.close(descriptor)
 
 
 def steps_of(into: Path, rank: int) -> list[dict[str, Any]]:
@@ -160,5 +177,5 @@ def test_it_goes_on_with_other_ranks(
     }
     assert order_of(into, ranks) == left
     if find_spec("matplotlib") is not None:  # it is no package of the tests
-        place.run(EXAMPLE, "plot", into)
+        run_here("plot", into)
         assert (into / "plots.png").stat().st_size > 0
