@@ -308,6 +308,18 @@ def test_without_a_wait_the_caller_waits_for_the_room_of_others(make: Make) -> N
         pass
 
 
+def test_a_server_that_dies_after_it_has_applied_a_chunk_takes_no_room_along(make: Make) -> None:
+    here, there = make()
+    here.limit(f"dataset:{DATASET}", 2 * CHUNK_BYTES)
+    first = pack([Put(b"f00001", 1, size=100)], chunk_id(1))
+    with suppress(KeyboardInterrupt), here.quotas.admitted(here.metadata.dataset(DATASET), *first):
+        here.metadata.apply(DATASET_ID, *first, NOW_NS)
+        raise KeyboardInterrupt  # the hold stays, as after a kill
+    there.put(2)
+    with pytest.raises(QuotaExceeded):
+        there.put(3)
+
+
 def test_a_dropped_dataset_gives_back(make: Make) -> None:
     here, there = make()
     here.limit("user:ada", CHUNK_BYTES)
