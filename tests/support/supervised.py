@@ -19,6 +19,7 @@ from dieselfs_client.daemon import control
 from dieselfs_client.mount.points.options import MountOptions
 from dieselfs_client.supervision.status import SupervisorStatus, supervision_of
 from tests.support import verifying_reader
+from tests.support.warm import prepared
 
 READERS = 2
 
@@ -105,7 +106,7 @@ def supervisor_and_zygote_run(
             ("dieselfs_client.zygote", in_zygote),
         ):
             place = parts.index(module)
-            parts[place - 1 : place + 1] = ["-c", f"{code}\nfrom {module} import main\nmain()"]
+            parts[place - 1 : place + 1] = ["-c", prepared(code, module)]
         return parts
 
     monkeypatch.setattr(control, "supervisor_command", changed)

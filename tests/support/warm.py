@@ -52,6 +52,7 @@ _LIMITS = (resource.RLIMIT_AS, resource.RLIMIT_FSIZE)
 _SET_LIMITS = (resource.RLIMIT_NOFILE, resource.RLIMIT_CORE)
 """Limits that a fork gets from the process that asks. The daemons of mounts have others than the tests."""
 _START_TIMEOUT_S = 60.0
+_RUN = "from {} import main\nmain()"
 _HARMLESS = {"PYTHONPATH", "PYTHONDONTWRITEBYTECODE", "PYTHONUNBUFFERED"}
 
 
@@ -145,18 +146,29 @@ def _absolute(paths: Sequence[str]) -> frozenset[str]:
     return frozenset(os.path.abspath(path) for path in paths if path)
 
 
-def _program(words: Sequence[Any], variables: Mapping[str, str]) -> tuple[str, list[str]] | None:
-    """The module and the arguments, if a fork can be this program."""
+def prepared(code: str, module: str) -> str:
+    """What `python -c` runs: a program, after some code. A fork can be that, too."""
+    return f"{code}\n{_RUN.format(module)}"
+
+
+def _program(words: Sequence[Any], variables: Mapping[str, str]) -> dict[str, Any] | None:
+    """The module, the arguments, and the code to run before, if a fork can be this program."""
     texts = [os.fsdecode(word) for word in words]
     rest = texts[1:]
     if rest[:1] == ["-P"]:
         rest = rest[1:]
-    if not texts or texts[0] != sys.executable or rest[:1] != ["-m"] or rest[1] not in PROGRAMS:
+    if not texts or texts[0] != sys.executable or len(rest) < 2:
+        return None
+    option, module, code = rest[0], rest[1], ""
+    if option == "-c":
+        module = next((name for name in PROGRAMS if rest[1].endswith(f"\n{_RUN.format(name)}")), "")
+        code = rest[1].removesuffix(_RUN.format(module))
+    if option not in ("-m", "-c") or module not in PROGRAMS:
         return None
     strange = [name for name in variables if name.startswith(("PYTHON", "LD_", "MALLOC_"))]
     if not _HARMLESS.issuperset(strange):
         return None
-    return rest[1], rest[2:]
+    return {"module": module, "arguments": rest[2:], "code": code, "command": texts}
 
 
 def _request(
@@ -181,9 +193,7 @@ def _request(
         if own != theirs:
             entered.append(os.open(f"/proc/thread-self/ns/{kind}", os.O_RDONLY | os.O_CLOEXEC))
     request = {
-        "module": program[0],
-        "arguments": program[1],
-        "command": [os.fsdecode(word) for word in words],
+        **program,
         "environment": dict(environment),
         "folder": os.fspath(folder or os.getcwd()),
         "umask": current_umask(),
@@ -269,7 +279,11 @@ def _spawn_zygote(
     thread, and has opened nothing that the zygote would have.
     """
     program = _program(words, {})
-    if program is None or program[0] != "dieselfs_client.zygote" or len(os.listdir("/proc/self/task")) > 1:
+    if (
+        program is None
+        or program["module"] != "dieselfs_client.zygote"
+        or len(os.listdir("/proc/self/task")) > 1
+    ):
         return _spawn(path, list(words), variables, setsid=setsid, **more)
     process = os.fork()
     if process:
@@ -279,15 +293,7 @@ def _spawn_zygote(
             with suppress(OSError):
                 if not os.get_inheritable(int(name)):
                     os.close(int(name))
-        _become(
-            {
-                "module": program[0],
-                "arguments": program[1],
-                "command": words,
-                "environment": dict(variables),
-                "is_session": setsid,
-            }
-        )
+        _become({**program, "environment": dict(variables), "is_session": setsid})
     finally:
         os._exit(1)
 
@@ -462,8 +468,9 @@ def _become(request: dict[str, Any], descriptors: Sequence[int] = ()) -> NoRetur
         sys.orig_argv = list(request["command"])
         _name_itself(sys.orig_argv)
         module = importlib.import_module(request["module"])
-        sys.argv = [module.__file__ or "", *request["arguments"]]
+        sys.argv = ["-c" if request.get("code") else module.__file__ or "", *request["arguments"]]
         try:
+            exec(request.get("code", ""), {"__name__": "__main__"})
             module.main()
             code = 0
         except SystemExit as error:
