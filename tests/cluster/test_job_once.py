@@ -14,9 +14,9 @@ from lab.namespace import wait_for
 from lab.network import Host
 from lab.reader import read_once
 
-FILES = 256
+FILES = 128
 FILE_BYTES = 32_768
-FILES_PER_CHUNK = 8
+FILES_PER_CHUNK = 4
 NODES_MAX = 8
 WARM_TIMEOUT_S = 60.0
 ATTEMPTS = 3

@@ -53,7 +53,7 @@ export XDG_RUNTIME_DIR=$private
 mkdir "$private/photos"
 dlcmd mount --job auto photos "$private/photos"
 touch "$SLURM_JOB_ID.$SLURMD_NODENAME"
-while :; do cat "$private"/photos/* > /dev/null; done
+while sleep 0.1; do cat "$private"/photos/* > /dev/null; done
 NODE
 """
 
