@@ -105,9 +105,8 @@ def killed(place: Place, mountpoint: Path) -> Path:
         wait_for(lambda: len(steps_of(into, 0)) >= 6 or process.poll() is not None, "steps", TIMEOUT_S)
         assert process.poll() is None, "it ended by itself"
     finally:
-        ranks = children_of(
-            process.pid
-        )  # in sessions of their own, so that they would go on without torchrun
+        # Ranks have sessions of their own, and would go on without torchrun.
+        ranks = children_of(process.pid)
         for pid in (process.pid, *ranks):
             kill(pid)
         process.wait(30)

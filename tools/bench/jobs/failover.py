@@ -1,8 +1,8 @@
 """The rate of the other nodes, and of another job, while a node of a job is lost under load.
 
-Two jobs are mounted on the same four hosts. Readers read random files at a fixed rate and verify each byte. A node of
-one job is killed or stopped at a random moment; then it returns. No read of the others may fail. This module starts and
-kills processes, and mounts.
+Two jobs are mounted on the same four hosts (two in a quick run). Readers read random files at a fixed rate and verify
+each byte. A node of one job is killed or stopped at a random moment; then it returns. No read of the others may fail.
+This module starts and kills processes, and mounts.
 """
 
 import os
@@ -27,7 +27,7 @@ from lab.load import Readers, load, verdict_of
 from lab.network import Network
 from lab.reader import BIN_S, Moment
 
-NODES = 4
+NODES, QUICK_NODES = 4, 2
 FILES, FILE_BYTES, FILES_PER_CHUNK = 1536, 16_384, 8
 MEMORY = "24MiB"
 """Of each node: the size of the dataset, mostly for owned chunks, so most reads send a request to another node."""
@@ -42,12 +42,13 @@ SEED = 1
 
 def failover(folder: Path, scale: Scale) -> Generator[Trial]:
     """Half of the kills in each way, after half as many runs without a loss. Raises Unsuitable."""
-    title = f"Until {BACK_SHARE:.0%} of the rate, {NODES} nodes with {READERS_EACH} readers of {FILES_PER_S:g} files/s"
+    nodes = QUICK_NODES if scale.is_quick else NODES
+    title = f"Until {BACK_SHARE:.0%} of the rate, {nodes} nodes with {READERS_EACH} readers of {FILES_PER_S:g} files/s"
     rounds, chance = max(scale.kills // len(WAYS), 1), random.Random(SEED)
     with ExitStack() as stack:
         cluster = stack.enter_context(running_cluster(stack.enter_context(Network())))
-        losing = stack.enter_context(_read_job(cluster, "losing", 0))
-        keeping = stack.enter_context(_read_job(cluster, "keeping", 1000))
+        losing = stack.enter_context(_read_job(cluster, "losing", nodes, 0))
+        keeping = stack.enter_context(_read_job(cluster, "keeping", nodes, 1000))
         watch = partial(_watch, losing, keeping, chance)
         yield Trial(title, [Side("no node is lost", partial(watch, None), 1, "")], max(rounds // 2, 1))
         yield Trial(title, [Side(name, partial(watch, how), 1, "") for name, how in WAYS.items()], rounds)
@@ -125,10 +126,10 @@ class _ReadJob:
 
 
 @contextmanager
-def _read_job(cluster: Cluster, name: str, seed: int) -> Iterator[_ReadJob]:
+def _read_job(cluster: Cluster, name: str, nodes: int, seed: int) -> Iterator[_ReadJob]:
     """Mounted on all hosts, complete, with readers. Raises Unsuitable."""
     there = {host.name: host for host in cluster.net.hosts}
-    names = [f"node-{number}" for number in range(NODES)]
+    names = [f"node-{number}" for number in range(nodes)]
     hosts = [there.get(each) or cluster.net.host(each) for each in names]
     stored = store(cluster, hosts[0], name, FILES, FILE_BYTES, FILES_PER_CHUNK)
     with Job(name, cluster, stored.name, hosts, memory=MEMORY) as job:

@@ -77,7 +77,7 @@ def _measure(name: str, folder: Path, scale: Scale, reasons: Reasons) -> Iterato
         from bench.papers.accuracy import storings
 
         if scale.is_quick:
-            scale = replace(scale, seeds=scale.rounds)
+            scale = replace(scale, seeds=scale.rounds, epochs=1)
         yield from map(values_of_storing, storings(folder, scale, groups_of(EXPERIMENTS)))
         return
     scale = replace(scale, figure=None, only=pattern_of(name))

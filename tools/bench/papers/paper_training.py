@@ -26,7 +26,7 @@ _TIMEOUT_S = 3600.0
 
 
 def paper_training(folder: Path, scale: Scale) -> Generator[Trial]:
-    images = max(scale.small_files // 2, 2 * _BATCH)
+    images = 2 * _BATCH if scale.is_quick else max(scale.small_files // 2, 2 * _BATCH)
     tree = folder / "images"
     _run_example(["images", tree, "--train", images, "--val", _BATCH], folder)
     with running_home(folder / "home") as home:
