@@ -19,6 +19,7 @@ from dieselfs_tools.cli.command_line import VERBS
 from dieselfs_tools.dlcmd import main
 from tests.support.forks import forks
 from tests.support.json_lines import schema
+from tests.support.warm import WarmPopen
 
 TIMEOUT_S = 120.0
 
@@ -163,7 +164,7 @@ class Dlcmd:
         options = {"cwd": self.folder, "env": self.environment(), "stdin": subprocess.DEVNULL, **options}
         before = signal.signal(signal.SIGINT, signal.default_int_handler)  # what is ignored is inherited
         try:
-            return subprocess.Popen([*COMMAND, *arguments], **options)
+            return WarmPopen([*COMMAND, *arguments], **options)
         finally:
             signal.signal(signal.SIGINT, before)
 
