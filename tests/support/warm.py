@@ -8,7 +8,6 @@ into the laboratory and into the code of dieselfs that starts background process
 """
 
 import atexit
-import ctypes
 import fcntl
 import gc
 import importlib
@@ -18,7 +17,6 @@ import resource
 import selectors
 import signal
 import socket
-import struct
 import subprocess
 import sys
 import tempfile
@@ -33,8 +31,9 @@ from dieselfs.cluster import daemon
 from dieselfs.process import launch
 from dieselfs.process.launch import module_environment
 from dieselfs.process.state_dirs import open_private
-from dieselfs_tools.cli.command_line import MODULE_OF
 from lab.namespace import enter
+from tests.support.command_line import show_command
+from tests.support.forks import IMPORTED
 from tests.support.warm_client import ask, current_umask
 
 PROGRAMS = (
@@ -65,10 +64,6 @@ class _Warm(NamedTuple):
     entered: tuple[str, ...]
 
 
-_PR_SET_MM, _PR_SET_MM_MAP = 35, 14
-_NO_FILE = 0xFFFFFFFF
-
-_shown: object = None  # the memory of the command line of a fork
 _warm: _Warm | None = None
 _home: tuple[tuple[str, ...], list[int]] | None = None  # where `use` was called: links, and descriptors
 _lock = threading.Lock()
@@ -308,26 +303,6 @@ def use() -> None:
     vars(daemon)["start"] = start  # its own name for it
 
 
-def _name_itself(words: Sequence[str]) -> None:
-    """Show a command line in `/proc`, by which tests find programs. Nothing happens where the kernel cannot do that."""
-    global _shown
-    content = b"".join(os.fsencode(word) + b"\0" for word in words)
-    _shown = ctypes.create_string_buffer(content, len(content))
-    begin = ctypes.addressof(_shown)
-    libc = ctypes.CDLL(None)
-    libc.sbrk.restype = ctypes.c_void_p
-    with open("/proc/self/stat", encoding="latin-1") as status:
-        fields = ["", "", *status.read().rpartition(") ")[2].split()]
-    code, data, heap, stack, variables = (
-        [int(fields[number - 1]) for number in numbers]  # as proc(5) counts
-        for numbers in ((26, 27), (45, 46), (47,), (28,), (50, 51))
-    )
-    words_at = begin, begin + len(content)
-    places = *code, *data, *heap, libc.sbrk(0), *stack, *words_at, *variables
-    layout = struct.pack("=12Q2I", *places, 0, 0, _NO_FILE)  # struct prctl_mm_map, without vector and file
-    libc.prctl(_PR_SET_MM, _PR_SET_MM_MAP, layout, ctypes.c_ulong(len(layout)), 0)
-
-
 def script(module: str) -> str:
     """A program for a folder of PATH: it runs a module as a fork, and ends as that does."""
     client = Path(__file__).with_name("warm_client.py")
@@ -356,10 +331,8 @@ def serve() -> None:
 
 
 def _import_all() -> None:
-    verbs = (f"dieselfs_tools.commands.{module}" for module in set(MODULE_OF.values()))
-    late = ("dieselfs.dataset", "cryptography.hazmat.primitives.asymmetric.ed25519", "numpy.ma")
     daemons = ("dieselfs_client.cluster.role", "dieselfs_client.daemon.following")
-    for name in (*PROGRAMS, *verbs, *late, *daemons):
+    for name in (*PROGRAMS, *IMPORTED, *daemons):
         importlib.import_module(name)
 
 
@@ -466,7 +439,7 @@ def _become(request: dict[str, Any], descriptors: Sequence[int] = ()) -> NoRetur
         os.environ.update(request["environment"])
         os.posix_spawn = _spawn_zygote  # type: ignore[assignment]  # it has the parameters that are used
         sys.orig_argv = list(request["command"])
-        _name_itself(sys.orig_argv)
+        show_command(sys.orig_argv)
         module = importlib.import_module(request["module"])
         sys.argv = ["-c" if request.get("code") else module.__file__ or "", *request["arguments"]]
         try:
