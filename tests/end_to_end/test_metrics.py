@@ -124,7 +124,8 @@ def test_top_and_why_name_the_mount(dlcmd: Dlcmd, place: Path) -> None:
 def test_the_live_view_shows_a_mount_and_restores_the_terminal(dlcmd: Dlcmd, place: Path) -> None:
     ours, theirs = pty.openpty()
     with open(ours, "r+b", buffering=0) as screen, open(theirs, "r+b", buffering=0) as terminal:
-        termios.tcsetwinsize(theirs, (40, 400))  # paths of tests are long, and would be wrapped
+        # Paths of tests are long, and would be wrapped. Mounts of other tests are shown too: for root, all are.
+        termios.tcsetwinsize(theirs, (400, 400))
         before = termios.tcgetattr(theirs)
         process = dlcmd.start(
             *("top", "--interval", "0.1s"),
