@@ -5,7 +5,7 @@ VENV    := .venv
 PYTHON  := $(VENV)/bin/python
 DATA    ?=
 # More than there are processors: many tests wait, for daemons, timeouts and disks. All tests of a file run in one worker.
-TEST_WORKERS ?= 3
+TEST_WORKERS ?= 4
 # In the order of tests/conftest.py: the longest files first.
 BY_FILE      := --dist loadfile --no-loadscope-reorder
 BENCH   ?=
