@@ -27,7 +27,7 @@ from dieselfs.errors import EXIT_BUG, EXIT_OK, DieselfsError, MountError
 from dieselfs_client.capabilities import give_up_privileges
 from dieselfs_client.daemon.mount_daemon import serve_mount
 from dieselfs_client.daemon.service import open_dataset, open_log
-from dieselfs_client.mount.drivers.driver import driver_class
+from dieselfs_client.mount.drivers.choice import driver_class
 from dieselfs_client.mount.points.options import MountOptions, parse_options
 from dieselfs_client.supervision.control_channel import SNAPSHOT, ControlChannel, receive_inheritance
 from dieselfs_client.supervision.status import name_process

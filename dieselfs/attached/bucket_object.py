@@ -4,7 +4,7 @@ import os
 from collections.abc import Callable
 from functools import cache
 
-from dieselfs.attached.opening import OpenSource
+from dieselfs.attached.interface import OpenSource
 from dieselfs.bucket.client import Bucket, ObjectVersion
 from dieselfs.bucket.url import BucketUrl, parse_object
 from dieselfs.chunk.source import ETAG, MODIFIED, AttachedSource

@@ -1,42 +1,12 @@
-"""Opens a source by its location; the interface of opened sources. This module opens files and sends requests."""
+"""Opens a source by its location. This module opens files and sends requests."""
 
 from collections.abc import Callable
-from typing import Protocol
 
+from dieselfs.attached.interface import OpenSource
 from dieselfs.attached.local_file import LocalFile
 from dieselfs.chunk.source import OBJECT_SCHEMES, WEB_SCHEMES, AttachedSource
 from dieselfs.errors import InvalidInput
 from dieselfs.names import printable
-
-
-class OpenSource(Protocol):
-    """One version of an object. `source` says which, with offset 0. All methods block, and are safe between threads."""
-
-    @property
-    def source(self) -> AttachedSource: ...
-
-    @property
-    def mtime_ns(self) -> int:
-        """The time of this version; 0 if it is not known."""
-
-    @property
-    def descriptor(self) -> int | None:
-        """The descriptor of a local file, which `close` closes; None for other objects."""
-        return None
-
-    def read(self, offset: int, length: int) -> bytes:
-        """Exactly `length` bytes from `offset` on, of this version.
-
-        Raises Damaged if the object is shorter or has been replaced, Unavailable if it cannot be read now.
-        """
-
-    def check(self) -> None:
-        """Raise Damaged if the object has changed since it was opened. Nothing where each read compares the version."""
-        return
-
-    def close(self) -> None:
-        """Release what the source has open. Nothing where connections stay open for others."""
-        return
 
 
 def open_source(

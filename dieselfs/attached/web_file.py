@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from urllib.parse import SplitResult, unquote, urlsplit
 from urllib.request import getproxies, proxy_bypass
 
-from dieselfs.attached.opening import OpenSource
+from dieselfs.attached.interface import OpenSource
 from dieselfs.attached.web_url import (
     PORTS,
     http_time_ns,

@@ -20,7 +20,7 @@ from dieselfs_server.datasets.dataset_names import DatasetNames
 from dieselfs_server.datasets.snapshots import Refresh, SnapshotCache, TagStore
 from dieselfs_server.handlers import handlers_of
 from dieselfs_server.handlers.accounts import AccountCalls
-from dieselfs_server.handlers.administration import DatasetCalls, MaintenanceCalls, ServerCalls
+from dieselfs_server.handlers.administration import DatasetCalls, MaintenanceCalls, ServerCalls, WebPage
 from dieselfs_server.handlers.copying import CopyCalls
 from dieselfs_server.handlers.leases import LeaseCalls
 from dieselfs_server.handlers.reading import ReadCalls
@@ -31,7 +31,6 @@ from dieselfs_server.reading.executor import RequestExecutor, RequestPath
 from dieselfs_server.reading.shared_payloads import SharedPayloads
 from dieselfs_server.store.attached import AttachedStore, Sources
 from dieselfs_server.store.interface import ObjectStore
-from dieselfs_server.web.page import Page
 
 
 class Service:
@@ -54,7 +53,7 @@ class Service:
         request_path: RequestPath | None = None,
         sources: Sources | None = None,
         environment_checks: Sequence[Callable[[], CheckRecord]] = (),
-        make_page: "Callable[[Service], Page | None]" = lambda _: None,
+        make_page: "Callable[[Service], WebPage | None]" = lambda _: None,
     ) -> None:
         """`scratch`: a folder for temporary files; `names`: the URLs of object store and metadata store.
         `shared_bytes`: the limit of payloads in shared memory, 0: none; `segments_max`: the system allows no more of

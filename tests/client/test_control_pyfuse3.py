@@ -70,7 +70,7 @@ def test_a_package_that_is_missing_is_said_before_anything_is_mounted(
     def check(name: str) -> None:
         raise MountError(f"the driver {name} cannot be used")
 
-    monkeypatch.setattr("dieselfs_client.mount.drivers.driver.driver_class", check)
+    monkeypatch.setattr("dieselfs_client.mount.drivers.choice.driver_class", check)
     with pytest.raises(MountError, match="pyfuse3 cannot be used"):
         control.mount("letters", mountpoint, pyfuse3_options)
     assert mount_at(str(mountpoint)) is None

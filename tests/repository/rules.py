@@ -9,6 +9,7 @@ import io
 import re
 import tokenize
 from collections.abc import Iterator, Mapping
+from graphlib import CycleError, TopologicalSorter
 
 FUNCTION_LINES_MAX = 70
 """Of a function's body, without its docstring."""
@@ -105,8 +106,7 @@ def two_way_faults(source_by_module: Mapping[str, str]) -> Iterator[str]:
     for module, source in source_by_module.items():
         package = module.rpartition(".")[0]
         for _, name in imports(ast.parse(source)):
-            while name and name not in source_by_module:
-                name = name.rpartition(".")[0]
+            name = _module_of(name, source_by_module)
             imported = name.rpartition(".")[0]
             if package != imported and "." in package and "." in imported:
                 pairs.setdefault((package, imported), f"{module} imports {name}")
@@ -116,6 +116,26 @@ def two_way_faults(source_by_module: Mapping[str, str]) -> Iterator[str]:
                 f"{package} and {imported} import each other ({example}; {pairs[imported, package]}): "
                 "move what both need below them"
             )
+
+
+def circle_fault(source_by_module: Mapping[str, str]) -> str | None:
+    """Modules that import each other in a circle, also where a function does it later."""
+    imported = {
+        module: {_module_of(name, source_by_module) for _, name in imports(ast.parse(source))} - {module, ""}
+        for module, source in source_by_module.items()
+    }
+    try:
+        TopologicalSorter(imported).prepare()
+    except CycleError as error:
+        return f"{' <- '.join(error.args[1])}: modules import each other; move what both need below them"
+    return None
+
+
+def _module_of(name: str, modules: Mapping[str, str]) -> str:
+    """The module that an import of `name` loads; "" if it is not among them."""
+    while name and name not in modules:
+        name = name.rpartition(".")[0]
+    return name
 
 
 def effect_faults(source: str) -> Iterator[str]:

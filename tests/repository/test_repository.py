@@ -11,6 +11,7 @@ import pytest
 from tests.repository.rules import (
     LAYERS,
     MODULE_LINES_WARNED,
+    circle_fault,
     danger_faults,
     effect_faults,
     layer_faults,
@@ -71,8 +72,10 @@ def test_packages_do_not_import_each_other() -> None:
         for package, root in ROOT_BY_PACKAGE.items()
         for module in modules(root)
     }
-    faults = list(two_way_faults({name.removesuffix(".__init__"): text for name, text in sources.items()}))
+    modules_by_name = {name.removesuffix(".__init__"): text for name, text in sources.items()}
+    faults = list(two_way_faults(modules_by_name))
     assert not faults, "\n" + "\n".join(faults)
+    assert circle_fault(modules_by_name) is None
 
 
 def test_modules_of_dieselfs_say_when_they_touch_the_world() -> None:

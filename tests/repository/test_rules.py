@@ -3,6 +3,7 @@
 import pytest
 
 from tests.repository.rules import (
+    circle_fault,
     danger_faults,
     effect_faults,
     layer_faults,
@@ -40,6 +41,14 @@ def test_two_way_imports() -> None:
     assert [
         fault.partition(" import ")[0] for fault in two_way_faults({**down, "d.b.z": "import d.a.x"})
     ] == ["d.a and d.b"]
+
+
+def test_circles_of_imports() -> None:
+    down = {"d.a": "from d.b import f", "d.b": "import os, d.c", "d.c": ""}
+    assert circle_fault(down) is None
+    fault = circle_fault({**down, "d.c": "def f():\n    import d.a"})
+    assert fault is not None
+    assert {"d.a", "d.b", "d.c"} == {*fault.partition(":")[0].split(" <- ")}
 
 
 @pytest.mark.parametrize(

@@ -22,6 +22,7 @@ from dieselfs.limits import CHUNK_TARGET_BYTES
 from dieselfs.transfer.upload import ENTRY_ERRORS
 from dieselfs_tools.archives.formats import required
 from dieselfs_tools.archives.importing import (
+    bucket_files,
     sample_shards,
     tar_file,
     tfrecord_file,
@@ -182,7 +183,7 @@ _LITDATA_INDEX = json.dumps(
     }
 ).encode()
 
-_INDEX, _SHARD = sample_shards.INDEX, "shard"
+_INDEX, _SHARD = bucket_files.INDEX, "shard"
 
 IMPORT_TARGETS = (
     Target("tar", _reading(tar_file.read), [_tar(form) for form in (tarfile.GNU_FORMAT, tarfile.PAX_FORMAT)]),

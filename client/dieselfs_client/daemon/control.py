@@ -143,7 +143,7 @@ def _checked(dataset: str, place: str, options: MountOptions, is_kept: bool) -> 
     options.check()
     check_following(options, location, is_kept, facts())
     if options.driver != KERNEL:
-        from dieselfs_client.mount.drivers.driver import driver_class
+        from dieselfs_client.mount.drivers.choice import driver_class
 
         driver_class(options.driver)
     if options.disk:

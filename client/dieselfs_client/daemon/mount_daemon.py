@@ -28,7 +28,8 @@ from dieselfs_client.daemon.service import Service
 from dieselfs_client.memory.budget import Allotment
 from dieselfs_client.memory.buffer_pool import BufferPool
 from dieselfs_client.memory.trio_cache import Foreground
-from dieselfs_client.mount.drivers.driver import Driver, driver_class
+from dieselfs_client.mount.drivers.choice import driver_class
+from dieselfs_client.mount.drivers.driver import Driver
 from dieselfs_client.mount.kernel.page_cache import PageCache, largest_payload_bytes
 from dieselfs_client.mount.points.connection import KernelConnection, cannot_resend, connect
 from dieselfs_client.mount.points.layers import (

@@ -5,9 +5,10 @@ import logging
 import secrets
 import time
 from collections.abc import Callable, Sequence
+from contextlib import AbstractAsyncContextManager
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 import trio
 
@@ -32,7 +33,7 @@ from dieselfs.rpc.records import (
 from dieselfs.telemetry.activity import SERVER_METRICS
 from dieselfs.telemetry.registry import Registry, Report
 from dieselfs_server import condition
-from dieselfs_server.access.accounts import Accounts, Right, with_owner
+from dieselfs_server.access.accounts import Accounts, Caller, Right, with_owner
 from dieselfs_server.access.identity import Identity
 from dieselfs_server.access.users import UserStore
 from dieselfs_server.admission.quotas import Quotas
@@ -50,7 +51,6 @@ from dieselfs_server.metadata.interface import MetadataStore
 from dieselfs_server.reading.shared_payloads import SharedPayloads
 from dieselfs_server.store.attached import Sources
 from dieselfs_server.store.interface import ObjectStore
-from dieselfs_server.web.page import Page
 
 GRACE_S_MAX = 1 << 40
 TIME_S_MAX = 0xFFFF_FFFF
@@ -212,6 +212,18 @@ class MaintenanceCalls:
         return await self._run(call, dataset.dataset_id, f"fsck of {dataset.name}", *work)
 
 
+class WebPage(Protocol):
+    """What the server asks of its web page (`web/page.py`)."""
+
+    def served(self) -> AbstractAsyncContextManager[str]: ...
+
+    async def serve_on_request(self) -> None: ...
+
+    async def open(self, caller: Caller, lease_s: int) -> PageLink: ...
+
+    def keep(self, caller: Caller, lease_s: int) -> None: ...
+
+
 @dataclass(frozen=True, eq=False)
 class ServerCalls:
     """`names`: the URLs of object store and metadata store."""
@@ -223,7 +235,7 @@ class ServerCalls:
     names: tuple[str, str]
     started_s: int
     environment_checks: Sequence[Callable[[], CheckRecord]]
-    page: Page | None
+    page: WebPage | None
 
     async def server_pin(self, _: Call) -> bytes:
         return self.identity.pin
@@ -246,7 +258,7 @@ class ServerCalls:
     async def keep_page(self, call: Call) -> None:
         self._page().keep(call.caller, call.arguments.lease_s)
 
-    def _page(self) -> Page:
+    def _page(self) -> WebPage:
         if self.page is None:
             raise Unavailable(
                 'this server has no web page; an administrator can set its address: web = "HOST:PORT"'

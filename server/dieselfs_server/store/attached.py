@@ -15,7 +15,8 @@ from dataclasses import dataclass
 from threading import Lock
 
 from dieselfs.attached import web_url
-from dieselfs.attached.opening import OpenSource, open_source
+from dieselfs.attached.interface import OpenSource
+from dieselfs.attached.opening import open_source
 from dieselfs.attached.web_url import is_web_url
 from dieselfs.chunk.format import (
     ATTACHED,

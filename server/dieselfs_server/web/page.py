@@ -7,7 +7,6 @@ import logging
 import socket
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING
 
 import trio
 
@@ -16,12 +15,10 @@ from dieselfs.net.address import TcpAddress
 from dieselfs.net.tls import ServerTls
 from dieselfs.rpc.records import PageLink
 from dieselfs_server.access.accounts import Caller
+from dieselfs_server.service import Service
 from dieselfs_server.web.guard import Guard
 from dieselfs_server.web.live import Live
 from dieselfs_server.web.logins import LINK_S, Logins
-
-if TYPE_CHECKING:
-    from dieselfs_server.service import Service
 
 LEASE_S_MAX = 60
 START_S = 20.0
@@ -46,7 +43,7 @@ class Page:
 
     def __init__(
         self,
-        service: "Service",
+        service: Service,
         address: TcpAddress | None,
         tls: Callable[[], ServerTls] | None,
         names: frozenset[str],

@@ -40,7 +40,7 @@ from bench.harness.readers import (
 )
 from dieselfs.dataset import Dataset
 from dieselfs.settings.table import KERNEL, PYFUSE3
-from dieselfs_client.mount.drivers.driver import driver_class
+from dieselfs_client.mount.drivers.choice import driver_class
 
 READERS = (1, 4)
 COLD_ROUNDS_MAX = 3

@@ -7,9 +7,7 @@ from dataclasses import dataclass
 
 import trio
 
-from dieselfs.errors import MountError
 from dieselfs.limits import NAME_BYTES_MAX
-from dieselfs.settings.table import PYFUSE3
 from dieselfs_client.mount.control.tree import ControlTree
 from dieselfs_client.mount.kernel.protocol import FOREVER_S
 from dieselfs_client.mount.reading.core import (
@@ -79,22 +77,3 @@ class Driver(ABC):
     def _code(self, what: str, inode: int, error: Exception) -> int:
         """The errno for a request that failed; see `ErrorLog.code`."""
         return self.control.errors.code(self.core, what, inode, error)
-
-
-def driver_class(name: str) -> type[Driver]:
-    """The driver of this name. Raises MountError, with the remedy, if it cannot be used here.
-
-    `pyfuse3` cannot serve a connection that was taken over.
-    """
-    if name != PYFUSE3:
-        from dieselfs_client.mount.drivers.kernel_driver import KernelDriver
-
-        return KernelDriver
-    try:
-        from dieselfs_client.mount.drivers.pyfuse3_driver import Pyfuse3Driver
-    except ImportError as error:
-        raise MountError(
-            f"the driver pyfuse3 cannot be used ({error}): in a checkout: pip install '.[pyfuse3]', "
-            "which needs a C compiler, pkg-config and libfuse3-dev"
-        ) from None
-    return Pyfuse3Driver

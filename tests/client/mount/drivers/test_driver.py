@@ -6,7 +6,7 @@ import trio
 from dieselfs.errors import MountError
 from dieselfs.settings.table import KERNEL, PYFUSE3
 from dieselfs_client.memory.chunk_cache import ChunkCache
-from dieselfs_client.mount.drivers.driver import driver_class
+from dieselfs_client.mount.drivers.choice import driver_class
 from dieselfs_client.mount.drivers.kernel_driver import KernelDriver
 from dieselfs_client.mount.points.options import MountOptions
 from dieselfs_client.mount.reading.core import MountCore

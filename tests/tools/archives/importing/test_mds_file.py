@@ -12,8 +12,9 @@ import numpy as np
 import pytest
 
 from dieselfs.errors import Damaged
+from dieselfs_tools.archives.importing.bucket_files import INDEX
 from dieselfs_tools.archives.importing.inputs import Input
-from dieselfs_tools.archives.importing.sample_shards import INDEX, INDEX_BYTES_MAX, read_index
+from dieselfs_tools.archives.importing.sample_shards import INDEX_BYTES_MAX, read_index
 from tests.support.documents import REPOSITORY
 from tests.support.importing import QUIET, contents, read_all
 

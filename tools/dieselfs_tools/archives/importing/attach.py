@@ -10,7 +10,8 @@ from dataclasses import dataclass, field, replace
 from threading import Lock
 from typing import TYPE_CHECKING
 
-from dieselfs.attached.opening import OpenSource, open_source
+from dieselfs.attached.interface import OpenSource
+from dieselfs.attached.opening import open_source
 from dieselfs.attached.web_url import is_web_url
 from dieselfs.bucket.url import is_object_url
 from dieselfs.chunk.builder import ChunkBuilder, SealedChunk

@@ -14,8 +14,10 @@ from typing import Any
 from dieselfs.bucket.client import PART_BYTES, PARTS_AT_ONCE_MAX, Bucket, ObjectVersion
 from dieselfs.bucket.url import parse_object
 from dieselfs.errors import NotFound
-from dieselfs_tools.archives.importing.sample_shards import INDEX
 from dieselfs_tools.cli.patterns import Pattern
+
+INDEX = "index.json"
+"""The file that names the shards of a folder of MDS or LitData."""
 
 FIRST_BYTES = 1 << 20
 """What is read first, to recognize the format. Reading ahead begins behind it."""

@@ -17,11 +17,9 @@ import xxhash
 
 from dieselfs.errors import Damaged, InvalidInput
 from dieselfs.names import path_fault
+from dieselfs_tools.archives.importing.bucket_files import INDEX
 from dieselfs_tools.archives.importing.inputs import Input
 from dieselfs_tools.archives.importing.record import Content, Place, Record, npy, number, suffix_of
-
-INDEX = "index.json"
-"""The file that names the shards of a folder."""
 
 SAMPLES_MAX = 1 << 28
 SAMPLE_BYTES_MAX = 1 << 30
