@@ -68,6 +68,7 @@ _warm: _Warm | None = None
 _home: tuple[tuple[str, ...], list[int]] | None = None  # where `use` was called: links, and descriptors
 _lock = threading.Lock()
 _alive: int | None = None
+_has_zygote = False  # in the supervisor of a mount
 
 
 def _links(names: Sequence[str]) -> tuple[str, ...]:
@@ -272,14 +273,19 @@ def _spawn_zygote(
 ) -> int:
     """In place of `os.posix_spawn`, in the supervisor of a mount: its zygote must be its child. The supervisor has one
     thread, and has opened nothing that the zygote would have.
+
+    Only the first zygote is a fork. Later ones, of an upgrade above all, must run the code that is installed then.
     """
+    global _has_zygote
     program = _program(words, {})
     if (
         program is None
         or program["module"] != "dieselfs_client.zygote"
+        or _has_zygote
         or len(os.listdir("/proc/self/task")) > 1
     ):
         return _spawn(path, list(words), variables, setsid=setsid, **more)
+    _has_zygote = True
     process = os.fork()
     if process:
         return process
