@@ -12,6 +12,8 @@ BENCH   ?=
 TIME    ?= 60
 ONLY    ?=
 SEED    ?= 1
+EXEC    ?=
+export EXEC
 
 .PHONY: test quick check docs bench fuzz release demo venv system system-demo clean
 

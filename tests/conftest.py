@@ -21,7 +21,8 @@ os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
 
 # The programs of dieselfs start without importing anything.
-warm.use()
+if not os.environ.get("EXEC"):
+    warm.use()
 
 _ORDER = ("cluster", "end_to_end", "client", "server", "tools", "dieselfs", "repository")
 """Folders of tests. The longest files come first, so that all workers end at about the same time."""
