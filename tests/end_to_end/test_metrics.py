@@ -122,17 +122,20 @@ def test_top_and_why_name_the_mount(dlcmd: Dlcmd, place: Path) -> None:
 
 @needs_fuse
 def test_the_live_view_shows_a_mount_and_restores_the_terminal(dlcmd: Dlcmd, place: Path) -> None:
+    # Paths of tests are long, and would be wrapped. Mounts of other tests are shown too: for root, all are. The
+    # variables count more than the terminal, and processes of pytest-xdist have them.
+    rows_and_columns = 400, 400
+    size = dict(zip(("LINES", "COLUMNS"), map(str, rows_and_columns), strict=True))
     ours, theirs = pty.openpty()
     with open(ours, "r+b", buffering=0) as screen, open(theirs, "r+b", buffering=0) as terminal:
-        # Paths of tests are long, and would be wrapped. Mounts of other tests are shown too: for root, all are.
-        termios.tcsetwinsize(theirs, (400, 400))
+        termios.tcsetwinsize(theirs, rows_and_columns)
         before = termios.tcgetattr(theirs)
         process = dlcmd.start(
             *("top", "--interval", "0.1s"),
             stdin=terminal,
             stdout=terminal,
             stderr=terminal,
-            env={**dlcmd.environment(), "TERM": "xterm-256color"},
+            env={**dlcmd.environment(), "TERM": "xterm-256color", **size},
             start_new_session=True,
             preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),
         )
