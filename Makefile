@@ -28,7 +28,7 @@ quick: venv  ## lint, types, and all tests that start no processes
 	$(PYTHON) -m ruff check .
 	$(PYTHON) -m ruff format --check .
 	$(PYTHON) -m mypy
-	$(PYTHON) -m pytest $(BY_FILE) -n 2 -m "not processes"
+	$(PYTHON) -m pytest $(BY_FILE) -n 3 -m "not processes"
 
 check: docs  ## lint, format, types, documents
 	$(PYTHON) -m ruff check .

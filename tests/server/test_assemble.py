@@ -50,15 +50,17 @@ def test_slow_work_takes_a_bounded_share_of_the_time() -> None:
 
 def test_the_end_waits_for_work_also_if_cancelled_but_not_for_ever() -> None:
     done: list[str] = []
+    clock = trio.testing.MockClock()
 
     async def run() -> None:
         with trio.CancelScope() as scope:
             scope.cancel()
             await at_end(lambda: done.append("quick"), "quick")
+            clock.autojump_threshold = 0  # not before: it does not wait for threads
             await at_end(lambda: trio.from_thread.run(trio.sleep_forever), "endless")
             done.append("ended")
 
-    trio.run(run, clock=trio.testing.MockClock(autojump_threshold=0))
+    trio.run(run, clock=clock)
     assert done == ["quick", "ended"]
 
 
