@@ -105,7 +105,7 @@ def killed(place: Place, mountpoint: Path) -> Path:
         wait_for(lambda: len(steps_of(into, 0)) >= 6 or process.poll() is not None, "steps", TIMEOUT_S)
         assert process.poll() is None, "it ended by itself"
     finally:
-        # Ranks have sessions of their own, and would go on without torchrun.
+        # Ranks have sessions of their own, and would continue without torchrun.
         ranks = children_of(process.pid)
         for pid in (process.pid, *ranks):
             kill(pid)

@@ -328,7 +328,7 @@ class Quotas:
         """
         has_ended = False
         for hold in Holds.decode(self._metadata.common_note(note)).held:
-            dataset_id, name, _ = hold.chunk.split("/")
+            dataset_id, name, *_ = hold.chunk.split("/")
             if self._metadata.has_chunk(bytes.fromhex(dataset_id), parse_chunk_name(name)):
                 self._end(note, hold.chunk)
                 has_ended = True
