@@ -39,6 +39,7 @@ from dieselfs_server.access.identity import (
     store_identity,
 )
 from dieselfs_server.access.users import UserStore
+from dieselfs_server.datasets.caught_up import caught_up
 from dieselfs_server.datasets.commit import catch_up, read_header
 from dieselfs_server.datasets.snapshots import SnapshotCache, TagStore
 from dieselfs_server.dispatcher import Dispatcher
@@ -299,7 +300,7 @@ async def open_server(settings: ServerSettings) -> AsyncIterator[RpcServer]:
         options = settings.store, settings.is_new, settings.bounds, metrics
         store = await trio.to_thread.run_sync(open_store, *options)
         stack.callback(store.close)
-        metadata = await trio.to_thread.run_sync(open_metadata, settings.metadata)
+        metadata = caught_up(store, await trio.to_thread.run_sync(open_metadata, settings.metadata))
         stack.callback(metadata.close)
         identity = await trio.to_thread.run_sync(store_identity, store)
         tls = open_tls(settings, identity)

@@ -33,6 +33,9 @@ class BreakingLink:
     def ask_nodes(self, *command: bytes) -> dict[str, Any]:
         return self._client.ask_nodes(*command)
 
+    def lineage(self) -> int:
+        return self._client.lineage()
+
     def close(self) -> None:
         self._client.close()
 
@@ -50,6 +53,9 @@ class CallingLink:
 
     def ask_nodes(self, *command: bytes) -> dict[str, Any]:
         return self._client.ask_nodes(*command)
+
+    def lineage(self) -> int:
+        return self._client.lineage()
 
     def close(self) -> None:
         self._client.close()

@@ -1,13 +1,14 @@
 """The order of a commit: the chunk durable in the object store, its entries in the metadata store, the reply.
 
 A crash after the first step leaves a chunk that is stored but not applied; `catch_up` applies such chunks when a server
-starts. All functions block.
+starts, and `caught_up.py` when the metadata store may have lost some. All functions block.
 """
 
 import logging
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext, suppress
+from functools import partial
 
 from dieselfs.chunk.builder import ChunkBuilder
 from dieselfs.chunk.format import (
@@ -238,21 +239,33 @@ def versions_ahead(metadata: MetadataStore, dataset: DatasetRecord, now_ns: int)
 
 def catch_up(store: ObjectStore, metadata: MetadataStore, now_ns: int) -> int:
     """Apply chunks that are stored but not applied; returns their number. Skips damaged ones."""
-    applied = 0
-    names = DatasetNames(store)
-    for dataset in metadata.datasets():
-        _claim_name(names, dataset)
-        if (ahead := versions_ahead(metadata, dataset, now_ns)) is not None:
-            log.warning("%s", ahead)
+    return sum(catch_up_dataset(store, metadata, dataset, now_ns) for dataset in metadata.datasets())
+
+
+def catch_up_dataset(
+    store: ObjectStore, metadata: MetadataStore, dataset: DatasetRecord, now_ns: int, is_whole: bool = False
+) -> int:
+    """As `catch_up`, for one dataset. `is_whole`: look at chunks of any age, because applied ones may have been lost,
+    and IDs of chunks have the clocks of their writers.
+    """
+    _claim_name(DatasetNames(store), dataset)
+    if (ahead := versions_ahead(metadata, dataset, now_ns)) is not None:
+        log.warning("%s", ahead)
+    if is_whole:
+        since_s, known = 0, {chunk.chunk_id for chunk in metadata.chunks(dataset.dataset_id)}
+        is_applied: Callable[[bytes], bool] = known.__contains__
+    else:
         since_s = max(metadata.newest_chunk_time_s(dataset.dataset_id) - CATCH_UP_OVERLAP_S, 0)
-        for chunk_id in store.list_chunks(dataset.dataset_id, since_s):
-            if metadata.has_chunk(dataset.dataset_id, chunk_id):
-                continue
-            try:
-                preamble, header = read_header(store, dataset.dataset_id, chunk_id)
-            except Damaged as error:
-                log.error("dataset %s: %s", dataset.name, error)
-                continue
-            metadata.apply(dataset.dataset_id, preamble, header, now_ns)
-            applied += 1
+        is_applied = partial(metadata.has_chunk, dataset.dataset_id)
+    applied = 0
+    for chunk_id in store.list_chunks(dataset.dataset_id, since_s):
+        if is_applied(chunk_id):
+            continue
+        try:
+            preamble, header = read_header(store, dataset.dataset_id, chunk_id)
+        except Damaged as error:
+            log.error("dataset %s: %s", dataset.name, error)
+            continue
+        metadata.apply(dataset.dataset_id, preamble, header, now_ns)
+        applied += 1
     return applied

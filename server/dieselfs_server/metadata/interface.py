@@ -195,6 +195,13 @@ class MetadataStore(Protocol):
         """How safe the metadata is from a loss of the machine or its power: one check or more. Raises Unavailable."""
         ...
 
+    def lineage(self) -> int:
+        """Rises when the store may have lost its newest changes: it was restarted, restored, or is another node.
+
+        A call that finds this raises the number before it returns. See `datasets/caught_up.py`.
+        """
+        ...
+
     def close(self) -> None:
         """Close files and connections. The store must not be used afterwards."""
         ...

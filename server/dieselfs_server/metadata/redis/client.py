@@ -4,6 +4,9 @@ Every wait is bounded, and every error of Redis becomes a DieselfsError. A call 
 although Redis may have executed it: all calls must be idempotent. `_lock` guards all shared state except the connection
 pools, which are thread-safe.
 
+Every new connection asks the node for its `run_id`, which changes with each start of Redis: a node that has restarted,
+or another node in its place, may lack its newest writes. `lineage` counts these changes.
+
 Locations are parsed from URLs; this module opens the password file:
 
     redis://[USER@]HOST[:PORT][/DATABASE][?password_file=FILE&prefix=TEXT]
@@ -25,6 +28,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from ipaddress import ip_address
 from pathlib import Path
 from threading import Lock
@@ -50,6 +54,7 @@ from dieselfs.net.address import TcpAddress, split
 from dieselfs.net.private_file import read_private_file
 from dieselfs.net.sockets import open_socket
 from dieselfs_server.metadata.redis.fields import Change, Command, Result, Script, read_call, swap_call
+from dieselfs_server.metadata.redis.persistence import run_id
 from dieselfs_server.metadata.redis.values import DEFAULT_PREFIX, KeyPair
 
 SCHEMES = ("redis", "redis+cluster", "redis+unix", "rediss", "rediss+cluster")
@@ -219,6 +224,10 @@ class RedisCalls(Protocol):
         """The reply of each node, by its address; None from one whose user may not ask. Raises Unavailable."""
         ...
 
+    def lineage(self) -> int:
+        """As of `MetadataStore`."""
+        ...
+
     def close(self) -> None: ...
 
 
@@ -246,9 +255,12 @@ class RedisClient:
         self._location = location
         self._patience_s = 0.0
         self._away_since_s: float | None = None  # a call that succeeds ends the outage
-        self._lock = Lock()  # guards the three below
+        self._lock = Lock()  # guards the six below
         self._pools: dict[_Node, ConnectionPool] = {}
         self._node_of_slot: list[_Node] = []
+        self._last_slots: list[_Node] = []  # as `_node_of_slot`, which is emptied to be read again
+        self._runs: dict[_Node, bytes] = {}
+        self._lineage = 0
         self._is_closed = False
         if danger := location.danger():
             log.warning(
@@ -294,6 +306,10 @@ class RedisClient:
                 None if isinstance(reply, NoPermissionError) else reply
             )
         return found
+
+    def lineage(self) -> int:
+        with self._lock:
+            return self._lineage
 
     def close(self) -> None:
         with self._lock:
@@ -396,8 +412,24 @@ class RedisClient:
             socket_timeout=REDIS_REQUEST_TIMEOUT_S,
             retry=Retry(NoBackoff(), 0),  # `execute` retries, until its deadline
             protocol=2,
+            redis_connect_func=partial(self._greet, node),
             **where,
         )
+
+    def _greet(self, node: _Node, connection: Any) -> None:
+        """Log in, and compare the node's `run_id` with that of earlier connections. Raises redis' errors."""
+        connection.on_connect()
+        connection.send_command(b"INFO", b"server")
+        try:
+            run = run_id(connection.read_response())
+        except NoPermissionError:  # `condition` warns
+            return
+        with self._lock:
+            known = self._runs.get(node, run)
+            self._runs[node] = run
+            self._lineage += known != run
+        if known != run:
+            log.warning("metadata: Redis at %s:%s has restarted: it may lack its newest writes", *node)
 
     def _node_for(self, key: bytes) -> _Node:
         if not self._location.is_cluster:
@@ -407,7 +439,9 @@ class RedisClient:
         if not nodes:
             nodes = self._read_slots()
             with self._lock:
-                self._node_of_slot = nodes
+                # Another master may lack the newest writes of the one before.
+                self._lineage += bool(self._last_slots) and nodes != self._last_slots
+                self._node_of_slot = self._last_slots = nodes
         return nodes[key_slot(key)]
 
     def _read_slots(self) -> list[_Node]:

@@ -22,13 +22,22 @@ def node_settings(info: bytes | None, fsync: str | None) -> NodeSettings:
     """`info`: the reply of `INFO`; `fsync`: the setting `appendfsync`. None where the user lacks the permission."""
     if info is None:
         return NodeSettings(None, False, fsync, None)
-    fields = dict(line.split(":", 1) for line in info.decode("utf-8", "replace").splitlines() if ":" in line)
+    fields = _fields(info)
     return NodeSettings(
         fields.get("aof_enabled") == "1",
         fields.get("aof_last_write_status", "ok") != "ok",
         fsync,
         fields.get("maxmemory_policy"),
     )
+
+
+def run_id(info: bytes) -> bytes:
+    """The ID of this run of Redis, another one after each start, from the reply of `INFO server`."""
+    return _fields(info).get("run_id", "").encode()
+
+
+def _fields(info: bytes) -> dict[str, str]:
+    return dict(line.split(":", 1) for line in info.decode("utf-8", "replace").splitlines() if ":" in line)
 
 
 def checks(nodes: Mapping[str, NodeSettings]) -> list[CheckRecord]:
@@ -48,7 +57,7 @@ def checks(nodes: Mapping[str, NodeSettings]) -> list[CheckRecord]:
 def _faults(known: NodeSettings) -> list[tuple[str, str]]:
     if known.has_log is None:
         fix = f"allow +info to its user; {_SETTINGS}"
-        return [("its user may not ask whether it keeps data over a restart", fix)]
+        return [("its user may not ask whether it keeps data over a restart, nor notice a restart", fix)]
     found = []
     if not known.has_log:
         text = "appendonly is off: each restart loses the metadata, and needs dlcmd rebuild"

@@ -360,6 +360,9 @@ class RedisMetadata:
             }
         )
 
+    def lineage(self) -> int:
+        return self._client.lineage()
+
     def close(self) -> None:
         self._client.close()
 

@@ -8,6 +8,7 @@ numbers, its halves, because `group_concat` joins numbers.
 """
 
 import errno
+import logging
 import os
 import sqlite3
 import time
@@ -204,6 +205,11 @@ STATEMENTS_CACHED = 256
 CONNECTION_FILES = 4
 """A connection opens the database, its log, the index of the log, and for a moment their folder."""
 
+_SUFFIXES = ("", "-wal", "-shm")
+_File = tuple[int, int] | None
+
+log = logging.getLogger(__name__)
+
 _REBUILD_ADVICE = "move the file away and restart the server: the metadata is rebuilt from the chunks"
 
 
@@ -217,18 +223,55 @@ class Connections:
     def __init__(self, path: str) -> None:
         self.path = self._path = path
         self._write_lock = Lock()  # held during a transaction of `_writer`
-        self._readers_lock = Lock()  # guards `_idle_readers` and `_is_closed`
+        self._readers_lock = Lock()  # guards all below
         self._idle_readers: list[sqlite3.Connection] = []
         self._is_closed = False
+        self._lineage = 0
+        self._files: list[_File] = []  # the database, its log and its index, as this process has opened them
         with self._translated():
             if path != MEMORY:
                 _create_file(path)
-            self._writer = _connect(path)
-            try:
-                _prepare(self._writer, path)
-            except BaseException:
-                self._writer.close()
-                raise
+            self._writer = self._open_writer()
+
+    def _open_writer(self) -> sqlite3.Connection:
+        writer = _connect(self._path)
+        try:
+            _prepare(writer, self._path)
+        except BaseException:
+            writer.close()
+            raise
+        self._files = [_file_at(self._path + suffix) for suffix in _SUFFIXES]
+        return writer
+
+    def lineage(self) -> int:
+        """How often another file has taken the place of the database."""
+        with self._readers_lock:
+            return self._lineage
+
+    def _follow_file(self) -> None:
+        """Open the database again if another file has its name: a restored one. Without a file, the old one serves."""
+        if self._path == MEMORY or not self._is_replaced():
+            return
+        with self._write_lock, self._readers_lock:
+            self._check_open()
+            if not self._is_replaced():
+                return
+            log.warning("metadata database %s was replaced by another file: opening it", self._path)
+            self._lineage += 1
+            for connection in (*self._idle_readers, self._writer):
+                connection.close()
+            self._idle_readers.clear()
+            for suffix, file in list(zip(_SUFFIXES, self._files, strict=False))[1:]:
+                if file is not None and file == _file_at(self._path + suffix):
+                    os.unlink(
+                        self._path + suffix
+                    )  # SQLite would apply the log of the old file to the new one
+            self._files = []  # so that a failure is tried again
+            self._writer = self._open_writer()
+
+    def _is_replaced(self) -> bool:
+        present = _file_at(self._path)
+        return present is not None and present not in self._files[:1]
 
     @contextmanager
     def writing(self, is_durable: bool = False) -> Iterator[sqlite3.Connection]:
@@ -236,6 +279,8 @@ class Connections:
 
         With `is_durable`, it and all earlier ones survive a power cut once the block has ended.
         """
+        with self._translated():
+            self._follow_file()
         with self._translated(), self._write_lock:
             self._check_open()
             self._writer.execute(f"PRAGMA synchronous = {'FULL' if is_durable else 'NORMAL'}")
@@ -250,12 +295,13 @@ class Connections:
                 yield connection
             return
         with self._translated():
-            reader = self._take_reader()
+            self._follow_file()
+            reader, lineage = self._take_reader()
             try:
                 with _transaction(reader, "BEGIN"):
                     yield reader
             finally:
-                self._give_back(reader)
+                self._give_back(reader, lineage)
 
     def close(self) -> None:
         """Waits for the transaction that writes; readers in use are closed at the end of their transactions."""
@@ -270,16 +316,18 @@ class Connections:
         if self._is_closed:
             raise Unavailable(f"metadata database {self._path} is closed")
 
-    def _take_reader(self) -> sqlite3.Connection:
+    def _take_reader(self) -> tuple[sqlite3.Connection, int]:
+        """A reader, and the lineage that it sees."""
         with self._readers_lock:
             self._check_open()
+            lineage = self._lineage
             if self._idle_readers:
-                return self._idle_readers.pop()
-        return _connect(self._path)
+                return self._idle_readers.pop(), lineage
+        return _connect(self._path), lineage
 
-    def _give_back(self, reader: sqlite3.Connection) -> None:
+    def _give_back(self, reader: sqlite3.Connection, lineage: int) -> None:
         with self._readers_lock:
-            if self._is_closed:
+            if self._is_closed or lineage != self._lineage:
                 reader.close()
             else:
                 self._idle_readers.append(reader)
@@ -292,6 +340,15 @@ class Connections:
             raise _translate(error, self._path) from error
         except OSError as error:
             raise Unavailable(f"metadata database {self._path}: {error.strerror}") from error
+
+
+def _file_at(path: str) -> _File:
+    """Device and inode; None if there is no file."""
+    try:
+        status = os.stat(path)
+    except FileNotFoundError:
+        return None
+    return status.st_dev, status.st_ino
 
 
 def _translate(error: sqlite3.Error, path: str) -> DieselfsError:

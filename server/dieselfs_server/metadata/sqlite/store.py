@@ -275,6 +275,9 @@ class SqliteMetadata:
             return [CheckRecord("metadata", WARNING, text, "set metadata = sqlite:///PATH, or redis://")]
         return [CheckRecord("metadata", OK, f"SQLite {path}, durable at each commit")]
 
+    def lineage(self) -> int:
+        return self._connections.lineage()
+
     def close(self) -> None:
         self._connections.close()
 
