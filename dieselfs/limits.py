@@ -15,6 +15,8 @@ TAG_NAME_CHARACTERS_MAX = 64
 NAME_BYTES_MAX = 255
 PATH_BYTES_MAX = 4095
 PATH_DEPTH_MAX = 1024
+NEW_PATH_DEPTH_MAX = 128
+"""Parts of a path at which an entry may be made; deeper ones of earlier chunks are read."""
 
 # Chunks -----------------------------------------------------------------------------------------------
 CHUNK_TARGET_BYTES = 4 * MIB
@@ -24,6 +26,14 @@ CHUNK_HEADER_BYTES_MAX = 64 * MIB
 CHUNK_ENTRIES_MAX = 65_536
 CHUNK_PATH_BYTES_MAX = 16 * MIB
 """All paths and link targets of one chunk together; a writer seals before it exceeds this."""
+CHUNK_FOLDERS_MAX, CHUNK_FOLDERS_PER_ENTRY_MAX = 10_000, 4
+"""Distinct folders above the entries of a new chunk: so many, and so many more for each entry."""
+CHUNK_FOLDER_BYTES_MAX = 16 * MIB
+"""The paths of these folders together."""
+CHUNK_EXTENTS_PER_PAYLOAD_MAX = 2
+"""All extents of a new chunk together may have this many times the bytes of its payload, which files may share."""
+ATTACHED_HEADER_BYTES_MAX = 4 * MIB
+"""Of a new attached chunk."""
 FILE_BYTES_MAX = 1 << 60
 CHUNK_AHEAD_S_MAX = 15 * 60
 """A server refuses a chunk whose ID is further ahead of its clock: its writer's clock is wrong. A starting server looks

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from dieselfs.chunk.cost import FoldersAbove, depth_fault
 from dieselfs.chunk.format import COLUMN_TYPES, MODE_MAX, VERSION_MAX, ChunkHeader, Op, Preamble
 from dieselfs.chunk.source import AttachedSource
 from dieselfs.digests import NO_DIGEST, Buffer, digest_of, extent_digest_of
@@ -19,6 +20,7 @@ from dieselfs.limits import (
     CHUNK_PAYLOAD_BYTES_MAX,
     CHUNK_TARGET_BYTES,
     FILE_BYTES_MAX,
+    NEW_PATH_DEPTH_MAX,
     PATH_BYTES_MAX,
 )
 from dieselfs.names import path_fault, printable
@@ -83,10 +85,12 @@ class ChunkBuilder:
     purge copies); version 0 stands for the next of those reserved for the chunk.
     """
 
-    def __init__(self, target_bytes: int = CHUNK_TARGET_BYTES) -> None:
+    def __init__(self, target_bytes: int = CHUNK_TARGET_BYTES, is_of_old: bool = False) -> None:
+        """`is_of_old`: for copies of entries that are stored already, with their paths."""
         if not 0 < target_bytes <= CHUNK_PAYLOAD_BYTES_MAX:
             raise InvalidInput(f"chunk size must be between 1 and {CHUNK_PAYLOAD_BYTES_MAX} bytes")
         self._target_bytes = target_bytes
+        self._is_of_old = is_of_old
         self._clear()
 
     def _clear(self) -> None:
@@ -95,6 +99,7 @@ class ChunkBuilder:
         self._targets: list[bytes] = []
         self._target_end = 0
         self._path_bytes = 0  # of paths and link targets
+        self._folders, self._made = FoldersAbove(), 0
         self.payload_bytes = 0
 
     def __len__(self) -> int:
@@ -102,8 +107,8 @@ class ChunkBuilder:
 
     @property
     def room_bytes(self) -> int:
-        """Payload bytes until the chunk has its target size."""
-        return max(self._target_bytes - self.payload_bytes, 0)
+        """Payload bytes until the chunk is full."""
+        return 0 if self.is_full else self._target_bytes - self.payload_bytes
 
     @property
     def is_full(self) -> bool:
@@ -111,6 +116,9 @@ class ChunkBuilder:
             self.payload_bytes >= self._target_bytes
             or len(self._entries) >= CHUNK_ENTRIES_MAX
             or self._path_bytes >= CHUNK_PATH_BYTES_MAX - 2 * PATH_BYTES_MAX
+            or not self._folders.are_within(
+                self._made, NEW_PATH_DEPTH_MAX, NEW_PATH_DEPTH_MAX * PATH_BYTES_MAX
+            )
         )
 
     def add_file(
@@ -188,7 +196,7 @@ class ChunkBuilder:
                 f"{printable(path)}: the chunk is full: it holds at most {CHUNK_ENTRIES_MAX} entries and "
                 f"{CHUNK_PATH_BYTES_MAX} bytes of paths"
             )
-        fault = path_fault(path)
+        fault = path_fault(path) or (None if self._is_of_old or op == _DELETE else depth_fault(path))
         if fault is not None:
             raise InvalidInput(f"{fault}: {printable(path[:200])}")
         if not path and op != _DIRECTORY:
@@ -201,6 +209,9 @@ class ChunkBuilder:
             (path, op, mode & MODE_MAX, mtime_ns, size, place, offset, length, digest, version)
         )
         self._path_bytes = path_bytes
+        if op != _DELETE:
+            self._folders.add(path)
+            self._made += 1
 
     def seal(self, payload: bytes | None = None, source: AttachedSource | None = None) -> SealedChunk:
         """The chunk of all entries so far; the builder is empty afterwards.

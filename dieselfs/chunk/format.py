@@ -113,8 +113,9 @@ _FIELD_KINDS: dict[str, type] = {
     **dict.fromkeys(COLUMN_TYPES, bytes),
 }
 
-_ENTRY_BYTES = _PATH_ENDS.itemsize + sum(dtype.itemsize for dtype in COLUMN_TYPES.values())
-assert CHUNK_ENTRIES_MAX * _ENTRY_BYTES + CHUNK_PATH_BYTES_MAX + 4096 <= CHUNK_HEADER_BYTES_MAX
+ENTRY_BYTES = _PATH_ENDS.itemsize + sum(dtype.itemsize for dtype in COLUMN_TYPES.values())
+"""What an entry takes of a header, beside its path and the target of a link."""
+assert CHUNK_ENTRIES_MAX * ENTRY_BYTES + CHUNK_PATH_BYTES_MAX + 4096 <= CHUNK_HEADER_BYTES_MAX
 
 
 @dataclass(frozen=True, eq=False)
@@ -298,6 +299,16 @@ def decode_stored(
             f"an attached chunk with this preamble has {preamble.stored_length}"
         )
     return preamble, decode_header(preamble, memoryview(data)[PREAMBLE_BYTES:], source, expected_dataset_id)
+
+
+def decode_source(preamble: Preamble, data: Buffer, source: str) -> AttachedSource:
+    """The source of an attached chunk from its header, of which nothing else is checked. Raises Damaged."""
+    try:
+        return AttachedSource.of_fields(
+            unpack_fields(data, _FIELD_KINDS | SOURCE_FIELDS), preamble.payload_length
+        )
+    except FieldsFault as fault:
+        raise Damaged(f"{source}: offset {PREAMBLE_BYTES}: header: {fault}") from None
 
 
 def _decode_columns(fields: dict[str, Any], preamble: Preamble) -> ChunkHeader:

@@ -96,5 +96,5 @@ class Service:
             CopyCalls(*stores, ids, quotas, executor, catalog, snapshots, tags),
             LeaseCalls(metadata),
             ReadCalls(metadata, executor, shared, catalog, snapshots, tags, metrics),
-            WriteCalls(*stores, ids, quotas, self.refresh, metrics),
+            WriteCalls(*stores, ids, quotas, self.refresh, metrics, sources),
         )

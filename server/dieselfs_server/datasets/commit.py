@@ -11,6 +11,7 @@ from contextlib import AbstractContextManager, nullcontext, suppress
 from functools import partial
 
 from dieselfs.chunk.builder import ChunkBuilder
+from dieselfs.chunk.cost import check_cost
 from dieselfs.chunk.format import (
     PREAMBLE_BYTES,
     ChunkHeader,
@@ -60,20 +61,52 @@ def commit_chunk(
 ) -> int:
     """Verify, store and apply a chunk; returns the dataset's generation. May be repeated.
 
-    `uploaded_to`: the name of the dataset, for a chunk that a client made: its header must have this name, and its ID
-    must not be ahead of the clock. `admitted`: a block in which a chunk is stored, or that refuses it.
+    Raises what `verified_chunk` and `store_chunk` raise.
+    """
+    chunk = verified_chunk(metadata, dataset_id, chunk_id, data, now_ns, uploaded_to)
+    return store_chunk(store, metadata, dataset_id, *chunk, data, now_ns, admitted)
 
-    Raises Damaged if the bytes are not this chunk of this dataset, InvalidInput for a chunk that must not be uploaded,
-    AlreadyExists if another chunk has this ID, NotFound if there is no such dataset.
+
+def verified_chunk(
+    metadata: MetadataStore,
+    dataset_id: bytes,
+    chunk_id: bytes,
+    data: bytearray | bytes,
+    now_ns: int,
+    uploaded_to: str | None = None,
+) -> tuple[Preamble, ChunkHeader]:
+    """Verify a chunk that is to be stored. `uploaded_to`: the name of the dataset, for what a user writes: the header
+    must have this name, its ID must not be ahead of the clock, and it must not cost too much.
+
+    Raises Damaged if the bytes are not this chunk of this dataset, InvalidInput for a chunk that must not be written.
     """
     source = f"chunk {chunk_name(chunk_id)}"
     preamble, header = decode_stored(data, source, chunk_id, dataset_id)
     if uploaded_to is not None:
         _check_upload(chunk_id, header, uploaded_to, now_ns, source)
+        check_cost(preamble, header, source)
     newest = int(header.versions.max(initial=0))
     # A clock that was ahead has reserved versions that are: the next ones continue there, and must be accepted.
     if newest > now_ns + VERSION_AHEAD_NS_MAX and newest > metadata.last_version(dataset_id):
         raise InvalidInput(f"{source}: its versions were not reserved here")
+    return preamble, header
+
+
+def store_chunk(
+    store: ObjectStore,
+    metadata: MetadataStore,
+    dataset_id: bytes,
+    preamble: Preamble,
+    header: ChunkHeader,
+    data: bytearray | bytes,
+    now_ns: int,
+    admitted: Admission = _any,
+) -> int:
+    """Store and apply a verified chunk; returns the generation. `admitted`: a block in which it is stored, or that
+    refuses it.
+
+    Raises AlreadyExists if another chunk has this ID, NotFound if there is no such dataset.
+    """
     with admitted(preamble, header):
         return _store(store, metadata, dataset_id, preamble, header, data, now_ns)
 
@@ -87,7 +120,6 @@ def _store(
     data: bytearray | bytes,
     now_ns: int,
 ) -> int:
-    """Store and apply a verified chunk; returns the generation. Errors as of `commit_chunk`."""
     chunk_id, source = preamble.chunk_id, f"chunk {chunk_name(preamble.chunk_id)}"
     try:
         store.put(dataset_id, chunk_id, [data])
@@ -139,8 +171,8 @@ class ChunkWriter:
         stored: Callable[[int, int], object] = lambda *_: None,
         has_versions: bool = False,
     ) -> None:
-        """`stored` is called after each commit, with its entries and bytes. `has_versions`: all entries have
-        versions of their own, so none is reserved.
+        """`stored` is called after each commit, with its entries and bytes. `has_versions`: all entries are copies of
+        stored ones, with their versions, so none is reserved, and none is refused for its path.
         """
         self._store, self._metadata, self._ids = store, metadata, ids
         self._dataset = dataset
@@ -148,7 +180,7 @@ class ChunkWriter:
         self._admitted = admitted
         self._stored = stored
         self._has_versions = has_versions
-        self.builder = ChunkBuilder()
+        self.builder = ChunkBuilder(is_of_old=has_versions)
         self.generation = dataset.generation
 
     def make_room(self, length_bytes: int) -> None:
@@ -171,7 +203,13 @@ class ChunkWriter:
             stores = self._store, self._metadata
             with suppress(AlreadyExists):  # another writer has used the same ID: take the next one
                 self.generation = commit_chunk(
-                    *stores, dataset.dataset_id, chunk_id, data, self._now_ns(), admitted=self._admitted
+                    *stores,
+                    dataset.dataset_id,
+                    chunk_id,
+                    data,
+                    self._now_ns(),
+                    None if self._has_versions else dataset.name,
+                    self._admitted,
                 )
                 break
         self._stored(sealed.whole_entries, len(sealed.payload))

@@ -1,16 +1,20 @@
 """Handlers for writing: versions, chunks, single small files, and interrupted uploads."""
 
 import time
+from collections import defaultdict
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import trio
 
 from dieselfs.chunk.builder import ChunkBuilder
-from dieselfs.chunk.ids import CHUNK_ID_BYTES, ChunkIdSource
-from dieselfs.errors import AlreadyExists, InvalidInput
+from dieselfs.chunk.cost import check_attached
+from dieselfs.chunk.format import PREAMBLE_BYTES, ChunkHeader, Preamble, decode_preamble
+from dieselfs.chunk.ids import CHUNK_ID_BYTES, ChunkIdSource, chunk_name
+from dieselfs.errors import AccessDenied, AlreadyExists, InvalidInput
 from dieselfs.limits import INLINE_FILE_BYTES_MAX, VERSIONS_PER_REQUEST_MAX
 from dieselfs.names import check_path
 from dieselfs.records import DatasetRecord
@@ -18,19 +22,24 @@ from dieselfs.rpc.messages import thrift
 from dieselfs.telemetry.registry import Registry
 from dieselfs_server.admission.quotas import QUOTA_WAIT_S, Quotas, RoomAwaited
 from dieselfs_server.call import Call
-from dieselfs_server.datasets.commit import commit_chunk
+from dieselfs_server.datasets.commit import store_chunk, verified_chunk
 from dieselfs_server.datasets.snapshots import Refresh
 from dieselfs_server.metadata.interface import MetadataStore
-from dieselfs_server.store.attached import source_of
+from dieselfs_server.store.attached import Sources
 from dieselfs_server.store.interface import ObjectStore
 
 STORE_WRITES_MAX = 16
 """Limit of chunks that are being stored, over all clients."""
 
+STORE_WRITES_OF_USER_MAX = 12
+"""Limit of those of one user, so that the chunks of others do not wait behind all of them."""
+
 ROOM_WAIT_S = 1.0
 """A chunk that waits for room in a quota is tried again when this server has stored another one, and after this time:
-other servers give room back as well. Each try verifies it.
+other servers give room back as well.
 """
+
+Result = TypeVar("Result")
 
 
 @dataclass(eq=False)
@@ -41,11 +50,15 @@ class WriteCalls:
     quotas: Quotas
     refresh: Refresh
     metrics: Registry
+    sources: Sources
     last_attached: dict[bytes, tuple[str, bytes]] = field(default_factory=dict)
     """By dataset ID: user and source, for the audit log."""
 
     def __post_init__(self) -> None:
         self._writes = trio.CapacityLimiter(STORE_WRITES_MAX)
+        self._writes_of = defaultdict[str, trio.CapacityLimiter](
+            lambda: trio.CapacityLimiter(STORE_WRITES_OF_USER_MAX)
+        )
         self._awaiting_room = trio.lowlevel.ParkingLot()
         self.metrics.gauge(
             "writing.waiting",
@@ -67,33 +80,60 @@ class WriteCalls:
         chunk_id = call.arguments.chunk_id
         if len(chunk_id) != CHUNK_ID_BYTES:
             raise InvalidInput(f"a chunk ID of {len(chunk_id)} bytes; it must have {CHUNK_ID_BYTES}")
-        dataset = await call.dataset()
-        source = source_of(call.bulk)
-        if source is None:
-            return await self._commit(dataset, chunk_id, call.bulk)
+        dataset, name = await call.dataset(), f"chunk {chunk_name(chunk_id)}"
+        preamble = decode_preamble(call.bulk[:PREAMBLE_BYTES], name, chunk_id)
+        if preamble.is_attached:
+            self._check_attached(call, dataset, preamble, name)
+        chunk = await self._verified(call, dataset, chunk_id, call.bulk)
+        if (source := chunk[1].source) is None:
+            return await self._commit(call, dataset, chunk, call.bulk)
         attached, last = (call.caller.name, source.location), self.last_attached
         if last.get(dataset.dataset_id) != attached:  # the audit log has one line for the chunks of a source
             call.audited |= {"dataset": dataset.name, "source": source.name}
-        generation = await self._commit(dataset, chunk_id, call.bulk)
+        generation = await self._commit(call, dataset, chunk, call.bulk)
         last[dataset.dataset_id] = attached
         return generation
 
-    async def _commit(self, dataset: DatasetRecord, chunk_id: bytes, data: bytes | bytearray) -> int:
-        """Store and apply a chunk; returns the generation. If cancelled, the chunk is still stored and applied."""
-        deadline_s = trio.current_time() + QUOTA_WAIT_S
+    def _check_attached(self, call: Call, dataset: DatasetRecord, preamble: Preamble, name: str) -> None:
+        """Refuse an attached chunk before its header is decoded, which can take long."""
+        try:
+            self.sources.check_any(name)
+            check_attached(preamble, name)
+        except (AccessDenied, InvalidInput):
+            call.audited |= {"dataset": dataset.name, "source": "not read"}
+            raise
+
+    async def _in_thread(self, call: Call, work: Callable[..., Result], *arguments: object) -> Result:
+        async with self._writes_of[call.caller.name]:
+            return await trio.to_thread.run_sync(work, *arguments, limiter=self._writes)
+
+    async def _verified(
+        self, call: Call, dataset: DatasetRecord, chunk_id: bytes, data: bytes | bytearray
+    ) -> tuple[Preamble, ChunkHeader]:
+        now_ns, identity = time.time_ns(), (dataset.dataset_id, chunk_id)
+        return await self._in_thread(
+            call, verified_chunk, self.metadata, *identity, data, now_ns, dataset.name
+        )
+
+    async def _commit(
+        self, call: Call, dataset: DatasetRecord, chunk: tuple[Preamble, ChunkHeader], data: bytes | bytearray
+    ) -> int:
+        """Store and apply a verified chunk; returns the generation. A cancellation leaves it stored and applied, or not
+        stored.
+        """
+        deadline_s, admitted = trio.current_time() + QUOTA_WAIT_S, partial(self.quotas.admitted, wait_s=0.0)
+        stores, dataset_id = (self.store, self.metadata), dataset.dataset_id
         while True:
             try:
-                generation = await trio.to_thread.run_sync(
-                    commit_chunk,
-                    self.store,
-                    self.metadata,
-                    dataset.dataset_id,
-                    chunk_id,
+                generation = await self._in_thread(
+                    call,
+                    store_chunk,
+                    *stores,
+                    dataset_id,
+                    *chunk,
                     data,
                     time.time_ns(),
-                    dataset.name,
-                    partial(self.quotas.admitted, dataset, wait_s=0.0),
-                    limiter=self._writes,
+                    partial(admitted, dataset),
                 )
             except RoomAwaited:  # others may write meanwhile
                 if trio.current_time() >= deadline_s:
@@ -118,9 +158,10 @@ class WriteCalls:
         first = await self._reserve(dataset, 1)
         while True:
             chunk_id = self.ids.next()
-            parts = sealed.encode(chunk_id, dataset.name, dataset.dataset_id, first)
+            data = b"".join(sealed.encode(chunk_id, dataset.name, dataset.dataset_id, first))
             try:
-                return await self._commit(dataset, chunk_id, b"".join(parts))
+                chunk = await self._verified(call, dataset, chunk_id, data)
+                return await self._commit(call, dataset, chunk, data)
             except AlreadyExists:
                 continue  # another writer has used the same ID: take the next one
 

@@ -25,7 +25,7 @@ from dieselfs.chunk.format import (
     check_payload,
     decode_header,
     decode_preamble,
-    decode_stored,
+    decode_source,
 )
 from dieselfs.chunk.ids import chunk_name
 from dieselfs.chunk.source import AttachedSource
@@ -45,14 +45,18 @@ class Sources:
 
     roots: Sequence[str] | None = ()
 
+    def check_any(self, name: str) -> None:
+        """Raise AccessDenied if nothing may be attached. `name`: what somebody tries to attach."""
+        if self.roots is not None and not self.roots:
+            raise AccessDenied(f"{name}: {_REFUSED}")
+
     def open(self, source: AttachedSource, is_to_read: bool = False) -> OpenSource:
         """The version of the object that `source` names; the caller closes it. `is_to_read`: it may be compared at the
         first read, instead of now.
 
         Raises AccessDenied, NotFound, Unavailable, InvalidInput for no regular file; Damaged if the object has changed.
         """
-        if self.roots is not None and not self.roots:
-            raise AccessDenied(f"{source.name}: {_REFUSED}")
+        self.check_any(source.name)
         opened = open_source(source.location, self._check_allowed, source if is_to_read else None)
         found = opened.source
         if found.version != source.version:
@@ -219,9 +223,10 @@ class AttachedStore(StoreWrapper):
 
 
 def source_of(data: Buffer) -> AttachedSource | None:
-    """The source of the chunk with this object; None if it is not attached, or no chunk."""
+    """The source of the chunk with this object, which is verified; None if it is not attached, or no chunk."""
     if len(data) <= PREAMBLE_BYTES or not data[_FLAGS_PLACE] & ATTACHED:
         return None
     with suppress(Damaged):
-        return decode_stored(data, "chunk")[1].source
+        preamble = decode_preamble(data[:PREAMBLE_BYTES], "chunk")
+        return decode_source(preamble, memoryview(data)[PREAMBLE_BYTES:], "chunk")
     return None

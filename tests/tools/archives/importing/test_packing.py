@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from dieselfs.attached.local_file import LocalFile
 from dieselfs.chunk.builder import SealedChunk
-from dieselfs.chunk.format import decode_chunk
+from dieselfs.chunk.cost import check_cost
+from dieselfs.chunk.format import decode_chunk, decode_stored
 from dieselfs.errors import Damaged
 from dieselfs_tools.archives.importing.attach import COPIED_BYTES_MAX, GAP_BYTES_MAX, Attaching, runs
 from dieselfs_tools.archives.importing.record import FOLDER_MODE, Place, Record
@@ -114,6 +115,16 @@ def test_overlaps_and_large_gaps(rig: Rig) -> None:
         b"far": CONTENT[200_000:200_010],
     }
     assert [chunk.source.offset for chunk in rig.chunks if chunk.source] == [0, 200_000]
+
+
+def test_records_that_share_bytes_are_in_chunks_that_servers_take(rig: Rig) -> None:
+    """As the hard links of a tar file do."""
+    found = rig.attach(*(record(b"%d" % number, 1000, 5000) for number in range(5)))
+    assert found == {b"%d" % number: CONTENT[1000:6000] for number in range(5)}
+    for chunk in rig.chunks:
+        data = chunk.encode(CHUNK_ID, "pets", DATASET_ID, 1)[0]
+        check_cost(*decode_stored(data, "made"), "made")
+    assert [len(chunk.entries) for chunk in rig.chunks] == [2, 2, 1]
 
 
 def test_a_record_larger_than_a_chunk_spans_several(rig: Rig) -> None:

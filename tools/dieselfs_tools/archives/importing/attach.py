@@ -15,14 +15,18 @@ from dieselfs.attached.opening import open_source
 from dieselfs.attached.web_url import is_web_url
 from dieselfs.bucket.url import is_object_url
 from dieselfs.chunk.builder import ChunkBuilder, SealedChunk
+from dieselfs.chunk.cost import FoldersAbove
+from dieselfs.chunk.format import ENTRY_BYTES
 from dieselfs.chunk.source import AttachedSource
 from dieselfs.errors import InvalidInput
 from dieselfs.limits import (
+    ATTACHED_HEADER_BYTES_MAX,
     CHUNK_ENTRIES_MAX,
-    CHUNK_PATH_BYTES_MAX,
+    CHUNK_EXTENTS_PER_PAYLOAD_MAX,
     CHUNK_PAYLOAD_BYTES_MAX,
     KIB,
     MIB,
+    NEW_PATH_DEPTH_MAX,
     PATH_BYTES_MAX,
 )
 from dieselfs.names import Location, printable
@@ -156,8 +160,10 @@ class Run:
     file: str
     begin: int
     end: int
-    path_bytes: int = 0
+    header_bytes: int = 0
+    extents_bytes: int = 0
     records: list[tuple[Record, Place]] = field(default_factory=list)
+    folders: FoldersAbove = field(default_factory=FoldersAbove)
 
     def takes(self, record: Record, place: Place, chunk_bytes: int) -> bool:
         """Whether the chunk of this run has room for one more record, which does not begin before the others."""
@@ -168,13 +174,19 @@ class Run:
             and self.end - self.begin < chunk_bytes
             and end - self.begin <= CHUNK_PAYLOAD_BYTES_MAX
             and len(self.records) < CHUNK_ENTRIES_MAX
-            and self.path_bytes + len(record.path) <= CHUNK_PATH_BYTES_MAX - PATH_BYTES_MAX
+            and self.header_bytes + 2 * PATH_BYTES_MAX <= ATTACHED_HEADER_BYTES_MAX
+            and self.extents_bytes + record.size <= CHUNK_EXTENTS_PER_PAYLOAD_MAX * (end - self.begin)
+            and self.folders.are_within(
+                len(self.records), NEW_PATH_DEPTH_MAX, NEW_PATH_DEPTH_MAX * PATH_BYTES_MAX
+            )
         )
 
     def add(self, record: Record, place: Place) -> None:
         self.records.append((record, place))
         self.end = max(self.end, place.offset + record.size)
-        self.path_bytes += len(record.path)
+        self.header_bytes += ENTRY_BYTES + len(record.path)
+        self.extents_bytes += record.size
+        self.folders.add(record.path)
 
 
 def runs(placed: Iterable[tuple[Record, Place]], chunk_bytes: int) -> Iterator[Run]:
