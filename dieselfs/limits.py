@@ -70,6 +70,9 @@ SNAPSHOT_BASES_MAX = 64
 """Snapshots that a client names when it asks for another one, so that the server can send a delta."""
 
 CONNECT_TIMEOUT_S = 10.0
+"""A connection attempt fails after this time, if there is no other server."""
+OTHER_CONNECT_TIMEOUT_S = 1.5
+"""A connection attempt moves after this time to another server, if one has not failed lately."""
 KEEP_ALIVE_S = 10.0
 """A server sends an empty message this often while it works on a call that takes long."""
 PROGRESS_S = 1.0
@@ -115,6 +118,8 @@ REDIS_PATIENCE_S = 10.0
 """Calls are retried for this time from the start of an outage: a Redis node is down, starts, or is replaced."""
 REDIS_AWAY_S = 1.0
 """In an outage that lasts longer, each call is retried for this time."""
+METADATA_ANSWER_S = 1.0
+"""A chunk read waits this long for the metadata store; then it uses the last known state."""
 METADATA_AWAY_S = 30.0
 """After the metadata store failed, chunk reads use the last known state, and retry the store at this interval."""
 REDIS_RETRY_S = 0.1
@@ -134,6 +139,10 @@ SERVER_SILENCE_S = 12.0
 """A read without progress for this long is retried on another server, if one has not failed lately."""
 SERVER_GONE_S = 10.0
 """A connection fails when the other machine acknowledges nothing for this long, whatever the timeout of the call."""
+READ_GONE_S = 2.0
+"""The same for a read, if there is another server that has not failed lately. The kernel counts in whole seconds."""
+LOST_MACHINE_S = 3.0
+"""A machine that vanishes costs a read less than this, if another has the bytes: each wait on the way is shorter."""
 READ_PATIENCE_S = 25.0
 """A read that failed on all servers is retried on all of them until it has taken this long."""
 SERVERS_REFRESH_S = 10.0
@@ -142,6 +151,8 @@ SERVER_LEASE_S = 10
 """A crashed server stays on etcd's list for at most this long."""
 ETCD_TIMEOUT_S = 3.0
 """One request to one member of etcd."""
+ETCD_PATIENCE_S = 0.5
+"""A call that needs a connection waits this long for etcd's list; then it uses the last one."""
 
 # Plans ------------------------------------------------------------------------------------------------
 SKIP_RANGES_MAX = 8
@@ -181,7 +192,7 @@ JOB_ANSWER_TIMEOUT_S = 4.0
 PEER_CLIENTS_MAX = 16_384
 """Connections that one node accepts: 1,024 peers with 16 processes each. One takes a descriptor, and 5 KB."""
 PEER_CONNECT_TIMEOUT_S = 1.5
-PEER_SILENCE_S = 3.0
+PEER_SILENCE_S = 2.5
 """A request to a peer fails when no byte has moved for this long: the peer crashed, stopped, or is cut off."""
 PEER_CALL_TIMEOUT_S = 10.0
 """A request to a peer fails after this time, including the wait for a free connection."""
@@ -267,6 +278,10 @@ assert REDIS_PATIENCE_S + REDIS_REQUEST_TIMEOUT_S < REQUEST_TIMEOUT_S
 assert REDIS_PATIENCE_S < SERVER_SILENCE_S  # a server without Redis answers before its client tries another
 assert REDIS_PATIENCE_S + REDIS_REQUEST_TIMEOUT_S < METADATA_AWAY_S
 assert SERVER_SILENCE_S + max(SERVER_GONE_S, CONNECT_TIMEOUT_S) < READ_PATIENCE_S < READ_TIMEOUT_S
+assert READ_GONE_S + ETCD_PATIENCE_S < LOST_MACHINE_S
+assert OTHER_CONNECT_TIMEOUT_S + ETCD_PATIENCE_S < LOST_MACHINE_S
+assert METADATA_ANSWER_S < LOST_MACHINE_S
+assert PEER_SILENCE_S + WAIT_LOOK_S < LOST_MACHINE_S
 assert 2 * ETCD_TIMEOUT_S < SERVER_LEASE_S
 assert JOB_NODES_MAX < NOTES_AT_ONCE_MAX <= REDIS_SCAN_ENTRIES
 assert JOB_NAME_CHARACTERS_MAX + NODE_NAME_CHARACTERS_MAX < MEMBER_BYTES_MAX

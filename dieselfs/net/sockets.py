@@ -57,7 +57,7 @@ def open_socket(address: Address, timeout_s: float = CONNECT_TIMEOUT_S) -> socke
         if isinstance(address, TcpAddress):
             sock = _connect_tcp(address, time.monotonic() + timeout_s)
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            _set_keepalive(sock)
+            set_keepalive(sock)
         else:
             sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
             sock.settimeout(timeout_s)
@@ -109,12 +109,21 @@ def _is_only_of(user: int, folder: os.stat_result) -> bool:
     return folder.st_uid in (user, 0) and not folder.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
 
 
-def _set_keepalive(sock: socket.socket) -> None:
-    """The kernel fails the connection when the other machine is silent for SERVER_GONE_S, whatever the timeout."""
+class _TakesOptions(Protocol):
+    """A TCP socket, plain or with TLS."""
+
+    def setsockopt(self, level: int, option: int, value: int, /) -> None: ...
+
+
+def set_keepalive(sock: _TakesOptions, gone_s: float | None = None) -> None:
+    """The kernel fails the connection when the other machine is silent for `gone_s` (SERVER_GONE_S), whatever the
+    timeout; 2 s at least, because probes are sent once a second at most.
+    """
+    gone_s = SERVER_GONE_S if gone_s is None else gone_s
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, round(SERVER_GONE_S / 2))
-    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, round(SERVER_GONE_S / 4))
-    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, round(SERVER_GONE_S * 1000))
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, max(round(gone_s / 4), 1))
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, max(round(gone_s / 2), 1))
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, round(gone_s * 1000))
 
 
 class _HasOptions(Protocol):

@@ -7,13 +7,20 @@ at a random place, which spreads the load. A failed server is avoided for a whil
 import random
 import time
 from collections.abc import Callable, Container, Mapping, Sequence
-from threading import Lock
+from contextlib import suppress
+from threading import Lock, Thread
 
 from dieselfs.errors import DieselfsError, Unavailable
 from dieselfs.etcd.client import Etcd, EtcdAccess
 from dieselfs.etcd.helper import read_values
 from dieselfs.etcd.keys import SERVERS_PREFIX, decode_servers
-from dieselfs.limits import FAILOVER_TIMEOUT_S, READ_PATIENCE_S, SERVER_AVOIDED_S, SERVERS_REFRESH_S
+from dieselfs.limits import (
+    ETCD_PATIENCE_S,
+    FAILOVER_TIMEOUT_S,
+    READ_PATIENCE_S,
+    SERVER_AVOIDED_S,
+    SERVERS_REFRESH_S,
+)
 from dieselfs.net.address import Address, EtcdAddress, ServerList, Servers
 
 SERVER_RETRY_S = 0.25
@@ -25,7 +32,7 @@ Clock = Callable[[], float]
 class ServerDirectory:
     """The servers there are: a fixed list, or those in etcd's registry; a call with an old list reads them again.
 
-    While etcd is unavailable or empty, the last list stays in use: servers do not need etcd to serve.
+    While etcd is slow, unavailable or empty, the last list stays in use: servers do not need etcd to serve.
     """
 
     def __init__(
@@ -34,12 +41,16 @@ class ServerDirectory:
         read: Callable[[], Mapping[str, bytes]] | None = None,
         name: str = "",
         clock: Clock = time.monotonic,
+        patience_s: float = ETCD_PATIENCE_S,
     ) -> None:
         """`read`: from the registry of etcd, which is called `name`; None: the list is fixed."""
+        self._patience_s = patience_s
         self._read = read
         self._name = name
         self._clock = clock
-        self._lock = Lock()  # guards changes of the two below; one thread reads etcd, the others wait
+        self._lock = (
+            Lock()
+        )  # guards changes of the two below; without a list, one thread reads etcd, the others wait
         self.known = known
         """The last known servers, without I/O."""
         self._read_s = clock() if known else float("-inf")
@@ -49,23 +60,30 @@ class ServerDirectory:
         if self._read is None:
             return self.known
         with self._lock:
-            if self._clock() - self._read_s >= SERVERS_REFRESH_S:
-                try:
-                    self.known = decode_servers(self._read()) or self.known
-                except DieselfsError:
-                    if not self.known:
-                        raise
-                self._read_s = self._clock()
             if not self.known:
-                self._read_s = float("-inf")
-                raise Unavailable(
-                    f"no server is registered at {self._name}: start one with dieselfs-server --etcd"
-                )
-            return self.known
+                self.known = decode_servers(self._read())
+                if not self.known:
+                    raise Unavailable(
+                        f"no server is registered at {self._name}: start one with dieselfs-server --etcd"
+                    )
+                self._read_s = self._clock()
+            is_old = self._clock() - self._read_s >= SERVERS_REFRESH_S
+            if is_old:
+                self._read_s = self._clock()  # the others use the last list meanwhile
+        if is_old:
+            thread = Thread(target=self._read_again, args=(self._read,), name="servers", daemon=True)
+            with suppress(RuntimeError):  # no thread can be started
+                thread.start()
+                thread.join(self._patience_s)
+        return self.known
+
+    def _read_again(self, read: Callable[[], Mapping[str, bytes]]) -> None:
+        with suppress(DieselfsError):
+            self.known = decode_servers(read()) or self.known
 
     def forked(self) -> "ServerDirectory":
         """A copy for a forked child, with a lock that no thread of the parent holds."""
-        return ServerDirectory(self.known, self._read, self._name, self._clock)
+        return ServerDirectory(self.known, self._read, self._name, self._clock, self._patience_s)
 
 
 class Endpoints:

@@ -11,7 +11,14 @@ from typing import TypeVar
 
 from dieselfs.errors import AccessDenied, Unavailable
 from dieselfs.forks import renew_after_fork
-from dieselfs.limits import REQUEST_TIMEOUT_S, SERVER_SILENCE_S
+from dieselfs.limits import (
+    CONNECT_TIMEOUT_S,
+    OTHER_CONNECT_TIMEOUT_S,
+    READ_GONE_S,
+    REQUEST_TIMEOUT_S,
+    SERVER_GONE_S,
+    SERVER_SILENCE_S,
+)
 from dieselfs.net.address import Address, Servers, UnixAddress, parse_servers
 from dieselfs.process.embedded_server import connect_embedded, socket_path
 from dieselfs.rpc.access import AccessFiles, warn_of_plain_tcp
@@ -85,7 +92,9 @@ class ServerConnections:
             try:
                 if self.settings.server is None:
                     return self._connect_embedded()
-                return Connection(connected(server, access.tls), server, access.key)
+                timeout_s = OTHER_CONNECT_TIMEOUT_S if tries.has_other(server) else CONNECT_TIMEOUT_S
+                sock = connected(server, access.tls, timeout_s)
+                return Connection(sock, server, access.key, timeout_s)
             except Unavailable as error:
                 tries.failed(server, error)
             except AccessDenied:
@@ -140,8 +149,8 @@ class ServerConnections:
         """What `call`, of the method `row`, returns for one of the servers. It gets a connection, and the timeout for
         bytes to move.
 
-        If a reader waits for it, the timeout of a silent server is shorter while there is another one, and failed
-        servers are tried again.
+        If a reader waits for it, the timeouts of a silent server and of a lost machine are shorter while there is
+        another server, and failed servers are tried again.
         """
         is_urgent = row.urgency == READER
         tries = self._endpoints.tries(is_patient=is_urgent)
@@ -149,6 +158,7 @@ class ServerConnections:
             connection, is_new = self._take(tries)
             try:
                 is_impatient = is_urgent and tries.has_other(connection.address)
+                connection.gone_s = READ_GONE_S if is_impatient else SERVER_GONE_S
                 result = call(connection, SERVER_SILENCE_S if is_impatient else timeout_s)
                 if self._endpoints.trouble:
                     self._endpoints.trouble = ""

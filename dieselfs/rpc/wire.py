@@ -14,8 +14,8 @@ from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
-from dieselfs.limits import KIB, WAIT_LOOK_S
-from dieselfs.net.sockets import receive_with_descriptors
+from dieselfs.limits import KIB, SERVER_GONE_S, WAIT_LOOK_S
+from dieselfs.net.sockets import receive_with_descriptors, set_keepalive
 
 if TYPE_CHECKING:
     from dieselfs.net.tls import TlsSocket
@@ -39,6 +39,10 @@ class Wire:
     def __init__(self, sock: "socket.socket | TlsSocket") -> None:
         self._socket = sock
         self._silence_s = self._end_s = math.inf
+        self.gone_s = self._probed_s = SERVER_GONE_S
+        """How long the other machine may acknowledge nothing. The kernel is told when a wait takes WAIT_LOOK_S, so
+        that others cost nothing; the second one is what it has been told.
+        """
         self._arrived = memoryview(bytearray(_ARRIVED_BYTES))
         self._taken = self._filled = 0  # bounds of the bytes that have arrived and are not taken yet
         sock.settimeout(None)
@@ -113,6 +117,10 @@ class Wire:
                 is_kernels = isinstance(error, TimeoutError) and error.errno is not None
                 if is_kernels or now_s >= end_s:  # the kernel found the peer dead
                     raise TimeoutError from error
+                if self._probed_s != self.gone_s:
+                    self._probed_s = self.gone_s
+                    if self._socket.family != socket.AF_UNIX:
+                        set_keepalive(self._socket, self.gone_s)
         raise TimeoutError
 
     @property

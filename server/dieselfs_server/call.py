@@ -1,5 +1,6 @@
 """A call of a method: its caller, with the rights that it has, and its reply."""
 
+import math
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
@@ -8,7 +9,7 @@ from typing import Any, TypeVar
 import trio
 
 from dieselfs.errors import AccessDenied, InvalidInput, NotFound, Unavailable
-from dieselfs.limits import SMALL_REPLY_BYTES
+from dieselfs.limits import METADATA_ANSWER_S, SMALL_REPLY_BYTES
 from dieselfs.names import check_dataset_name
 from dieselfs.records import DatasetRecord
 from dieselfs.rpc.messages import encode_progress
@@ -151,14 +152,21 @@ class Call:
 
         Raises NotFound, AccessDenied like `dataset`.
         """
-        return await self._looked_up(self.access.catalog.dataset_id, *self._defaults(None, None))
+        right, name = self._defaults(None, None)
+        catalog = self.access.catalog
+        with trio.move_on_after(METADATA_ANSWER_S if catalog.known_id(name) else math.inf):
+            return await self._looked_up(catalog.dataset_id, right, name, abandon_on_cancel=True)
+        catalog.is_silent()
+        return await self._looked_up(catalog.known_id, right, name)
 
-    async def _looked_up(self, look_up: Callable[[str], Found | None], right: Right, name: str) -> Found:
+    async def _looked_up(
+        self, look_up: Callable[[str], Found | None], right: Right, name: str, abandon_on_cancel: bool = False
+    ) -> Found:
         check_dataset_name(name)
         found: Found | None = None
         failure: Unavailable | None = None
         try:
-            found = await trio.to_thread.run_sync(look_up, name)
+            found = await trio.to_thread.run_sync(look_up, name, abandon_on_cancel=abandon_on_cancel)
         except Unavailable as error:
             failure = error
         await self.require_right(right, name)  # before any reply about the dataset

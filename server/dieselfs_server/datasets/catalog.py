@@ -74,14 +74,22 @@ class Catalog:
         try:
             record = self.dataset(name)
         except (Unavailable, Damaged):
-            with self._lock:
-                self._away_until_s = self._clock() + METADATA_AWAY_S
-                known = self._ids.get(name)
-            known = known or self._stored_id(name)
+            self.is_silent()
+            known = self.known_id(name) or self._stored_id(name)
             if known is None:
                 raise
             return known
         return record.dataset_id if record else None
+
+    def known_id(self, name: str) -> bytes | None:
+        """The cached ID, if there is one. Does not block."""
+        with self._lock:
+            return self._ids.get(name)
+
+    def is_silent(self) -> None:
+        """The metadata store has not answered in time: for METADATA_AWAY_S, reads use the cached IDs."""
+        with self._lock:
+            self._away_until_s = self._clock() + METADATA_AWAY_S
 
     def _known_while_away(self, name: str) -> bytes | None:
         """The cached ID while the metadata store is away; None if the caller must ask the store.

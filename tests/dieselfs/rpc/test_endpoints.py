@@ -3,6 +3,7 @@
 import sys
 from collections import Counter
 from collections.abc import Mapping
+from threading import Event
 
 import pytest
 
@@ -175,6 +176,21 @@ def test_etcd_is_asked_again_when_the_list_is_old() -> None:
     registry.servers = (B, C)
     clock.now_s += SERVERS_REFRESH_S
     assert source.servers() == (B, C)
+
+
+def test_nobody_waits_long_for_etcd_while_there_is_a_list() -> None:
+    clock, registry, is_reachable = Clock(), Registry(A), Event()
+
+    def read() -> Mapping[str, bytes]:
+        found = registry.read()
+        is_reachable.wait()
+        return found
+
+    source = ServerDirectory([A], read, "etcd://x", clock, patience_s=0.01)
+    registry.servers = (B,)
+    clock.now_s += SERVERS_REFRESH_S
+    assert (source.servers(), source.servers(), registry.reads) == ((A,), (A,), 1)
+    is_reachable.set()
 
 
 @pytest.mark.parametrize("error", [None, GONE, AccessDenied("not any more")])

@@ -12,7 +12,7 @@ from threading import Event, Thread, get_ident
 
 import pytest
 
-from dieselfs.limits import MIB
+from dieselfs.limits import MIB, READ_GONE_S, SERVER_GONE_S
 from dieselfs.net import tls
 from dieselfs.net.address import TcpAddress
 from dieselfs.net.tls import ClientTls, TlsSocket, new_context
@@ -122,6 +122,27 @@ def test_whoever_takes_nothing_is_not_waited_for(wire: Wire) -> None:
     wire.limit(SHORT_S)
     with pytest.raises(TimeoutError):
         wire.send([bytes(MIB)] * 64)
+
+
+def test_the_kernel_watches_the_other_machine_as_closely_as_a_long_wait_needs(
+    wire: Wire, ends: Ends, theirs: socket.socket
+) -> None:
+    def watched_ms() -> int:
+        with socket.socket(fileno=os.dup(ends[0].fileno())) as ours:
+            return ours.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT)
+
+    if theirs.family == socket.AF_UNIX:
+        pytest.skip("the other end is on this machine")
+    before_ms = watched_ms()
+    wire.gone_s = READ_GONE_S
+    theirs.sendall(b"x")
+    assert wire.receive(1) == b"x" and watched_ms() == before_ms  # what comes at once costs no calls
+    for gone_s in (READ_GONE_S, SERVER_GONE_S):
+        wire.gone_s = gone_s
+        wire.limit(SHORT_S)
+        with pytest.raises(TimeoutError):
+            wire.receive(1)
+        assert watched_ms() == gone_s * 1000
 
 
 def test_bytes_that_trickle_do_not_put_off_the_end(wire: Wire, theirs: socket.socket) -> None:
