@@ -154,14 +154,18 @@ class ServerClient(ServerConnections):
         return int(self._job("copy_attached", progressed, dataset=dataset, is_dry_run=is_dry_run))
 
     def rebuild(
-        self, dataset: str, since_s: int | None = None, progressed: Progressed | None = None
+        self,
+        dataset: str,
+        since_s: int | None = None,
+        progressed: Progressed | None = None,
+        is_forced: bool = False,
     ) -> RebuildReport:
         """Make the metadata again from all chunks, or from those since a time (seconds since 1970).
 
-        Raises NotFound.
+        Raises NotFound; Damaged if recorded chunks with files are missing, unless `is_forced`.
         """
         since_s = -1 if since_s is None else since_s
-        report = self._job("rebuild", progressed, dataset=dataset, since_s=since_s)
+        report = self._job("rebuild", progressed, dataset=dataset, since_s=since_s, is_forced=is_forced)
         return _copy(RebuildReport, report, damaged=tuple(report.damaged))
 
     def fsck(

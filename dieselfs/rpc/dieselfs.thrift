@@ -330,7 +330,8 @@ service ChunkServer extends Handshake {
   /** Copy the bytes of attached chunks into ordinary ones, as purge does with live entries. Returns their number. */
   i64 copy_attached(1: string dataset, 2: bool is_dry_run, 3: bool with_progress = 0) throws (1: Refusal refusal)
   /** Metadata from chunks: all of them, or those made at `since_s` or later; -1: all. */
-  RebuildReport rebuild(1: string dataset, 2: i64 since_s, 3: bool with_progress = 0) throws (1: Refusal refusal)
+  RebuildReport rebuild(1: string dataset, 2: i64 since_s, 3: bool with_progress = 0, 4: bool is_forced = 0)
+      throws (1: Refusal refusal)
   FsckReport fsck(1: string dataset, 2: bool is_deep, 3: bool is_repair, 4: bool with_progress = 0)
     throws (1: Refusal refusal)
   /** Keep a generation (0: the newest) under a name. */

@@ -160,7 +160,7 @@ _SERVER = (
     Method("list_attached", AttachedRecord, WRITE, MAINTENANCE, ONCE, ORDINARY, SMALL, None),
     Method("detach", DetachReport, WRITE, MAINTENANCE, ONCE, ORDINARY, SMALL, ("dataset",)),
     Method("copy_attached", int, _purge_needs, JOB, ONCE, ORDINARY, SMALL, ("dataset", "is_dry_run")),
-    Method("rebuild", RebuildReport, ADMIN, JOB, ONCE, ORDINARY, SMALL, ("dataset",)),
+    Method("rebuild", RebuildReport, ADMIN, JOB, ONCE, ORDINARY, SMALL, ("dataset", "is_forced")),
     Method("fsck", FsckReport, _fsck_needs, JOB, ONCE, ORDINARY, SMALL, None),
     # -- tags and leases --
     Method("put_tag", TagRecord, WRITE, BUILD, REPEATABLE, ORDINARY, SMALL, ("dataset", "tag")),

@@ -203,7 +203,8 @@ class MaintenanceCalls:
         dataset_id, name, since_s = await call.dataset_id(), call.arguments.dataset, call.arguments.since_s
         if not -1 <= since_s <= TIME_S_MAX:
             raise InvalidInput(f"time {since_s} is out of range (-1 to {TIME_S_MAX})")
-        work = rebuilding.rebuild, name, dataset_id, time.time_ns(), None if since_s < 0 else since_s
+        asked = None if since_s < 0 else since_s, call.arguments.is_forced
+        work = rebuilding.rebuild, name, dataset_id, time.time_ns(), *asked
         return await self._run(call, dataset_id, f"rebuild of {name}", *work)
 
     async def fsck(self, call: Call) -> FsckReport:

@@ -161,7 +161,11 @@ class _Check:
         # A chunk that was replaced by a valid one may be a forgery: the metadata must not become its.
         is_mended = self.is_repair and bool(differing) and not self.replaced
         if is_mended:
-            rebuild(self.store, self.metadata, self.dataset.name, self.dataset.dataset_id, self.now_ns)
+            try:
+                rebuild(self.store, self.metadata, self.dataset.name, self.dataset.dataset_id, self.now_ns)
+            except Damaged as error:
+                is_mended = False
+                self.add("metadata", str(error))
         for path in differing:
             self.add("metadata", f"{path} differs from the chunks", is_mended)
 

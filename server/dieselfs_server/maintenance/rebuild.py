@@ -34,15 +34,17 @@ def rebuild(
     dataset_id: bytes,
     now_ns: int,
     since_s: int | None = None,
+    is_forced: bool = False,
     proceed: Proceed | None = None,
 ) -> RebuildReport:
     """Rebuild the metadata of a dataset, or only of its chunks since `since_s` (seconds since 1970).
 
     Unreadable chunks are skipped and reported; their entries are missing afterwards. Raises Unavailable, before
-    anything is changed, if the object store is away.
+    anything is changed, if the object store is away. Raises Damaged, and changes nothing, if recorded chunks with live
+    entries are not in the object store; with `is_forced`, their entries are forgotten.
     """
     next(store.list_chunks(dataset_id), None)
-    work = _Rebuild(store, metadata, name, dataset_id, now_ns, since_s or 0, proceed or Proceed())
+    work = _Rebuild(store, metadata, name, dataset_id, now_ns, since_s or 0, proceed or Proceed(), is_forced)
     is_filled = False
     if since_s is None:
         with suppress(NotFound):  # lost metadata does not say how many there are
@@ -66,7 +68,10 @@ class _Rebuild:
     now_ns: int
     since_s: int
     proceed: Proceed
+    is_forced: bool
     chunks: set[bytes] = field(default_factory=set)
+    listed: set[bytes] = field(default_factory=set)
+    """IDs of the chunks that the object store had after the last pass."""
     entries: int = 0
     damaged: list[str] = field(default_factory=list)
 
@@ -74,12 +79,15 @@ class _Rebuild:
         """False if the metadata is lost. Raises NotFound if the dataset is dropped meanwhile."""
         metadata, dataset_id = self.metadata, self.dataset_id
         for _ in range(TRIES_MAX):
+            recorded = self._live_chunks()
             try:
                 copy_id = metadata.begin_rebuild(dataset_id)
             except NotFound:
                 return False
             try:
                 if self._apply_all(copy_id):
+                    # Purge removes a record before its chunk: what has a record before and after must be there.
+                    self._check_found(recorded & self._live_chunks())
                     metadata.finish_rebuild(dataset_id, copy_id, self.now_ns)
                     remove_pin(metadata, dataset_id, REBUILD_HOLDER)  # of an earlier rebuild of lost metadata
                     return True
@@ -118,7 +126,23 @@ class _Rebuild:
                 self.metadata.apply(target_id, preamble, header, self.now_ns, is_again=True)
                 self.chunks.add(chunk_id)
                 self.entries += len(header)
-        return self.chunks.issubset(self.store.list_chunks(self.dataset_id))
+        self.listed = set(self.store.list_chunks(self.dataset_id))
+        return self.chunks <= self.listed
+
+    def _live_chunks(self) -> set[bytes]:
+        """IDs of the recorded chunks that have live entries; none if the metadata is lost or damaged."""
+        with suppress(NotFound, Damaged):
+            records = self.metadata.chunks(self.dataset_id)
+            return {record.chunk_id for record in records if record.deleted_entries < record.entries}
+        return set()
+
+    def _check_found(self, recorded: set[bytes]) -> None:
+        missing = len(recorded - self.listed)
+        if missing and not self.is_forced:
+            raise Damaged(
+                f"not rebuilt: {missing:,} of {len(recorded):,} chunks with files of {self.name} are missing in the "
+                f"object store; bring them back, or forget their files: dlcmd rebuild --force dl://{self.name}"
+            )
 
     def _present(self) -> DatasetRecord:
         """The dataset, which is created if its metadata is lost."""

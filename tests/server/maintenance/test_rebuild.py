@@ -3,7 +3,7 @@
 import pytest
 
 from dieselfs.chunk.format import PREAMBLE_BYTES, ChunkHeader, Preamble
-from dieselfs.errors import Unavailable
+from dieselfs.errors import Damaged, Unavailable
 from dieselfs.limits import REPORT_LINE_BYTES_MAX
 from dieselfs_server.datasets.catalog import Catalog
 from dieselfs_server.maintenance.rebuild import rebuild, report_line
@@ -63,3 +63,16 @@ def test_what_cannot_be_read_is_named_and_the_rest_is_there() -> None:
     report = rebuild(world.store, metadata, "data", DATASET, NOW_NS)
     assert len(report.damaged) == 1 and "digest of the header" in report.damaged[0]
     assert 0 < report.files < len(world.files)
+
+
+@pytest.mark.parametrize("kept", [0, 1])
+def test_chunks_that_are_missing_are_not_forgotten_unless_forced(kept: int) -> None:
+    world = World()
+    read, chunk_ids = world.read(), list(world.store.list_chunks(DATASET))
+    for chunk_id in chunk_ids[kept:]:
+        world.store.delete(DATASET, chunk_id)
+    with pytest.raises(Damaged, match="dlcmd rebuild --force dl://data"):
+        rebuild(world.store, world.metadata, "data", DATASET, NOW_NS)
+    assert world.metadata.dataset("data").files == len(read)
+    report = rebuild(world.store, world.metadata, "data", DATASET, NOW_NS, is_forced=True)
+    assert report.chunks == kept and report.files < len(read)

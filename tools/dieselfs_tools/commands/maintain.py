@@ -255,27 +255,30 @@ def parse_time(text: str) -> int:
     "--all", "is_all", text="Rebuild all datasets that you may read, also those whose metadata is lost."
 )
 @click.option("--since", metavar="TIME", help="Use only chunks written since a date, or seconds since 1970.")
+@options.flag("--force", "is_forced", text="Forget files whose chunks are missing in the object store.")
 @options.dry_run
-def rebuild(session: Session, dataset: str | None, is_all: bool, since: str | None, is_dry_run: bool) -> int:
+def rebuild(
+    session: Session, dataset: str | None, is_all: bool, since: str | None, is_forced: bool, is_dry_run: bool
+) -> int:
     """Rebuild the metadata of a dataset from its chunks. Readers and writers are not interrupted."""
     since_s = None if since is None else parse_time(since)
 
     def work(name: str) -> Result:
-        return _rebuild(session, name, since, since_s, is_dry_run)
+        return _rebuild(session, name, since, since_s, is_forced, is_dry_run)
 
     done = "would rebuild" if is_dry_run else "rebuilt"
     return for_each_dataset(session, dataset, is_all, done, work, names_with_lost, {"dry_run": is_dry_run})
 
 
 def _rebuild(
-    session: Session, dataset: str, since: str | None, since_s: int | None, is_dry_run: bool
+    session: Session, dataset: str, since: str | None, since_s: int | None, is_forced: bool, is_dry_run: bool
 ) -> Result:
     if is_dry_run:
         what = "all chunks" if since_s is None else f"chunks since {since}"
         text = f"would rebuild the metadata of dl://{dataset} from {what}"
         return text, {"dry_run": True, "dataset": dataset, "since_s": since_s}, EXIT_OK
     with watched(session.output, f"rebuild {dataset}") as progressed:
-        report = session.client.rebuild(dataset, since_s, progressed)
+        report = session.client.rebuild(dataset, since_s, progressed, is_forced)
     for reason in report.damaged:
         session.output.failure(f"dl://{dataset}", reason)
     text = f"rebuilt {dataset} from {count(report.chunks, 'chunk')}: {count(report.files, 'file')}"
