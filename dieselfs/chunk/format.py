@@ -6,6 +6,7 @@ raises `Damaged` with the name of the object and the offset in it.
 """
 
 import struct
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -32,6 +33,7 @@ from dieselfs.limits import (
     CHUNK_PATH_BYTES_MAX,
     CHUNK_PAYLOAD_BYTES_MAX,
     FILE_BYTES_MAX,
+    MIB,
     PATH_BYTES_MAX,
 )
 from dieselfs.names import path_fault, printable
@@ -228,9 +230,23 @@ def check_payload(preamble: Preamble, payload: Buffer, source: str) -> None:
         raise Damaged(f"{source}: offset {preamble.payload_start}: digest of the payload does not match")
 
 
-def check_extents(preamble: Preamble, header: ChunkHeader, payload: Buffer, source: str) -> None:
-    """Raise Damaged unless every file extent and link target has the digest that its entry states."""
-    view = memoryview(payload)
+PROCEED_BYTES = 64 * MIB
+"""Of extents that are read between two chances to end."""
+
+
+def check_extents(
+    preamble: Preamble,
+    header: ChunkHeader,
+    payload: Buffer,
+    source: str,
+    proceed: Callable[[], object] = lambda: None,
+) -> None:
+    """Raise Damaged unless every file extent and link target has the digest that its entry states.
+
+    An extent that several files share is read once. Extents may overlap in more ways than there are bytes, so `proceed`
+    is called after PROCEED_BYTES at most, or one extent; what it raises ends this.
+    """
+    view, digests, read_bytes = memoryview(payload), dict[tuple[int, int], bytes](), 0
     rows = zip(
         header.ops.tolist(),
         header.offsets.tolist(),
@@ -239,7 +255,13 @@ def check_extents(preamble: Preamble, header: ChunkHeader, payload: Buffer, sour
         strict=True,
     )
     for entry, (op, offset, length, digest) in enumerate(rows):
-        if op == Op.FILE and extent_digest_of(view[offset : offset + length]) != digest:
+        if op == Op.FILE and (offset, length) not in digests:
+            if read_bytes + length > PROCEED_BYTES:
+                proceed()
+                read_bytes = 0
+            digests[offset, length] = extent_digest_of(view[offset : offset + length])
+            read_bytes += length
+        if op == Op.FILE and digests[offset, length] != digest:
             raise Damaged(
                 f"{source}: offset {preamble.payload_start + offset}: digest of "
                 f"{printable(header.paths[entry])!r} does not match"
@@ -285,14 +307,13 @@ def decode_stored(
     source: str,
     expected_id: bytes | None = None,
     expected_dataset_id: bytes | None = None,
-    are_extents_checked: bool = False,
 ) -> tuple[Preamble, ChunkHeader]:
-    """Decode and verify all bytes of an object of a store: a chunk, of an attached one all but its payload. Raises
-    Damaged.
+    """Decode an object of a store, and verify all its bytes by the digests of header and payload: a chunk, of an
+    attached one all but its payload. Raises Damaged.
     """
     preamble = decode_preamble(data, source, expected_id)
     if not preamble.is_attached:
-        return decode_chunk(data, source, expected_id, expected_dataset_id, are_extents_checked)[:2]
+        return decode_chunk(data, source, expected_id, expected_dataset_id, are_extents_checked=False)[:2]
     if len(data) != preamble.stored_length:
         raise Damaged(
             f"{source}: offset {min(len(data), preamble.stored_length)}: {len(data)} bytes, "

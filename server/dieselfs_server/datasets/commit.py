@@ -226,7 +226,8 @@ def read_header(store: ObjectStore, dataset_id: bytes, chunk_id: bytes) -> tuple
 def read_chunk(
     store: ObjectStore, dataset_id: bytes, chunk_id: bytes
 ) -> tuple[Preamble, ChunkHeader, memoryview]:
-    """A whole stored chunk, verified: preamble, header and payload. Raises NotFound, Damaged.
+    """A whole stored chunk: preamble, header and payload, whose digests are verified. Whoever passes on its files calls
+    `check_extents` as well. Raises NotFound, Damaged.
 
     Memory is taken only for an object of the length that its preamble states.
     """
@@ -234,7 +235,7 @@ def read_chunk(
     preamble = decode_preamble(store.get_range(dataset_id, chunk_id, 0, PREAMBLE_BYTES), source, chunk_id)
     check_size(store, dataset_id, preamble)
     data = store.get_range(dataset_id, chunk_id, 0, preamble.object_length)
-    return decode_chunk(data, source, chunk_id, dataset_id)
+    return decode_chunk(data, source, chunk_id, dataset_id, are_extents_checked=False)
 
 
 def check_size(store: ObjectStore, dataset_id: bytes, preamble: Preamble) -> None:

@@ -12,7 +12,7 @@ from tempfile import TemporaryDirectory
 
 import numpy as np
 
-from dieselfs.chunk.format import ChunkHeader, Preamble
+from dieselfs.chunk.format import ChunkHeader, Preamble, check_extents
 from dieselfs.chunk.ids import chunk_name
 from dieselfs.errors import Damaged, DieselfsError, NotFound
 from dieselfs.limits import REPORT_LINES_MAX
@@ -58,11 +58,14 @@ def fsck(
     ):
         reference.create_dataset(dataset.name, dataset.dataset_id)
         check.read_chunks(reference, proceed)
+        proceed.check()
         check.compare_chunks()
         expected = reference.entry_table(dataset.dataset_id)
-        check.compare_metadata(expected)
+        proceed.check()
+        check.compare_metadata(expected, proceed)
+    proceed.check()
     check.compare_snapshot(snapshots)
-    check.compare_tags(tags)
+    check.compare_tags(tags, proceed)
     if (ahead := versions_ahead(metadata, dataset, now_ns)) is not None:
         check.add("clock", ahead, is_mended=True)
     return FsckReport(
@@ -105,13 +108,16 @@ class _Check:
     def read_chunks(self, reference: MetadataStore, proceed: Proceed) -> None:
         """Apply every stored chunk to the reference."""
         dataset_id = self.dataset.dataset_id
-        read, at_once = (_read_whole, PAYLOADS_AT_ONCE) if self.is_deep else (_read_size, HEADERS_AT_ONCE)
+        read, at_once = (read_chunk, PAYLOADS_AT_ONCE) if self.is_deep else (_read_size, HEADERS_AT_ONCE)
         listing = self.store.list_chunks(dataset_id)
         with closing(read_in_order(read, self.store, dataset_id, listing, at_once)) as chunks:
             for chunk_id, chunk in chunks:
                 proceed()
                 try:
-                    preamble, header = chunk.result()
+                    preamble, header, payload = chunk.result()
+                    if self.is_deep:
+                        name = f"chunk {chunk_name(chunk_id)}"
+                        check_extents(preamble, header, payload, name, proceed.check)
                 except (Damaged, NotFound) as error:
                     self.unreadable.add(chunk_id)
                     self.add("chunk", str(error))
@@ -154,15 +160,17 @@ class _Check:
         for path in _files_in(self.metadata.entry_table(dataset_id), lost):
             self.add("file", f"{path} needs a chunk that is damaged or missing")
 
-    def compare_metadata(self, expected: EntryTable) -> None:
+    def compare_metadata(self, expected: EntryTable, proceed: Proceed) -> None:
         """Compare the entries with those of the reference; a repair rebuilds the metadata."""
         actual = self.metadata.entry_table(self.dataset.dataset_id)
+        proceed.check()
         differing = _differences(expected, actual, self.unreadable)
         # A chunk that was replaced by a valid one may be a forgery: the metadata must not become its.
         is_mended = self.is_repair and bool(differing) and not self.replaced
         if is_mended:
+            name, dataset_id, asked = self.dataset.name, self.dataset.dataset_id, Proceed(proceed.check)
             try:
-                rebuild(self.store, self.metadata, self.dataset.name, self.dataset.dataset_id, self.now_ns)
+                rebuild(self.store, self.metadata, name, dataset_id, self.now_ns, proceed=asked)
             except Damaged as error:
                 is_mended = False
                 self.add("metadata", str(error))
@@ -181,10 +189,11 @@ class _Check:
             what = f"the snapshot of generation {stored.generation} differs from the metadata"
             self.add("snapshot", what, self.is_repair)
 
-    def compare_tags(self, tags: TagStore) -> None:
+    def compare_tags(self, tags: TagStore, proceed: Proceed) -> None:
         """Compare the chunks that tags need with the digests that the servers have signed."""
         name, dataset_id = self.dataset.name, self.dataset.dataset_id
         for tag in tags.names(dataset_id):
+            proceed.check()
             try:
                 snapshot = tags.get(name, dataset_id, tag)
             except NotFound:  # removed meanwhile
@@ -212,15 +221,12 @@ def _is_replaced(stored: Preamble, applied: ChunkRecord) -> bool:
     )
 
 
-def _read_size(store: ObjectStore, dataset_id: bytes, chunk_id: bytes) -> tuple[Preamble, ChunkHeader]:
+def _read_size(
+    store: ObjectStore, dataset_id: bytes, chunk_id: bytes
+) -> tuple[Preamble, ChunkHeader, memoryview]:
     preamble, header = read_header(store, dataset_id, chunk_id)
     check_size(store, dataset_id, preamble)
-    return preamble, header
-
-
-def _read_whole(store: ObjectStore, dataset_id: bytes, chunk_id: bytes) -> tuple[Preamble, ChunkHeader]:
-    preamble, header, _ = read_chunk(store, dataset_id, chunk_id)
-    return preamble, header
+    return preamble, header, memoryview(b"")
 
 
 def _files_in(table: EntryTable, chunk_ids: set[bytes]) -> list[str]:

@@ -31,16 +31,16 @@ JOBS_MAX = 2
 
 
 class Proceed:
-    """Called at every chunk; raises when the job is cancelled. Counts the chunks: the thread of the job changes the
-    numbers, others read them.
+    """Called at every chunk, and asked by `check` more often; both raise when the job is cancelled. Counts the chunks:
+    the thread of the job changes the numbers, others read them.
     """
 
     def __init__(self, check: Callable[[], object] = lambda: None) -> None:
-        self._check = check
+        self.check = check
         self.done = self.total = 0
 
     def __call__(self) -> None:
-        self._check()
+        self.check()
         self.done += 1
 
     def expect(self, chunks: int) -> None:

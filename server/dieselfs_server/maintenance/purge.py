@@ -9,8 +9,8 @@ the chunks gives the same dataset.
 from collections.abc import Mapping, Sequence, Set
 from contextlib import suppress
 
-from dieselfs.chunk.format import ChunkHeader, Op
-from dieselfs.chunk.ids import ChunkIdSource, chunk_time_s
+from dieselfs.chunk.format import ChunkHeader, Op, check_extents
+from dieselfs.chunk.ids import ChunkIdSource, chunk_name, chunk_time_s
 from dieselfs.errors import Damaged, NotFound
 from dieselfs.limits import REPORT_LINES_MAX
 from dieselfs.records import ChunkRecord, DatasetRecord
@@ -106,10 +106,15 @@ def _rewrite(
     newest_s = max((chunk_time_s(chunk.chunk_id) for chunk in chunks), default=0)
     ids = ChunkIdSource(lambda: max(now_ns // 10**9, newest_s + 1))
     proceed.expect(len(chunks))
-    writer = ChunkWriter(store, metadata, ids, dataset, lambda: now_ns, has_versions=True)
+
+    def stored(_entries: int, _bytes: int) -> None:  # a chunk with the same bytes for many files becomes many
+        proceed.check()
+
+    writer = ChunkWriter(store, metadata, ids, dataset, lambda: now_ns, stored=stored, has_versions=True)
     for chunk in chunks:
         proceed()
-        _, header, payload = read_chunk(store, dataset.dataset_id, chunk.chunk_id)
+        preamble, header, payload = read_chunk(store, dataset.dataset_id, chunk.chunk_id)
+        check_extents(preamble, header, payload, f"chunk {chunk_name(chunk.chunk_id)}", proceed.check)
         for entry in range(chunk.entries):
             if not chunk.deleted[entry // 8] >> entry % 8 & 1:
                 _copy(writer, header, entry, payload)

@@ -19,7 +19,7 @@ from tests.support.chunks import CHUNK_ID, DATASET_ID
 
 def decoded(sealed: SealedChunk) -> tuple[Preamble, ChunkHeader]:
     data = b"".join(sealed.encode(CHUNK_ID, "pets", DATASET_ID, 1))
-    return decode_stored(data, "chunk", are_extents_checked=True)
+    return decode_stored(data, "chunk")
 
 
 def deep_path(number: int, depth: int) -> bytes:

@@ -5,6 +5,7 @@ import struct
 import tracemalloc
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import msgpack
@@ -14,9 +15,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from xxhash import xxh3_64_intdigest
 
+from dieselfs.chunk.builder import ChunkBuilder
 from dieselfs.chunk.format import (
     COLUMN_TYPES,
     PREAMBLE_BYTES,
+    PROCEED_BYTES,
     ChunkHeader,
     Op,
     Preamble,
@@ -95,6 +98,21 @@ def test_each_part_cut_short_and_with_more_behind() -> None:
         refused(lambda part: decode_preamble(part, SOURCE), data[:length], SOURCE)
     assert decode_preamble(data, SOURCE) == preamble
     check_extents(preamble, header, payload, SOURCE)
+
+
+def test_extents_that_files_share_are_read_once_and_all_with_chances_to_end() -> None:
+    payload = bytes(range(256)) * 4096
+    for is_shared in (True, False):
+        builder = ChunkBuilder()
+        asked: list[int] = []
+        for number in range(200):
+            start = 0 if is_shared else number
+            content = memoryview(payload)[start : len(payload) - 200 + start]
+            builder.add_file(b"%d" % number, content, 0o644, 0, offset=start)
+        data = b"".join(builder.seal(payload).encode(CHUNK_ID, "pets", DATASET_ID, 1))
+        preamble, header, found = decode_chunk(data, SOURCE, are_extents_checked=False)
+        check_extents(preamble, header, found, SOURCE, partial(asked.append, 1))
+        assert len(asked) == (0 if is_shared else 200 * (len(payload) - 200) // PROCEED_BYTES)
 
 
 def test_every_flipped_bit_is_found() -> None:
