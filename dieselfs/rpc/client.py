@@ -21,7 +21,7 @@ from dieselfs.records import DatasetRecord, PendingFile
 from dieselfs.rpc.connection import Connection, read_payload_file, shared_files
 from dieselfs.rpc.limit_kinds import QuotaRecord, RateRecord, UsageRecord
 from dieselfs.rpc.members import MEMBERSHIP_LIST_BYTES_MAX, JobId, MembershipList, decode_members
-from dieselfs.rpc.methods import METHODS
+from dieselfs.rpc.methods import METHODS, READER
 from dieselfs.rpc.records import (
     AttachedRecord,
     CheckRecord,
@@ -84,6 +84,12 @@ class ServerClient(ServerConnections):
     ) -> tuple[Any, bytearray | None]:
         """The reply, and the bulk bytes behind it. Options: see `Connection.call`."""
         row = METHODS[method]
+        ask = None
+        if row.urgency == READER:
+
+            def ask(connection: Connection, wait_s: float) -> None:
+                connection.ask(method, arguments, wait_s)
+
         return self._with_connection(
             lambda connection, wait_s: connection.call(
                 method,
@@ -96,6 +102,8 @@ class ServerClient(ServerConnections):
             ),
             row,
             timeout_s,
+            ask,
+            bulk_bytes_max,
         )
 
     def _value(self, method: str, **options: Any) -> Any:  # the reply alone
@@ -313,7 +321,11 @@ class ServerClient(ServerConnections):
             if not (may_read and read_payload_file(connection, arguments, length_bytes, parts, wait_s)):
                 connection.call("get_payload", arguments, (), wait_s, destination)
 
-        self._with_connection(fetch, METHODS["get_payload"])
+        def ask(connection: Connection, wait_s: float) -> None:
+            if is_sent or not connection.gives_files:
+                connection.ask("get_payload", arguments, wait_s)
+
+        self._with_connection(fetch, METHODS["get_payload"], ask=ask, length_bytes=length_bytes)
 
     def shared_payloads(self, dataset: str, chunk_ids: bytes, wanted_bytes: int) -> list[SharedFile]:
         """Payloads in memory of an own server on this machine, as `shared_files`. Raises NotFound, Damaged."""

@@ -7,6 +7,7 @@ loop. Daemons use the same connections in worker threads.
 import logging
 import math
 import os
+import select
 import socket
 from collections.abc import Callable, Iterator, Sequence
 from itertools import count
@@ -98,6 +99,7 @@ class Connection(Wire):
         self.key = key
         self._sequence = count(1)
         self._name = self._request = ""  # the server's log has the same names
+        self._asked: int | None = None  # the call that was sent, whose reply `call` receives
         self.gives_files = False
         """Whether the server may pass descriptors of files: same machine, same user, and no reply has denied it."""
         self.is_of_own_user = False
@@ -157,6 +159,31 @@ class Connection(Wire):
             f"the server at {self.address} requires a key: set --key-file, DIESELFS_KEY_FILE "
             "or the configuration file"
         )
+
+    def ask(
+        self, method: str, arguments: dict[str, object], timeout_s: float, total_s: float = math.inf
+    ) -> None:
+        """Send a call, whose reply the next `call` receives; it must be of the same method, and sends nothing. Raises
+        Unavailable.
+        """
+        self.limit(timeout_s, min(total_s, 2 * timeout_s))
+        try:
+            self._asked = self._send_call(method, arguments, ())
+        except BaseException as error:
+            self.close()
+            if isinstance(error, OSError):
+                raise self._lost(error) from error
+            raise
+
+    @property
+    def is_asked(self) -> bool:
+        """Whether a call was sent that has no reply."""
+        return self._asked is not None
+
+    def gave_up(self) -> Unavailable:
+        """Close it, because no reply comes; the error."""
+        self.close()
+        return self._lost(TimeoutError())
 
     def call(
         self,
@@ -242,12 +269,10 @@ class Connection(Wire):
         progressed: Callable[[CopyProgress], object] | None = None,
     ) -> Any:
         """Descriptors that come with the reply are added to `descriptors`; None: none is received."""
-        sequence = next(self._sequence)
-        self._request = f"{self._name}-{sequence}"
-        _log.debug("%s: request %s to %s", method, self._request, self.address)
-        message = encode_call(method, sequence, arguments)
+        sequence, self._asked = self._asked, None
         try:
-            self.send([frame(message), *bulk])
+            if sequence is None:
+                sequence = self._send_call(method, arguments, bulk)
             if descriptors is None:
                 header: bytes | bytearray = self.receive(FRAME_HEADER_BYTES)
             else:
@@ -272,6 +297,13 @@ class Connection(Wire):
             self.close()
             raise
 
+    def _send_call(self, method: str, arguments: dict[str, object], bulk: Sequence[Buffer]) -> int:
+        sequence = next(self._sequence)
+        self._request = f"{self._name}-{sequence}"
+        _log.debug("%s: request %s to %s", method, self._request, self.address)
+        self.send([frame(encode_call(method, sequence, arguments)), *bulk])
+        return sequence
+
     def _receive_into(self, destination: memoryview) -> None:
         try:
             self.receive_into(destination)
@@ -281,6 +313,15 @@ class Connection(Wire):
     def _lost(self, error: OSError) -> Unavailable:
         reason = "no answer in time" if isinstance(error, TimeoutError) else error.strerror or str(error)
         return Unavailable(f"lost the server at {self.address}: {reason} (request {self._request})")
+
+
+def first_to_answer(connections: Sequence[Connection], timeout_s: float) -> Connection | None:
+    """Wait for the first reply to begin, or connection to fail; None if there is none within `timeout_s`."""
+    poll = select.poll()
+    for connection in connections:
+        poll.register(connection, select.POLLIN)
+    ready = {descriptor for descriptor, _ in poll.poll(max(timeout_s, 0.0) * 1000)}
+    return next((connection for connection in connections if connection.fileno() in ready), None)
 
 
 def _growing(received: bytearray, length: int) -> Iterator[memoryview]:

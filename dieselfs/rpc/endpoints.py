@@ -25,6 +25,8 @@ from dieselfs.net.address import Address, EtcdAddress, ServerList, Servers
 
 SERVER_RETRY_S = 0.25
 """Pause between two rounds over all servers."""
+OVERTAKEN_MAX = 3
+"""A server that others overtake this often in a row, without any answer of its own, is avoided as if it had failed."""
 
 Clock = Callable[[], float]
 
@@ -95,9 +97,10 @@ class Endpoints:
         """`start`: the place in the list where this process starts; None for a random one."""
         self._source = source
         self.clock = clock
-        self._lock = Lock()  # guards the two below, and the numbers
+        self._lock = Lock()  # guards the three below, and the numbers
         self._turn = random.SystemRandom().randrange(1 << 30) if start is None else start
         self._avoided_until_s: dict[Address, float] = {}
+        self._overtaken: dict[Address, int] = {}  # how often, since the last answer
         self.trouble = ""
         """Why the last call to a server failed; empty after a call that succeeded."""
         self.failures = 0
@@ -138,7 +141,24 @@ class Endpoints:
         """Open no connections to `server` for a while, because it failed."""
         with self._lock:
             self.failures += 1
+            self._overtaken.pop(server, None)
             self._avoided_until_s[server] = self.clock() + SERVER_AVOIDED_S
+
+    def overtaken(self, server: Address) -> bool:
+        """Another server answered a call of `server` first; whether that is avoided now."""
+        with self._lock:
+            times = self._overtaken[server] = self._overtaken.get(server, 0) + 1
+        if times < OVERTAKEN_MAX:
+            return False
+        self.avoid(server)
+        return True
+
+    def answered(self, server: Address) -> None:
+        """`server` has answered a call."""
+        self.trouble = ""
+        if self._overtaken:
+            with self._lock:
+                self._overtaken.pop(server, None)
 
     def count_retry(self) -> None:
         with self._lock:
@@ -186,6 +206,10 @@ class Tries:
     def has_other(self, server: Address) -> bool:
         """Whether another server is left for this call."""
         return self._endpoints.has_other(server, self._failed)
+
+    def other(self, server: Address) -> Address | None:
+        """Another server for this call, None if there is none."""
+        return self._endpoints.choose((*self._failed, server))
 
     def failed(self, server: Address, error: Unavailable, is_final: bool = True) -> None:
         """Note that `server` failed; unless it is final, this call may retry it."""

@@ -5,7 +5,7 @@ Thread-safe: each call takes its own connection from a pool. Fork-safe: a child 
 """
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from threading import Lock
 from typing import TypeVar
 
@@ -21,9 +21,10 @@ from dieselfs.limits import (
 )
 from dieselfs.net.address import Address, Servers, UnixAddress, parse_servers
 from dieselfs.process.embedded_server import connect_embedded, socket_path
-from dieselfs.rpc.access import AccessFiles, warn_of_plain_tcp
-from dieselfs.rpc.connection import Connection, connected
+from dieselfs.rpc.access import Access, AccessFiles, warn_of_plain_tcp
+from dieselfs.rpc.connection import Connection, connected, first_to_answer
 from dieselfs.rpc.endpoints import Tries, open_endpoints
+from dieselfs.rpc.hedging import Hedging, kind_of
 from dieselfs.rpc.methods import READER, Method
 from dieselfs.settings.table import OFF, Settings
 
@@ -51,12 +52,13 @@ class ServerConnections:
         self._lock = Lock()  # guards the two below
         self._endpoints = open_endpoints(self.address, settings.etcd, start)
         self._idle: list[Connection] = []
+        self._hedging = Hedging()
         self._is_closed = False
         renew_after_fork(self)
 
     def after_fork(self) -> None:
         """The connections are in use by the parent; threads of it may have held the locks."""
-        self._lock, self._idle = Lock(), []
+        self._lock, self._idle, self._hedging = Lock(), [], Hedging()
         self._endpoints, self._access = self._endpoints.forked(), self._access.forked()
 
     def close(self) -> None:
@@ -85,6 +87,14 @@ class ServerConnections:
         """How often a call of this process was attempted again, there or at another server."""
         return self._endpoints.retries
 
+    def hedges_sent(self) -> int:
+        """How many reads were sent to a second server, because the first one was slow."""
+        return self._hedging.sent
+
+    def hedges_won(self) -> int:
+        """How many of these the second server answered first."""
+        return self._hedging.won
+
     def _connect(self, tries: Tries) -> Connection:
         while True:
             server = tries.next()
@@ -92,14 +102,16 @@ class ServerConnections:
             try:
                 if self.settings.server is None:
                     return self._connect_embedded()
-                timeout_s = OTHER_CONNECT_TIMEOUT_S if tries.has_other(server) else CONNECT_TIMEOUT_S
-                sock = connected(server, access.tls, timeout_s)
-                return Connection(sock, server, access.key, timeout_s)
+                return self._connect_to(server, tries, access)
             except Unavailable as error:
                 tries.failed(server, error)
             except AccessDenied:
                 if self._access.current(is_urgent=True) is access:
                     raise
+
+    def _connect_to(self, server: Address, tries: Tries, access: Access) -> Connection:
+        timeout_s = OTHER_CONNECT_TIMEOUT_S if tries.has_other(server) else CONNECT_TIMEOUT_S
+        return Connection(connected(server, access.tls, timeout_s), server, access.key, timeout_s)
 
     def _connect_embedded(self) -> Connection:
         """Retries: a server that exits may accept a connection and drop it; the retry starts another server."""
@@ -130,8 +142,9 @@ class ServerConnections:
             connection.close()
 
     def _give_back(self, connection: Connection) -> None:
+        is_usable = connection.is_open and not connection.is_asked
         with self._lock:
-            if connection.is_open and not self._is_closed and len(self._idle) < POOL_CONNECTIONS_MAX:
+            if is_usable and not self._is_closed and len(self._idle) < POOL_CONNECTIONS_MAX:
                 self._idle.append(connection)
                 return
         connection.close()
@@ -145,33 +158,105 @@ class ServerConnections:
         call: Callable[[Connection, float], _T],
         row: Method,
         timeout_s: float = REQUEST_TIMEOUT_S,
+        ask: Callable[[Connection, float], None] | None = None,
+        length_bytes: int = 0,
     ) -> _T:
         """What `call`, of the method `row`, returns for one of the servers. It gets a connection, and the timeout for
         bytes to move.
 
         If a reader waits for it, the timeouts of a silent server and of a lost machine are shorter while there is
-        another server, and failed servers are tried again.
+        another server, and failed servers are tried again. If `ask` sends the call, whose reply has about
+        `length_bytes`, and the reply takes longer than usual, it is sent to another server too; `call` then receives
+        the first one. The other connection is closed.
         """
         is_urgent = row.urgency == READER
         tries = self._endpoints.tries(is_patient=is_urgent)
-        while True:
-            connection, is_new = self._take(tries)
-            try:
-                is_impatient = is_urgent and tries.has_other(connection.address)
-                connection.gone_s = READ_GONE_S if is_impatient else SERVER_GONE_S
-                result = call(connection, SERVER_SILENCE_S if is_impatient else timeout_s)
-                if self._endpoints.trouble:
-                    self._endpoints.trouble = ""
-                return result
-            except Unavailable as error:
-                if connection.is_open or not row.is_repeatable:
-                    raise
-                self._close_idle(connection.address)
-                # An old connection may have failed because the server has restarted.
-                tries.failed(connection.address, error, is_final=is_new)
-            except AccessDenied:
-                if self._access.current(is_urgent=True).key is connection.key:
-                    raise
-                connection.close()  # its key was replaced, and removed before this client had noticed
-            finally:
-                self._give_back(connection)
+        second: Connection | None = None  # it has sent the call as well
+        try:
+            while True:
+                if second is not None:
+                    connection, is_new, second = second, True, None
+                else:
+                    connection, is_new = self._take(tries)
+                try:
+                    is_impatient = is_urgent and tries.has_other(connection.address)
+                    connection.gone_s = READ_GONE_S if is_impatient else SERVER_GONE_S
+                    if ask is not None and is_impatient and not connection.is_asked:
+                        kind = kind_of(row.name, length_bytes)
+                        connection, second = self._raced(connection, ask, tries, kind)
+                    result = call(connection, SERVER_SILENCE_S if is_impatient else timeout_s)
+                    self._endpoints.answered(connection.address)
+                    return result
+                except Unavailable as error:
+                    if connection.is_open or not row.is_repeatable:
+                        raise
+                    self._close_idle(connection.address)
+                    # An old connection may have failed because the server has restarted.
+                    tries.failed(connection.address, error, is_final=is_new)
+                except AccessDenied:
+                    if self._access.current(is_urgent=True).key is connection.key:
+                        raise
+                    connection.close()  # its key was replaced, and removed before this client had noticed
+                finally:
+                    self._give_back(connection)
+        finally:
+            if second is not None:
+                second.close()
+
+    def _raced(
+        self, first: Connection, ask: Callable[[Connection, float], None], tries: Tries, kind: Hashable
+    ) -> tuple[Connection, Connection | None]:
+        """Send a call, and if no reply begins in time, to another server too. Returns the connection whose reply has
+        begun, and the other one, which may still answer. Raises Unavailable, with `first` closed, if none answers.
+        """
+        began_s = time.monotonic()
+        ask(first, SERVER_SILENCE_S)
+        if not first.is_asked:  # its reply is a file
+            return first, None
+        if first_to_answer([first], self._hedging.after_s(kind)) is not None:
+            self._hedging.answered(kind, time.monotonic() - began_s)
+            return first, None
+        first.watch()
+        second = self._second(first, ask, tries) if self._hedging.may_send() else None
+        try:
+            winner = first_to_answer([first, second] if second else [first], SERVER_SILENCE_S)
+            if winner is None:
+                if second is not None:
+                    tries.failed(second.address, second.gave_up())
+                raise first.gave_up()
+        except BaseException:
+            if second is not None:
+                second.close()
+            raise
+        self._hedging.answered(kind, time.monotonic() - began_s, winner is second)
+        if winner is second and self._endpoints.overtaken(first.address):
+            self._close_idle(first.address)
+        return (first, second) if winner is first else (winner, first)
+
+    def _second(
+        self, first: Connection, ask: Callable[[Connection, float], None], tries: Tries
+    ) -> Connection | None:
+        """A connection to another server than that of `first`, which has sent the call too; None if there is none."""
+        with self._lock:
+            others = [each for each in self._idle if each.address != first.address and each.key is first.key]
+            if others:
+                self._idle.remove(others[-1])
+        second = others[-1] if others else None
+        try:
+            if second is not None and not second.is_idle:
+                second.close()
+                second = None
+            if second is None:
+                server = tries.other(first.address)
+                if server is None:
+                    return None
+                second = self._connect_to(server, tries, self._access.current())
+            second.gone_s = READ_GONE_S
+            ask(second, SERVER_SILENCE_S)
+            second.watch()
+        except (AccessDenied, Unavailable):  # the next call finds out more
+            return None
+        if second.is_asked:
+            return second
+        self._give_back(second)
+        return None

@@ -40,9 +40,7 @@ class Wire:
         self._socket = sock
         self._silence_s = self._end_s = math.inf
         self.gone_s = self._probed_s = SERVER_GONE_S
-        """How long the other machine may acknowledge nothing. The kernel is told when a wait takes WAIT_LOOK_S, so
-        that others cost nothing; the second one is what it has been told.
-        """
+        """How long the other machine may acknowledge nothing; the second one is what the kernel has been told."""
         self._arrived = memoryview(bytearray(_ARRIVED_BYTES))
         self._taken = self._filled = 0  # bounds of the bytes that have arrived and are not taken yet
         sock.settimeout(None)
@@ -117,11 +115,19 @@ class Wire:
                 is_kernels = isinstance(error, TimeoutError) and error.errno is not None
                 if is_kernels or now_s >= end_s:  # the kernel found the peer dead
                     raise TimeoutError from error
-                if self._probed_s != self.gone_s:
-                    self._probed_s = self.gone_s
-                    if self._socket.family != socket.AF_UNIX:
-                        set_keepalive(self._socket, self.gone_s)
+                self.watch()
         raise TimeoutError
+
+    def watch(self) -> None:
+        """Tell the kernel how long the other machine may acknowledge nothing. Waits do so once they take long."""
+        if self._probed_s != self.gone_s:
+            self._probed_s = self.gone_s
+            if self._socket.family != socket.AF_UNIX:
+                set_keepalive(self._socket, self.gone_s)
+
+    def fileno(self) -> int:
+        """The descriptor, to wait for bytes."""
+        return self._socket.fileno()
 
     @property
     def is_open(self) -> bool:

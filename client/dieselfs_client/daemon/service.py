@@ -228,6 +228,10 @@ def declare_daemon(
 def declare_servers(metrics: Registry, client: ServerClient) -> None:
     """How the servers answer this process."""
     metrics.gauge("servers.failures", "Calls and connections that a server failed.", client.failures)
+    metrics.counter(
+        "servers.hedges_sent", "Reads sent to a second server, because one was slow.", client.hedges_sent
+    )
+    metrics.counter("servers.hedges_won", "Such reads that the second answered first.", client.hedges_won)
     metrics.counter("servers.retries", "Further attempts of calls that a server had failed.", client.retries)
 
 

@@ -186,7 +186,7 @@ def test_nobody_waits_long_for_etcd_while_there_is_a_list() -> None:
         is_reachable.wait()
         return found
 
-    source = ServerDirectory([A], read, "etcd://x", clock, patience_s=0.01)
+    source = ServerDirectory((A,), read, "etcd://x", clock, patience_s=0.01)
     registry.servers = (B,)
     clock.now_s += SERVERS_REFRESH_S
     assert (source.servers(), source.servers(), registry.reads) == ((A,), (A,), 1)
