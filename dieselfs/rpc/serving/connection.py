@@ -2,6 +2,7 @@
 
 import os
 import socket
+import time
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from itertools import chain
 
@@ -20,12 +21,13 @@ Buffer = bytes | bytearray | memoryview
 
 Pace = Callable[[int], Awaitable[None]]
 
-PACED_BYTES = 256 * KIB
-"""Bytes that are moved at once for a client that is slowed down."""
+STEP_BYTES = 256 * KIB
+"""Bytes that are moved at once."""
+STEP_S = 0.001
+"""A sender that has not waited for this long lets other connections have their turn."""
 _RECEIVE_BYTES = 64 * KIB
-_GROWTH_BYTES = 8 * MIB
-"""Memory for bulk bytes is taken in such steps; most chunks are shorter."""
-_SEND_BYTES = 4 * MIB
+_GROWTH_BYTES = MIB
+"""Memory for bulk bytes is taken in such steps."""
 _BUFFERS_MAX = 1024
 """The kernel's limit for the buffers of one `writev`."""
 _UNSENT_BYTES = MIB
@@ -116,8 +118,8 @@ class ClientConnection:
         while filled < length:
             if filled == len(bulk):  # announced bytes that do not come take no memory
                 bulk += bytes(min(length - filled, _GROWTH_BYTES))
-            with memoryview(bulk) as view, view[filled:] as free:
-                size = await self._receive_into(free if pace is None else free[:PACED_BYTES])
+            with memoryview(bulk) as view, view[filled : filled + STEP_BYTES] as free:
+                size = await self._receive_into(free)
             filled += size
             if pace is not None:
                 await pace(size)
@@ -143,13 +145,16 @@ class ClientConnection:
             taken += await self._receive_into(scratch[: length - taken])
 
     async def send(self, message: bytes, bulk: Iterable[Buffer] = (), pace: Pace | None = None) -> None:
-        """Send a reply and the bulk bytes behind it; `bulk` is consumed as it is sent. If the kernel takes all at once,
-        there is no checkpoint. `pace` is called with the number of bulk bytes before some of them are sent.
+        """Send a reply and the bulk bytes behind it; `bulk` is consumed as it is sent. If the kernel takes all at once
+        within STEP_S, there is no checkpoint. `pace` is called with the number of bulk bytes before some are sent.
         """
         framed = frame(message)
         message_bytes = len(framed)  # that are not sent yet
-        send_bytes = _SEND_BYTES if pace is None else PACED_BYTES
-        for batch, batch_bytes in _batches(chain([framed], bulk), send_bytes):
+        turn_ends_s = time.perf_counter() + STEP_S
+        for batch, batch_bytes in _batches(chain([framed], bulk), STEP_BYTES):
+            if time.perf_counter() >= turn_ends_s:
+                await trio.lowlevel.checkpoint()
+                turn_ends_s = time.perf_counter() + STEP_S
             of_message = min(batch_bytes, message_bytes)
             message_bytes -= of_message
             if pace is not None and batch_bytes > of_message:

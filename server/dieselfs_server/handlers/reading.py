@@ -31,7 +31,7 @@ from dieselfs_server.datasets.catalog import Catalog
 from dieselfs_server.datasets.snapshots import SnapshotCache, TagStore
 from dieselfs_server.metadata.interface import MetadataStore
 from dieselfs_server.metadata.rules import implicit_folder
-from dieselfs_server.reading.executor import RequestExecutor
+from dieselfs_server.reading.executor import RequestExecutor, join_ranges
 from dieselfs_server.reading.shared_payloads import SharedPayloads
 from dieselfs_server.store.interface import OpenPayload
 
@@ -103,7 +103,9 @@ class ReadCalls:
             )
         ranges = np.frombuffer(packed, "<u4").reshape(-1, 2).astype(np.int64)
         await call.hold_reply(int(ranges[:, 1].sum()))
-        return self._bulk(await self.executor.ranges(dataset_id, call.arguments.chunk_id, ranges))
+        return self._bulk(
+            await self.executor.ranges(dataset_id, call.arguments.chunk_id, ranges, join_ranges)
+        )
 
     async def get_block_checksums(self, call: Call) -> Reply:
         dataset_id, executor = await call.dataset_id(), self.executor

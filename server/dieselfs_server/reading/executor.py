@@ -35,6 +35,13 @@ from dieselfs_server.store.wrapper import Bounds
 
 GAP_BYTES_MAX = 64 * KIB
 """Ranges with at most this gap are merged: reading the gap costs less than another read."""
+INLINE_RANGES_MAX = 128
+"""Up to so many ranges are merged and cut in the event loop, which takes less than 0.2 ms; more of them in a thread."""
+CUTS_MAX = 2
+"""Requests of more ranges that are cut at the same time."""
+JOINED_BYTES_MAX = 256 * KIB
+JOINED_RANGES_MAX = 1_024
+"""Limits of one buffer for small ranges; to make it takes less than 1 ms."""
 
 
 def merge_ranges(ranges: Ranges, gap_bytes_max: int = GAP_BYTES_MAX) -> Ranges:
@@ -66,16 +73,38 @@ def covers(spans: Ranges, ranges: Ranges) -> bool:
     return bool(np.all(owners >= 0) and np.all(filled.sum(axis=1) <= spans.sum(axis=1)[owners]))
 
 
+Cut = Callable[[Ranges, Ranges, list[bytes]], list[memoryview]]
+
+
 def cut_ranges(ranges: Ranges, spans: Ranges, contents: list[bytes]) -> list[memoryview]:
     """The bytes of each non-empty range, in order, from the `contents` of the spans."""
     views = [memoryview(content) for content in contents]
-    owners = span_of(ranges, spans)
-    parts = []
-    for (offset, length), span in zip(ranges.tolist(), owners.tolist(), strict=True):
-        if length:
-            start = offset - int(spans[span, 0])
-            parts.append(views[span][start : start + length])
-    return parts
+    filled = ranges[ranges[:, 1] > 0]
+    if len(filled) == 0:
+        return []
+    owners = span_of(filled, spans)
+    starts = filled[:, 0] - spans[owners, 0]
+    ends = starts + filled[:, 1]
+    places = zip(owners.tolist(), starts.tolist(), ends.tolist(), strict=True)
+    return [views[owner][start:end] for owner, start, end in places]
+
+
+def join_ranges(ranges: Ranges, spans: Ranges, contents: list[bytes]) -> list[memoryview]:
+    """As `cut_ranges`, but with small ranges that follow each other in one buffer, which costs the sender less."""
+    parts = cut_ranges(ranges, spans, contents)
+    if len(parts) <= INLINE_RANGES_MAX:
+        return parts
+    joined: list[memoryview] = []
+    small: list[memoryview] = []
+    small_bytes = 0
+    for part in parts:
+        if small and (small_bytes + len(part) > JOINED_BYTES_MAX or len(small) == JOINED_RANGES_MAX):
+            joined.append(small[0] if len(small) == 1 else memoryview(b"".join(small)))
+            small, small_bytes = [], 0
+        small.append(part)
+        small_bytes += len(part)
+    joined.append(small[0] if len(small) == 1 else memoryview(b"".join(small)))
+    return joined
 
 
 Outcome = bytes | DieselfsError
@@ -89,7 +118,7 @@ class SharedRead:
     outcomes: list[Outcome] | None = None
     done: trio.Event = field(default_factory=trio.Event)
 
-    def take(self, ranges: Ranges) -> list[memoryview]:
+    def take(self, ranges: Ranges, cut: Cut) -> list[memoryview]:
         """The bytes of ranges that the spans cover. Raises the error of a span that they need."""
         assert self.outcomes is not None
         uses = np.bincount(span_of(ranges[ranges[:, 1] > 0], self.spans))
@@ -98,7 +127,10 @@ class SharedRead:
             if isinstance(failure, DieselfsError):
                 raise type(failure)(*failure.args) from failure
         contents = [outcome if isinstance(outcome, bytes) else b"" for outcome in self.outcomes]
-        return cut_ranges(ranges, self.spans, contents)
+        return cut(ranges, self.spans, contents)
+
+
+Worked = TypeVar("Worked")
 
 
 @dataclass(eq=False)
@@ -127,7 +159,7 @@ class ReadMetrics:
 @dataclass(eq=False)
 class ReadQueue:
     """Reads of one object. `_read` blocks, and returns the bytes of one span; `_tokens` limit the reads in flight;
-    `_gap_bytes_max` is for `merge_ranges`.
+    `_gap_bytes_max` is for `merge_ranges`; `_cuts` limit the requests of many ranges that are cut at the same time.
 
     All state is changed only between checkpoints.
     """
@@ -137,14 +169,15 @@ class ReadQueue:
     _threads: trio.CapacityLimiter
     _metrics: ReadMetrics
     _gap_bytes_max: int = GAP_BYTES_MAX
+    _cuts: trio.CapacityLimiter = field(default_factory=lambda: trio.CapacityLimiter(CUTS_MAX))
 
     def __post_init__(self) -> None:
         self._turn = trio.Lock()
         self._waiting: list[_Request] = []
         self._in_flight: SharedRead | None = None
 
-    async def read(self, ranges: Ranges) -> list[memoryview]:
-        """The bytes of each range. Raises the store's error for a span that they need.
+    async def read(self, ranges: Ranges, cut: Cut = cut_ranges) -> list[memoryview]:
+        """The bytes of each range, as `cut` returns them. Raises the store's error for a span that they need.
 
         If cancelled, a read in flight still finishes in its thread; the next request in the queue reads for the others.
         """
@@ -152,11 +185,11 @@ class ReadQueue:
         self._metrics.ranges.value += len(ranges)
         self._metrics.requested.value += int(ranges[:, 1].sum())
         shared = self._in_flight
-        if shared is not None and covers(shared.spans, ranges):
+        if shared is not None and await self._worked(len(ranges), partial(covers, shared.spans, ranges)):
             await shared.done.wait()
             if shared.outcomes is not None:
                 self._metrics.shared.value += 1
-                return shared.take(ranges)
+                return await self._worked(len(ranges), partial(shared.take, ranges, cut))
         request = _Request(ranges)
         self._waiting.append(request)
         try:
@@ -169,36 +202,44 @@ class ReadQueue:
             if request in self._waiting:
                 self._waiting.remove(request)
         assert request.shared is not None
-        return request.shared.take(ranges)
+        return await self._worked(len(ranges), partial(request.shared.take, ranges, cut))
+
+    async def _worked(self, count: int, work: Callable[[], Worked]) -> Worked:
+        """What `work` on so many ranges returns; many keep a thread busy, and not the event loop."""
+        if count <= INLINE_RANGES_MAX:
+            return work()
+        return await trio.to_thread.run_sync(work, limiter=self._cuts)
 
     async def _read_all(self) -> None:
         """Make one read for all requests in the queue."""
         async with self._tokens:
             requests, self._waiting = self._waiting, []
             ranges = np.concatenate([request.ranges for request in requests])
-            shared = SharedRead(merge_ranges(ranges, self._gap_bytes_max))
-            self._in_flight = shared
-            for request in requests:
-                request.shared = shared
+            shared: SharedRead | None = None
             try:
+                spans = await self._worked(len(ranges), partial(merge_ranges, ranges, self._gap_bytes_max))
+                self._in_flight = shared = SharedRead(spans)
+                for request in requests:
+                    request.shared = shared
                 shared.outcomes = await trio.to_thread.run_sync(
-                    _read_spans, self._read, shared.spans.tolist(), limiter=self._threads
+                    _read_spans, self._read, spans, limiter=self._threads
                 )
                 self._metrics.reads.value += len(shared.outcomes)
                 self._metrics.read.value += sum(len(o) for o in shared.outcomes if isinstance(o, bytes))
             finally:
-                if shared.outcomes is None:
+                if shared is None or shared.outcomes is None:
                     for request in requests:
                         request.shared = None
                     self._waiting = requests + self._waiting
                 self._in_flight = None
-                shared.done.set()
+                if shared is not None:
+                    shared.done.set()
 
 
-def _read_spans(read: Callable[[int, int], bytes], spans: list[list[int]]) -> list[Outcome]:
+def _read_spans(read: Callable[[int, int], bytes], spans: Ranges) -> list[Outcome]:
     """Read each span on its own, so that damage in one fails only the requests that need it."""
     outcomes: list[Outcome] = []
-    for start, length in spans:
+    for start, length in spans.tolist():
         try:
             outcomes.append(read(start, length))
         except DieselfsError as failure:
@@ -309,6 +350,7 @@ class RequestExecutor:
         self._queues: InUse[tuple[bytes, bytes], ReadQueue] = InUse()
         self._preambles: dict[tuple[bytes, bytes], Preamble] = {}  # changed only between checkpoints
         self._block_checksums: dict[tuple[bytes, bytes], bytes] = {}  # the last used at the end
+        self._cuts = trio.CapacityLimiter(CUTS_MAX)
         self._hashing = trio.CapacityLimiter(HASHING_MAX)
 
     def waiting(self) -> int:
@@ -336,8 +378,12 @@ class RequestExecutor:
                 open_payload, self._store, dataset_id, chunk_id, self._sources, limiter=self._threads
             )
 
-    async def ranges(self, dataset_id: bytes, chunk_id: bytes, ranges: Ranges) -> list[memoryview]:
-        """Ranges of a payload, in their order. Raises InvalidInput if one is outside of it, and as `payload`."""
+    async def ranges(
+        self, dataset_id: bytes, chunk_id: bytes, ranges: Ranges, cut: Cut = cut_ranges
+    ) -> list[memoryview]:
+        """Ranges of a payload, in their order, as `cut` returns them. Raises InvalidInput for one outside of it, and as
+        `payload`.
+        """
         preamble = await self.preamble(dataset_id, chunk_id)
         if len(ranges) and int(ranges.sum(axis=1).max()) > preamble.payload_length:
             raise InvalidInput(
@@ -345,7 +391,7 @@ class RequestExecutor:
             )
         if int(ranges[:, 1].sum(dtype=np.int64)) > CHUNK_OBJECT_BYTES_MAX:
             raise InvalidInput(f"the ranges together exceed {CHUNK_OBJECT_BYTES_MAX} bytes")
-        return await self._read(dataset_id, chunk_id, ranges + np.array([preamble.payload_start, 0]))
+        return await self._read(dataset_id, chunk_id, ranges + np.array([preamble.payload_start, 0]), cut)
 
     def has_block_checksums(self, dataset_id: bytes, chunk_id: bytes) -> bool:
         """Whether `block_checksums` reads no payload."""
@@ -380,20 +426,24 @@ class RequestExecutor:
             self._preambles[key] = decode_preamble(head, f"chunk {chunk_name(chunk_id)}", chunk_id)
         return self._preambles[key]
 
-    async def _read(self, dataset_id: bytes, chunk_id: bytes, ranges: Ranges) -> list[memoryview]:
+    async def _read(
+        self, dataset_id: bytes, chunk_id: bytes, ranges: Ranges, cut: Cut = cut_ranges
+    ) -> list[memoryview]:
         try:
             make = partial(self._queue, dataset_id, chunk_id)
             if not self._path.is_coalescing:  # requests do not meet
-                return await make().read(ranges)
+                return await make().read(ranges, cut)
             with self._queues.held((dataset_id, chunk_id), make) as queue:
-                return await queue.read(ranges)
+                return await queue.read(ranges, cut)
         except (Damaged, NotFound):
             self._preambles.pop((dataset_id, chunk_id), None)
             raise
 
     def _queue(self, dataset_id: bytes, chunk_id: bytes) -> ReadQueue:
         read = partial(self._store.get_range, dataset_id, chunk_id)
-        return ReadQueue(read, self._tokens, self._threads, self._metrics, self._path.gap_bytes_max)
+        return ReadQueue(
+            read, self._tokens, self._threads, self._metrics, self._path.gap_bytes_max, self._cuts
+        )
 
 
 def _verified_checksums(preamble: Preamble, payload: memoryview) -> bytes:

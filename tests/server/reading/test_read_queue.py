@@ -1,7 +1,7 @@
 """Concurrent reads of one object become one; damage, and who is cancelled, costs nobody else anything."""
 
 import math
-from threading import Event
+from threading import Event, get_ident
 
 import numpy as np
 import pytest
@@ -15,10 +15,14 @@ from dieselfs.errors import Damaged
 from dieselfs.telemetry.registry import Registry
 from dieselfs_server.reading.executor import (
     GAP_BYTES_MAX,
+    INLINE_RANGES_MAX,
+    JOINED_BYTES_MAX,
+    JOINED_RANGES_MAX,
     ReadMetrics,
     ReadQueue,
     covers,
     cut_ranges,
+    join_ranges,
     merge_ranges,
 )
 
@@ -190,6 +194,42 @@ def test_every_range_comes_out_of_the_spans(ranges: list[tuple[int, int]], gap_b
     assert b"".join(cut_ranges(asked, spans, contents)) == b"".join(PAYLOAD[s : s + n] for s, n in ranges)
     for (start, length), (following, _) in zip(spans.tolist(), spans[1:].tolist(), strict=False):
         assert following > start + length + gap_bytes_max  # or they would have been one read
+
+
+@pytest.mark.parametrize("count", [1, INLINE_RANGES_MAX, INLINE_RANGES_MAX + 1, 3 * JOINED_RANGES_MAX])
+def test_small_ranges_share_buffers_and_large_ones_have_their_own(count: int) -> None:
+    wanted = np.array(
+        [(at % 200, at % 7 + 1) for at in range(count)] + [(0, JOINED_BYTES_MAX), (5, 2)], np.int64
+    )
+    spans = np.array([(0, len(CONTENT))], np.int64)
+    parts = join_ranges(wanted, spans, [CONTENT])
+    assert b"".join(parts) == b"".join(cut_ranges(wanted, spans, [CONTENT]))
+    if count > INLINE_RANGES_MAX:
+        assert len(parts) <= count / JOINED_RANGES_MAX + 3
+        assert all(len(part) <= JOINED_BYTES_MAX for part in parts)
+
+
+@pytest.mark.parametrize("count, is_inline", [(INLINE_RANGES_MAX, True), (INLINE_RANGES_MAX + 1, False)])
+async def test_many_ranges_are_cut_in_a_thread(count: int, is_inline: bool) -> None:
+    """Also those of a request that another read covers."""
+    slow, threads, loop = Slow(), [], get_ident()
+
+    def cut(ranges: Ranges, spans: Ranges, contents: list[bytes]) -> list[memoryview]:
+        threads.append(get_ident())
+        return join_ranges(ranges, spans, contents)
+
+    async def read() -> None:
+        assert b"".join(await slow.queue.read(wanted, cut)) == CONTENT[: 2 * count]
+
+    wanted = ranges(*((2 * at, 2) for at in range(count)))
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(read)
+        await slow.begun(1)
+        nursery.start_soon(read)
+        await trio.testing.wait_all_tasks_blocked()
+        slow.go.set()
+    assert len(threads) == 2 and [each == loop for each in threads] == [is_inline] * 2
+    assert slow.metrics.numbers()["reading.shared_requests"] == 1
 
 
 def test_neighbours_are_read_in_one_go() -> None:
