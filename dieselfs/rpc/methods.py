@@ -84,6 +84,8 @@ SERVER_ADMIN = "server admin"
 """The caller must be an administrator of the server: `admin` on all datasets."""
 ANYONE = "anyone"
 """Any user may call; the reply has what this user may see."""
+SOME_RIGHT = "some right"
+"""The caller needs a right on any dataset."""
 HANDLER = "handler"
 """The handler decides: it depends on more than the arguments."""
 
@@ -129,7 +131,7 @@ def _copy_needs(arguments: Any) -> str:
 
 
 def _check_needs(arguments: Any) -> str:
-    return SERVER_ADMIN if arguments.is_whole else ANYONE
+    return SERVER_ADMIN if arguments.is_whole else SOME_RIGHT
 
 
 _COPIED = ("dataset", "tag", "is_dry_run", "path", "target_dataset", "target_path", "is_move")
@@ -153,7 +155,7 @@ _SERVER = (
     Method("create_dataset", DatasetRecord, WRITE, SHORT, REPEATABLE, ORDINARY, SMALL, ("name",)),
     Method("get_dataset", DatasetRecord, READ, SHORT, REPEATABLE, ORDINARY, SMALL, None),
     Method("list_datasets", DatasetRecord, ANYONE, SHORT, REPEATABLE, ORDINARY, LISTING, None),
-    Method("list_lost_datasets", str, ANYONE, SHORT, REPEATABLE, ORDINARY, LISTING, None),
+    Method("list_lost_datasets", str, SOME_RIGHT, SHORT, REPEATABLE, ORDINARY, LISTING, None),
     Method("drop_dataset", None, ADMIN, SHORT, ONCE, ORDINARY, SMALL, ("name",)),
     # -- maintenance --
     Method("purge", PurgeReport, _purge_needs, JOB, ONCE, ORDINARY, SMALL, ("dataset", "is_dry_run")),
@@ -206,8 +208,8 @@ _SERVER = (
     # -- the server and its web page --
     Method("status", ServerStatus, SERVER_ADMIN, SHORT, REPEATABLE, ORDINARY, SMALL, None),
     Method("check_server", ServerCheck, _check_needs, SHORT, REPEATABLE, ORDINARY, SMALL, None),
-    Method("open_page", PageLink, ANYONE, SHORT, REPEATABLE, ORDINARY, SMALL, None),
-    Method("keep_page", None, ANYONE, SHORT, REPEATABLE, ORDINARY, SMALL, None),
+    Method("open_page", PageLink, SOME_RIGHT, SHORT, REPEATABLE, ORDINARY, SMALL, None),
+    Method("keep_page", None, SOME_RIGHT, SHORT, REPEATABLE, ORDINARY, SMALL, None),
 )
 
 METHODS = {row.name: row for row in (*_HANDSHAKE, *_PEER, *_SERVER)}

@@ -13,7 +13,7 @@ from dieselfs.limits import METADATA_ANSWER_S, SMALL_REPLY_BYTES
 from dieselfs.names import check_dataset_name
 from dieselfs.records import DatasetRecord
 from dieselfs.rpc.messages import encode_progress
-from dieselfs.rpc.methods import ADMIN, METHODS, READ, SERVER_ADMIN, WRITE
+from dieselfs.rpc.methods import ADMIN, METHODS, READ, SERVER_ADMIN, SOME_RIGHT, WRITE
 from dieselfs.rpc.records import CopyProgress
 from dieselfs_server.access.accounts import Caller, Right
 from dieselfs_server.access.users import UserStore
@@ -94,7 +94,8 @@ class Call:
         return needs if isinstance(needs, str) else needs(self.arguments)
 
     async def answered_by(self, handler: Callable[["Call"], Awaitable[Any]]) -> Any:
-        """What the handler returns. Raises AccessDenied to callers who must administer the server, and do not.
+        """What the handler returns. Raises AccessDenied to callers who must administer the server, or have some right,
+        and do not.
 
         A handler that does not look at the right of the caller on its dataset, by `dataset`, `dataset_id` or
         `require_right`, has a bug, and gives no reply.
@@ -102,6 +103,8 @@ class Call:
         needs = self._needs
         if needs == SERVER_ADMIN:
             await self.require_admin()
+        elif needs == SOME_RIGHT:
+            await self._require_some_right()
         value = await handler(self)
         if needs in _RIGHTS and not self.is_allowed:
             raise RuntimeError(f"the handler of {self.method} has not checked the right of its caller")
@@ -139,6 +142,17 @@ class Call:
     async def require_admin(self) -> None:
         if await self.right("*") < Right.ADMIN:
             raise AccessDenied(f"user {self.caller.name} is not an administrator of this server")
+
+    async def _require_some_right(self) -> None:
+        if self.caller.is_trusted:
+            return
+        accounts = await trio.to_thread.run_sync(self.access.users.current)
+        if not self.caller.has_right(accounts, time.time()):
+            user = self.caller.name
+            raise AccessDenied(
+                f"user {user} has no right on any dataset; "
+                f"an administrator can change that: dlcmd user grant {user} DATASET read"
+            )
 
     async def dataset(self, right: Right | None = None, name: str | None = None) -> DatasetRecord:
         """The dataset, if the caller has this right on it; defaults: see `require_right`.

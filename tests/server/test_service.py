@@ -1,7 +1,7 @@
 """Rights, datasets, the pure Thrift methods, users: every method over a real connection."""
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -190,6 +190,27 @@ def test_rights_include_each_other(server: RunningServer, admin: ServerClient) -
     owner.drop_dataset("graded")
     for client in (reader, writer, owner):
         client.close()
+
+
+def test_a_key_without_any_right_may_see_and_change_its_own_key_only(
+    server: RunningServer, admin: ServerClient
+) -> None:
+    newcomer = as_user(server, "newcomer")
+    calls: list[Callable[[ServerClient], object]] = [
+        lambda client: client.lost_datasets(),
+        lambda client: client.check_server(False),
+        lambda client: client.open_page(0),
+        lambda client: client.keep_page(0),
+    ]
+    for call in calls:
+        with pytest.raises(AccessDenied, match="newcomer has no right on any dataset"):
+            call(newcomer)
+    assert newcomer.datasets() == []
+    newcomer.add_key("newcomer")
+    admin.grant("newcomer", PRIVATE, "read")
+    assert newcomer.lost_datasets() == [] and newcomer.check_server(False).time_ns > 0
+    newcomer.close()
+    admin.remove_key("newcomer")
 
 
 def test_a_removed_key_is_refused_on_an_open_connection(server: RunningServer, admin: ServerClient) -> None:

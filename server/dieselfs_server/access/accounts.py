@@ -5,6 +5,7 @@ the table.
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from enum import IntEnum
+from itertools import chain
 
 from dieselfs.errors import AccessDenied, AlreadyExists, InvalidInput, NotFound
 from dieselfs.names import check_dataset_name
@@ -121,6 +122,15 @@ class Accounts:
         )
         return max(own, *groups, Right.NONE)
 
+    def has_right(self, user: str) -> bool:
+        """Whether a user that exists has a right on any dataset, also as a member of groups."""
+        groups = (
+            group.grants.values()
+            for name, group in self.groups.items()
+            if name == EVERYONE or user in group.members
+        )
+        return any(right > Right.NONE for right in chain(self.users[user].grants.values(), *groups))
+
     def check_may_change_own_keys(self, user: str) -> None:
         """Raise AccessDenied for a user whose key is shared."""
         if SHARED in self.groups and user in self.groups[SHARED].members:
@@ -146,6 +156,11 @@ class Caller:
         except AccessDenied:
             return Right.NONE
         return accounts.right_of(self.name, dataset)
+
+    def has_right(self, accounts: Accounts, now_s: float) -> bool:
+        """Whether the caller has a right on any dataset. Raises AccessDenied if the key has expired or was removed."""
+        self.key(accounts, now_s)
+        return accounts.has_right(self.name)
 
     def key(self, accounts: Accounts, now_s: float) -> StoredKey:
         """The key that the caller has proved. Raises AccessDenied if it has expired or was removed since."""

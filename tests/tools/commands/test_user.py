@@ -28,7 +28,10 @@ def test_a_user_is_made_let_in_listed_and_removed(dlcmd: Dlcmd, server: RunningS
     status = key.stat()
     assert (stat.S_IMODE(status.st_mode), key.read_text().split()[1:3]) == (0o600, ["anna", made["key_id"]])
     anna = Dlcmd(dlcmd.home, dlcmd.folder, {"DIESELFS_SERVER": server.tcp, "DIESELFS_KEY_FILE": str(key)})
-    assert anna("ls").text == "there are no datasets yet; make one: dlcmd put -r FOLDER/ dl://NAME/\n"
+    assert anna("ls").text == (
+        "user anna has no right on any dataset; "
+        "an administrator can change that: dlcmd user grant anna DATASET read\n"
+    )
     anna("cat", "dl://annas/f", exit_code=EXIT_NOT_FOUND)
 
     assert admin("user", "grant", "anna", "annas", "read").text == "anna may read annas\n"

@@ -7,7 +7,7 @@ from typing import IO, TYPE_CHECKING
 
 import click
 
-from dieselfs.errors import EXIT_DAMAGED, EXIT_OK, InvalidInput, ProtocolError
+from dieselfs.errors import EXIT_DAMAGED, EXIT_OK, AccessDenied, InvalidInput, ProtocolError
 from dieselfs.limits import LISTING_ENTRIES_MAX
 from dieselfs.names import SCHEME, Location, printable, split_path
 from dieselfs.rpc.limit_kinds import QUOTAS
@@ -75,12 +75,16 @@ def _list_datasets(session: Session, is_long: bool) -> int:
             when = format_time(dataset.updated_ns // 10**9)
             text = f"{dataset.files:>12,} files {size:>{SIZE_COLUMNS}} {when} {text}"
         session.output.record("dataset", text, dataset_fields(dataset))
-    lost = session.client.lost_datasets()
+    lost, note = list[str](), "there are no datasets yet; make one: dlcmd put -r FOLDER/ dl://NAME/"
+    try:
+        lost = session.client.lost_datasets()
+    except AccessDenied as error:  # without a right on any dataset
+        note = str(error)
     for name in lost:
         reason = f"its metadata is lost, but its chunks exist; rebuild it: dlcmd rebuild dl://{name}"
         session.output.failure(str(Location(name)), reason)
     if not datasets and not lost:
-        session.output.note("there are no datasets yet; make one: dlcmd put -r FOLDER/ dl://NAME/")
+        session.output.note(note)
     fields = {"datasets": len(datasets), "lost": lost}
     return session.output.summary("", fields, EXIT_DAMAGED if lost else EXIT_OK)
 

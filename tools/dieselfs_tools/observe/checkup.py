@@ -421,6 +421,9 @@ def _checks_of(
     except (Unavailable, ProtocolError):  # how a server answers a method that it does not know
         yield CheckRecord("clock", WARNING, "the server answers no checks", "upgrade it, or look at its log")
         return
+    except AccessDenied as error:  # without a right on any dataset
+        yield CheckRecord("server", WARNING, str(error), "ask an administrator for a right")
+        return
     yield clock(server_s, asked_s, now())
     try:
         by_server[str(client.address)] = client.status().version
