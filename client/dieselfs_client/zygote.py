@@ -40,18 +40,30 @@ _log = logging.getLogger(__name__)
 
 
 def fork_daemons(control_channel: ControlChannel, serve: Serve, log_file: Path | None) -> None:
-    """Fork a daemon at each request of the supervisor, until it closes the channel. Never returns in a daemon."""
+    """Fork a daemon at each request of the supervisor, until it closes the channel. Never returns in a daemon.
+
+    Another supervisor says `go` again, and hears again that this process is warm.
+    """
     gc.collect()
     ctypes.CDLL(None).malloc_trim(0)  # compiling and importing leaves free memory
     gc.freeze()  # else the first collection in a daemon copies all pages that it shares with the zygote
-    control_channel.send("warm")
+    _tell(control_channel, "warm")
     while (message := control_channel.receive_patiently(None)) is not None:
-        if message.word == "fork" and message.descriptor is not None:
+        if message.word == "go":
+            _tell(control_channel, "warm")
+        elif message.descriptor is not None and message.word != "fork":
+            os.close(message.descriptor)
+        elif message.descriptor is not None:
             with socket.socket(fileno=message.descriptor) as end:
                 of_daemon = ControlChannel(end)
                 if _is_forked(of_daemon):
                     control_channel.close()
                     _be_daemon(of_daemon, serve, log_file)
+
+
+def _tell(control_channel: ControlChannel, word: str, about: str = "") -> None:
+    with suppress(OSError):  # the supervisor has ended
+        control_channel.send(word, about)
 
 
 def _is_forked(of_daemon: ControlChannel) -> bool:
@@ -63,7 +75,7 @@ def _is_forked(of_daemon: ControlChannel) -> bool:
     try:
         daemon = os.fork()
         if daemon:
-            of_daemon.send("born", str(daemon))
+            _tell(of_daemon, "born", str(daemon))
     except OSError:
         _log.exception("cannot fork a daemon")
         os._exit(EXIT_BUG)
@@ -143,6 +155,9 @@ def main() -> None:
             with suppress(OSError):  # the supervisor has ended
                 control_channel.send_patiently("failed", _failure(error, log_file))
             sys.exit(error.exit_code)
+        except ConnectionError as error:
+            _log.info("the zygote ends: %s", error)
+            return
         with suppress(OSError):  # the cache has just removed it: the next zygote fetches it from the server
             file = os.open(opened.snapshot.source, os.O_RDONLY | os.O_CLOEXEC)
             control_channel.send("keep", SNAPSHOT, file)

@@ -3,16 +3,14 @@
 import os
 import random
 import signal
-import time
 from contextlib import suppress
 from pathlib import Path
 
 from dieselfs.process.launch import wait_for_end
-from dieselfs_client.supervision.status import SupervisorStatus, supervision_of
 
-KINDS = ("supervisor", "zygote", "standby", "daemon", "page helper")
+KINDS = ("supervisor", "keeper", "zygote", "standby", "daemon", "page helper")
 DEATH_TIMEOUT_S = 10.0
-_POLL_S = 0.005
+_NAMES = {"dieselfs-mount": "supervisor", "dieselfs-keeper": "keeper", "dieselfs-daemon": "daemon"}
 
 
 def processes_of(mountpoint: Path) -> dict[str, list[int]]:
@@ -27,7 +25,7 @@ def processes_of(mountpoint: Path) -> dict[str, list[int]]:
             name = (folder / "comm").read_text().strip()
             if name == "dieselfs-zygote":
                 name = "zygote" if os.getsid(process) == process else "standby"
-            name = {"dieselfs-mount": "supervisor", "dieselfs-daemon": "daemon"}.get(name, name)
+            name = _NAMES.get(name, name)
             if name not in found:  # it is starting
                 continue
             found[name].append(process)
@@ -41,26 +39,11 @@ def processes_of(mountpoint: Path) -> dict[str, list[int]]:
     return found
 
 
-def may_be_killed(kind: str, status: SupervisorStatus | None, daemons: list[int]) -> bool:
-    """Whether the mount survives that: it ends when daemon or supervisor dies before it has replaced the other.
-
-    `daemons`: those that live; the status may still name one that has just died.
-    """
-    if kind not in ("supervisor", "daemon"):
-        return True
-    return status is not None and status.is_served and status.daemon in daemons
-
-
-def kill_any(mountpoint: Path, choice: random.Random, timeout_s: float) -> str | None:
-    """Kill a process of the mount, as soon as it may be killed. Returns its kind; None if there is none at the moment,
-    or if it may not be killed within `timeout_s`.
+def kill_any(mountpoint: Path, choice: random.Random) -> str | None:
+    """Kill a process of the mount, whatever state the others are in. Returns its kind; None if there is none of the
+    chosen kind at the moment.
     """
     kind = choice.choice(KINDS)
-    end_s = time.monotonic() + timeout_s
-    while not may_be_killed(kind, supervision_of(str(mountpoint)), processes_of(mountpoint)["daemon"]):
-        if time.monotonic() > end_s:
-            return None
-        time.sleep(_POLL_S)
     for process in processes_of(mountpoint)[kind]:
         with suppress(ProcessLookupError):
             os.kill(process, signal.SIGKILL)

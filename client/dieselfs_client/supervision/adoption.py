@@ -1,9 +1,9 @@
-"""How the daemon of a mount replaces a supervisor that died. This module starts processes.
+"""How the daemon of a mount replaces a supervisor that died together with its keeper. This module starts processes.
 
 A daemon that was ready once holds all that the next supervisor needs, as descriptors: the command line, the status
-file, the snapshot, and the channel to the zygote, beside what the daemon gave away itself. When the supervisor dies,
-the daemon starts another one, which adopts daemon and zygote. All that is essential lies in the new channel before the
-process starts, so it is not lost if the daemon is killed at this moment.
+file, the snapshot, and the channel to the zygote, beside what the daemon gave away itself. When supervisor and keeper
+have died, the daemon starts another supervisor, which adopts daemon and zygote. All that is essential lies in the new
+channel before the process starts, so it is not lost if the daemon is killed at this moment.
 """
 
 import os
@@ -20,6 +20,8 @@ SUPERVISOR = "supervisor"
 STATUS = "status"
 ZYGOTE = "zygote-"
 """Prefix of the name of the supervisor's end of the channel to the zygote; the process ID follows."""
+DAEMON = "daemon-"
+"""The same for the daemon; 0 follows before its process ID is known."""
 OWNER = "owner"
 """The read end of a pipe, whose other end the processes hold that the mount is for: it ends with the last of them."""
 OWNED = "--owner"
@@ -60,18 +62,20 @@ def start_supervisor(command: int, end: socket.socket) -> int:
 
 
 class Adopted(NamedTuple):
-    """What a supervisor receives from the daemon that started it.
+    """What a supervisor receives from the daemon that started it, or has held as the keeper of another one.
 
     - `held`: descriptors that it keeps, by name; `status`: that of the status file, None if there is none
     - `owner`: OWNER, None for a mount that is for all processes
-    - `zygote`: its channel and process ID, None if there is none
+    - `daemon`, `zygote`: channel and process ID, None if there is none
+    - `is_starter`: the daemon has started this supervisor, and tells all that it has told before
     """
 
-    daemon: ControlChannel
     held: dict[str, int]
     status: int | None
     owner: int | None
+    daemon: tuple[ControlChannel, int] | None
     zygote: tuple[ControlChannel, int] | None
+    is_starter: bool = False
 
 
 def adopt(end: int) -> Adopted:
@@ -80,7 +84,14 @@ def adopt(end: int) -> Adopted:
     daemon = ControlChannel(socket.socket(fileno=end))
     held, _ = receive_inheritance(daemon)
     held.pop(SUPERVISOR, None)
-    zygote = None
-    for name in [name for name in held if name.startswith(ZYGOTE)]:
-        zygote = ControlChannel(socket.socket(fileno=held.pop(name))), int(name.removeprefix(ZYGOTE))
-    return Adopted(daemon, held, held.pop(STATUS, None), held.pop(OWNER, None), zygote)
+    return adopted_from(held)._replace(daemon=(daemon, 0), is_starter=True)
+
+
+def adopted_from(held: dict[str, int]) -> Adopted:
+    """What descriptors are for, by their names. They belong to the result."""
+    channels: dict[str, tuple[ControlChannel, int]] = {}
+    for name in [name for name in held if name.startswith((ZYGOTE, DAEMON))]:
+        kind, _, process = name.rpartition("-")
+        channels[kind + "-"] = ControlChannel(socket.socket(fileno=held.pop(name))), int(process)
+    status, owner = held.pop(STATUS, None), held.pop(OWNER, None)
+    return Adopted(held, status, owner, channels.get(DAEMON), channels.get(ZYGOTE))

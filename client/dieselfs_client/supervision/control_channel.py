@@ -4,10 +4,12 @@ A message is one datagram: a word, an argument, and at most one descriptor. A su
 memory, so this module imports little, and its limits are here and not in `dieselfs.limits`.
 
     to a new daemon                 keep NAME + descriptor ..., go [clean]
-    to the daemon                   stop, yield, beat, keep NAME + descriptor
+    to the daemon                   stop, yield, beat SUPERVISOR KEEPER, keep NAME + descriptor
     from the daemon                 born PID, beat, keep NAME + descriptor, drop NAME, mounted DEVICE,
                                     view REASON, moved MOUNTPOINT, ready [resends], clean, ended, failed CODE KIND TEXT
     to the zygote                   keep snapshot + descriptor, go, fork + the daemon's end of its channel
+    to both                         go, again: tell another supervisor all that was told before
+    to and from the keeper          keep NAME + descriptor, drop NAME, beat
     from the zygote                 keep snapshot + descriptor, warm, failed CODE KIND TEXT
     to a new supervisor             keep NAME + descriptor ..., go, and what it would have heard from the daemon
 """
@@ -120,6 +122,8 @@ def receive_inheritance(control_channel: ControlChannel) -> tuple[dict[str, int]
             if message.word == "go":
                 return inherited, message.about
             if message.word == "keep" and message.descriptor is not None:
+                if message.about in inherited:  # the supervisor was replaced meanwhile
+                    os.close(inherited[message.about])
                 inherited[message.about] = message.descriptor
     except BaseException:
         close_all(inherited)

@@ -11,8 +11,9 @@ daemon is forked in advance. So the mount is served again 10 ms after a daemon d
 daemons share most of their memory with the zygote. All are children of the supervisor, unless it has adopted them;
 `control_channel.py` lists their messages.
 
-Supervisor and daemon restart each other: a daemon whose supervisor dies, or leaves ten heartbeats unanswered, starts
-another one with `--adopt` (`adoption.py`). The mount ends when one of them dies before it has replaced the other.
+A supervisor that dies is replaced by its *keeper*, a fork that holds what the next one needs (`keeper.py`). When both
+have died, or leave ten heartbeats unanswered, the daemon starts another one with `--adopt` (`adoption.py`). The mount
+ends when all three die before one has replaced the others.
 
 SIGTERM, SIGINT, SIGHUP: unmount and end; the second time, at once. SIGUSR2: start a new zygote, with the code that is
 installed now, and let its daemon take over the mount. The end of PIPE is as SIGTERM. REPORT is a descriptor, or `-`;
@@ -33,6 +34,7 @@ from collections.abc import Iterator
 from dieselfs_client.capabilities import give_up_capabilities, write_no_core_files
 from dieselfs_client.supervision.adoption import (
     ADOPT,
+    DAEMON,
     OWNED,
     OWNER,
     STATUS,
@@ -44,12 +46,14 @@ from dieselfs_client.supervision.adoption import (
 )
 from dieselfs_client.supervision.child import Child
 from dieselfs_client.supervision.control_channel import (
+    CHUNK,
     DESCRIPTORS_MAX,
     DESCRIPTORS_SPARE,
     ControlChannel,
     KeptDescriptors,
     Message,
 )
+from dieselfs_client.supervision.keeper import Held, Keeper, Succession
 from dieselfs_client.supervision.restart_policy import RestartPolicy
 from dieselfs_client.supervision.startup_report import StartupReport
 from dieselfs_client.supervision.status import (
@@ -67,7 +71,7 @@ STOP_TIMEOUT_S = 20.0
 HANDOVER_TIMEOUT_S = 45.0
 """For an upgrade: to finish requests that the kernel cannot send again. Longer than the timeout of a read."""
 ZYGOTE_PAUSE_S_MAX = 60.0
-"""A zygote that does not start is retried after 1 s, 2 s, 4 s, ... up to this."""
+"""A zygote that does not start is retried after 1 s, 2 s, 4 s, ... up to this; one that was killed, at once."""
 ZYGOTE_FAILURES_MAX = 5
 """Failed starts in a row after which the supervisor unmounts, if there is no daemon."""
 TICK_S = 1.0
@@ -103,7 +107,9 @@ class Supervisor:
         self._state = SupervisorStatus(mountpoint, supervisor=os.getpid())
         self._status_file = MemoryFile(STATUS_NAME, None if adopted is None else adopted.status)
         self._own_command = remembered_command([ADOPT, "-" if log is None else log, mountpoint, *command])
+        self._keeper = Keeper()
         self._zygote: Child | None = None
+        self._zygote_policy = RestartPolicy()
         self._zygote_failures = 0
         self._zygote_next_s = 0.0
         self._successor: Child | None = None  # the zygote of an upgrade
@@ -115,8 +121,8 @@ class Supervisor:
         self._was_ready = False
         self._is_unmounted = self._is_abandoned = self._was_told_to_stop = False
         self._outcome: tuple[int, str, str] | None = None  # exit code, kind of error, message
-        self._signals, wakeup = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
-        signal.set_wakeup_fd(wakeup, warn_on_full_buffer=False)
+        self._signals, self._wakeup = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        signal.set_wakeup_fd(self._wakeup, warn_on_full_buffer=False)
         for number in (*_STOP_SIGNALS, signal.SIGUSR2, signal.SIGCHLD):
             signal.signal(number, lambda *_: None)
         if adopted is not None:
@@ -126,21 +132,32 @@ class Supervisor:
         """Continue the work of an earlier supervisor."""
         now_s = time.monotonic()
         self._kept.descriptors.update(adopted.held)
-        self._daemon = Child(adopted.daemon, now_s)
-        if adopted.zygote is not None:
-            channel, pid = adopted.zygote
-            self._zygote = Child(channel, now_s)
-            self._zygote.watch(pid)
-            self._zygote.is_ready = True
         before = parse_status(self._status_file.read(STATUS_BYTES_MAX)) or self._state
         self._state = before._replace(supervisor=os.getpid())
         self._is_clean, self._was_ready = False, True
+        if adopted.zygote is not None:
+            self._zygote = self._adopted(*adopted.zygote, now_s)
+            self._hand_over(self._zygote, self._kept.for_zygote())
+        if adopted.daemon is not None:
+            self._daemon = self._adopted(*adopted.daemon, now_s)
+            if not adopted.is_starter:
+                self._entrust()
+                self._hand_over(self._daemon, self._kept.for_daemon())
         self._note(f"supervisor {before.supervisor} is gone or did not answer; this one replaces it")
+
+    @staticmethod
+    def _adopted(control_channel: ControlChannel, pid: int, now_s: float) -> Child:
+        """A child of an earlier supervisor, which may have been killed before it had handed over everything."""
+        child = Child(control_channel, now_s)
+        if pid:
+            child.watch(pid)
+        return child
 
     def run(self) -> int:
         """Run until nothing of the mount is left; returns the exit code.
 
         After an unexpected error of a mount that was ready, its processes run on: the daemon starts another supervisor.
+        Raises Succession, in the keeper alone.
         """
         try:
             while self._outcome is None:
@@ -151,9 +168,15 @@ class Supervisor:
                 self._start_daemon(now_s)
                 self._check_standby(now_s)
                 self._write_status()
+                self._check_keeper(now_s)
                 if self._outcome is None:
-                    pause_s = self._restart_policy.next_start_s - time.monotonic()
-                    self._wait(pause_s if 0 < pause_s < TICK_S else TICK_S)
+                    now_s = time.monotonic()
+                    starts_s = self._restart_policy.next_start_s, self._zygote_next_s
+                    self._wait(min([TICK_S, *(start_s - now_s for start_s in starts_s if start_s > now_s)]))
+        except Exception:  # any: the keeper would end by the same one
+            if self._keeper.child is not None:
+                self._keeper.child.kill(time.monotonic())
+            raise
         finally:
             if self._outcome is not None or not self._was_ready:
                 self._clear()
@@ -165,7 +188,7 @@ class Supervisor:
     # -- events --------------------------------------------------------------------------------------------
 
     def _children(self) -> Iterator[Child]:
-        return filter(None, (self._zygote, self._successor, self._standby, self._daemon))
+        return filter(None, (self._zygote, self._successor, self._standby, self._daemon, self._keeper.child))
 
     def _wait(self, timeout_s: float) -> None:
         """Wait for events, up to `timeout_s`, and handle them."""
@@ -234,8 +257,8 @@ class Supervisor:
             self._kept.keep(about, descriptor)
         elif word == "drop":
             self._kept.drop(about)
-        elif word == "beat":
-            self._send(child, "beat")
+        elif word == "beat" and child is not self._keeper.child:
+            self._send(child, "beat", f"{os.getpid()} {self._keeper.pid}")
         elif word == "born":
             child.watch(int(about))
         elif word == "mounted":
@@ -292,8 +315,11 @@ class Supervisor:
             self._outcome = zygote.exit_report or (EXIT_BUG, "MountError", "")
             return
         self._note(f"the zygote has ended: {zygote.end}")
-        if zygote.is_ready:
+        was_killed = zygote.status == signal.SIGKILL
+        if zygote.is_ready or was_killed:
             self._zygote_failures = 0
+            self._zygote_policy.note_death(now_s, zygote.is_ready, was_killed)
+            self._zygote_next_s = self._zygote_policy.next_start_s
             return
         self._zygote_next_s = now_s + min(2.0**self._zygote_failures, ZYGOTE_PAUSE_S_MAX)
         self._zygote_failures += 1
@@ -384,6 +410,7 @@ class Supervisor:
         if self._daemon is not None:
             if self._was_ready:
                 self._entrust()
+            self._keeper.brief(now_s, self._inheritance())  # before the daemon can run without this process
             self._hand_over(self._daemon, self._kept.for_daemon(), "clean" if self._is_clean else "")
             self._daemon.beat_s = time.monotonic()  # receiving thousands of descriptors takes a while
             self._is_clean = False
@@ -413,6 +440,42 @@ class Supervisor:
             daemon=0 if daemon is None else daemon.pid, is_served=daemon is not None and daemon.is_ready
         )
         self._status_file.write(json.dumps(now._asdict()).encode())
+
+    # -- the keeper ----------------------------------------------------------------------------------------
+
+    def _check_keeper(self, now_s: float) -> None:
+        """Keep a keeper of a mount that was ready, and tell it what there is."""
+        if not self._keeper.check(now_s) and self._was_ready and self._outcome is None:
+            try:
+                self._keeper.fork(now_s, self._inheritance(), self._let_go)
+            except OSError as error:
+                self._note(f"cannot fork a keeper: {error.strerror}")
+        self._keeper.brief(now_s, self._inheritance())
+
+    def _inheritance(self) -> dict[str, Held]:
+        """What the next supervisor needs, except chunks: the daemon sends them again."""
+        found: dict[str, Held] = {STATUS: (self._status_file.descriptor, 0.0)}
+        if self._owner is not None:
+            found[OWNER] = self._owner, 0.0
+        for name, descriptor in self._kept.descriptors.items():
+            if not name.startswith(CHUNK):
+                found[name] = descriptor, 0.0
+        for kind, child in ((ZYGOTE, self._zygote), (DAEMON, self._daemon)):
+            if child is not None:
+                found[f"{kind}{child.pid}"] = child.control_channel.fileno(), child.born_s
+        return found
+
+    def _let_go(self) -> None:
+        """In the keeper: close its copies of what the supervisor has open."""
+        signal.set_wakeup_fd(-1)
+        for child in self._children():
+            child.close()
+        self._kept.close()
+        self._startup_report.forget()
+        own = self._signals, self._wakeup, self._own_command, self._status_file.descriptor, self._owner
+        for descriptor in own:
+            if descriptor is not None:
+                os.close(descriptor)
 
     # -- messages ------------------------------------------------------------------------------------------
 
@@ -489,14 +552,18 @@ def main() -> None:
     os.umask(0o077)
     write_no_core_files()
     give_up_capabilities()
-    name_process("dieselfs-mount")
-    ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     _, descriptors_max = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (descriptors_max, descriptors_max))
     kept_max = min(DESCRIPTORS_MAX, descriptors_max - DESCRIPTORS_SPARE)
     os.chdir("/")  # pins no folder of the user
     log_file = None if log == "-" else log
-    sys.exit(Supervisor(descriptor, log_file, mountpoint, command, kept_max, adopted, owner).run())
+    while True:
+        name_process("dieselfs-mount")
+        ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+        try:
+            sys.exit(Supervisor(descriptor, log_file, mountpoint, command, kept_max, adopted, owner).run())
+        except Succession as succession:
+            descriptor, owner, adopted = None, None, succession.adopted
 
 
 if __name__ == "__main__":

@@ -1,7 +1,8 @@
 """A daemon's client of its supervisor. This module uses the socket between them, and starts the next supervisor.
 
 The daemon sends heartbeats, and descriptors that must outlive it, by name. The supervisor answers each heartbeat, and
-sends orders. Once the mount was ready, a daemon whose supervisor ends or hangs starts another one, which adopts it.
+sends orders. When it ends, its keeper goes on at the other end of the socket. Once the mount was ready, a daemon whose
+supervisor and keeper both end, or hang, starts another supervisor, which adopts it.
 """
 
 import logging
@@ -68,7 +69,7 @@ class SupervisorClient:
             name: (descriptor, None) for name, descriptor in self.inherited.items()
         }
         self._facts: dict[str, str] = {}
-        self._unanswered = 0
+        self._unanswered = self._keeper = 0
         self._started: list[int] = []  # supervisors that this process must reap
         self._starts_in_vain = 0
         # Word, argument, and descriptor; None for a descriptor that is kept, which is looked up when it is sent.
@@ -127,7 +128,9 @@ class SupervisorClient:
         return True
 
     async def beat(self) -> None:
-        """Send heartbeats of this thread, until cancelled. Kills a supervisor that does not answer them."""
+        """Send heartbeats of this thread, until cancelled. Kills a supervisor that does not answer them, and its
+        keeper, which has not replaced it.
+        """
         while True:
             if not self._unsent:
                 self._is_sent("beat", "", None)
@@ -135,8 +138,10 @@ class SupervisorClient:
             if self._unanswered > UNANSWERED_MAX and self.was_ready:
                 _log.warning("supervisor %d does not answer; killing it", self.process)
                 self._unanswered = 0
-                with suppress(ProcessLookupError):
-                    os.kill(self.process, signal.SIGKILL)
+                for process in filter(None, (self.process, self._keeper)):
+                    with suppress(ProcessLookupError):
+                        os.kill(process, signal.SIGKILL)
+                self._keeper = 0
             self._reap()
             await trio.sleep(BEAT_INTERVAL_S)
 
@@ -188,8 +193,12 @@ class SupervisorClient:
         return SUPERVISOR in self._entrusted
 
     def _take(self, message: Message) -> None:
-        """Hold what the supervisor entrusts to this daemon."""
+        """Hold what the supervisor entrusts to this daemon, and note who it is."""
         name, descriptor = message.about, message.descriptor
+        if message.word == "beat" and name:
+            self.process, self._keeper = map(int, name.split())
+        if message.word == "go":  # its keeper has replaced it
+            self._tell_again()
         if descriptor is None:
             return
         if message.word != "keep" or not (is_entrusted(name) or name == SNAPSHOT):
@@ -203,7 +212,7 @@ class SupervisorClient:
         if self._starts_in_vain:
             await trio.sleep(min(RESTART_PAUSE_S * 2**self._starts_in_vain, RESTART_PAUSE_MAX_S))
         self._starts_in_vain += 1
-        self._unanswered = 0
+        self._unanswered = self._keeper = 0
         _log.warning("supervisor %d is gone; starting another one", self.process)
         ours, theirs = ControlChannel.pair()
         trio.lowlevel.notify_closing(self._control_channel)
@@ -236,6 +245,14 @@ class SupervisorClient:
             self._is_sent(word, about, None)
         for name in chunks:
             self._queue("keep", name, None)
+
+    def _tell_again(self) -> None:
+        """What the last supervisor has heard may be lost."""
+        for name in self._kept:
+            self._queue("keep", name, None)
+        self._queue("born", str(os.getpid()), None)
+        for word, about in self._facts.items():
+            self._queue(word, about, None)
 
     def _reap(self) -> None:
         for process in [*self._started]:

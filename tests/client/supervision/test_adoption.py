@@ -33,8 +33,8 @@ from tests.support.supervised import (
 
 pytestmark = pytest.mark.skipif(not os.access("/dev/fuse", os.W_OK), reason="needs /dev/fuse")
 
-STORM_S = {FUSE: 8.0, OVERLAY: 3.0, IMAGE: 5.0}
-STORM_PAUSE_MAX_S = 0.3
+STORM_S = {FUSE: 5.0, OVERLAY: 3.0, IMAGE: 5.0}
+STORM_PAUSE_S = 0.1
 
 
 def is_served_by_others(*supervisors: int) -> Callable[[SupervisorStatus], bool]:
@@ -43,6 +43,16 @@ def is_served_by_others(*supervisors: int) -> Callable[[SupervisorStatus], bool]
 
 def is_restarted_since(before: SupervisorStatus) -> Callable[[SupervisorStatus], bool]:
     return lambda now: now.is_served and now.restarts > before.restarts
+
+
+def kill_with_keeper(mountpoint: Path, supervisor: int) -> None:
+    """Neither replaces the other."""
+    deadline_s = time.monotonic() + 60
+    while not processes_of(mountpoint)["keeper"]:  # it is forked once the mount is ready
+        assert time.monotonic() < deadline_s
+    os.kill(supervisor, signal.SIGSTOP)
+    for process in (*processes_of(mountpoint)["keeper"], supervisor):
+        os.kill(process, signal.SIGKILL)
 
 
 def test_readers_do_not_notice_that_supervisors_are_killed(
@@ -87,6 +97,51 @@ def test_a_supervisor_that_replaces_another_replaces_daemons(
     control.unmount(mountpoint)
 
 
+def test_the_keeper_has_what_nobody_else_has(
+    options: MountOptions, view: str, dataset: str, mountpoint: Path, tmp_path: Path
+) -> None:
+    """Nothing but supervisor and keeper is left, then the keeper alone, then the keeper of that."""
+    control.mount(dataset, mountpoint, replace(options, view=view))
+    with readers(mountpoint, tmp_path) as reading:
+        for _ in range(2):
+            before = wait_for(mountpoint, lambda now: now.is_served)
+            while not (found := processes_of(mountpoint))["keeper"]:
+                assert supervision_of(str(mountpoint)) is not None
+            for kind in ("zygote", "standby", "daemon", "supervisor"):
+                for process in found[kind]:
+                    os.kill(process, signal.SIGKILL)
+            wait_for(mountpoint, is_served_by_others(before.supervisor))
+        reading.finish()
+    control.unmount(mountpoint)
+
+
+def test_a_keeper_that_hangs_or_whose_supervisor_hangs_does_not_harm(
+    options: MountOptions, dataset: str, mountpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The keeper kills a supervisor that is stopped, while there is no daemon to do it."""
+    code = """
+from dieselfs_client.supervision import child, keeper
+child.HANG_S, keeper.SILENT_INTERVALS_MAX = 2.5, 2
+"""
+    supervisor_and_zygote_run(monkeypatch, in_supervisor=code)
+    control.mount(dataset, mountpoint, options)
+    with readers(mountpoint, tmp_path) as reading:
+        before = wait_for(mountpoint, lambda now: now.is_served)
+        while not (keepers := processes_of(mountpoint)["keeper"]):
+            assert supervision_of(str(mountpoint)) is not None
+        [keeper] = keepers
+        os.kill(keeper, signal.SIGSTOP)
+        wait_until_ended(keeper)
+        while not processes_of(mountpoint)["keeper"]:
+            assert supervision_of(str(mountpoint)) is not None
+        os.kill(before.supervisor, signal.SIGSTOP)
+        os.kill(before.daemon, signal.SIGKILL)
+        after = wait_for(mountpoint, is_served_by_others(before.supervisor))
+        reading.finish()
+    assert after.daemon != before.daemon
+    control.unmount(mountpoint)
+
+
 def test_a_daemon_that_is_killed_while_the_supervisor_is_replaced_is_replaced(
     options: MountOptions, dataset: str, mountpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -102,7 +157,7 @@ if "--adopt" in sys.argv:
     control.mount(dataset, mountpoint, options)
     before = state(mountpoint)
     with readers(mountpoint, tmp_path) as reading:
-        os.kill(before.supervisor, signal.SIGKILL)
+        kill_with_keeper(mountpoint, before.supervisor)
         deadline_s = time.monotonic() + 60
         while not (tmp_path / "started").exists():
             assert time.monotonic() < deadline_s
@@ -141,7 +196,7 @@ def test_a_supervisor_that_cannot_start_is_tried_again_while_the_daemon_serves(
     before = state(mountpoint)
     broken.touch()
     with readers(mountpoint, tmp_path) as reading:
-        os.kill(before.supervisor, signal.SIGKILL)
+        kill_with_keeper(mountpoint, before.supervisor)
         deadline_s = time.monotonic() + 60
         while broken.stat().st_size < 3:
             assert time.monotonic() < deadline_s
@@ -185,13 +240,13 @@ while os.path.exists("{tmp_path}/held"):
     control.unmount(mountpoint)
 
 
-def test_both_killed_at_once_end_the_mount_which_can_be_mounted_again(
+def test_all_killed_at_once_end_the_mount_which_can_be_mounted_again(
     options: MountOptions, dataset: str, mountpoint: Path
 ) -> None:
     control.mount(dataset, mountpoint, options)
     before = state(mountpoint)
     os.kill(before.daemon, signal.SIGSTOP)  # so that it starts no other
-    os.kill(before.supervisor, signal.SIGKILL)
+    kill_with_keeper(mountpoint, before.supervisor)
     os.kill(before.daemon, signal.SIGKILL)
     assert is_dead(mountpoint)
     with pytest.raises(OSError):
@@ -217,11 +272,11 @@ def test_readers_notice_no_storm_of_kills(
         end_s = time.monotonic() + STORM_S[view]
         while time.monotonic() < end_s or len(kills) < len(KINDS):
             assert time.monotonic() < end_s + 120, kills
-            killed = kill_any(mountpoint, choice, timeout_s=60)
+            killed = kill_any(mountpoint, choice)
             kills.update([killed] if killed else [])
             if image is not None:
                 forget(image)
-            time.sleep(choice.uniform(0, STORM_PAUSE_MAX_S))
+            time.sleep(STORM_PAUSE_S)
         wait_for(mountpoint, lambda now: now.is_served)
         reading.finish()
     control.unmount(mountpoint)

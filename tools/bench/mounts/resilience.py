@@ -84,7 +84,7 @@ def _kill_any(mountpoint: Path, duration_s: float) -> int:
     """The number of killed processes: supervisors, zygotes, daemons that stand by or serve, and page helpers."""
     end_s, choice, kills = time.perf_counter() + duration_s, random.Random(1), 0
     while time.perf_counter() < end_s:
-        kills += kill_any(mountpoint, choice, duration_s) is not None
+        kills += kill_any(mountpoint, choice) is not None
         time.sleep(KILL_EVERY_S)
     return kills
 
