@@ -12,10 +12,11 @@ BENCH   ?=
 TIME    ?= 60
 ONLY    ?=
 SEED    ?= 1
+SEEDS   ?= 1000
 EXEC    ?=
 export EXEC
 
-.PHONY: test quick check docs bench fuzz release demo venv system system-demo clean
+.PHONY: test quick check docs bench fuzz simulate release demo venv system system-demo clean
 
 # Tests of real daemons have real timeouts, which an overloaded machine can exceed. So tests that fail beside others (exit
 # code 1 of pytest) are repeated, alone, and must pass then. The first failure stays in the output: examine it.
@@ -43,6 +44,9 @@ bench: $(VENV)/installed-bench  ## the figures of docs/internals/performance.md 
 
 fuzz: $(VENV)/installed-test  ## mutate inputs of all parsers (TIME=3600 seconds, ONLY=chunk, SEED=7)
 	PYTHONPATH=.:client:server:tools $(PYTHON) -m fuzz --time $(TIME) --only "$(ONLY)" --seed $(SEED)
+
+simulate: $(VENV)/installed-test  ## run a whole cluster in one process from seeds (SEEDS=1000, SEED=1 the first one)
+	PYTHONPATH=.:server:client:tools $(PYTHON) -m tests.simulation seeds $(SEED) $(SEEDS)
 
 release: $(VENV)/installed-release  ## wheel, sdist, SBOM and checksums in dist/, tried in new environments; publishes nothing
 	$(PYTHON) tools/release.py

@@ -1,0 +1,210 @@
+"""Simulated clients: programs that write, read and maintain a dataset with the real library."""
+
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any, TypeVar
+
+import trio
+
+from dieselfs.errors import AlreadyExists, Damaged, DieselfsError, NotFound
+from dieselfs.rpc.client import ServerClient
+from dieselfs.settings.table import OFF, Settings
+from dieselfs.snapshot.reader import Snapshot
+from dieselfs.sources.server import ServerSource
+from dieselfs.transfer.sender import ChunkSender
+from dieselfs.transfer.writer import DatasetWriter
+from tests.simulation.green import drive, enter, pause
+from tests.simulation.oracle import Content, Oracle
+from tests.simulation.world import World
+
+DATASET = "data"
+CALL_S_MAX = 170.0
+"""A call ends within the time for other servers (60 s), and one more try: connect, send, wait for the reply."""
+JOB_S_MAX = 1800.0
+"""The same for maintenance, which works as long as its server shows that it lives."""
+
+T = TypeVar("T")
+
+
+@dataclass(eq=False)
+class Cluster:
+    """What clients know: the servers, the key, and what must hold."""
+
+    world: World
+    oracle: Oracle
+    servers: str
+    folder: Path
+    key_file: Path
+    grace_s: int
+    clients: dict[str, ServerClient] = field(default_factory=dict)
+
+    def client(self, name: str) -> ServerClient:
+        """The connections of a client's process."""
+        if name not in self.clients:
+            settings = Settings(
+                self.folder, self.folder, server=self.servers, key_file=str(self.key_file), tls=OFF
+            )
+            self.clients[name] = ServerClient(settings)
+        return self.clients[name]
+
+    def bounded(self, what: str, call: Callable[[], T], limit_s: float = CALL_S_MAX) -> T:
+        """What a call returns or raises; it must end in time, and raise nothing but our errors."""
+        began_s = trio.current_time()
+        try:
+            return call()
+        except (DieselfsError, AssertionError):
+            raise
+        except Exception as error:
+            self.world.violated(f"{what} raised {error!r}")
+            raise
+        finally:
+            if trio.current_time() - began_s > limit_s:
+                self.world.violated(f"{what} took {trio.current_time() - began_s:.0f} s")
+
+
+@dataclass(frozen=True)
+class Step:
+    """What a client does once: `kind` with `arguments`, after a pause."""
+
+    number: int
+    actor: str
+    kind: str
+    pause_s: float
+    arguments: tuple[Any, ...] = ()
+
+
+def content_of(path: bytes, number: int, size: int) -> bytes:
+    """The bytes that a step writes to a path: never the same twice."""
+    head = b"%s #%d " % (path, number)
+    return (head * (size // len(head) + 1))[: max(size, len(head))]
+
+
+def write(cluster: Cluster, step: Step) -> None:
+    """Put and delete files in one chunk, and wait until they are stored."""
+    client, world, oracle = cluster.client(step.actor), cluster.world, cluster.oracle
+    changes: dict[bytes, Content] = {
+        path: None if size is None else content_of(path, step.number, size)
+        for path, size in step.arguments[0]
+    }
+    dataset = cluster.bounded("dataset", partial(client.dataset, DATASET))
+    sender = ChunkSender(client, dataset)
+    try:
+        writer = DatasetWriter(sender)
+        for path, content in changes.items():
+            oracle.begin(path, content)
+            if content is None:
+                writer.delete(path)
+            else:
+                writer.put(path, content)
+        cluster.bounded("flush", writer.flush, 2 * CALL_S_MAX)
+        for path, content in changes.items():
+            oracle.acknowledge(path, content)
+        world.note(f"step {step.number}: stored {sorted(changes)}")
+    finally:
+        sender.close()
+
+
+def read(cluster: Cluster, step: Step) -> None:
+    """Read all files of the newest generation."""
+    check_files(cluster, step.actor, f"step {step.number}")
+
+
+def check_files(cluster: Cluster, actor: str, what: str) -> None:
+    world, oracle, client = cluster.world, cluster.oracle, cluster.client(actor)
+    reading, began_s, found = oracle.read(), trio.current_time(), None
+    try:
+        remote = cluster.bounded("snapshot", partial(client.snapshot, DATASET), 700.0)
+        assert remote.content is not None
+        snapshot = Snapshot(bytes(remote.content), "snapshot")
+        snapshot.verify()
+        if wrong := oracle.snapshot(remote.generation, remote.updated_ns, remote.digest):
+            world.violated(wrong)
+        found = _files(cluster, client, snapshot)
+        world.note(f"{what}: read {len(found)} files of generation {remote.generation}")
+    except NotFound as error:
+        if trio.current_time() - began_s < cluster.grace_s / 2:
+            world.violated(f"{what}: {error}")
+    except Damaged as error:
+        if not world.chances.get("wrong bytes"):
+            world.violated(f"{what}: {error}")
+    finally:
+        for wrong in oracle.end(reading, found):
+            world.violated(f"{what}: {wrong}")
+
+
+def _files(cluster: Cluster, client: ServerClient, snapshot: Snapshot) -> dict[bytes, bytes]:
+    source, found = ServerSource(client, snapshot), {}
+    for node in snapshot.walk():
+        if not snapshot.stat(node).is_file:
+            continue
+        content = b""
+        for extent in snapshot.extents(node):
+            fetch = partial(source.fetch_extents, extent.chunk, [extent])
+            content += b"".join(cluster.bounded("ranges", fetch))
+        found[snapshot.path(node)] = content
+    return found
+
+
+def purge(cluster: Cluster, step: Step) -> None:
+    client = cluster.client(step.actor)
+    report = cluster.bounded(
+        "purge", lambda: client.purge(DATASET, cluster.grace_s, is_dry_run=False), JOB_S_MAX
+    )
+    cluster.world.note(f"step {step.number}: {report}")
+
+
+def rebuild(cluster: Cluster, step: Step) -> None:
+    client = cluster.client(step.actor)
+    report = cluster.bounded("rebuild", lambda: client.rebuild(DATASET), JOB_S_MAX)
+    cluster.world.note(f"step {step.number}: {report}")
+
+
+def fsck(cluster: Cluster, step: Step) -> None:
+    client = cluster.client(step.actor)
+    report = cluster.bounded(
+        "fsck", lambda: client.fsck(DATASET, is_deep=True, is_repair=bool(step.number % 2)), JOB_S_MAX
+    )
+    cluster.world.note(f"step {step.number}: {report}")
+
+
+KINDS: dict[str, Callable[[Cluster, Step], None]] = {
+    "write": write,
+    "read": read,
+    "purge": purge,
+    "rebuild": rebuild,
+    "fsck": fsck,
+}
+
+
+async def act(cluster: Cluster, name: str, skew_s: float, steps: list[Step]) -> None:
+    """A client's process: its steps, one after the other. Errors of the product are answers."""
+
+    await in_process(cluster.world, name, skew_s, lambda: _paced(steps, cluster))
+
+
+def _paced(steps: list[Step], cluster: Cluster) -> None:
+    for step in steps:
+        pause(step.pause_s)
+        cluster.world.note(f"step {step.number}: {step.kind}")
+        try:
+            KINDS[step.kind](cluster, step)
+        except DieselfsError as error:
+            cluster.world.note(f"step {step.number}: {type(error).__name__}: {error}")
+
+
+async def in_process(world: World, name: str, skew_s: float, work: Callable[[], None]) -> None:
+    """Run a program in a process of its own."""
+    async with trio.open_nursery() as threads:
+        process = world.start(name, threads, skew_s)
+        enter(process)
+        await drive(process, work)
+        process.threads.cancel_scope.cancel()
+
+
+def create(cluster: Cluster) -> None:
+    """Make the dataset."""
+    with suppress(AlreadyExists):
+        cluster.client("setup").create_dataset(DATASET)

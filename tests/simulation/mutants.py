@@ -1,0 +1,180 @@
+"""Known faults, put back into the product by hand, to show that seeds find them. Each replaces one function."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from typing import Any
+
+from dieselfs.chunk.format import PREAMBLE_BYTES
+from dieselfs.errors import AlreadyExists, DieselfsError, Unavailable
+from dieselfs_server import assemble
+from dieselfs_server.datasets import commit, snapshots
+from dieselfs_server.maintenance import purge
+from dieselfs_server.metadata.sqlite.store import SqliteMetadata
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """`what`: the fault, in words. `make`: the faulty function, from the right one."""
+
+    what: str
+    owner: Any
+    name: str
+    make: Callable[[Any], Any]
+
+
+def _applied_first(_: Any) -> Any:
+    def store(
+        store: Any, metadata: Any, dataset_id: bytes, preamble: Any, header: Any, data: Any, now_ns: int
+    ) -> int:
+        generation: int = metadata.apply(dataset_id, preamble, header, now_ns)
+        with suppress(AlreadyExists):
+            store.put(dataset_id, preamble.chunk_id, [data])
+        return generation
+
+    return store
+
+
+def _without_apply(right: Any) -> Any:
+    def store(*args: Any) -> int:
+        try:
+            result: int = right(*args)
+        except Unavailable:  # the chunk is stored, so why not say so
+            return 1
+        return result
+
+    return store
+
+
+def _taken_for_done(right: Any) -> Any:
+    def store(
+        store: Any, metadata: Any, dataset_id: bytes, preamble: Any, header: Any, data: Any, now_ns: int
+    ) -> int:
+        try:
+            store.get_range(dataset_id, preamble.chunk_id, 0, PREAMBLE_BYTES)
+        except DieselfsError:
+            result: int = right(store, metadata, dataset_id, preamble, header, data, now_ns)
+            return result
+        return 1  # stored by an earlier try, but perhaps not applied
+
+    return store
+
+
+def _record_first(right: Any) -> Any:
+    """Purge with a store whose deletes come after the record."""
+
+    def purged(store: Any, metadata: Any, *args: Any, **options: Any) -> Any:
+        pending: list[tuple[bytes, bytes]] = []
+
+        class Store:
+            def __getattr__(self, name: str) -> Any:
+                return getattr(store, name)
+
+            def delete(self, dataset_id: bytes, chunk_id: bytes) -> None:
+                pending.append((dataset_id, chunk_id))
+
+        class Metadata:
+            def __getattr__(self, name: str) -> Any:
+                return getattr(metadata, name)
+
+            def forget_chunk(self, dataset_id: bytes, chunk_id: bytes) -> None:
+                metadata.forget_chunk(dataset_id, chunk_id)
+                for each in pending:
+                    store.delete(*each)
+                pending.clear()
+
+        return right(Store(), Metadata(), *args, **options)
+
+    return purged
+
+
+def _new_versions(right: Any) -> Any:
+    """A purge whose copies get new versions, and so win over what was written meanwhile."""
+
+    class Writer(right):  # type: ignore[misc]  # a class that is given
+        def __init__(self, *args: Any, **options: Any) -> None:
+            super().__init__(*args, **options)
+            add = self.builder.add_file
+
+            def added(
+                path: bytes, content: bytes, mode: int, mtime_ns: int, size: int, place: int, _: int
+            ) -> Any:
+                return add(path, content, mode, mtime_ns, size, place, self.reserve(1))
+
+            self.builder.add_file = added
+
+    return Writer
+
+
+def _versions_of_clock(_: Any) -> Any:
+    def reserve(self: Any, dataset_id: bytes, count: int, now_ns: int) -> int:
+        return now_ns
+
+    return reserve
+
+
+def _generation_alone(right: Any) -> Any:
+    def path(self: Any, dataset_id: bytes, state: Any) -> Any:
+        return self._folder / f"{dataset_id.hex()}-{0:016x}-{state.generation:x}.snapshot"
+
+    return path
+
+
+MUTANTS = {
+    "no-catch-up": Mutant(
+        "a starting server does not apply what is stored", assemble, "catch_up", lambda right: lambda *_: 0
+    ),
+    "applied-first": Mutant("a chunk is applied before it is stored", commit, "_store", _applied_first),
+    "without-apply": Mutant(
+        "a chunk that is stored, but could not be applied, is acknowledged", commit, "_store", _without_apply
+    ),
+    "taken-for-done": Mutant(
+        "a chunk that is stored already is acknowledged without being applied",
+        commit,
+        "_store",
+        _taken_for_done,
+    ),
+    "no-overlap": Mutant(
+        "catching up looks only at chunks after the newest applied one",
+        commit,
+        "CATCH_UP_OVERLAP_S",
+        lambda right: -1,
+    ),
+    "versions-of-clock": Mutant(
+        "versions are the time of the server's clock alone",
+        SqliteMetadata,
+        "reserve_versions",
+        _versions_of_clock,
+    ),
+    "no-grace": Mutant(
+        "purge removes dead chunks at once",
+        purge,
+        "removable",
+        lambda right: lambda dead, pins, tagged, before_ns: list(dead),
+    ),
+    "snapshot-by-generation": Mutant(
+        "snapshots are kept by their generation, without its time",
+        snapshots.SnapshotCache,
+        "_path",
+        _generation_alone,
+    ),
+    "new-versions": Mutant("purge gives new versions to what it copies", purge, "ChunkWriter", _new_versions),
+    "record-first": Mutant(
+        "purge removes the record of a chunk before its object",
+        purge,
+        "purge",
+        _record_first,
+    ),
+}
+
+
+@contextmanager
+def mutated(name: str) -> Iterator[None]:
+    """The product with a fault in the block."""
+    mutant = MUTANTS[name]
+    right = getattr(mutant.owner, mutant.name)
+    setattr(mutant.owner, mutant.name, mutant.make(right))
+    try:
+        yield
+    finally:
+        setattr(mutant.owner, mutant.name, right)

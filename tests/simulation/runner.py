@@ -1,0 +1,197 @@
+"""Runs one seed: a cluster, its clients, faults; then calm, and what must hold at the end."""
+
+import gc
+import logging
+import shutil
+import tempfile
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+
+import trio
+
+from dieselfs.errors import DieselfsError
+from dieselfs.net.auth import Key
+from dieselfs_server.access.accounts import ALL_DATASETS, Right, StoredKey, with_grant, with_key
+from dieselfs_server.access.users import UserStore
+from dieselfs_server.maintenance.fsck import _rows
+from dieselfs_server.maintenance.rebuild import rebuild
+from dieselfs_server.metadata.sqlite.store import SqliteMetadata
+from dieselfs_server.store.memory import MemoryStore
+from tests.simulation import clients, seams
+from tests.simulation.actors import DATASET, Cluster, act, check_files, create, in_process
+from tests.simulation.disk import open_copy
+from tests.simulation.network import Network
+from tests.simulation.oracle import Oracle
+from tests.simulation.scenario import Scenario, scenario_of
+from tests.simulation.servers import ServerHost
+from tests.simulation.world import Course, World
+from tests.support.identity import IDENTITY
+
+RUN_S_MAX = 48 * 3600.0
+"""Virtual time after which a run counts as hanging."""
+SETTLE_S = 700.0
+"""After the faults: leases have expired, and what was in flight has ended."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    course: Course
+    digest: str
+    """Of the trace: equal for equal courses."""
+    violations: tuple[str, ...]
+    faults: tuple[int, ...]
+    steps: int
+    acknowledged: int
+    virtual_s: float
+    lines: tuple[str, ...]
+
+
+def simulate(course: Course, is_verbose: bool = False) -> Outcome:
+    """Run a course. Deterministic: the same course has the same trace."""
+    logging.disable(logging.CRITICAL)
+    gc.disable()
+    folder = Path(tempfile.mkdtemp(prefix="simulation-", dir="/dev/shm"))
+    try:
+        outcome: Outcome = seams.run(lambda: _run(course, folder, is_verbose), course.seed)
+        return outcome
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+        gc.enable()
+        gc.collect(1)
+
+
+async def _run(course: Course, folder: Path, is_verbose: bool) -> Outcome:
+    scenario = scenario_of(course.seed)
+    oracle, objects = Oracle(), MemoryStore()
+    async with trio.open_nursery() as nursery:
+        world = World(course, scenario.chances, nursery, is_verbose)
+        network = Network(world)
+        clients.use(network)
+        hosts = [_host(world, network, objects, folder, "server0", scenario)]
+        servers = ",".join(str(host.address) for host in hosts)
+        cluster = Cluster(world, oracle, servers, folder, _key_file(objects, folder), scenario.grace_s)
+        try:
+            with trio.fail_after(RUN_S_MAX):
+                await _live(cluster, scenario, hosts, network, nursery)
+            _check_end(cluster, objects, hosts)
+        except trio.TooSlowError:
+            world.violated("the run does not end")
+        except Exception as error:  # of the product, or of the simulator
+            world.violated(f"{_first(error)!r}")
+        virtual_s = trio.current_time()
+        nursery.cancel_scope.cancel()
+    return Outcome(
+        course,
+        world.trace.hexdigest(),
+        tuple(world.violations),
+        tuple(world.applied_faults),
+        len(scenario.steps),
+        oracle.acknowledged,
+        virtual_s,
+        tuple(world.lines),
+    )
+
+
+def _first(error: BaseException) -> BaseException:
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error
+
+
+def _host(
+    world: World, network: Network, objects: MemoryStore, folder: Path, name: str, scenario: Scenario
+) -> ServerHost:
+    return ServerHost(world, network, objects, name, folder / name, scenario.skews_s.get(name, 0.0))
+
+
+def _key_file(objects: MemoryStore, folder: Path) -> Path:
+    """The key of a user who may do everything."""
+    key = Key("admin", "0123abcd", bytes(range(32)), IDENTITY.pin)
+    stored = StoredKey(key.verifier(), 0, 0)
+    UserStore(objects).change(
+        lambda table: with_grant(
+            with_key(table, "admin", key.key_id, stored), "admin", ALL_DATASETS, Right.ADMIN
+        )
+    )
+    path = folder / "key"
+    path.write_text(key.text())
+    path.chmod(0o600)
+    return path
+
+
+async def _live(
+    cluster: Cluster, scenario: Scenario, hosts: list[ServerHost], network: Network, nursery: trio.Nursery
+) -> None:
+    """Servers start, clients work among faults, and then alone."""
+    world = cluster.world
+    for host in hosts:
+        nursery.start_soon(host.run)
+    await _all_ready(hosts)
+    await in_process(world, "setup", 0.0, lambda: create(cluster))
+    world.is_calm = False
+    async with trio.open_nursery() as working:
+        working.start_soon(_disturb, cluster, scenario, hosts, network, working.cancel_scope)
+        async with trio.open_nursery() as acting:
+            for actor in scenario.actors:
+                chosen = [
+                    step
+                    for step in scenario.of(actor)
+                    if world.course.steps is None or step.number in world.course.steps
+                ]
+                acting.start_soon(act, cluster, actor, scenario.skews_s.get(actor, 0.0), chosen)
+        working.cancel_scope.cancel()
+    world.is_calm = True
+    network.heal()
+    world.note("calm")
+    await trio.sleep(SETTLE_S)
+    await _all_ready(hosts)
+    await in_process(world, "checker", 0.0, lambda: _check_served(cluster))
+    for host in hosts:  # what was stored without a reply is applied by a start
+        host.crash_now()
+    await trio.sleep(SETTLE_S)
+    await _all_ready(hosts)
+    await in_process(world, "checker", 0.0, lambda: _check_served(cluster))
+
+
+async def _all_ready(hosts: list[ServerHost]) -> None:
+    for host in hosts:
+        await host.ready.wait()
+
+
+async def _disturb(
+    cluster: Cluster, scenario: Scenario, hosts: list[ServerHost], network: Network, _: trio.CancelScope
+) -> None:
+    """Crashes and partitions that come at any time."""
+    world = cluster.world
+    while True:
+        await trio.sleep(20 * world.faults.random() ** 2)
+        host = world.faults.choice(hosts)
+        actor = world.faults.choice(scenario.actors)
+        if world.fault("partition"):
+            network.part(host.name, actor, 100 * world.faults.random() ** 3)
+        if world.fault("crash"):
+            host.crash_now()
+
+
+def _check_served(cluster: Cluster) -> None:
+    """Without faults everything answers, and nothing acknowledged is missing."""
+    for name in ("checker", "checker again"):
+        try:
+            check_files(cluster, name, "the end")
+        except DieselfsError as error:
+            cluster.world.violated(f"the end: {error}")
+
+
+def _check_end(cluster: Cluster, objects: MemoryStore, hosts: list[ServerHost]) -> None:
+    """What servers know is what the chunks say."""
+    for host in hosts:
+        with closing(open_copy(host.database)) as metadata, closing(SqliteMetadata(":memory:")) as rebuilt:
+            dataset = metadata.dataset(DATASET)
+            rebuild(objects, rebuilt, DATASET, dataset.dataset_id, 0)
+            there, expected = (_rows(each.entry_table(dataset.dataset_id)) for each in (metadata, rebuilt))
+            for path, _ in sorted(there.items() ^ expected.items(), key=str):
+                cluster.world.violated(f"{host.name}: {path} differs from the chunks")
+            record = rebuilt.dataset(DATASET)
+            if (record.files, record.total_bytes) != (dataset.files, dataset.total_bytes):
+                cluster.world.violated(f"{host.name}: totals differ from the chunks")

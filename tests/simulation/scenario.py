@@ -1,0 +1,76 @@
+"""What a seed means: the steps of each client, the faults and how likely they are, clocks. No I/O."""
+
+import random
+from dataclasses import dataclass
+
+from tests.simulation.actors import Step
+
+FILES_OF_WRITER = 5
+FAULTS = {
+    "reset": 0.02,
+    "stall": 0.01,
+    "refused": 0.05,
+    "store away": 0.05,
+    "store full": 0.02,
+    "store answer lost": 0.05,
+    "crash before store": 0.03,
+    "crash after store": 0.05,
+    "crash before apply": 0.05,
+    "crash after apply": 0.05,
+    "metadata away": 0.01,
+    "metadata full": 0.02,
+    "partition": 0.3,
+}
+"""The largest probability of each fault at an opportunity. A seed has some of them, each with less."""
+
+
+@dataclass(frozen=True)
+class Scenario:
+    steps: tuple[Step, ...]
+    chances: dict[str, float]
+    skews_s: dict[str, float]
+    grace_s: int
+
+    def of(self, actor: str) -> list[Step]:
+        return [step for step in self.steps if step.actor == actor]
+
+    @property
+    def actors(self) -> list[str]:
+        return sorted({step.actor for step in self.steps})
+
+
+def scenario_of(seed: int) -> Scenario:
+    """The scenario of a seed."""
+    source = random.Random(f"{seed} scenario")
+    chances = {kind: most * source.random() ** 2 for kind, most in FAULTS.items() if source.random() < 0.4}
+    if source.random() < 0.4:
+        chances["power cut"] = source.random()
+    writers = [f"writer{number}" for number in range(source.randint(1, 3))]
+    readers = [f"reader{number}" for number in range(source.randint(1, 2))]
+    steps: list[Step] = []
+    pause_s = source.choice([0.01, 0.5, 5.0, 60.0])
+
+    def add(actor: str, kind: str, *arguments: object) -> None:
+        steps.append(Step(len(steps), actor, kind, 2 * pause_s * source.random(), arguments))
+
+    for writer in writers:
+        for _ in range(source.randint(3, 10)):
+            add(writer, "write", _changes(source, writer))
+    for reader in readers:
+        for _ in range(source.randint(2, 6)):
+            add(reader, "read")
+    if source.random() < 0.6:
+        for _ in range(source.randint(1, 5)):
+            add("admin", source.choice(["purge", "purge", "purge", "rebuild", "fsck"]))
+    skews_s = {}
+    if source.random() < 0.3:
+        for name in (*writers, "server0", "server1"):
+            skews_s[name] = source.choice([0.0, 0.5, -0.5, 100.0, -100.0, 3000.0, -3000.0])
+    return Scenario(tuple(steps), chances, skews_s, source.choice([0, 60, 600]))
+
+
+def _changes(source: random.Random, writer: str) -> list[tuple[bytes, int | None]]:
+    """Files that are put, with sizes, or deleted."""
+    numbers = source.sample(range(FILES_OF_WRITER), source.randint(1, 3))
+    sizes = (None, 1, 40, 3000)
+    return [(f"{'abc'[number % 3]}/{writer}-{number}".encode(), source.choice(sizes)) for number in numbers]

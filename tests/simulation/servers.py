@@ -1,0 +1,141 @@
+"""Simulated servers: the real server, assembled by its own code, over virtual disks and sockets. It crashes and starts
+again.
+"""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from shutil import rmtree
+from typing import Any
+
+import trio
+
+from dieselfs.errors import DieselfsError
+from dieselfs.net.address import TcpAddress
+from dieselfs.rpc.serving import connection
+from dieselfs.settings.table import OFF
+from dieselfs_server import assemble
+from dieselfs_server.settings import ServerSettings
+from dieselfs_server.store import opening
+from dieselfs_server.store.memory import MemoryStore
+from dieselfs_server.store.wrapper import open_marked
+from tests.simulation.disk import Database, SimulatedMetadata, SimulatedStore, open_database
+from tests.simulation.green import Killed, Process, current_process, enter
+from tests.simulation.network import Network
+from tests.simulation.world import World
+from tests.support.identity import IDENTITY
+
+PORT = 7000
+
+
+@dataclass(eq=False)
+class ServerHost:
+    """A machine with a server, which starts again after each crash."""
+
+    world: World
+    network: Network
+    objects: MemoryStore
+    name: str
+    folder: Path
+    skew_s: float = 0.0
+    database: Database = field(default_factory=Database)
+    process: Process | None = None
+    ready: trio.Event = field(default_factory=trio.Event)
+    _life: trio.CancelScope | None = None
+
+    @property
+    def address(self) -> TcpAddress:
+        return TcpAddress(self.name, PORT)
+
+    async def run(self) -> None:
+        """Serve until cancelled."""
+        while True:
+            await self._live()
+            await trio.sleep(self.world.delay_s(2.0))
+
+    async def _live(self) -> None:
+        settings = ServerSettings(
+            listen=[self.address],
+            store="memory:",
+            metadata="memory:",
+            state=self.folder,
+            tls=OFF,
+            is_new=True,
+        )
+        try:
+            with trio.CancelScope() as self._life:
+                async with trio.open_nursery() as threads:
+                    self.process = self.world.start(self.name, threads, self.skew_s)
+                    self.process.parts["host"] = self
+                    enter(self.process)
+                    async with assemble.open_server(settings):
+                        self.world.note("serves")
+                        self.ready.set()
+                        await trio.sleep_forever()
+        except* Killed:
+            pass
+        except* DieselfsError as failures:
+            self.world.note(f"does not start: {failures.exceptions[0]}")
+        finally:
+            self.ready = trio.Event()
+            if self.process is not None and not self.process.is_dead:
+                self.process.is_dead = True
+                self.network.crash(self.process)
+
+    def crash(self, process: Process, where: str) -> None:
+        """Kill the server, or cut its power: then its newest commits may be lost."""
+        if process.is_dead:
+            return
+        process.is_dead = True
+        lost = 0
+        if not self.world.is_calm and self.world.faults.random() < self.world.chances.get("power cut", 0.0):
+            lost = self.database.cut_power(self.world.faults.randrange(4))
+            rmtree(self.folder / "snapshots", ignore_errors=True)
+        self.world.note(f"crash of {process.name} in {where}, {lost} commits lost")
+        self.network.crash(process)
+        assert self._life is not None
+        self._life.cancel()
+
+    def crash_now(self) -> None:
+        if self.process is not None:
+            self.crash(self.process, "the open")
+
+
+def _host() -> tuple[ServerHost, Process]:
+    process = current_process()
+    assert process is not None
+    host: ServerHost = process.parts["host"]
+    return host, process
+
+
+def _open_store(url: str, is_new: bool, bounds: Any = None, metrics: Any = None) -> Any:
+    host, process = _host()
+    store = SimulatedStore(host.objects, host.world, process, host.crash)
+    return open_marked(opening._patient(store, bounds, metrics), url, is_new)
+
+
+def _open_metadata(url: str) -> Any:
+    host, process = _host()
+    return SimulatedMetadata(open_database(process, host.database), host.world, process, host.crash)
+
+
+async def _listening(stack: Any, address: Any, has_tls: bool) -> Any:
+    host, process = _host()
+    return [(host.network.listen(address, process), False)]
+
+
+async def _publish(*_: object) -> None:
+    """Nobody asks for metrics."""
+
+
+def install() -> None:
+    """Give the assembly of servers the simulated stores and sockets."""
+    replaced = {
+        "open_store": _open_store,
+        "open_metadata": _open_metadata,
+        "store_identity": lambda store: IDENTITY,
+        "_listening": _listening,
+        "publish": _publish,
+    }
+    for name, value in replaced.items():
+        setattr(assemble, name, value)
+    setattr(connection, "_write", lambda connected, views: connected.write(views))  # noqa: B010  # mypy takes the assignment for a mistake

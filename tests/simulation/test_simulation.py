@@ -1,0 +1,84 @@
+"""The simulator itself: it repeats its runs, finds known faults, makes failing runs smaller. And some of its seeds."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.simulation.oracle import Oracle
+
+ROOT = Path(__file__).parents[2]
+SEEDS_PER_TEST = 40
+
+
+def simulated(*arguments: str) -> subprocess.CompletedProcess[str]:
+    """What the simulator prints, in a process of its own: it replaces threads and clocks."""
+    environment = os.environ | {"PYTHONPATH": ":".join(map(str, (ROOT, *(ROOT / p for p in _ROOTS))))}
+    return subprocess.run(
+        [sys.executable, "-m", "tests.simulation", *arguments],
+        cwd=ROOT,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=280,
+    )
+
+
+_ROOTS = ("server", "client", "tools")
+
+
+@pytest.mark.parametrize("first", [1, 10_001])
+def test_seeds_hold(first: int) -> None:
+    result = simulated("seeds", str(first), str(SEEDS_PER_TEST), "--time", "30")
+    assert result.returncode == 0, result.stdout + result.stderr
+
+
+def test_a_seed_has_the_same_trace_in_each_process_and_after_other_seeds() -> None:
+    alone = simulated("run", "7").stdout.splitlines()[-1]
+    again = simulated("run", "7").stdout.splitlines()[-1]
+    after = simulated("seeds", "6", "2", "--digests").stdout.splitlines()[1]
+    assert alone == again
+    assert after.split()[-1] in alone
+
+
+def test_a_known_fault_is_found_and_its_seed_made_smaller() -> None:
+    result = simulated("mutants", "applied-first", "--seeds", "3", "--shrink")
+    command = result.stdout.splitlines()[-1]
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert "python -m tests.simulation run" in command and "--steps" in command
+
+
+class TestOracle:
+    def test_a_write_without_a_reply_may_count_or_not(self) -> None:
+        oracle = Oracle()
+        oracle.begin(b"a", b"1")
+        assert oracle.end(oracle.read(), {}) == []
+        assert oracle.end(oracle.read(), {b"a": b"1"}) == []
+
+    def test_what_was_seen_stays(self) -> None:
+        oracle = Oracle()
+        oracle.begin(b"a", b"1")
+        oracle.end(oracle.read(), {b"a": b"1"})
+        assert oracle.end(oracle.read(), {}) == ["b'a' is absent, it may be b'1'"]
+
+    def test_what_was_acknowledged_is_there(self) -> None:
+        oracle = Oracle()
+        oracle.begin(b"a", b"1")
+        oracle.acknowledge(b"a", b"1")
+        assert oracle.end(oracle.read(), {}) == ["b'a' is absent, it may be b'1'"]
+
+    def test_a_reader_may_see_what_is_written_while_it_reads(self) -> None:
+        oracle = Oracle()
+        reading = oracle.read()
+        oracle.begin(b"a", b"1")
+        oracle.acknowledge(b"a", b"1")
+        assert oracle.end(reading, {b"a": b"1"}) == []
+
+    def test_a_generation_has_one_snapshot(self) -> None:
+        oracle = Oracle()
+        assert oracle.snapshot(1, 5, b"x") is None
+        assert oracle.snapshot(1, 5, b"x") is None
+        assert oracle.snapshot(1, 5, b"y") == "generation 1 has two snapshots"
