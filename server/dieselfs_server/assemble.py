@@ -39,8 +39,8 @@ from dieselfs_server.access.identity import (
     store_identity,
 )
 from dieselfs_server.access.users import UserStore
-from dieselfs_server.datasets.caught_up import caught_up
-from dieselfs_server.datasets.commit import catch_up, read_header
+from dieselfs_server.datasets.caught_up import catch_up_next, caught_up
+from dieselfs_server.datasets.commit import read_header
 from dieselfs_server.datasets.snapshots import SnapshotCache, TagStore
 from dieselfs_server.dispatcher import Dispatcher
 from dieselfs_server.logs import AuditLog, noting_log
@@ -97,6 +97,12 @@ async def _timed(work: Callable[[], object], what: str) -> float:
     except Exception:  # the server must not end with a task that only keeps figures
         log.exception("%s: an internal error", what)
     return trio.current_time() - began_s
+
+
+async def start_datasets(metadata: MetadataStore) -> None:
+    """Apply the chunks that a crash left unapplied, while the server serves."""
+    while (pause_s := await trio.to_thread.run_sync(catch_up_next, metadata)) is not None:
+        await trio.sleep(pause_s)
 
 
 KEEP_ALIVES_PER_LEASE = 3
@@ -288,7 +294,7 @@ async def _listening(
 
 @asynccontextmanager
 async def open_server(settings: ServerSettings) -> AsyncIterator[RpcServer]:
-    """Open the backends, apply chunks that a crash left unapplied, and listen; on exit, stop and close all."""
+    """Open the backends, and listen, while chunks are applied that a crash left; on exit, stop and close all."""
     async with AsyncExitStack() as stack:
         if settings.lock is not None:  # of an embedded server's folder, against a second server
             settings.lock.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -300,16 +306,15 @@ async def open_server(settings: ServerSettings) -> AsyncIterator[RpcServer]:
         options = settings.store, settings.is_new, settings.bounds, metrics
         store = await trio.to_thread.run_sync(open_store, *options)
         stack.callback(store.close)
-        metadata = caught_up(store, await trio.to_thread.run_sync(open_metadata, settings.metadata))
-        stack.callback(metadata.close)
+        opened_metadata = await trio.to_thread.run_sync(open_metadata, settings.metadata)
+        stack.callback(opened_metadata.close)
+        metadata = await trio.to_thread.run_sync(partial(caught_up, store, opened_metadata, is_starting=True))
         identity = await trio.to_thread.run_sync(store_identity, store)
         tls = open_tls(settings, identity)
         users = UserStore(store)
         audit = _open_audit(stack, settings)
         if settings.admin_key:
             write_admin_key(users, Path(settings.admin_key), identity.pin, audit)
-        if applied := await trio.to_thread.run_sync(catch_up, store, metadata, time.time_ns()):
-            log.info("applied %d chunks that were stored, but not applied", applied)
         service = Service(
             MeasuredStore(store, metrics),
             metadata,
@@ -350,6 +355,7 @@ async def open_server(settings: ServerSettings) -> AsyncIterator[RpcServer]:
         stack.push_async_callback(at_end, *flushed)
         nursery = await stack.enter_async_context(trio.open_nursery())
         stack.callback(nursery.cancel_scope.cancel)
+        nursery.start_soon(start_datasets, metadata)
         nursery.start_soon(service.refresh.run)
         nursery.start_soon(repeat, *flushed)
         nursery.start_soon(repeat, service.quota_fill.update, "the metrics of quotas are old")

@@ -16,7 +16,7 @@ from dieselfs.chunk.ids import ChunkIdSource
 from dieselfs.errors import AlreadyExists
 from dieselfs.snapshot.builder import build_snapshot
 from dieselfs.snapshot.reader import Snapshot
-from dieselfs_server.datasets.commit import catch_up, commit_chunk, read_header
+from dieselfs_server.datasets.commit import commit_chunk, read_header
 from dieselfs_server.datasets.snapshots import TagStore, signed
 from dieselfs_server.leases.lease import Pin, put_pin, remove_pin
 from dieselfs_server.maintenance.purge import purge
@@ -24,6 +24,7 @@ from dieselfs_server.maintenance.rebuild import rebuild
 from dieselfs_server.metadata.interface import MetadataStore
 from dieselfs_server.metadata.sqlite.store import SqliteMetadata
 from dieselfs_server.store.memory import MemoryStore
+from tests.support.catch_up import catch_up
 from tests.support.identity import IDENTITY
 
 DATASET = bytes(range(16))

@@ -7,10 +7,11 @@ from pathlib import Path
 import pytest
 
 from dieselfs.errors import NotFound
-from dieselfs_server.datasets.commit import catch_up, commit_chunk
+from dieselfs_server.datasets.commit import commit_chunk
 from dieselfs_server.metadata.sqlite.store import SqliteMetadata
 from dieselfs_server.store.posix import PosixStore
 from tests.conformance.metadata_suite import check_against_model
+from tests.support.catch_up import catch_up
 from tests.support.metadata_chunks import DATASET, DATASET_ID, NOW_NS, Put, chunk_id, delete, encode, pack
 
 PUTS = {

@@ -5,6 +5,11 @@ it says so, because all of it is as it once was. Two signs show it: `MetadataSto
 dataset that is smaller than one seen before. After either, the first call on each dataset applies all its chunks that
 are not applied; other calls on it wait, up to WAIT_S.
 
+A server that starts does so as well, with the newest chunks of each dataset: a crash may have left some that are
+stored, but not applied. It serves meanwhile. A call on such a dataset helps for WAIT_S at most, then is refused; the
+list of datasets and their usage do not wait. `catch_up_next` does the rest, a little of each dataset in turn: one that
+has thousands of chunks left delays no other one.
+
 Snapshots are made through the same store, so they wait too. A chunk that is put meanwhile may be applied first: the
 order does not matter. All functions block.
 """
@@ -13,12 +18,12 @@ import logging
 import time
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
-from threading import Lock
+from threading import Lock, Semaphore
 from typing import Any, cast
 
-from dieselfs.errors import Damaged, DieselfsError, Unavailable
+from dieselfs.errors import Damaged, DieselfsError, NotFound, Unavailable
 from dieselfs.records import DatasetRecord, DatasetUsage
 from dieselfs_server.datasets.commit import catch_up_dataset
 from dieselfs_server.metadata.interface import MetadataStore
@@ -26,6 +31,11 @@ from dieselfs_server.store.interface import ObjectStore
 
 WAIT_S = 5.0
 """A call waits this long for a dataset that another thread catches up; threads are few."""
+WAITING_MAX = 16
+"""Calls that wait or help at the same time; further ones are refused at once, so that threads are left for others."""
+TURN_S = 0.2
+"""How long `catch_up_next` applies chunks of one dataset."""
+ERROR_PAUSE_S = 5.0
 TRIES_MAX = 8
 """Tries of a call during each of which the store may have lost writes."""
 
@@ -33,18 +43,36 @@ _WITHOUT_DATASET = frozenset({"common_note", "change_common_note", "condition", 
 _ONCE = frozenset({"drop_dataset", "change_notes"})
 """Calls whose repetition has another result than the first one."""
 
+_BEHIND = (
+    "the metadata of this dataset may lack its newest changes, after a restart of the server or of the metadata store; "
+    "its chunks are being applied again; try again later"
+)
 _RESTARTED = "the metadata store was restarted during each try; try again later"
 
 log = logging.getLogger(__name__)
 
 
 def caught_up(
-    store: ObjectStore, metadata: MetadataStore, now_ns: Callable[[], int] = time.time_ns
+    store: ObjectStore,
+    metadata: MetadataStore,
+    now_ns: Callable[[], int] = time.time_ns,
+    is_starting: bool = False,
+    clock: Callable[[], float] = time.monotonic,
 ) -> MetadataStore:
-    """`metadata` with answers that count all chunks in `store`. Those of before its `lineage` of now are left out: a
-    starting server calls `catch_up` for them.
+    """`metadata` with answers that count all chunks in `store`. Those of before its `lineage` of now are left out,
+    unless `is_starting`: then `catch_up_next` is to be called.
     """
-    return cast("MetadataStore", _CaughtUp(store, metadata, now_ns))
+    guarded = _CaughtUp(store, metadata, now_ns, clock)
+    if is_starting:
+        guarded.starting = {record.dataset_id: _Left(record) for record in metadata.datasets()}
+    return cast("MetadataStore", guarded)
+
+
+def catch_up_next(metadata: MetadataStore) -> float | None:
+    """Apply some of the chunks that a starting server, with this result of `caught_up`, finds. Returns for how many
+    seconds to pause before the next call; None if none is left. Logs what fails.
+    """
+    return cast("_CaughtUp", metadata).catch_up_next()
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,15 +83,32 @@ class _Seen:
     generation: int
 
 
+@dataclass(frozen=True, slots=True)
+class _Left:
+    """A dataset that a starting server has still to catch up; `since_s`: with which chunks it continues."""
+
+    record: DatasetRecord
+    since_s: int | None = None
+
+
 class _CaughtUp:
     """A `MetadataStore` by `__getattr__`: calls that are not defined here are forwarded by `_call`."""
 
-    def __init__(self, store: ObjectStore, metadata: MetadataStore, now_ns: Callable[[], int]) -> None:
+    def __init__(
+        self,
+        store: ObjectStore,
+        metadata: MetadataStore,
+        now_ns: Callable[[], int],
+        clock: Callable[[], float],
+    ) -> None:
         self._store = store
         self._metadata = metadata
         self._now_ns = now_ns
+        self._clock = clock
         self._first = metadata.lineage()
-        self._lock = Lock()  # guards the three below
+        self._waiting = Semaphore(WAITING_MAX)
+        self._lock = Lock()  # guards the four below
+        self.starting: dict[bytes, _Left] = {}  # not caught up since the start
         self._seen: dict[bytes, _Seen] = {}
         self._copies: dict[bytes, int] = {}  # lineage at the start of each rebuild, by the ID of the copy
         self._busy: defaultdict[bytes, Lock] = defaultdict(Lock)  # by dataset; held while it is caught up
@@ -109,7 +154,7 @@ class _CaughtUp:
 
     def datasets(self) -> list[DatasetRecord]:
         return [
-            self._listed(record) if self._is_older(record) else record for record in self._metadata.datasets()
+            self._listed(record) if self._has_lost(record) else record for record in self._metadata.datasets()
         ]
 
     def _listed(self, record: DatasetRecord) -> DatasetRecord:
@@ -123,7 +168,7 @@ class _CaughtUp:
     def usage(self, names: Sequence[str]) -> list[DatasetUsage | None]:
         for _ in range(TRIES_MAX):
             usages = self._metadata.usage(names)
-            older = [each.record.dataset_id for each in usages if each and self._is_older(each.record)]
+            older = [each.record.dataset_id for each in usages if each and self._has_lost(each.record)]
             if not older:
                 return usages
             for dataset_id in older:
@@ -154,11 +199,18 @@ class _CaughtUp:
     def _is_behind(self, dataset_id: bytes, lineage: int) -> bool:
         with self._lock:
             seen = self._seen.get(dataset_id)
-            is_copy = dataset_id in self._copies
-        return not is_copy and lineage != (self._first if seen is None else seen.lineage)
+            is_copy, is_starting = dataset_id in self._copies, dataset_id in self.starting
+        return is_starting or (not is_copy and lineage != (self._first if seen is None else seen.lineage))
 
     def _is_older(self, record: DatasetRecord) -> bool:
         """Whether the record, just read, may lack writes; one that does not is noted."""
+        with self._lock:
+            if record.dataset_id in self.starting:
+                return True
+        return self._has_lost(record)
+
+    def _has_lost(self, record: DatasetRecord) -> bool:
+        """As `_is_older`, but for what the start of this server has still to apply."""
         lineage = self._metadata.lineage()
         with self._lock:
             seen = self._seen.get(record.dataset_id, _Seen(self._first, 0))
@@ -169,13 +221,75 @@ class _CaughtUp:
 
     def _wait(self, dataset_id: bytes) -> None:
         """Catch a dataset up, or wait until another thread has. Raises Unavailable."""
+        if not self._waiting.acquire(blocking=False):
+            raise Unavailable(_BEHIND)
+        try:
+            if not self._start(dataset_id, WAIT_S):
+                raise Unavailable(_BEHIND)
+            self._catch_up(dataset_id)
+        finally:
+            self._waiting.release()
+
+    def catch_up_next(self) -> float | None:
+        with self._lock:
+            dataset_id = next(iter(self.starting), None)
+            if dataset_id is None:
+                return None
+            self.starting[dataset_id] = left = self.starting.pop(dataset_id)  # the last one of the next turn
+        try:
+            self._start(dataset_id, TURN_S)
+        except DieselfsError as error:
+            log.error("dataset %s is not caught up yet: %s", left.record.name, error)
+            return ERROR_PAUSE_S
+        return 0.0
+
+    def _start(self, dataset_id: bytes, limit_s: float) -> bool:
+        """Apply the chunks that a crash before this start has left, or some of them; whether none is left. The limit is
+        exceeded by one chunk at most.
+        """
+        deadline_s = self._clock() + limit_s
+        with self._lock:
+            busy = self._busy[dataset_id]
+            if dataset_id not in self.starting:
+                return True
+        if not busy.acquire(timeout=limit_s):
+            return False
+        try:
+            with self._lock:
+                left = self.starting.get(dataset_id)
+            if left is None:
+                return True
+            left_since_s = self._apply_some(left, lambda: self._clock() < deadline_s)
+            with self._lock:
+                if left_since_s is None:
+                    del self.starting[dataset_id]
+                else:
+                    self.starting[dataset_id] = replace(left, since_s=left_since_s)
+            return left_since_s is None
+        finally:
+            busy.release()
+
+    def _apply_some(self, left: _Left, more: Callable[[], bool]) -> int | None:
+        """The time from which on chunks are left; None if there are none."""
+        record, since_s = left.record, None
+        try:
+            now_ns = self._now_ns()
+            applied, since_s = catch_up_dataset(
+                self._store, self._metadata, record, now_ns, left.since_s, more
+            )
+            if applied:
+                log.info("applied %d chunks of %s that were stored, but not applied", applied, record.name)
+        except NotFound:
+            log.info("dataset %s was dropped", record.name)
+        except Damaged as error:  # fsck and rebuild must still be possible; reads of what is damaged fail
+            log.error("dataset %s cannot be caught up: %s", record.name, error)
+        return since_s
+
+    def _catch_up(self, dataset_id: bytes) -> None:
         with self._lock:
             busy = self._busy[dataset_id]
         if not busy.acquire(timeout=WAIT_S):
-            raise Unavailable(
-                "the metadata store may have lost its newest changes, and applies the chunks of this dataset again; "
-                "try again later"
-            )
+            raise Unavailable(_BEHIND)
         try:
             lineage = self._metadata.lineage()
             found = [each for each in self._metadata.datasets() if each.dataset_id == dataset_id]
@@ -184,7 +298,8 @@ class _CaughtUp:
             record = found[0]
             log.warning("the metadata of %s may lack its newest changes: comparing its chunks", record.name)
             try:
-                applied = catch_up_dataset(self._store, self._metadata, record, self._now_ns(), is_whole=True)
+                now_ns = self._now_ns()
+                applied, _ = catch_up_dataset(self._store, self._metadata, record, now_ns, since_s=0)
                 log.warning("applied %d chunks of %s that the metadata had lost", applied, record.name)
             except Damaged as error:  # fsck and rebuild must still be possible; reads of what is damaged fail
                 log.error("dataset %s cannot be caught up: %s", record.name, error)

@@ -1,7 +1,7 @@
 """The order of a commit: the chunk durable in the object store, its entries in the metadata store, the reply.
 
-A crash after the first step leaves a chunk that is stored but not applied; `catch_up` applies such chunks when a server
-starts, and `caught_up.py` when the metadata store may have lost some. All functions block.
+A crash after the first step leaves a chunk that is stored but not applied. `caught_up.py` applies such chunks when a
+server starts, and when the metadata store may have lost some. All functions block.
 """
 
 import logging
@@ -276,30 +276,37 @@ def versions_ahead(metadata: MetadataStore, dataset: DatasetRecord, now_ns: int)
     )
 
 
-def catch_up(store: ObjectStore, metadata: MetadataStore, now_ns: int) -> int:
-    """Apply chunks that are stored but not applied; returns their number. Skips damaged ones."""
-    return sum(catch_up_dataset(store, metadata, dataset, now_ns) for dataset in metadata.datasets())
-
-
 def catch_up_dataset(
-    store: ObjectStore, metadata: MetadataStore, dataset: DatasetRecord, now_ns: int, is_whole: bool = False
-) -> int:
-    """As `catch_up`, for one dataset. `is_whole`: look at chunks of any age, because applied ones may have been lost,
-    and IDs of chunks have the clocks of their writers.
+    store: ObjectStore,
+    metadata: MetadataStore,
+    dataset: DatasetRecord,
+    now_ns: int,
+    since_s: int | None = None,
+    more: Callable[[], bool] = lambda: True,
+) -> tuple[int, int | None]:
+    """Apply chunks that are stored but not applied; returns their number, and from what time on some are left: None if
+    these were all. Skips damaged ones.
+
+    `since_s`: look at chunks since then; 0: of any age, because applied ones may have been lost, and IDs of chunks have
+    the clocks of their writers; None: since shortly before the newest one that is applied. `more`: whether to apply one
+    more, after the first one.
     """
     _claim_name(DatasetNames(store), dataset)
     if (ahead := versions_ahead(metadata, dataset, now_ns)) is not None:
         log.warning("%s", ahead)
-    if is_whole:
-        since_s, known = 0, {chunk.chunk_id for chunk in metadata.chunks(dataset.dataset_id)}
+    if since_s == 0:
+        known = {chunk.chunk_id for chunk in metadata.chunks(dataset.dataset_id)}
         is_applied: Callable[[bytes], bool] = known.__contains__
     else:
-        since_s = max(metadata.newest_chunk_time_s(dataset.dataset_id) - CATCH_UP_OVERLAP_S, 0)
+        if since_s is None:
+            since_s = max(metadata.newest_chunk_time_s(dataset.dataset_id) - CATCH_UP_OVERLAP_S, 0)
         is_applied = partial(metadata.has_chunk, dataset.dataset_id)
     applied = 0
     for chunk_id in store.list_chunks(dataset.dataset_id, since_s):
         if is_applied(chunk_id):
             continue
+        if applied and not more():
+            return applied, chunk_time_s(chunk_id)
         try:
             preamble, header = read_header(store, dataset.dataset_id, chunk_id)
         except Damaged as error:
@@ -307,4 +314,4 @@ def catch_up_dataset(
             continue
         metadata.apply(dataset.dataset_id, preamble, header, now_ns)
         applied += 1
-    return applied
+    return applied, None

@@ -11,11 +11,11 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_stat
 from dieselfs.chunk.format import Op
 from dieselfs_server.access.accounts import with_owner
 from dieselfs_server.admission.quotas import QuotaExceeded
-from dieselfs_server.datasets.commit import catch_up
 from dieselfs_server.datasets.snapshots import TagStore
 from dieselfs_server.maintenance.purge import purge
 from dieselfs_server.maintenance.rebuild import rebuild
 from tests.server.admission.test_quotas import OTHER, OTHER_ID, Make, Server, make, redis_server
+from tests.support.catch_up import catch_up
 from tests.support.identity import IDENTITY
 from tests.support.metadata_chunks import DATASET, DATASET_ID, NOW_NS, Put, chunk_id, delete, encode
 

@@ -3,14 +3,15 @@
 import shutil
 import sqlite3
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing
+from contextlib import ExitStack, closing
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from dieselfs.errors import Damaged, Unavailable
 from dieselfs.records import EntryTable
-from dieselfs_server.datasets.caught_up import caught_up
+from dieselfs_server.datasets.caught_up import ERROR_PAUSE_S, WAITING_MAX, catch_up_next, caught_up
 from dieselfs_server.datasets.commit import commit_chunk
 from dieselfs_server.metadata.interface import MetadataStore
 from dieselfs_server.metadata.redis.store import RedisMetadata
@@ -214,3 +215,122 @@ def test_redis_comes_back_without_its_newest_writes(store: MemoryStore, tmp_path
         assert files(metadata) == [b"file1", b"file2", b"file3"]
         assert metadata.dataset(DATASET).generation == generation
         assert redis.lineage() == 1
+
+
+# -- the start of a server ---------------------------------------------------------------------------------------------
+
+OTHER, OTHER_ID = "ants", bytes(16)
+
+
+class Ticking(SqliteMetadata):
+    """In memory; each chunk takes a second to apply, by `clock`."""
+
+    def __init__(self) -> None:
+        super().__init__(":memory:")
+        self.now_s = 0.0
+        self.applied: list[bytes] = []
+
+    def clock(self) -> float:
+        return self.now_s
+
+    def apply(self, dataset_id: bytes, *arguments: Any, **options: Any) -> int:
+        self.now_s += 1.0
+        self.applied.append(dataset_id)
+        return super().apply(dataset_id, *arguments, **options)
+
+
+@pytest.fixture
+def ticking(store: MemoryStore) -> Iterator[Ticking]:
+    """A killed server left 20 chunks of one dataset, and one of another, that are not applied."""
+    with closing(Ticking()) as metadata:
+        metadata.create_dataset(DATASET, DATASET_ID)
+        metadata.create_dataset(OTHER, OTHER_ID)
+        for number in range(20):
+            name = chunk_id(number, 1_700_000_000 + number)
+            store.put(DATASET_ID, name, [encode([Put(b"file%02d" % number, 1, size=3)], name)])
+        name = chunk_id(99)
+        store.put(OTHER_ID, name, [encode([Put(b"ant", 1, size=3)], name, OTHER_ID)])
+        yield metadata
+
+
+def starting(store: MemoryStore, metadata: Ticking) -> MetadataStore:
+    return caught_up(store, metadata, lambda: NOW_NS, is_starting=True, clock=metadata.clock)
+
+
+def test_a_starting_server_serves_other_datasets_while_one_has_many_chunks_left(
+    store: MemoryStore, ticking: Ticking
+) -> None:
+    metadata = starting(store, ticking)
+    assert ticking.applied == []
+    assert metadata.lookup(OTHER_ID, b"ant") is not None and ticking.applied == [OTHER_ID]
+    with pytest.raises(Unavailable, match="its chunks are being applied again; try again later"):
+        metadata.dataset(DATASET)
+    assert ticking.now_s == 1 + 5, "a call takes as long as it may wait"
+    assert [each.files for each in metadata.datasets()] == [1, 5]  # the list does not wait
+    assert [each and each.record.files for each in metadata.usage([DATASET])] == [5]
+    while metadata_refuses(metadata):
+        pass
+    assert metadata.dataset(DATASET).files == 20 and ticking.now_s == 21
+    assert catch_up_next(metadata) is None
+
+
+def metadata_refuses(metadata: MetadataStore) -> bool:
+    try:
+        metadata.entry_table(DATASET_ID)
+    except Unavailable:
+        return True
+    return False
+
+
+def test_the_rest_is_applied_in_turns(store: MemoryStore, ticking: Ticking) -> None:
+    metadata = starting(store, ticking)
+    assert catch_up_next(metadata) == 0.0
+    assert catch_up_next(metadata) == 0.0
+    assert ticking.applied == [OTHER_ID, DATASET_ID], "one chunk of each dataset in a turn, not all of one"
+    while catch_up_next(metadata) is not None:
+        pass
+    assert len(ticking.applied) == 21 and files(metadata)[-1] == b"file19"
+
+
+def test_a_chunk_that_another_server_stores_meanwhile_hides_none(
+    store: MemoryStore, ticking: Ticking
+) -> None:
+    metadata = starting(store, ticking)
+    for _ in range(2):
+        catch_up_next(metadata)
+    later = chunk_id(77, 1_700_000_000 + 24 * 3600)
+    data = encode([Put(b"later", 1, size=3)], later)
+    commit_chunk(store, ticking, DATASET_ID, later, data, NOW_NS)  # as another server does
+    while catch_up_next(metadata) is not None:
+        pass
+    assert metadata.dataset(DATASET).files == 21
+
+
+def test_more_calls_than_may_wait_are_refused_at_once(store: MemoryStore, ticking: Ticking) -> None:
+    """So a dataset that takes long leaves threads for all others."""
+    metadata = starting(store, ticking)
+    with ExitStack() as stack:
+        for _ in range(WAITING_MAX):
+            stack.enter_context(metadata._waiting)  # type: ignore[attr-defined]  # what a waiting call holds
+        with pytest.raises(Unavailable):
+            metadata.dataset(DATASET)
+        assert ticking.applied == []
+
+
+def test_a_dataset_that_fails_to_catch_up_is_tried_again_and_one_that_is_dropped_is_not(
+    store: MemoryStore, ticking: Ticking, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    metadata = starting(store, ticking)
+    with monkeypatch.context() as patch:
+
+        def away(*_: object) -> Iterator[bytes]:
+            raise Unavailable("away")
+
+        patch.setattr(store, "list_chunks", away)
+        assert catch_up_next(metadata) == ERROR_PAUSE_S
+        with pytest.raises(Unavailable, match="away"):
+            metadata.dataset(DATASET)
+    ticking.drop_dataset(OTHER_ID)
+    while catch_up_next(metadata) is not None:
+        pass
+    assert metadata.dataset(DATASET).files == 20

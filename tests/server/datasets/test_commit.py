@@ -15,7 +15,6 @@ from dieselfs.errors import AlreadyExists, Damaged, InvalidInput, NotFound, Stor
 from dieselfs.limits import CHUNK_AHEAD_S_MAX
 from dieselfs_server.datasets.commit import (
     VERSION_AHEAD_NS_MAX,
-    catch_up,
     commit_chunk,
     read_header,
     versions_ahead,
@@ -25,6 +24,7 @@ from dieselfs_server.maintenance.rebuild import rebuild
 from dieselfs_server.metadata.sqlite.store import SqliteMetadata
 from dieselfs_server.store.interface import Buffer
 from dieselfs_server.store.memory import MemoryStore
+from tests.support.catch_up import catch_up
 from tests.support.server import start_server
 
 NOW_NS = 1_800_000_000 * 10**9
