@@ -105,12 +105,16 @@ class Endpoints:
         """Why the last call to a server failed; empty after a call that succeeded."""
         self.failures = 0
         """Connections and calls of this process that a server failed."""
+        self.patience_s: float | None = None
+        """How long patient calls go on; None: READ_PATIENCE_S."""
         self.retries = 0
         """Further attempts of calls that a server had failed."""
 
     def forked(self) -> "Endpoints":
         """For a forked child: it starts at another place."""
-        return Endpoints(self._source.forked(), None, self.clock)
+        forked = Endpoints(self._source.forked(), None, self.clock)
+        forked.patience_s = self.patience_s
+        return forked
 
     def choose(self, tried: Container[Address]) -> Address | None:
         """The first server in the ring that was not tried and is not avoided; of avoided ones, the one whose time ends
@@ -182,7 +186,8 @@ class Tries:
         self._clock = endpoints.clock
         self._is_patient = is_patient
         self._pause = pause
-        self._deadline_s = self._clock() + (READ_PATIENCE_S if is_patient else FAILOVER_TIMEOUT_S)
+        patience_s = READ_PATIENCE_S if endpoints.patience_s is None else endpoints.patience_s
+        self._deadline_s = self._clock() + (patience_s if is_patient else FAILOVER_TIMEOUT_S)
         self._failed: dict[Address, Unavailable] = {}  # in order
         self.has_failed = False
 

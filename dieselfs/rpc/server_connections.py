@@ -61,6 +61,10 @@ class ServerConnections:
         self._lock, self._idle, self._hedging = Lock(), [], Hedging()
         self._endpoints, self._access = self._endpoints.forked(), self._access.forked()
 
+    def be_patient_for(self, patience_s: float) -> None:
+        """A read that failed on all servers is retried for this long, instead of READ_PATIENCE_S."""
+        self._endpoints.patience_s = patience_s
+
     def close(self) -> None:
         """Close the idle connections; calls in flight complete."""
         with self._lock:

@@ -4,6 +4,7 @@ import contextlib
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,11 @@ import pytest
 from dieselfs.dataset import Dataset
 from dieselfs.errors import EXIT_UNAVAILABLE, Unavailable
 from lab.namespace import wait_for
+from tests.support.dlcmd import Dlcmd
 from tests.support.server import running_server, start_server
+
+VERB_S_MAX = 15.0
+"""More than a store that hangs takes to fail, and the patience of a verb."""
 
 
 @pytest.mark.parametrize("is_empty_folder", [False, True])
@@ -59,6 +64,22 @@ def test_a_store_that_is_away_is_never_taken_for_empty(tmp_path: Path, is_empty_
             assert data.get("file") == b"content"
     finally:
         again.stop()
+
+
+def test_verbs_that_read_and_that_write_say_alike_and_soon_that_the_store_is_away(tmp_path: Path) -> None:
+    with running_server(tmp_path / "server") as server:
+        dlcmd = Dlcmd(tmp_path / "home", tmp_path, {"DIESELFS_SERVER": server.unix})
+        for name in ("f", "g"):
+            (tmp_path / name).write_text(name)
+        dlcmd("put", "f", "dl://data/")
+        (server.folder / "chunks").rename(server.folder / "away")
+        said = {}
+        for words in (["put", "g", "dl://data/"], ["cat", "dl://data/f"]):
+            began_s = time.monotonic()
+            said[words[0]] = dlcmd(*words, exit_code=EXIT_UNAVAILABLE).stderr.strip()
+            assert time.monotonic() - began_s < VERB_S_MAX
+        assert "the object store is away: its marker is missing" in said["cat"]
+        assert said["put"].startswith(said["cat"])
 
 
 def test_a_new_store_is_made_ready_once_and_no_server_stays(tmp_path: Path) -> None:

@@ -10,7 +10,13 @@ import pytest
 from dieselfs.errors import AccessDenied, DieselfsError, InvalidInput, Unavailable
 from dieselfs.etcd.client import EtcdAccess
 from dieselfs.etcd.keys import encode_server
-from dieselfs.limits import FAILOVER_TIMEOUT_S, READ_PATIENCE_S, SERVER_AVOIDED_S, SERVERS_REFRESH_S
+from dieselfs.limits import (
+    FAILOVER_TIMEOUT_S,
+    READ_PATIENCE_S,
+    SERVER_AVOIDED_S,
+    SERVERS_REFRESH_S,
+    VERB_PATIENCE_S,
+)
 from dieselfs.net.address import Address, EtcdAddress, ServerList, TcpAddress
 from dieselfs.rpc.endpoints import (
     SERVER_RETRY_S,
@@ -167,6 +173,19 @@ def test_a_patient_call_begins_again_until_its_time_is_over() -> None:
     clock.now_s += READ_PATIENCE_S
     with pytest.raises(Unavailable, match="gone"):
         tries.next()
+
+
+def test_how_long_a_patient_call_goes_on_may_be_set_also_for_forks() -> None:
+    clock = Clock()
+    endpoints = Endpoints(ServerDirectory([A]), 0, clock)
+    endpoints.patience_s = VERB_PATIENCE_S
+    tries = [each.tries(is_patient=True) for each in (endpoints, endpoints.forked())]
+    for each in tries:
+        each.failed(each.next(), GONE)
+    clock.now_s += VERB_PATIENCE_S
+    for each in tries:
+        with pytest.raises(Unavailable, match="gone"):
+            each.next()
 
 
 def test_etcd_is_asked_again_when_the_list_is_old() -> None:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import dieselfs
 from dieselfs.errors import DieselfsError
+from dieselfs.limits import VERB_PATIENCE_S
 from dieselfs_tools.cli.output import Output
 
 if TYPE_CHECKING:  # imported when a verb needs a server: help and completion start without
@@ -43,6 +44,7 @@ class Session:
             from dieselfs.rpc.client import ServerClient
 
             self._client = ServerClient(self.settings())
+            self._client.be_patient_for(VERB_PATIENCE_S)
             self._closing.callback(self._client.close)
         return self._client
 
@@ -60,6 +62,7 @@ class Session:
         dataset = dieselfs.connect(
             name, server=self.server, key_file=self.key_file, generation=generation, job=job
         )
+        dataset.client.be_patient_for(VERB_PATIENCE_S)
         # Closing discards what was put and not flushed: the verb failed before its flush.
         self._closing.push(dataset)
         return dataset
