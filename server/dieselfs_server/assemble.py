@@ -39,6 +39,7 @@ from dieselfs_server.access.identity import (
     store_identity,
 )
 from dieselfs_server.access.users import UserStore
+from dieselfs_server.admission.room import Room
 from dieselfs_server.datasets.caught_up import catch_up_next, caught_up
 from dieselfs_server.datasets.commit import read_header
 from dieselfs_server.datasets.snapshots import SnapshotCache, TagStore
@@ -276,6 +277,13 @@ def _environment_checks(settings: ServerSettings) -> list[Callable[[], CheckReco
     return found
 
 
+def _disks(settings: ServerSettings) -> list[str]:
+    """Folders of the disks that the server writes to."""
+    scheme, path = split_url(settings.metadata)
+    metadata = [os.path.dirname(path)] if scheme == "sqlite" else []
+    return [*folders(settings.store), str(settings.state), *metadata]
+
+
 async def _listening(
     stack: AsyncExitStack, address: Address, has_tls: bool
 ) -> list[tuple[trio.SocketListener, bool]]:
@@ -292,16 +300,21 @@ async def _listening(
     return [(listener, is_encrypted) for listener in listeners]
 
 
+def _lock_folder(stack: AsyncExitStack, lock: Path) -> None:
+    """Keep a second server from the folder of an embedded one. Raises Unavailable."""
+    lock.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    try:
+        stack.enter_context(locked(lock, LOCK_TIMEOUT_S))
+    except BlockingIOError:
+        raise Unavailable(f"another server holds {lock}") from None
+
+
 @asynccontextmanager
 async def open_server(settings: ServerSettings) -> AsyncIterator[RpcServer]:
     """Open the backends, and listen, while chunks are applied that a crash left; on exit, stop and close all."""
     async with AsyncExitStack() as stack:
-        if settings.lock is not None:  # of an embedded server's folder, against a second server
-            settings.lock.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            try:
-                stack.enter_context(locked(settings.lock, LOCK_TIMEOUT_S))
-            except BlockingIOError:
-                raise Unavailable(f"another server holds {settings.lock}") from None
+        if settings.lock is not None:
+            _lock_folder(stack, settings.lock)
         metrics, about = Registry(), {"component": "server"}
         options = settings.store, settings.is_new, settings.bounds, metrics
         store = await trio.to_thread.run_sync(open_store, *options)
@@ -336,6 +349,7 @@ async def open_server(settings: ServerSettings) -> AsyncIterator[RpcServer]:
             request_path=settings.request_path,
             sources=Sources(settings.attach_roots),
             environment_checks=_environment_checks(settings),
+            room=Room(_disks(settings)),
             make_page=lambda service: _page(service, settings, identity),
         )
         server = RpcServer(Dispatcher(service), tls, metrics=metrics)

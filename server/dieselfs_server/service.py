@@ -13,6 +13,7 @@ from dieselfs.telemetry.registry import Registry
 from dieselfs_server.access.identity import Identity
 from dieselfs_server.access.users import UserStore
 from dieselfs_server.admission.quotas import Quotas
+from dieselfs_server.admission.room import Room
 from dieselfs_server.admission.usage import QuotaFill, Traffic, Usages
 from dieselfs_server.call import Access
 from dieselfs_server.datasets.catalog import Catalog
@@ -53,12 +54,13 @@ class Service:
         request_path: RequestPath | None = None,
         sources: Sources | None = None,
         environment_checks: Sequence[Callable[[], CheckRecord]] = (),
+        room: Room | None = None,
         make_page: "Callable[[Service], WebPage | None]" = lambda _: None,
     ) -> None:
         """`scratch`: a folder for temporary files; `names`: the URLs of object store and metadata store.
         `shared_bytes`: the limit of payloads in shared memory, 0: none; `segments_max`: the system allows no more of
         them. `sources`: what may be attached. `environment_checks`: of what the server depends on besides its stores.
-        `make_page`: makes the web page, if there is one.
+        `room`: of its disks. `make_page`: makes the web page, if there is one.
         """
         self.started_s = int(time.time())
         self.metadata, self.users, self.tags, self.audit = metadata, users, tags, audit
@@ -72,7 +74,7 @@ class Service:
         store = AttachedStore(store, sources)
         catalog = Catalog(store, metadata)
         self.access = Access(users, catalog)
-        quotas, ids = Quotas(metadata, users, metrics), ChunkIdSource(time.time)
+        quotas, ids = Quotas(metadata, users, metrics, room=room), ChunkIdSource(time.time)
         executor = RequestExecutor(store, metrics, request_path, sources)
         shared = SharedPayloads(executor, shared_bytes, segments_max, metrics)
 
@@ -91,7 +93,7 @@ class Service:
             DatasetCalls(
                 *stores, users, quotas, self.traffic, catalog, names_of_datasets, snapshots, tags, shared
             ),
-            MaintenanceCalls(*stores, ids, sources, snapshots, tags, scratch),
+            MaintenanceCalls(*stores, ids, sources, snapshots, tags, scratch, room or Room()),
             ServerCalls(*stores, identity, metrics, names, self.started_s, environment_checks, self.page),
             CopyCalls(*stores, ids, quotas, executor, catalog, snapshots, tags),
             LeaseCalls(metadata),

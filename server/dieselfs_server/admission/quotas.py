@@ -39,6 +39,7 @@ from dieselfs.rpc.limit_kinds import QUOTAS, Limits
 from dieselfs.telemetry.registry import Registry
 from dieselfs_server.access.accounts import Accounts, dataset_account
 from dieselfs_server.access.users import UserStore
+from dieselfs_server.admission.room import Room
 from dieselfs_server.datasets.commit import StoreFull
 from dieselfs_server.metadata.interface import MetadataStore
 
@@ -190,9 +191,11 @@ class Quotas:
         metrics: Registry,
         clock: Callable[[], float] = time.time,
         pause: Callable[[float], None] = time.sleep,
+        room: Room | None = None,
     ) -> None:
         self._metadata = metadata
         self._users = users
+        self._room = room or Room()
         self._clock = clock
         self._pause = pause
         self._locks_lock = Lock()  # guards `_locks`
@@ -231,11 +234,12 @@ class Quotas:
     def admitted(
         self, dataset: DatasetRecord, preamble: Preamble, header: ChunkHeader, wait_s: float = QUOTA_WAIT_S
     ) -> Iterator[None]:
-        """Store a chunk in the block. Raises QuotaExceeded before it, and Unavailable. With a `wait_s` of 0 it does not
-        wait for the holds of others: the caller does, after RoomAwaited.
+        """Store a chunk in the block. Raises QuotaExceeded before it, StorageFull for a full disk, and Unavailable.
+        With a `wait_s` of 0 it does not wait for the holds of others: the caller does, after RoomAwaited.
 
         Deletes of what exists always fit, and chunks that are applied already.
         """
+        self._room.check(preamble, header)
         accounts, name = self._table(), dataset.name
         owner = accounts.owners.get(name, "")
         is_limited = accounts.quotas.get(dataset_account(name)) or (owner and accounts.quota_of_user(owner))

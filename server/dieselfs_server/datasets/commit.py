@@ -45,7 +45,7 @@ class StoreFull(StorageFull):
 Admission = Callable[[Preamble, ChunkHeader], AbstractContextManager[object]]
 
 
-def _any(_preamble: Preamble, _header: ChunkHeader) -> AbstractContextManager[object]:
+def any_chunk(_preamble: Preamble, _header: ChunkHeader) -> AbstractContextManager[object]:
     return nullcontext()
 
 
@@ -57,7 +57,7 @@ def commit_chunk(
     data: bytearray | bytes,
     now_ns: int,
     uploaded_to: str | None = None,
-    admitted: Admission = _any,
+    admitted: Admission = any_chunk,
 ) -> int:
     """Verify, store and apply a chunk; returns the dataset's generation. May be repeated.
 
@@ -100,7 +100,7 @@ def store_chunk(
     header: ChunkHeader,
     data: bytearray | bytes,
     now_ns: int,
-    admitted: Admission = _any,
+    admitted: Admission = any_chunk,
 ) -> int:
     """Store and apply a verified chunk; returns the generation. `admitted`: a block in which it is stored, or that
     refuses it.
@@ -167,7 +167,7 @@ class ChunkWriter:
         ids: ChunkIdSource,
         dataset: DatasetRecord,
         now_ns: Callable[[], int] = time.time_ns,
-        admitted: Admission = _any,
+        admitted: Admission = any_chunk,
         stored: Callable[[int, int], object] = lambda *_: None,
         has_versions: bool = False,
     ) -> None:

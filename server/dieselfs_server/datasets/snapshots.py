@@ -31,7 +31,6 @@ from dieselfs.errors import (
     DieselfsError,
     InvalidInput,
     NotFound,
-    StorageFull,
     Unavailable,
 )
 from dieselfs.names import check_tag_name
@@ -87,6 +86,8 @@ class SnapshotCache:
         self._metadata = metadata
         self._locks: dict[bytes, trio.Lock] = {}  # changed only between checkpoints
         self._open: dict[Path, Snapshot] = {}  # each changed only under its dataset's lock
+        # The newest one for which the disk had no room; replaced in one step.
+        self._in_memory: tuple[Path, Snapshot] | None = None
         self._ahead: set[Path] = set()  # built ahead, and not requested yet
         self._deltas: dict[tuple[bytes, bytes], bytes] = {}  # by the digests of base and snapshot
 
@@ -123,20 +124,33 @@ class SnapshotCache:
         content = signed(unsigned, self._identity)
         built = Snapshot(content, f"snapshot of {dataset.name}")
         path = self._path(dataset.dataset_id, built.header)  # of the generation built, which may be newer
-        try:
-            self._write(path, content)
-        except OSError as error:
-            kind = StorageFull if error.errno in (errno.ENOSPC, errno.EDQUOT) else Unavailable
-            raise kind(
-                f"the server cannot write a snapshot in {self._folder}: {error.strerror}; free space there, then retry"
-            ) from None
+        is_stored = self._store(dataset.dataset_id, path, content)
         for unused in [each for each in self._ahead if each.name.startswith(dataset.dataset_id.hex())]:
             self._ahead.discard(unused)
             self._open.pop(unused, None)
             unused.unlink(missing_ok=True)
         self.drop(dataset.dataset_id, GENERATIONS_KEPT)
+        if not is_stored:
+            self._in_memory = path, Snapshot(content, str(path))
+            return self._in_memory[1]
         self._open[path] = Snapshot.open(path)
         return self._open[path]
+
+    def _store(self, dataset_id: bytes, path: Path, content: bytes) -> bool:
+        """Write a snapshot; False if the disk is full, also without the older ones of the dataset."""
+        for is_retry in (False, True):
+            try:
+                if is_retry:
+                    self.drop(dataset_id)
+                self._write(path, content)
+                return True
+            except OSError as error:
+                if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+                    raise Unavailable(
+                        f"the server cannot write a snapshot in {self._folder}: {error.strerror}"
+                    ) from None
+                log.warning("no room for a snapshot of %d bytes in %s", len(content), self._folder)
+        return False
 
     def _since_last(self, dataset_id: bytes) -> bytes | None:
         """The newest generation made from the last one that is kept; None where that is not possible."""
@@ -216,6 +230,8 @@ class SnapshotCache:
 
     def _kept(self, path: Path) -> Snapshot | None:
         """The snapshot in the file `path`, verified when it is first opened; None if there is no valid one."""
+        if self._in_memory is not None and self._in_memory[0] == path:
+            return self._in_memory[1]
         if path not in self._open:
             try:
                 snapshot = Snapshot.open(path)

@@ -37,6 +37,7 @@ from dieselfs_server.access.accounts import Accounts, Caller, Right, with_owner
 from dieselfs_server.access.identity import Identity
 from dieselfs_server.access.users import UserStore
 from dieselfs_server.admission.quotas import Quotas
+from dieselfs_server.admission.room import Room
 from dieselfs_server.admission.usage import Traffic
 from dieselfs_server.call import Call
 from dieselfs_server.datasets.catalog import Catalog
@@ -159,6 +160,7 @@ class MaintenanceCalls:
     tags: TagStore
     scratch: Path
     """A folder for temporary files."""
+    room: Room
 
     def __post_init__(self) -> None:
         self._jobs = MaintenanceJobs(self.metadata, time.time_ns)
@@ -178,7 +180,8 @@ class MaintenanceCalls:
         dataset, grace_s, is_dry_run = await call.dataset(), call.arguments.grace_s, call.arguments.is_dry_run
         if not 0 <= grace_s < GRACE_S_MAX:
             raise InvalidInput(f"grace time of {grace_s} s is out of range (0 to {GRACE_S_MAX - 1})")
-        work = purging.purge, dataset, self.tags, time.time_ns(), grace_s, is_dry_run
+        asked = time.time_ns(), grace_s, is_dry_run, self.room.for_purge
+        work = purging.purge, dataset, self.tags, *asked
         return await self._run(call, dataset.dataset_id, f"purge of {dataset.name}", *work)
 
     async def list_attached(self, call: Call) -> Sequence[AttachedRecord]:

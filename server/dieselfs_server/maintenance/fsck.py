@@ -4,8 +4,10 @@ The reference is a temporary metadata store, made from the headers of all chunks
 the files that need them; these cannot be repaired.
 """
 
+import errno
 import logging
-from contextlib import closing
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -14,7 +16,7 @@ import numpy as np
 
 from dieselfs.chunk.format import ChunkHeader, Preamble, check_extents
 from dieselfs.chunk.ids import chunk_name
-from dieselfs.errors import Damaged, DieselfsError, NotFound
+from dieselfs.errors import Damaged, DieselfsError, NotFound, StorageFull
 from dieselfs.limits import REPORT_LINES_MAX
 from dieselfs.names import printable
 from dieselfs.records import ChunkRecord, DatasetRecord, EntryTable
@@ -51,8 +53,8 @@ def fsck(
     proceed = proceed or Proceed()
     proceed.expect(dataset.chunks)
     check = _Check(store, metadata, dataset, now_ns, is_deep, is_repair)
-    scratch.mkdir(mode=0o700, parents=True, exist_ok=True)
     with (
+        _room_in(scratch),
         TemporaryDirectory(prefix="fsck-", dir=scratch) as folder,
         closing(SqliteMetadata(f"{folder}/reference.db")) as reference,
     ):
@@ -211,6 +213,21 @@ class _Check:
                         "chunk",
                         f"chunk {chunk_name(chunk_id)} is another one than the one that tag {tag} needs",
                     )
+
+
+@contextmanager
+def _room_in(scratch: Path) -> Iterator[None]:
+    """Make the folder. Raises StorageFull with its name if it has no room for the block."""
+    try:
+        scratch.mkdir(mode=0o700, parents=True, exist_ok=True)
+        yield
+    except (OSError, StorageFull) as error:
+        if isinstance(error, OSError) and error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        raise StorageFull(
+            f"the server has no room for a check in {scratch}: it takes about as much as the metadata; free space "
+            "there, then retry"
+        ) from None
 
 
 def _is_replaced(stored: Preamble, applied: ChunkRecord) -> bool:

@@ -6,22 +6,25 @@ grace time: first its object, then its record. After a crash at any point, the n
 the chunks gives the same dataset.
 """
 
+import logging
 from collections.abc import Mapping, Sequence, Set
 from contextlib import suppress
 
 from dieselfs.chunk.format import ChunkHeader, Op, check_extents
 from dieselfs.chunk.ids import ChunkIdSource, chunk_name, chunk_time_s
-from dieselfs.errors import Damaged, NotFound
+from dieselfs.errors import Damaged, NotFound, StorageFull
 from dieselfs.limits import REPORT_LINES_MAX
 from dieselfs.records import ChunkRecord, DatasetRecord
 from dieselfs.rpc.records import PurgeReport
-from dieselfs_server.datasets.commit import ChunkWriter, read_chunk
+from dieselfs_server.datasets.commit import Admission, ChunkWriter, any_chunk, read_chunk
 from dieselfs_server.datasets.snapshots import TagStore
 from dieselfs_server.leases.lease import Pin, live_pins
 from dieselfs_server.maintenance.attachments import attached_chunks, is_attached
 from dieselfs_server.maintenance.jobs import Proceed
 from dieselfs_server.metadata.interface import MetadataStore
 from dieselfs_server.store.interface import ObjectStore
+
+log = logging.getLogger(__name__)
 
 
 def purge(
@@ -32,9 +35,11 @@ def purge(
     now_ns: int,
     grace_s: int,
     is_dry_run: bool,
+    admitted: Admission = any_chunk,
     proceed: Proceed | None = None,
 ) -> PurgeReport:
-    """Purge a dataset; with `is_dry_run` only report.
+    """Purge a dataset; with `is_dry_run` only report. Where there is no room for copies of live entries, it frees what
+    it can; a later purge continues.
 
     Raises Damaged if a tag, or a chunk with dead entries, is damaged.
     """
@@ -61,7 +66,14 @@ def purge(
             proceed()
             store.delete(dataset.dataset_id, chunk.chunk_id)
             metadata.forget_chunk(dataset.dataset_id, chunk.chunk_id)
-        _rewrite(store, metadata, dataset, now_ns, holed, proceed)
+        try:
+            _rewrite(store, metadata, dataset, now_ns, holed, proceed, admitted)
+        except StorageFull as error:
+            if not expired:
+                raise
+            log.warning(
+                "purge of %s removed %d chunks, and ended early: %s", dataset.name, len(expired), error
+            )
     return PurgeReport(
         chunks_rewritten=len(holed),
         chunks_removed=len(expired),
@@ -99,6 +111,7 @@ def _rewrite(
     now_ns: int,
     chunks: Sequence[ChunkRecord],
     proceed: Proceed,
+    admitted: Admission = any_chunk,
 ) -> None:
     """Copy the live entries of these chunks into new ones."""
     # Of equal versions the larger chunk ID counts, so the copies need larger IDs, even if the clocks of the original
@@ -110,7 +123,7 @@ def _rewrite(
     def stored(_entries: int, _bytes: int) -> None:  # a chunk with the same bytes for many files becomes many
         proceed.check()
 
-    writer = ChunkWriter(store, metadata, ids, dataset, lambda: now_ns, stored=stored, has_versions=True)
+    writer = ChunkWriter(store, metadata, ids, dataset, lambda: now_ns, admitted, stored, has_versions=True)
     for chunk in chunks:
         proceed()
         preamble, header, payload = read_chunk(store, dataset.dataset_id, chunk.chunk_id)

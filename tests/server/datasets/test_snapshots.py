@@ -14,6 +14,7 @@ from dieselfs.records import EntryTable
 from dieselfs.snapshot.delta import apply_delta
 from dieselfs.snapshot.delta_format import decode_delta
 from dieselfs.snapshot.reader import Snapshot
+from dieselfs_server.admission.room import disk_of
 from dieselfs_server.datasets import snapshots as module
 from dieselfs_server.datasets import snapshots as snapshot_records
 from dieselfs_server.datasets.commit import commit_chunk, read_header
@@ -30,6 +31,7 @@ from dieselfs_server.datasets.snapshots import (
 from dieselfs_server.metadata.sqlite.store import SqliteMetadata
 from dieselfs_server.store.memory import MemoryStore
 from tests.support.identity import IDENTITY, OTHER_IDENTITY
+from tests.support.small_disk import small_disk
 from tests.support.snapshots import DATASET_ID, SAMPLE, SOURCE, snapshot_bytes
 
 DATASET = bytes(range(16))
@@ -302,3 +304,26 @@ def test_a_tag_of_other_servers_is_refused() -> None:
     tagged(store)
     with pytest.raises(Damaged, match="not signed by the servers of this store"):
         TagStore(store, OTHER_IDENTITY).get("pets", DATASET_ID, "v1")
+
+
+async def test_without_room_on_its_disk_a_snapshot_is_served_from_memory(
+    tmp_path: Path, metadata: CountingMetadata
+) -> None:
+    with small_disk(tmp_path / "disk", "16k") as disk:
+        await _served_from_memory(disk, metadata)  # at its end nothing maps a file of the disk
+
+
+async def _served_from_memory(disk: Path, metadata: CountingMetadata) -> None:
+    cache = SnapshotCache(disk / "snapshots", metadata, IDENTITY)
+    write(metadata, b"first")
+    await cache.get(metadata.dataset("data"))
+    (disk / "ballast").write_bytes(bytes(disk_of(str(disk)).free_bytes))
+    write(metadata, b"second")
+    await cache.get(metadata.dataset("data"))  # in place of the first one
+    (disk / "more").write_bytes(bytes(disk_of(str(disk)).free_bytes))
+    write(metadata, b"/".join([b"x" * 200] * 20))  # a snapshot of two pages
+    dataset, tables = metadata.dataset("data"), metadata.tables
+    built = await cache.get(dataset)
+    assert built.generation == dataset.generation and built.header.files == 3
+    assert (await cache.get(dataset)).digest == built.digest and metadata.tables == tables + 1
+    assert not list(disk.glob("*/*.tmp"))

@@ -53,7 +53,7 @@ class World:
 
     def purge(self, check: Callable[[], object]) -> None:
         dataset = self.metadata.dataset("data")
-        purge(self.store, self.metadata, dataset, self.tags, NOW_NS, 0, False, Proceed(check))
+        purge(self.store, self.metadata, dataset, self.tags, NOW_NS, 0, False, proceed=Proceed(check))
 
 
 @pytest.fixture
