@@ -170,6 +170,6 @@ def _glob_part(part: re.Match[bytes]) -> bytes:
     if text in (b"*", b"?"):
         return b"[^/]" + (b"*" if text == b"*" else b"")
     if part[2]:
-        inside = part[2].replace(b"\\", b"\\\\").replace(b"[", b"\\[").replace(b"]", b"\\]")
-        return b"(?!/)[" + (b"^" if part[1] else b"") + inside.replace(b"^", b"\\^") + b"]"
+        inside = re.sub(rb"[\\\[\]^&~|]|^-|(?<=-)-", rb"\\\g<0>", part[2])  # no set operations
+        return b"(?!/)[" + (b"^" if part[1] else b"") + inside + b"]"
     return re.escape(text)

@@ -164,6 +164,7 @@ class Report:
         if not (
             are_finite
             and all(isinstance(name, str) and _EXPORTED.fullmatch(name) for name in names)
+            and all(family["name"] != "_total" for family in report.families)
             and all(isinstance(text, str) for text in texts)
         ):
             raise InvalidInput("not a report of metrics: invalid name, text or number")

@@ -2,6 +2,7 @@
 
 import os
 import pickle  # noqa: TID251  # as a DataLoader hands a dataset to spawned workers
+import warnings
 from pathlib import Path
 
 import pytest
@@ -45,6 +46,13 @@ def test_patterns(root: Path, patterns: str | list[str] | None, expected: list[s
 def test_a_pattern_with_a_reversed_range_is_refused(root: Path) -> None:
     with pytest.raises(InvalidInput, match="is not possible"):
         FileSamples(root, "[z-a].jpg")
+
+
+@pytest.mark.parametrize("pattern", ["[--a].jpg", "[+--a].jpg", "[a&&b].jpg", "[a||~~].jpg", "[[a].jpg"])
+def test_no_set_operations(root: Path, pattern: str) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert FileSamples(root, pattern).path(0) == "a.jpg"
 
 
 def test_a_list_has_its_own_order_and_may_repeat(root: Path) -> None:
