@@ -1,18 +1,21 @@
-"""What a process tells the service manager that started it (sd_notify of systemd). This module sends datagrams.
+"""What a process tells the service manager that started it (sd_notify of systemd), and the descriptors that the manager
+keeps for it. This module sends datagrams.
 
 It imports next to nothing, because supervisors use it.
 """
 
 import os
 import socket
-from collections.abc import Mapping
+from array import array
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 
 SERVICE_READY = "READY=1"
 SERVICE_STOPPING = "STOPPING=1"
+_FIRST_DESCRIPTOR = 3
 
 
-def notify(state: str, environment: Mapping[str, str] = os.environ) -> bool:
+def notify(state: str, environment: Mapping[str, str] = os.environ, descriptors: Sequence[int] = ()) -> bool:
     """Send a state to the manager's socket, if the environment names one. False if it was not sent; never fails.
 
     A leading @ stands for the null byte of an abstract socket.
@@ -22,6 +25,26 @@ def notify(state: str, environment: Mapping[str, str] = os.environ) -> bool:
         return False
     with suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as manager:
         manager.setblocking(False)
-        manager.sendto(state.encode(), address.replace("@", "\0", 1) if address[0] == "@" else address)
+        to = address.replace("@", "\0", 1) if address[0] == "@" else address
+        passed = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array("i", descriptors))] if descriptors else []
+        manager.sendmsg([state.encode()], passed, 0, to)  # `send_fds` of Python 3.11 ignores the address
         return True
     return False
+
+
+def store(word: str, name: str = "", descriptor: int | None = None) -> None:
+    """`keep`: let the manager keep a copy of a descriptor, also when all processes of the service have ended; `drop`:
+    let it close the copies of that name. Never fails.
+    """
+    if word == "keep" and descriptor is not None:
+        notify(f"FDSTORE=1\nFDNAME={name}", descriptors=[descriptor])
+    elif word == "drop":
+        notify(f"FDSTOREREMOVE=1\nFDNAME={name}")
+
+
+def stored(environment: Mapping[str, str] = os.environ) -> dict[str, int]:
+    """The descriptors that the manager has kept, and hands to this process; empty for its children."""
+    if environment.get("LISTEN_PID") != str(os.getpid()):
+        return {}
+    names = environment.get("LISTEN_FDNAMES", "").split(":")
+    return {name: _FIRST_DESCRIPTOR + place for place, name in enumerate(names)}

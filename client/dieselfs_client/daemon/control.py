@@ -7,6 +7,7 @@ import contextlib
 import errno
 import json
 import os
+import select
 import shlex
 import signal
 import time
@@ -20,6 +21,7 @@ from dieselfs.errors import MountError, MountNotFound, Unavailable
 from dieselfs.limits import MOUNT_START_TIMEOUT_S, UNMOUNT_TIMEOUT_S
 from dieselfs.names import SCHEME, is_file_path, is_location, parse_location
 from dieselfs.process.launch import launch, module_environment, python_command, wait_for_end
+from dieselfs.process.service_manager import stored
 from dieselfs.process.state_dirs import log_path
 from dieselfs.process.system_limits import room_bytes
 from dieselfs.settings.table import KERNEL
@@ -34,8 +36,16 @@ from dieselfs_client.mount.points.mount_table import (
 from dieselfs_client.mount.points.mounting import facts, prepare_mountpoint, resolved_mountpoint
 from dieselfs_client.mount.points.mounting import unmount as unmount_from_kernel
 from dieselfs_client.mount.points.options import MountOptions, check_following, format_options
-from dieselfs_client.supervision.adoption import OWNED
-from dieselfs_client.supervision.status import SupervisorStatus, supervision_of, supervisions
+from dieselfs_client.supervision.adoption import OWNED, STATUS
+from dieselfs_client.supervision.control_channel import DEVICE
+from dieselfs_client.supervision.status import (
+    STATUS_BYTES_MAX,
+    MemoryFile,
+    SupervisorStatus,
+    parse_status,
+    supervision_of,
+    supervisions,
+)
 
 UPGRADE_TIMEOUT_S = 120.0
 """Wait for a new daemon to take over a mount."""
@@ -120,19 +130,40 @@ def _log_of(place: str) -> Path:
 
 
 def become_supervisor(dataset: str, mountpoint: str | os.PathLike[str], options: MountOptions) -> NoReturn:
-    """As `mount`, but this process becomes the supervisor, and logs to standard error.
+    """As `mount`, but this process becomes the supervisor, and logs to standard error. It continues a mount whose
+    descriptors the service manager has kept.
 
     Raises InvalidInput and MountError. Later errors are written to standard error, and set the exit code.
     """
     place = resolved_mountpoint(mountpoint)
-    command = supervisor_command(_checked(dataset, place, options, True), place, options, "-", "-")
+    name = _checked(dataset, place, options, True, _is_kept_alive(place))
+    command = supervisor_command(name, place, options, "-", "-")
     os.execve(command[0], command, module_environment())
 
 
-def _checked(dataset: str, place: str, options: MountOptions, is_kept: bool) -> str:
+def _is_kept_alive(place: str) -> bool:
+    """Whether the service manager has kept the descriptors of the mount at `place`, so that it can be served again.
+    Others that it has kept are closed: the connection of their mount has ended.
+
+    Asks nothing of the mount, which answers to nobody at the moment.
+    """
+    held, record = stored(), mount_at(place)
+    if held.keys() >= {DEVICE, STATUS} and record is not None and record.is_dieselfs:
+        status = parse_status(MemoryFile(STATUS, held[STATUS]).read(STATUS_BYTES_MAX))
+        poll = select.poll()
+        poll.register(held[DEVICE], 0)  # an error is reported nevertheless
+        if status is not None and status.device == record.device and not poll.poll(0):
+            return True
+    for descriptor in held.values():
+        os.close(descriptor)
+    os.environ.pop("LISTEN_PID", None)
+    return False
+
+
+def _checked(dataset: str, place: str, options: MountOptions, is_kept: bool, is_mounted: bool = False) -> str:
     """The dataset, with its tag and folder. Raises the errors that are known before a process is started.
 
-    `is_kept`: the caller needs the first supervisor.
+    `is_kept`: the caller needs the first supervisor; `is_mounted`: that continues a mount.
     """
     location = None
     if is_file_path(dataset):
@@ -149,7 +180,8 @@ def _checked(dataset: str, place: str, options: MountOptions, is_kept: bool) -> 
     if options.disk:
         check_usable(options.disk)
     granted(options.memory_bytes, *room_bytes())  # a daemon in a smaller control group would be killed
-    prepare_mountpoint(place)
+    if not is_mounted:
+        prepare_mountpoint(place)
     return name
 
 

@@ -87,6 +87,18 @@ def adopt(end: int) -> Adopted:
     return adopted_from(held)._replace(daemon=(daemon, 0), is_starter=True)
 
 
+def adopted_of_service() -> Adopted | None:
+    """What the service manager has kept when all processes of a mount ended; None if this is another start."""
+    if "LISTEN_PID" not in os.environ:
+        return None
+    from dieselfs.process.service_manager import stored  # costs memory that others need not pay
+
+    held = stored()
+    for descriptor in held.values():
+        os.set_inheritable(descriptor, False)
+    return adopted_from(held) if held else None
+
+
 def adopted_from(held: dict[str, int]) -> Adopted:
     """What descriptors are for, by their names. They belong to the result."""
     channels: dict[str, tuple[ControlChannel, int]] = {}

@@ -31,12 +31,28 @@ class Succession(BaseException):
         self.adopted = adopted
 
 
+class Copies:
+    """The descriptors of which another process has copies, by name."""
+
+    def __init__(self) -> None:
+        self._told: dict[str, Held] = {}
+
+    def update(self, send: Callable[[str, str, int | None], object], wanted: Mapping[str, Held]) -> None:
+        """Let it have copies of these, and no others. `send`: as that of `ControlChannel`, whose errors are raised."""
+        for name in [name for name, held in self._told.items() if wanted.get(name) != held]:
+            send("drop", name, None)
+            del self._told[name]
+        for name in wanted.keys() - self._told.keys():
+            send("keep", name, wanted[name][0])
+            self._told[name] = wanted[name]
+
+
 class Keeper:
     """The keeper as its supervisor sees it. `child`: None while there is none."""
 
     def __init__(self) -> None:
         self.child: Child | None = None
-        self._told: dict[str, Held] = {}
+        self._copies = Copies()
         self._beat_s = 0.0
 
     @property
@@ -60,8 +76,8 @@ class Keeper:
         ours, theirs = ControlChannel.pair()
         supervisor = os.getpid()
         try:
-            self._told = {}
-            self._tell(ours, wanted)  # before it begins, so it never has less
+            self._copies = Copies()
+            self._copies.update(ours.send, wanted)  # before it begins, so it never has less
             pid = os.fork()
         except OSError:
             ours.close()
@@ -86,21 +102,12 @@ class Keeper:
         if child is None or child.killed_s is not None:
             return
         try:
-            self._tell(child.control_channel, wanted)
+            self._copies.update(child.control_channel.send, wanted)
             if now_s - self._beat_s >= BEAT_INTERVAL_S:
                 child.control_channel.send("beat")
                 self._beat_s = now_s
         except OSError:
             child.kill(now_s)
-
-    def _tell(self, control_channel: ControlChannel, wanted: Mapping[str, Held]) -> None:
-        for name in [name for name in self._told if name not in wanted]:
-            control_channel.send("drop", name)
-            del self._told[name]
-        for name, held in wanted.items():
-            if self._told.get(name) != held:
-                control_channel.send("keep", name, held[0])
-                self._told[name] = held
 
 
 def _wait_for_end(control_channel: ControlChannel, supervisor: int) -> dict[str, int]:
@@ -124,7 +131,7 @@ def _wait_for_end(control_channel: ControlChannel, supervisor: int) -> dict[str,
         if word == "beat":
             with contextlib.suppress(OSError):  # it has ended
                 control_channel.send("beat")
+        elif word == "keep" and descriptor is not None:
+            held[name] = descriptor
         elif name in held:
             os.close(held.pop(name))
-        if word == "keep" and descriptor is not None:
-            held[name] = descriptor

@@ -42,6 +42,7 @@ from dieselfs_client.supervision.adoption import (
     ZYGOTE,
     Adopted,
     adopt,
+    adopted_of_service,
     remembered_command,
 )
 from dieselfs_client.supervision.child import Child
@@ -53,7 +54,7 @@ from dieselfs_client.supervision.control_channel import (
     KeptDescriptors,
     Message,
 )
-from dieselfs_client.supervision.keeper import Held, Keeper, Succession
+from dieselfs_client.supervision.keeper import Copies, Held, Keeper, Succession
 from dieselfs_client.supervision.restart_policy import RestartPolicy
 from dieselfs_client.supervision.startup_report import StartupReport
 from dieselfs_client.supervision.status import (
@@ -108,6 +109,8 @@ class Supervisor:
         self._status_file = MemoryFile(STATUS_NAME, None if adopted is None else adopted.status)
         self._own_command = remembered_command([ADOPT, "-" if log is None else log, mountpoint, *command])
         self._keeper = Keeper()
+        self._stored = Copies()
+        self._is_service = log is None and "NOTIFY_SOCKET" in os.environ
         self._zygote: Child | None = None
         self._zygote_policy = RestartPolicy()
         self._zygote_failures = 0
@@ -450,7 +453,19 @@ class Supervisor:
                 self._keeper.fork(now_s, self._inheritance(), self._let_go)
             except OSError as error:
                 self._note(f"cannot fork a keeper: {error.strerror}")
-        self._keeper.brief(now_s, self._inheritance())
+        wanted = self._inheritance()
+        self._keeper.brief(now_s, wanted)
+        if self._was_ready and self._outcome is None:
+            self._store(
+                {name: held for name, held in wanted.items() if not name.startswith((ZYGOTE, DAEMON))}
+            )
+
+    def _store(self, wanted: dict[str, Held]) -> None:
+        """Let the service manager have copies of these descriptors, for the end of all processes."""
+        if self._is_service:  # else the import would cost each supervisor memory for nothing
+            from dieselfs.process.service_manager import store
+
+            self._stored.update(store, wanted)
 
     def _inheritance(self) -> dict[str, Held]:
         """What the next supervisor needs, except chunks: the daemon sends them again."""
@@ -521,6 +536,7 @@ class Supervisor:
             child.has_hung_up = True
         while not all(child.is_gone(time.monotonic()) for child in self._children()):
             self._wait(TICK_S)
+        self._store({})
         self._kept.close()  # now the kernel fails the requests that still wait
         is_failed = self._was_ready and self._outcome is not None and self._outcome[0] != EXIT_OK
         is_stopped = self._was_told_to_stop and not self._was_ready
@@ -538,7 +554,7 @@ class Supervisor:
 
 def main() -> None:
     report, *others = sys.argv[1:]
-    adopted = owner = None
+    adopted, owner = adopted_of_service(), None
     if report == OWNED:
         owner, report, *others = int(others[0]), *others[1:]
         os.set_inheritable(owner, False)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from dieselfs.process.launch import LaunchReport
-from dieselfs.process.service_manager import SERVICE_READY, SERVICE_STOPPING, notify
+from dieselfs.process.service_manager import SERVICE_READY, SERVICE_STOPPING, notify, store, stored
 from dieselfs_client.supervision.startup_report import StartupReport
 
 
@@ -54,3 +54,18 @@ def test_a_process_with_a_launcher_is_not_the_service(manager: socket.socket) ->
         assert answer.read() == "ready\n"
     with pytest.raises(BlockingIOError):
         manager.recv(100)
+
+
+def test_the_manager_keeps_descriptors_by_name_and_hands_them_back_once(manager: socket.socket) -> None:
+    memory = os.memfd_create("test")
+    store("keep", "device", memory)
+    content, [copy], _, _ = socket.recv_fds(manager, 100, 1)
+    assert content == b"FDSTORE=1\nFDNAME=device"
+    assert os.path.sameopenfile(copy, memory)
+    store("drop", "device")
+    assert manager.recv(100) == b"FDSTOREREMOVE=1\nFDNAME=device"
+    os.close(memory)
+    os.close(copy)
+    given = {"LISTEN_PID": str(os.getpid()), "LISTEN_FDNAMES": "device:status"}
+    assert stored(given) == {"device": 3, "status": 4}
+    assert stored({**given, "LISTEN_PID": "1"}) == stored({}) == {}
