@@ -13,7 +13,7 @@ import sys
 import sysconfig
 import time
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -88,14 +88,14 @@ def python_command(module: str, *arguments: str) -> list[str]:
     return [sys.executable, "-P", "-m", module, *arguments]
 
 
-def module_environment() -> dict[str, str]:
-    """The environment in which a Python program imports the same modules as this process, also from a checkout.
+def module_environment(variables: Mapping[str, str] = os.environ) -> dict[str, str]:
+    """These variables, with which a Python program imports the same modules as this process, also from a checkout.
 
     Standard folders are left out: an upgrade of Python may change them.
     """
     standard = tuple(sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib"))
     added = [os.path.abspath(path) for path in sys.path if not path.startswith(standard)]
-    return {**os.environ, "PYTHONPATH": os.pathsep.join(added)}
+    return {**variables, "PYTHONPATH": os.pathsep.join(added)}
 
 
 def start(command: Sequence[str], log: Path, descriptors: Sequence[int] = (), folder: str = "/") -> int:

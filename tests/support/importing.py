@@ -5,18 +5,23 @@ from pathlib import Path
 from zlib import crc32
 
 from dieselfs_tools.archives.formats import AUTO, format_of
-from dieselfs_tools.archives.importing.inputs import Input
+from dieselfs_tools.archives.importing.inputs import DirectOpener, Input
 from dieselfs_tools.archives.importing.record import Record
 from dieselfs_tools.cli.output import Output
 
 QUIET = Output(is_quiet=True)
 
 
+def source_of(name: str, stack: ExitStack) -> Input:
+    """A source that this process reads itself."""
+    return Input(name, stack, DirectOpener(name, QUIET))
+
+
 def read_all(source: Path | str, format_name: str = AUTO, into: list[Record] | None = None) -> list[Record]:
     """All records, each loaded before the next one is taken. `into` has those before an error."""
     found = [] if into is None else into
     with ExitStack() as stack:
-        opened = Input(str(source), stack, QUIET)
+        opened = source_of(str(source), stack)
         for record in format_of(opened, format_name).read()(opened):
             if not record.fault:
                 record.load()

@@ -28,7 +28,7 @@ from dieselfs_tools.archives.importing import (
     tfrecord_file,
     zip_file,
 )
-from dieselfs_tools.archives.importing.inputs import Input
+from dieselfs_tools.archives.importing.inputs import DirectOpener, Input
 from dieselfs_tools.archives.importing.naming import Names, Template
 from dieselfs_tools.archives.importing.record import Record
 from dieselfs_tools.cli.output import Output
@@ -46,7 +46,8 @@ def _import(read: Reader, files: Mapping[str, bytes], fuzzed: str, data: bytes) 
     with TemporaryDirectory() as folder, ExitStack() as stack:
         for name, content in {**files, fuzzed: data}.items():
             Path(folder, name).write_bytes(content)
-        source = Input(folder if files else os.path.join(folder, fuzzed), stack, _QUIET)
+        name = folder if files else os.path.join(folder, fuzzed)
+        source = Input(name, stack, DirectOpener(name, _QUIET))
         names, template = Names(b"", is_renaming=True), Template("{name}")
         for record in read(source):
             with suppress(*ENTRY_ERRORS):  # this record fails alone

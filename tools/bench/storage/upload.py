@@ -9,6 +9,7 @@ import os
 import subprocess
 import tempfile
 from collections.abc import Callable, Generator
+from contextlib import closing
 from functools import partial
 from pathlib import Path
 
@@ -84,7 +85,7 @@ def _import(archive: Path, tree: SourceTree) -> Run:
         if report.failures or report.done_bytes != tree.size_bytes:
             raise RunFailed(f"stored {report.done_bytes} of {tree.size_bytes} bytes: {report.failures[:1]}")
 
-    with running_home(_new_folder(tree)) as home:
+    with closing(records), running_home(_new_folder(tree)) as home:
         os.sync()
         return measure(lambda: store(home), {"server": [home.server_process()]})
 

@@ -57,7 +57,8 @@ class Format:
     `is_attachable`: values are ranges of the source. `is_stream`: it can be written to standard output. `magics`: the
     bytes that files have at `magic_offset`. `has_check`: the reader's module has a function `recognizes` for what they
     do not show. `suffixes`: of its files; the first one is that of a target. `template`: the names of records, unless
-    --name is given. `package`: what it needs beside the standard library.
+    --name is given. `package`: what it needs beside the standard library. `is_mapped`: its
+    library maps the whole file.
     """
 
     name: str
@@ -72,6 +73,7 @@ class Format:
     suffixes: tuple[str, ...] = ()
     template: str = WHOLE_NAME
     package: str = ""
+    is_mapped: bool = False
 
     def read(self) -> Reader:
         """What reads the records. Raises InvalidInput if a package is missing."""
@@ -145,6 +147,7 @@ FORMATS = {
             has_check=True,
             suffixes=(".lmdb", ".mdb"),
             package="lmdb",
+            is_mapped=True,
         ),
         Format(
             name="hdf5",

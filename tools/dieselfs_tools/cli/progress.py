@@ -5,6 +5,7 @@ Also a stream as a temporary file, for as long as it is needed. This module writ
 temporary files, and starts a thread.
 """
 
+import io
 import json
 import os
 import sys
@@ -189,23 +190,39 @@ def spooled(stream: BinaryIO, output: Output, name: str = STANDARD_INPUT) -> Ite
 
     Raises DieselfsError if there is no space for it.
     """
-    title = "standard input" if name == STANDARD_INPUT else name
     with ExitStack() as stack:
         try:
             # In a folder of this user alone: the mode of the file is what the dataset records.
             folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="dlcmd-"))
-            file = stack.enter_context(open(os.path.join(folder, "standard-input"), "xb"))
-            with shown(output, f"read {title}", lambda: _spooled_reading(file.fileno())):
-                while block := stream.read(COPY_BYTES):
-                    file.write(block)
-                file.flush()
+            file = stack.enter_context(open(os.path.join(folder, "standard-input"), "xb", buffering=0))
             os.fchmod(file.fileno(), SPOOLED_MODE)
         except OSError as error:
-            raise DieselfsError(
-                f"{title} cannot be stored in {tempfile.gettempdir()}: {error.strerror}; "
-                "set TMPDIR to a folder with more space"
-            ) from None
+            raise no_room_for(name, error) from None
+        spool(stream.read, file, output, name)
         yield file.name
+
+
+def spool(read: Callable[[int], bytes], file: io.FileIO, output: Output, name: str) -> None:
+    """Copy a stream into a temporary file. Shows the progress. Raises DieselfsError if there is no space for it."""
+    try:
+        with shown(output, f"read {_title(name)}", lambda: _spooled_reading(file.fileno())):
+            while block := read(COPY_BYTES):
+                rest = memoryview(block)
+                while rest:
+                    rest = rest[file.write(rest) :]
+    except OSError as error:
+        raise no_room_for(name, error) from None
+
+
+def no_room_for(name: str, error: OSError) -> DieselfsError:
+    return DieselfsError(
+        f"{_title(name)} cannot be stored in {tempfile.gettempdir()}: {error.strerror}; "
+        "set TMPDIR to a folder with more space"
+    )
+
+
+def _title(name: str) -> str:
+    return "standard input" if name == STANDARD_INPUT else name
 
 
 def _spooled_reading(descriptor: int) -> Reading:

@@ -9,13 +9,17 @@ import click
 from dieselfs.attached.web_url import is_web_url
 from dieselfs.bucket.url import is_object_url
 from dieselfs.errors import EXIT_DAMAGED, EXIT_OK, InvalidInput
-from dieselfs.limits import MIB
+from dieselfs.limits import GIB, MIB
 from dieselfs.names import Location, is_location, printable
 from dieselfs.units import count, format_size
 from dieselfs_tools.archives.formats import ATTACHED, AUTO, EXPORTED, IMPORTED, TARGETS, format_of_target
 from dieselfs_tools.cli import options
 from dieselfs_tools.cli.output import name_fields
 from dieselfs_tools.cli.session import Session
+
+RECORDS_MAX = 100_000_000
+BYTES_MAX = 65_536 * GIB
+"""Of an import, unless it says otherwise: a source may claim more than can be."""
 
 
 @options.verb(
@@ -31,6 +35,20 @@ from dieselfs_tools.cli.session import Session
     IMPORTED,
     "Name of each record: {name}, {folder}, {stem}, {ext}, {source}, {index:08}, and fields of the record.",
 )
+@click.option(
+    "--max-records",
+    "records_max",
+    type=click.IntRange(1),
+    default=RECORDS_MAX,
+    help=f"Records of all sources that are read at most. [{RECORDS_MAX:,}]",
+)
+@click.option(
+    "--max-size",
+    "bytes_max",
+    type=options.SIZE,
+    default=BYTES_MAX,
+    help=f"Size of all records together, at most. [{format_size(BYTES_MAX)}]",
+)
 @options.filters
 @options.dry_run
 @options.flag("-f", "--force", "is_forced", text="Also store records that are already stored.")
@@ -45,6 +63,9 @@ def import_(session: Session, **chosen: Any) -> int:
     Records that are already stored (same size, time and mode) are skipped, so the same command continues an interrupted
     import. Unsafe names and duplicates are refused and listed at the end, and the rest is stored (exit code 2). A
     damaged source is stored up to the damage (exit code 5).
+
+    Sources are read by a process without keys, network and files, with limits of memory and time. If one makes it
+    crash, it is damaged.
     """
     from dieselfs_tools.archives.importing.records import RecordOptions, run_import
 

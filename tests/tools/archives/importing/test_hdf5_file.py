@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from dieselfs.errors import Damaged
+from dieselfs_tools.archives.importing.hdf5_file import DEPTH_MAX
 from tests.support.documents import REPOSITORY
 from tests.support.importing import contents, read_all
 
@@ -80,3 +81,50 @@ def test_files_that_are_damaged(path: Path) -> None:
         path.write_bytes(whole[:length])
         with pytest.raises(Damaged, match="cannot be read as HDF5"):
             read_all(path)
+
+
+def test_storage_in_other_files_is_not_read(tmp_path: Path) -> None:
+    secret = tmp_path / "secret"
+    secret.write_bytes(b"a key")
+    with h5py.File(tmp_path / "target.h5", "w") as file:
+        file["rows"] = np.arange(5)
+    with h5py.File(tmp_path / "x.h5", "w") as file:
+        file.create_dataset("external", (5,), np.uint8, external=[(str(secret), 0, 5)])
+        layout = h5py.VirtualLayout((5,), np.int64)
+        layout[:] = h5py.VirtualSource(str(tmp_path / "target.h5"), "rows", (5,))
+        file.create_virtual_dataset("virtual", layout)
+        file["link"] = h5py.ExternalLink("target.h5", "/rows")
+    faults = {record.name: record.fault for record in read_all(tmp_path / "x.h5")}
+    assert faults.keys() == {b"external", b"virtual", b"link"} and all(faults.values())
+    assert faults[b"external"].startswith("its content is in other files")
+
+
+def test_groups_in_each_other_end(tmp_path: Path) -> None:
+    with h5py.File(tmp_path / "x.h5", "w") as file:
+        outer = file.create_group("outer")
+        outer["self"], outer["root"], file["twice"] = outer, file["/"], outer
+        outer["rows"] = np.zeros((1, 2))
+    records = {record.name: record.fault for record in read_all(tmp_path / "x.h5")}
+    assert {name for name, fault in records.items() if fault} == {b"outer/self", b"outer/root", b"twice"}
+    assert records[b"outer/rows/00000000.npy"] == ""
+    with h5py.File(tmp_path / "deep.h5", "w") as file:
+        file.create_group("/".join("g" * DEPTH_MAX))
+    with pytest.raises(Damaged, match="more than 64 groups"):
+        read_all(tmp_path / "deep.h5")
+
+
+def test_what_a_small_file_claims_is_not_read(tmp_path: Path) -> None:
+    with h5py.File(tmp_path / "x.h5", "w") as file:
+        file.create_dataset("rows", (1 << 20, 1 << 10), np.uint8)  # of no byte
+        file.create_dataset("row", (1, 2 << 30), np.uint8)
+        file.create_dataset("chunk", (2 << 30,), np.uint8, chunks=(2 << 30,))
+        file.create_dataset("small", (2, 3), np.uint8)
+    assert (tmp_path / "x.h5").stat().st_size < 10_000
+    records = read_all(tmp_path / "x.h5")
+    faults = {record.name: record.fault for record in records if record.fault}
+    assert faults == {
+        b"rows": "1073741824 bytes in 0: a file made to fill memory or disk",
+        b"row": "a row of it has 2147483648 bytes, limit 1073741824",
+        b"chunk": "a chunk of it has 2147483648 bytes, limit 1073741824",
+    }
+    assert len(records) == 5

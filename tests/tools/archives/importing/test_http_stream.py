@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from dieselfs.errors import Damaged, NotFound, Unavailable
+from dieselfs.errors import Damaged, InvalidInput, NotFound, Unavailable
 from dieselfs_tools.archives.importing.http_stream import RETRIES_MAX, HttpStream
 from tests.support.http_files import web_file
 
@@ -52,3 +52,14 @@ def test_servers_that_fail() -> None:
         gone = file.url
     with pytest.raises(Unavailable, match="refused"):
         read(gone)
+
+
+def test_redirects_lead_to_the_web_only() -> None:
+    with web_file(CONTENT) as file:
+        start = file.url.rpartition("/")[0] + "/start"
+        file.redirects["/data/start"] = "a.tar"
+        assert read(start) == CONTENT
+        for target in ("ftp://127.0.0.1/a.tar", "file:///etc/passwd", "http://user@127.0.0.1/a.tar"):
+            file.redirects["/data/start"] = target
+            with pytest.raises((InvalidInput, Unavailable)):
+                read(start)

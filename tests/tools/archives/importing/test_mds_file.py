@@ -13,10 +13,9 @@ import pytest
 
 from dieselfs.errors import Damaged
 from dieselfs_tools.archives.importing.bucket_files import INDEX
-from dieselfs_tools.archives.importing.inputs import Input
 from dieselfs_tools.archives.importing.sample_shards import INDEX_BYTES_MAX, read_index
 from tests.support.documents import REPOSITORY
-from tests.support.importing import QUIET, contents, read_all
+from tests.support.importing import contents, read_all, source_of
 
 SAMPLES = REPOSITORY / "tests/samples"
 
@@ -99,4 +98,4 @@ def test_an_index_that_makes_no_sense(folder: Path, index: str) -> None:
 def test_a_small_file_that_is_a_large_index_does_not_fill_memory(folder: Path) -> None:
     (folder / INDEX).write_bytes(gzip.compress(bytes(INDEX_BYTES_MAX + 1), 1))
     with ExitStack() as stack, pytest.raises(Damaged, match=f"more than {INDEX_BYTES_MAX} bytes"):
-        read_index(Input(str(folder), stack, QUIET))
+        read_index(source_of(str(folder), stack))

@@ -15,8 +15,8 @@ from dieselfs.chunk.builder import SealedChunk
 from dieselfs.chunk.cost import check_cost
 from dieselfs.chunk.format import decode_chunk, decode_stored
 from dieselfs.errors import Damaged
-from dieselfs_tools.archives.importing.attach import COPIED_BYTES_MAX, GAP_BYTES_MAX, Attaching, runs
-from dieselfs_tools.archives.importing.record import FOLDER_MODE, Place, Record
+from dieselfs_tools.archives.importing.attach import GAP_BYTES_MAX, Attaching, runs
+from dieselfs_tools.archives.importing.record import COPIED_BYTES_MAX, FOLDER_MODE, Place, Record
 from tests.support.chunks import CHUNK_ID, DATASET_ID
 
 CONTENT = os.urandom(300_000)

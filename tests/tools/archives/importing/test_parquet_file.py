@@ -9,6 +9,7 @@ import pytest
 
 from dieselfs.errors import Damaged
 from dieselfs_tools.archives.importing.naming import Template
+from dieselfs_tools.archives.importing.parquet_file import BATCH_ROWS, rows_at_once
 from tests.support.documents import REPOSITORY
 from tests.support.importing import contents, read_all
 
@@ -80,3 +81,28 @@ def test_files_that_are_damaged(tmp_path: Path) -> None:
         path.write_bytes(content)
         with pytest.raises(Damaged, match="cannot be read as Parquet"):
             read_all(path)
+
+
+def test_what_a_small_file_claims_is_not_read(tmp_path: Path) -> None:
+    import pyarrow.parquet
+
+    rows = pyarrow.table({"content": [bytes(80 << 20)] * 4})
+    pyarrow.parquet.write_table(rows, tmp_path / "x.parquet", compression="zstd")
+    assert (tmp_path / "x.parquet").stat().st_size < 40_000
+    with pytest.raises(Damaged, match=r"row group 0 has 8388\d+ bytes in \d+: made to fill memory or disk"):
+        read_all(tmp_path / "x.parquet")
+
+
+def test_a_large_value_that_is_there_once_is_read_for_few_rows_at_once(tmp_path: Path) -> None:
+    import pyarrow.parquet
+
+    rows = pyarrow.table({"content": [bytes(30 << 20)] * 10})
+    pyarrow.parquet.write_table(rows, tmp_path / "x.parquet", compression="zstd")
+    group = pyarrow.parquet.ParquetFile(tmp_path / "x.parquet").metadata.row_group(0)
+    assert rows_at_once(group, 0) == 2
+    plain = pyarrow.table({"label": [1, 2, 3] * 100})
+    pyarrow.parquet.write_table(plain, tmp_path / "y.parquet")
+    assert (
+        rows_at_once(pyarrow.parquet.ParquetFile(tmp_path / "y.parquet").metadata.row_group(0), 0)
+        == BATCH_ROWS
+    )

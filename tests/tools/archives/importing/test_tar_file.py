@@ -14,10 +14,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dieselfs.errors import Damaged, InvalidInput
-from dieselfs_tools.archives.importing.inputs import Input
 from dieselfs_tools.archives.importing.record import Record
 from dieselfs_tools.archives.importing.tar_file import ForwardStream, read
-from tests.support.importing import QUIET, contents, read_all
+from tests.support.importing import contents, read_all, source_of
 
 CONTENT = {f"train/{n:05}.{ext}": os.urandom(n * 37) for n in range(30) for ext in ("jpg", "cls")}
 
@@ -164,7 +163,7 @@ def test_a_map_of_many_holes_is_read() -> None:
 
 def test_what_is_not_loaded_is_skipped(tmp_path: Path) -> None:
     with ExitStack() as stack:
-        for record in read(Input(str(write(tmp_path / "a.tar", CONTENT)), stack, QUIET)):
+        for record in read(source_of(str(write(tmp_path / "a.tar", CONTENT)), stack)):
             if record.name.endswith(b"7.cls"):
                 record.load()
                 assert record.content == CONTENT[record.name.decode()]

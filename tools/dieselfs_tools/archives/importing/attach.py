@@ -34,7 +34,7 @@ from dieselfs.transfer.report import TransferReport
 from dieselfs.transfer.sender import ChunkSender
 from dieselfs.transfer.upload import Failed
 from dieselfs.units import count, format_duration
-from dieselfs_tools.archives.importing.record import Place, Record
+from dieselfs_tools.archives.importing.record import COPIED_BYTES_MAX, Place, Record
 from dieselfs_tools.archives.importing.records import RecordOptions, Records
 from dieselfs_tools.cli.progress import STANDARD_INPUT, Reading, shown
 from dieselfs_tools.cli.session import Session
@@ -140,9 +140,6 @@ class KeptSources:
 
 GAP_BYTES_MAX = 64 * KIB
 """The largest gap between two members in one chunk. It is read with them, and unused."""
-
-COPIED_BYTES_MAX = 4 * KIB
-"""The largest value that is copied, because an import converts it, as a number to an .npy file."""
 
 SORTED_AT_ONCE = 1 << 17
 """Records that are sorted by their places, because an LMDB file has them in another order than their keys."""
@@ -357,8 +354,10 @@ class _Totals:
 def run_attach(session: Session, options: RecordOptions) -> int:
     """Attach the records of all sources; returns the exit code."""
     report = TransferReport()
-    with closing(KeptSources()) as sources:
-        records = Records(session, options, sources.stream)
+    with (
+        closing(KeptSources()) as sources,
+        closing(Records(session, options, sources.stream, has_contents=False)) as records,
+    ):
         target = find_target(session.client, replace(records.destination, is_folder_form=True))
         for name in records.sources:  # all of them, before the first one is attached
             _check(records, name)

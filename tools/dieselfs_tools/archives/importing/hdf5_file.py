@@ -1,5 +1,6 @@
 """Datasets of an HDF5 file, row by row: groups are folders, and rows are .npy files. This module opens files."""
 
+import math
 from collections.abc import Iterator
 from typing import Any
 
@@ -8,26 +9,47 @@ import numpy as np
 from dieselfs.errors import Damaged
 from dieselfs_tools.archives.formats import required
 from dieselfs_tools.archives.importing.inputs import Input
-from dieselfs_tools.archives.importing.record import FOLDER_MODE, Record, npy, npy_rows, number, suffix_of
+from dieselfs_tools.archives.importing.record import (
+    FOLDER_MODE,
+    RECORD_BYTES_MAX,
+    Record,
+    is_bomb,
+    npy,
+    npy_rows,
+    number,
+    suffix_of,
+)
 
 BLOCK_BYTES = 4 << 20
 """Rows that are read at once."""
+
+DEPTH_MAX = 64
+"""Groups in groups."""
 
 
 def read(source: Input) -> Iterator[Record]:
     """A row of numbers is an .npy file, one of text a .txt file, and one of bytes of variable length is these bytes.
 
-    Raises Damaged. Types without a form as a file, as references, are faults of their records.
+    Raises Damaged. Types without a form as a file, as references, are faults of their records. So is what would read
+    another file, or more memory than a record may need.
     """
     h5py = required("h5py")
     try:
         with h5py.File(source.file(), "r", locking=False) as file:
-            yield from _group(h5py, file, "", source.mtime_ns)
+            yield from _group(h5py, file, "", source.mtime_ns, {_address(h5py, file)})
     except (OSError, RuntimeError, KeyError) as error:
         raise Damaged(f"cannot be read as HDF5: {error}") from None
 
 
-def _group(h5py: Any, group: Any, path: str, mtime_ns: int) -> Iterator[Record]:
+def _address(h5py: Any, group: Any) -> int:
+    address: int = h5py.h5o.get_info(group.id).addr
+    return address
+
+
+def _group(
+    h5py: Any, group: Any, path: str, mtime_ns: int, seen: set[int], depth: int = 1
+) -> Iterator[Record]:
+    """`seen`: the addresses of groups that were read, which may contain each other."""
     for name in group:
         below = f"{path}/{name}" if path else name
         link = group.get(name, getlink=True)
@@ -36,15 +58,40 @@ def _group(h5py: Any, group: Any, path: str, mtime_ns: int) -> Iterator[Record]:
             continue
         item = group[name]
         if isinstance(item, h5py.Group):
-            if item != group:
-                yield Record(below.encode(), mtime_ns, mode=FOLDER_MODE)
-                yield from _group(h5py, item, below, mtime_ns)
+            if (address := _address(h5py, item)) in seen:
+                yield Record(
+                    below.encode(), mtime_ns, fault="a group that has another name too, and is read there"
+                )
+                continue
+            if depth >= DEPTH_MAX:
+                raise Damaged(f"more than {DEPTH_MAX} groups in each other")
+            seen.add(address)
+            yield Record(below.encode(), mtime_ns, mode=FOLDER_MODE)
+            yield from _group(h5py, item, below, mtime_ns, seen, depth + 1)
         elif isinstance(item, h5py.Dataset):
             yield from _dataset(h5py, item, below, mtime_ns)
 
 
+def _danger(dataset: Any) -> str:
+    """Why a dataset is not read, or nothing. Its content is not read for that."""
+    if dataset.external or dataset.is_virtual:
+        return "its content is in other files, which its file names; import a copy without external or virtual storage"
+    item_bytes = dataset.dtype.itemsize
+    whole_bytes = item_bytes * math.prod(dataset.shape or ())
+    for what, shape in (("a row", (dataset.shape or ())[1:]), ("a chunk", dataset.chunks or ())):
+        if (part_bytes := item_bytes * math.prod(shape)) > RECORD_BYTES_MAX:
+            return f"{what} of it has {part_bytes} bytes, limit {RECORD_BYTES_MAX}"
+    stored_bytes = dataset.id.get_storage_size()
+    if is_bomb(whole_bytes, stored_bytes):
+        return f"{whole_bytes} bytes in {stored_bytes}: a file made to fill memory or disk"
+    return ""
+
+
 def _dataset(h5py: Any, dataset: Any, path: str, mtime_ns: int) -> Iterator[Record]:
     """A scalar is one file; of an array, each row is one."""
+    if danger := _danger(dataset):
+        yield Record(path.encode(), mtime_ns, fault=danger)
+        return
     is_text = h5py.check_string_dtype(dataset.dtype) is not None
     vlen = h5py.check_vlen_dtype(dataset.dtype)
     if dataset.shape is None or (dataset.dtype.hasobject and not is_text and vlen is None):

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Any
 
-from dieselfs.attached.web_url import http_time_ns
+from dieselfs.attached.web_url import http_time_ns, redirected
 from dieselfs.errors import Damaged, DieselfsError, NotFound, Unavailable
 
 SILENCE_S = 60.0
@@ -22,6 +22,19 @@ RETRY_PAUSE_S = 1.0
 
 _NOT_FOUND = (404, 410)
 _BROKEN = (OSError, http.client.HTTPException)
+
+
+class _Redirects(urllib.request.HTTPRedirectHandler):
+    def redirect_request(
+        self, request: Any, response: Any, code: int, why: str, headers: Any, url: str
+    ) -> Any:
+        """Raises InvalidInput for another protocol, AccessDenied for a way out of TLS."""
+        return super().redirect_request(
+            request, response, code, why, headers, redirected(request.full_url, url)
+        )
+
+
+_opener = urllib.request.build_opener(_Redirects)
 
 
 class HttpStream(io.RawIOBase):
@@ -79,10 +92,8 @@ class HttpStream(io.RawIOBase):
                 if self._validator:
                     headers["If-Range"] = self._validator
             try:
-                response = urllib.request.urlopen(
-                    urllib.request.Request(self._url, headers=headers), timeout=SILENCE_S
-                )
-                return self._checked(response)
+                request = urllib.request.Request(self._url, headers=headers)
+                return self._checked(_opener.open(request, timeout=SILENCE_S))
             except urllib.error.HTTPError as error:
                 if error.code in _NOT_FOUND:
                     raise NotFound(f"{self._url}: {error.code} {error.reason}") from None

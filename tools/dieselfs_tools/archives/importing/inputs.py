@@ -10,7 +10,7 @@ import stat
 import sys
 from collections.abc import Callable
 from contextlib import ExitStack
-from typing import TYPE_CHECKING, Any, BinaryIO, Protocol
+from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple, Protocol
 from urllib.parse import unquote, urlsplit
 
 from dieselfs.attached.web_url import is_web_url
@@ -42,50 +42,81 @@ UNPACKED_BYTES_MAX = 256 << 10
 """What one call of a decompressor returns at most, so that less is lost at damage."""
 
 
+class Found(NamedTuple):
+    """What is at a name. `raw`: its bytes, not of a folder; `path`: of a local file or folder."""
+
+    raw: io.RawIOBase | None
+    mtime_ns: int = 0
+    path: str = ""
+
+
+class Opener(Protocol):
+    """Opens the files of one source."""
+
+    def find(self, base: str = "") -> Found:
+        """The source, or the file `base` in its folder. Raises NotFound, Unavailable (a URL), InvalidInput."""
+
+    def file(self, stream: BinaryIO, stack: ExitStack) -> str:
+        """The path of a file with these bytes, until the stack is closed. Raises DieselfsError without room for it."""
+
+
+class DirectOpener:
+    """Opens files and sockets itself. `open_remote` opens what is at a URL."""
+
+    def __init__(self, name: str, output: Output, open_remote: OpenRemote | None = None) -> None:
+        self._name = name
+        self._output = output
+        self._open_remote = open_remote or _open_remote
+
+    def find(self, base: str = "") -> Found:
+        name = name_beside(self._name, base) if base else self._name
+        if is_object_url(name) and name.partition("?")[0].endswith("/"):
+            return Found(None)
+        if is_object_url(name) or is_web_url(name):
+            remote = self._open_remote(name)
+            return Found(remote, remote.mtime_ns)
+        if name == STANDARD_INPUT:
+            return Found(io.FileIO(sys.stdin.fileno(), closefd=False))
+        try:
+            status = os.stat(name)
+            raw = None if stat.S_ISDIR(status.st_mode) else io.FileIO(name)
+        except OSError as error:
+            raise NotFound(f"{printable(os.fsencode(name))}: {error.strerror}") from None
+        return Found(raw, status.st_mtime_ns, name)
+
+    def file(self, stream: BinaryIO, stack: ExitStack) -> str:
+        return stack.enter_context(spooled(stream, self._output, self._name))
+
+
+def name_beside(folder: str, base: str) -> str:
+    """The name of the file `base` in a folder, which may be a URL."""
+    if not is_object_url(folder):
+        return os.path.join(folder, base)
+    from dieselfs_tools.archives.importing.bucket_files import beside
+
+    return beside(folder, base)
+
+
 class Input:
     """One source, for one pass. `head`: its first bytes, decompressed; of a folder, none."""
 
     def __init__(
-        self,
-        name: str,
-        stack: ExitStack,
-        output: Output,
-        is_packed: bool | None = None,
-        open_remote: OpenRemote | None = None,
+        self, name: str, stack: ExitStack, opener: Opener, base: str = "", is_packed: bool | None = None
     ) -> None:
-        """Raises NotFound, Unavailable (a URL), InvalidInput, Damaged. `stack` closes what is opened. `is_packed`:
-        whether the bytes are compressed; None looks at the first ones. `open_remote` opens what is at a URL.
+        """Raises what `opener` does, Damaged. `stack` closes what is opened. `base`: a file in the folder `name`.
+        `is_packed`: whether the bytes are compressed; None looks at the first ones.
         """
-        self.name = name
-        self._open_remote = open_remote or _open_remote
+        self.name = name_beside(name, base) if base else name
+        self._opener = opener
         self._is_packed = is_packed
         self._is_compressed = False
-        self.is_folder = False
-        self.mtime_ns = 0
-        self.path = ""
         self.head = b""
         self._stack = stack
-        self._output = output
         self._stream: io.BufferedReader | None = None
-        if is_object_url(name) and name.partition("?")[0].endswith("/"):
-            self.is_folder = True
-        elif is_object_url(name) or is_web_url(name):
-            remote = self._open_remote(name)
-            self.mtime_ns = remote.mtime_ns
-            self._open(remote)
-        elif name == STANDARD_INPUT:
-            self._open(io.FileIO(sys.stdin.fileno(), closefd=False))
-        else:
-            self._open_local(name)
-
-    def _open_local(self, name: str) -> None:
-        try:
-            status = os.stat(name)
-            self.path, self.mtime_ns, self.is_folder = name, status.st_mtime_ns, stat.S_ISDIR(status.st_mode)
-            if not self.is_folder:
-                self._open(io.FileIO(name))
-        except OSError as error:
-            raise NotFound(f"{printable(os.fsencode(name))}: {error.strerror}") from None
+        raw, self.mtime_ns, self.path = opener.find(base)
+        self.is_folder = raw is None
+        if raw is not None:
+            self._open(raw)
 
     def _open(self, raw: io.RawIOBase) -> None:
         packed = self._stack.enter_context(raw)
@@ -102,17 +133,6 @@ class Input:
             self.path = ""  # readers of files need the content
             self._stream = io.BufferedReader(_Whole(_unpacked(unpack(self._stream))), BUFFER_BYTES)
         self.head = self._stream.peek(HEAD_BYTES)[:HEAD_BYTES]
-
-    @property
-    def label(self) -> str:
-        """The name of the source without folder and suffix, for templates."""
-        if self.name == STANDARD_INPUT:
-            return "stdin"
-        path = unquote(urlsplit(self.name).path) if is_web_url(self.name) else self.name
-        if is_object_url(self.name):
-            _, path = parse_object(self.name)
-        base = os.path.basename(path.rstrip("/")) or "source"
-        return _SUFFIX.sub("", base) or base
 
     def place(self, offset: int, crc32: int | None = None) -> Place | None:
         """Where a byte of the stream is in the source; None if that is compressed, or standard input."""
@@ -131,21 +151,27 @@ class Input:
 
     def beside(self, base: str, stack: ExitStack, is_packed: bool | None = None) -> "Input | None":
         """The file of this name in a folder, as a part of this source; None if there is none."""
-        if is_object_url(self.name):
-            from dieselfs_tools.archives.importing.bucket_files import beside
-
-            try:
-                return Input(beside(self.name, base), stack, self._output, is_packed, self._open_remote)
-            except NotFound:
-                return None
-        path = os.path.join(self.name, base)
-        return Input(path, stack, self._output, is_packed) if os.path.exists(path) else None
+        try:
+            return Input(self.name, stack, self._opener, base, is_packed)
+        except NotFound:
+            return None
 
     def file(self) -> str:
         """The path of a local file or folder with the bytes; of a stream, a temporary one."""
         if not self.path:
-            self.path = self._stack.enter_context(spooled(self.stream(), self._output, self.name))
+            self.path = self._opener.file(self.stream(), self._stack)
         return self.path
+
+
+def label_of(name: str) -> str:
+    """The name of a source without folder and suffix, for templates."""
+    if name == STANDARD_INPUT:
+        return "stdin"
+    path = unquote(urlsplit(name).path) if is_web_url(name) else name
+    if is_object_url(name):
+        _, path = parse_object(name)
+    base = os.path.basename(path.rstrip("/")) or "source"
+    return _SUFFIX.sub("", base) or base
 
 
 class _Whole(io.RawIOBase):

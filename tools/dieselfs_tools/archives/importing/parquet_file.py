@@ -15,9 +15,14 @@ from typing import Any
 from dieselfs.errors import Damaged
 from dieselfs_tools.archives.formats import required
 from dieselfs_tools.archives.importing.inputs import Input
-from dieselfs_tools.archives.importing.record import Record, number, suffix_of
+from dieselfs_tools.archives.importing.record import Record, is_bomb, number, suffix_of
 
 BATCH_ROWS = 64
+BATCH_BYTES = 64 << 20
+"""Rows that are read at once."""
+
+_REPEATED_RATIO = 64
+"""A column that is compressed so well may have a large value once, in its dictionary, and name it in each row."""
 
 
 def read(source: Input) -> Iterator[Record]:
@@ -30,12 +35,35 @@ def read(source: Input) -> Iterator[Record]:
         with parquet.ParquetFile(source.file()) as file:
             rows = _Rows(pyarrow, file.schema_arrow, source.mtime_ns)
             first = 0
-            for batch in file.iter_batches(BATCH_ROWS, use_threads=False):
-                for row, values in enumerate(batch.to_pylist()):
-                    yield from rows.records(first + row, values)
-                first += len(batch)
+            for index in range(file.num_row_groups):
+                at_once = rows_at_once(file.metadata.row_group(index), index)
+                for batch in file.iter_batches(at_once, [index], use_threads=False):
+                    for row, values in enumerate(batch.to_pylist()):
+                        yield from rows.records(first + row, values)
+                    first += len(batch)
     except (pyarrow.ArrowException, OSError) as error:
         raise Damaged(f"cannot be read as Parquet: {' '.join(str(error).split())}") from None
+
+
+def rows_at_once(group: Any, index: int) -> int:
+    """How many rows of a row group fit into BATCH_BYTES, by what the end of the file says. Raises Damaged."""
+    columns = [group.column(place) for place in range(group.num_columns)]
+    whole_bytes = sum(column.total_uncompressed_size for column in columns)
+    stored_bytes = sum(column.total_compressed_size for column in columns)
+    if is_bomb(whole_bytes, stored_bytes):
+        raise Damaged(
+            f"row group {index} has {whole_bytes} bytes in {stored_bytes}: made to fill memory or disk"
+        )
+    row_bytes: int = max(
+        whole_bytes // max(group.num_rows, 1),
+        *(
+            column.total_uncompressed_size
+            for column in columns
+            if column.total_uncompressed_size > _REPEATED_RATIO * column.total_compressed_size
+        ),
+        1,
+    )
+    return max(1, min(BATCH_ROWS, BATCH_BYTES // row_bytes))
 
 
 class _Rows:

@@ -23,6 +23,21 @@ PERMISSIONS = 0o777
 
 SKIP_BYTES = 1 << 20
 
+COPIED_BYTES_MAX = 4 << 10
+"""The largest value that `dlcmd attach` copies, because an import converts it, as a number to an .npy file."""
+
+RECORD_BYTES_MAX = 1 << 30
+"""The largest record of formats whose readers hold one in memory."""
+
+RATIO_MAX = 2_048
+RATIO_FROM_BYTES = 64 << 20
+"""From this size on, content that is compressed more than RATIO_MAX times is refused. Deflate reaches 1,032 times."""
+
+
+def is_bomb(whole_bytes: int, stored_bytes: int) -> bool:
+    """Whether content is far larger than what is stored of it."""
+    return whole_bytes > RATIO_FROM_BYTES and whole_bytes > RATIO_MAX * stored_bytes
+
 
 class Content(Protocol):
     """The content of a record, which is read once, from its begin."""
@@ -83,7 +98,7 @@ class Record:
 
     @property
     def is_streamed(self) -> bool:
-        return self.opened is not None
+        return self.opened is not None or self.content is not None
 
     def is_same(self, mode: int, size: int, mtime_ns: int, target: bytes) -> bool:
         return (mode, size, mtime_ns, target) == (self.mode, self.size, self.mtime_ns, self.target)

@@ -1,0 +1,357 @@
+"""The records of sources, as another process reads them (`reader_process.py`). This module opens files and sockets,
+and starts a process.
+"""
+
+import errno
+import fcntl
+import io
+import os
+import select
+import signal
+import socket
+import subprocess
+import tempfile
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, suppress
+from typing import Any
+
+from dieselfs.errors import Damaged, DieselfsError, InvalidInput, NotFound
+from dieselfs.names import path_fault
+from dieselfs.process.launch import module_environment, python_command
+from dieselfs.process.sandbox import PROCESSOR_S_MAX
+from dieselfs_tools.archives.formats import AUTO, FORMATS, Format
+from dieselfs_tools.archives.importing.channel import (
+    PART_BYTES_MAX,
+    PIPE_BYTES,
+    Reader,
+    record_of,
+    send_answer,
+)
+from dieselfs_tools.archives.importing.inputs import DirectOpener, Found, OpenRemote, name_beside
+from dieselfs_tools.archives.importing.record import Record
+from dieselfs_tools.cli.output import Output
+from dieselfs_tools.cli.progress import no_room_for, spool
+
+ENVIRONMENT = ("PATH", "LANG", "LC_ALL", "LC_CTYPE", "TZ", "LD_LIBRARY_PATH", "PYTHONHOME", "PYTHONUTF8")
+"""Variables that the reader gets. Others have keys of the user."""
+
+DATA_FILES = ("data.mdb",)
+"""What a library opens in a folder by its name."""
+STATUS_BYTES_MAX = 16
+NO_ORDER = b"-"
+"""Ends the reader of a source, if there is one."""
+
+
+class Readers:
+    """Reads one source at a time. The process starts with the first one, and serves all. For one thread at a time.
+    Close it at the end.
+    """
+
+    def __init__(self, output: Output, open_remote: OpenRemote | None = None) -> None:
+        self._output = output
+        self._open_remote = open_remote
+        self._control: socket.socket | None = None
+        self._last = ""  # the format of the last source, whose library the process imports before it forks
+        self._close: Callable[[], object] = lambda: None
+
+    def read(
+        self, name: str, format_name: str = AUTO, has_contents: bool = True, is_check: bool = False
+    ) -> "SourceReader":
+        """The records of a source. Raises NotFound, Unavailable, DieselfsError, and what the reader does for a source
+        that is not of the format. `has_contents`: records have their content; `is_check`: there are no records.
+        """
+        opener = DirectOpener(name, self._output, self._open_remote)
+        source = SourceReader(name, opener, self._output, has_contents)
+        try:
+            source.start(self._started(), format_name, self._last, is_check)
+        except BaseException:
+            source.close()
+            raise
+        self._last = source.format.name
+        return source
+
+    def close(self) -> None:
+        self._close()
+
+    def _started(self) -> socket.socket:
+        if self._control is None:
+            self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            kept = {name: os.environ[name] for name in ENVIRONMENT if name in os.environ}
+            with theirs:
+                process = subprocess.Popen(
+                    python_command(__name__.replace(".reader", ".reader_process"), str(theirs.fileno())),
+                    env=module_environment(kept) | {"OPENBLAS_NUM_THREADS": "1", "HDF5_PLUGIN_PRELOAD": "::"},
+                    stdin=subprocess.DEVNULL,
+                    stdout=subprocess.DEVNULL,
+                    pass_fds=[theirs.fileno()],
+                )
+            self._close = weakref.finalize(self, _end, self._control, process)
+        return self._control
+
+
+def _end(control: socket.socket, process: subprocess.Popen[bytes]) -> None:
+    with suppress(OSError):
+        control.shutdown(socket.SHUT_RDWR)  # also for a thread that waits
+    control.close()
+    process.wait()  # it ends as soon as this end is closed, with its child
+
+
+class SourceReader:
+    """One source that is read. Iterate over its records; the content of one can be read until the next one is taken.
+    Close it. `format` and `is_plain`: as of `Input`.
+    """
+
+    format: Format
+    is_plain: bool
+
+    def __init__(self, name: str, opener: DirectOpener, output: Output, has_contents: bool) -> None:
+        self._name = name
+        self._opener = opener
+        self._output = output
+        self._has_contents = has_contents
+        self._stack = ExitStack()
+        self._feeds: list[_Feed] = []
+        self._files = {name, *(os.path.join(name, base) for base in DATA_FILES)}
+        self._spool: io.FileIO | None = None
+        self._control: socket.socket | None = None
+
+    def start(self, control: socket.socket, format_name: str, last: str, is_check: bool) -> None:
+        """Have the source read, up to its first record."""
+        found = self._opener.find()
+        descriptors = self._data_files(found) if found.raw is None else [self._given(found.raw)]
+        with suppress(OSError):  # most sources do not need it
+            self._spool = tempfile.TemporaryFile(buffering=0)  # noqa: SIM115  # closed by the stack
+            self._stack.callback(self._spool.close)
+            descriptors.append(self._opened(f"/proc/self/fd/{self._spool.fileno()}"))
+        self._end, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._stack.enter_context(self._end)
+        with theirs:
+            pipe, given = _large_pipe()
+            self._stack.callback(os.close, pipe)
+            self._messages = Reader(pipe)
+            order = (last if format_name == AUTO else format_name) or AUTO
+            try:
+                socket.send_fds(control, [order.encode()], [given, theirs.fileno()])
+            finally:
+                os.close(given)
+        self._control = control
+        is_folder, has_spool = found.raw is None, self._spool is not None
+        facts = (found.mtime_ns, found.path, is_folder, has_spool, self._has_contents, is_check)
+        self.send("source", self._name, format_name, *facts, descriptors=descriptors)
+        match self.answer()[0]:
+            case ["opened", str() as name, bool() as is_plain] if name in FORMATS:
+                self.format, self.is_plain = FORMATS[name], is_plain
+            case _:
+                raise Damaged("its reader begins without a format")
+
+    def __enter__(self) -> "SourceReader":
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def __iter__(self) -> Iterator[Record]:
+        """Raises what the reader of the format does, and Damaged if its process ends."""
+        while (answer := self.answer())[0] != ["done"]:
+            record, fault = record_of(*answer)
+            if record.place is not None and record.place.file not in self._files:
+                raise Damaged("its reader names another file")
+            is_large = self._has_contents and record.size > PART_BYTES_MAX and not record.fault
+            content = LargeContent(self, None if fault is None else error_of(*fault), is_large)
+            if is_large or fault is not None:
+                record.opened = content.begin
+            yield record
+            content.finish()
+
+    def answer(self) -> tuple[list[Any], bytes]:
+        """The next message about records or their content. The reader gets what it asks for meanwhile."""
+        while True:
+            answer = self._messages.receive(self._feed)
+            if answer is None:
+                raise self._ended()
+            match answer[0]:
+                case ["find", str() as base]:
+                    self._find(base)
+                case ["spool"]:
+                    self._keep()
+                case ["error", str() as kind, str() as text]:
+                    raise next((feed.error for feed in self._feeds if feed.error), error_of(kind, text))
+                case _:
+                    return answer
+
+    def send(self, *message: Any, descriptors: Sequence[int] = ()) -> None:
+        with suppress(BrokenPipeError, ConnectionResetError):  # `answer` says why
+            send_answer(self._end, *message, descriptors=descriptors)
+
+    def _given(self, raw: io.RawIOBase) -> int:
+        """The descriptor for the reader: the file, or a pipe that this process fills."""
+        self._stack.callback(raw.close)
+        if isinstance(raw, io.FileIO):
+            return raw.fileno()
+        feed = _Feed(raw)
+        self._feeds.append(feed)
+        self._stack.callback(feed.close)
+        return feed.given
+
+    def _opened(self, path: str) -> int:
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        self._stack.callback(os.close, descriptor)
+        return descriptor
+
+    def _data_files(self, folder: Found) -> list[int]:
+        files = [os.path.join(folder.path, base) for base in DATA_FILES if folder.path]
+        return [self._opened(file) for file in files if os.path.exists(file)]
+
+    def _find(self, base: str) -> None:
+        found = None
+        if not path_fault(os.fsencode(base)):
+            with suppress(NotFound):
+                found = self._opener.find(base)
+        if found is None or found.raw is None:
+            self.send("none")
+            return
+        self._files.add(name_beside(self._name, base))
+        self.send("found", found.mtime_ns, descriptors=[self._given(found.raw)])
+
+    def _keep(self) -> None:
+        """Write the parts that follow into the temporary file."""
+        if self._spool is None:
+            raise no_room_for(self._name, OSError(errno.EACCES, os.strerror(errno.EACCES)))
+        spool(LargeContent(self, None, False, is_coming=True).read, self._spool, self._output, self._name)
+        self.send("spooled")
+
+    def _feed(self) -> None:
+        """Fill pipes until there is a message."""
+        while open_feeds := [feed for feed in self._feeds if feed.is_open]:
+            poll = select.poll()
+            poll.register(self._messages.pipe, select.POLLIN)
+            for feed in open_feeds:
+                poll.register(feed.pipe, select.POLLOUT)
+            ready = dict(poll.poll())
+            if self._messages.pipe in ready:
+                return
+            for feed in open_feeds:
+                if feed.pipe in ready:
+                    feed.fill()
+
+    def _ended(self) -> DieselfsError:
+        """Why the reader has ended without an answer."""
+        code = self._status()
+        if code == -signal.SIGXCPU:
+            return Damaged(f"its reader took {PROCESSOR_S_MAX} s of the processor without a record")
+        how = f"exit code {code}" if code is None or code >= 0 else signal.Signals(-code).name
+        return Damaged(f"the library that reads it has crashed ({how}): it is damaged, or made to do so")
+
+    def _status(self) -> int | None:
+        """Of the process; once."""
+        control, self._control = self._control, None
+        status = control.recv(STATUS_BYTES_MAX) if control is not None else b""
+        return int(status) if status else None
+
+    def close(self) -> None:
+        """End the reader of this source."""
+        self._stack.close()
+        if self._control is not None:
+            with suppress(OSError):  # the process was ended by somebody
+                self._control.send(NO_ORDER)
+                self._status()
+
+
+def _large_pipe() -> tuple[int, int]:
+    """The ends to read and to write."""
+    ends = os.pipe2(os.O_CLOEXEC)
+    with suppress(OSError):  # the user has many pipes
+        fcntl.fcntl(ends[1], fcntl.F_SETPIPE_SZ, PIPE_BYTES)
+    return ends
+
+
+class _Feed:
+    """A pipe to the reader, and the stream that fills it. `given`: the end for the reader."""
+
+    def __init__(self, raw: io.RawIOBase) -> None:
+        self._raw = raw
+        self._pending = memoryview(b"")
+        self.error: Exception | None = None
+        self.given, self.pipe = _large_pipe()
+        self.is_open = True
+        os.set_blocking(self.pipe, False)
+
+    def fill(self) -> None:
+        """Write what the pipe takes; an error of the stream is an end, and raised later."""
+        try:
+            if not self._pending:
+                self._pending = memoryview(self._raw.read(PIPE_BYTES) or b"")
+                if not self._pending:
+                    self._end()
+                    return
+            self._pending = self._pending[os.write(self.pipe, self._pending) :]
+        except BlockingIOError:
+            pass
+        except BrokenPipeError:
+            self._end()
+        except (OSError, DieselfsError) as error:
+            self.error = error
+            self._end()
+
+    def _end(self) -> None:
+        self.is_open = False
+        os.close(self.pipe)
+
+    def close(self) -> None:
+        os.close(self.given)
+        if self.is_open:
+            self._end()
+
+
+class LargeContent:
+    """The content of a file that comes in parts, or its fault."""
+
+    def __init__(
+        self, reader: SourceReader, fault: Exception | None, is_asked: bool, is_coming: bool = False
+    ) -> None:
+        """`is_asked`: the reader waits for `content` or `next`; `is_coming`: it sends parts already."""
+        self._reader = reader
+        self._fault = fault
+        self._waits = is_asked
+        self._is_all = not is_coming
+        self._part = b""
+
+    def begin(self) -> "LargeContent":
+        if self._waits:
+            self._waits = self._is_all = False
+            self._reader.send("content")
+        return self
+
+    def read(self, size: int, /) -> bytes:
+        """Raises Damaged, InvalidInput."""
+        if self._fault is not None:
+            raise self._fault
+        while not self._part and not self._is_all:
+            message, content = self._reader.answer()
+            match message:
+                case ["part"]:
+                    self._part = content
+                case ["end"]:
+                    self._is_all = True
+                case ["fault", str() as kind, str() as text]:
+                    self._is_all, self._fault = True, error_of(kind, text)
+                    raise self._fault
+                case _:
+                    raise Damaged("its reader sends something else than content")
+        part, self._part = self._part[:size], self._part[size:]
+        return part
+
+    def finish(self) -> None:
+        """Come to the next record."""
+        if self._waits:
+            self._reader.send("next")
+        while not self._is_all:
+            with suppress(Damaged, InvalidInput):
+                while self.read(PART_BYTES_MAX):
+                    pass
+
+
+def error_of(kind: str, text: str) -> DieselfsError:
+    """An error of the reader: it says why no more can be read, and nothing else."""
+    return {"Damaged": Damaged, "NotFound": NotFound}.get(kind, InvalidInput)(text)
