@@ -101,6 +101,15 @@ SMALL_REPLY_BYTES = 64 * KIB
 BULK_WAIT_S = 10.0
 """An upload, or a reply, waits this long for its share of these bytes."""
 
+CALL_COST_MAX_US = 400_000
+"""What calls in flight may cost together, by the model in `dieselfs/rpc/methods.py`; a call of more is alone."""
+CALL_COST_OF_USER_MAX_US = 100_000
+"""The same for the calls of one user, over all connections: 25 look-ups, or 38 payloads of chunks."""
+SMALL_CALL_COST_US = 5_000
+"""A call of this cost waits only for others of its user."""
+TURN_WAIT_S = 10.0
+"""A call waits this long for the turn of its user."""
+
 CONNECTIONS_MAX = 1024
 CONNECTIONS_PER_PEER_MAX = 256
 """Authenticated connections per address (of IPv6: per /64)."""
@@ -274,6 +283,8 @@ assert ATTACHED_PER_REPLY_MAX * (PATH_BYTES_MAX + REPORT_LINE_BYTES_MAX + 512) <
 assert LISTING_ENTRIES_MAX <= REDIS_SCAN_ENTRIES
 assert CHUNK_OBJECT_BYTES_MAX <= BULK_BYTES_PER_USER_MAX < BULK_BYTES_MAX
 assert CHUNK_PAYLOAD_BYTES_MAX <= REPLY_BYTES_PER_USER_MAX < REPLY_BYTES_MAX
+assert SMALL_CALL_COST_US < CALL_COST_OF_USER_MAX_US < CALL_COST_MAX_US
+assert TURN_WAIT_S < SERVER_SILENCE_S
 assert BULK_WAIT_S < SERVER_SILENCE_S < BULK_IDLE_TIMEOUT_S
 assert 2 * KEEP_ALIVE_S < REQUEST_TIMEOUT_S
 assert REDIS_PATIENCE_S + REDIS_REQUEST_TIMEOUT_S < REQUEST_TIMEOUT_S

@@ -7,6 +7,7 @@ import struct
 from functools import cache
 from io import StringIO
 from pkgutil import get_data
+from types import SimpleNamespace
 from typing import Any
 
 import thriftpy2
@@ -17,7 +18,7 @@ from thriftpy2.transport import TMemoryBuffer, TTransportException
 
 from dieselfs.errors import CODE_BY_ERROR, ERROR_BY_CODE, DieselfsError, ProtocolError, Unavailable
 from dieselfs.limits import CALL_VALUES_MAX
-from dieselfs.rpc.methods import METHODS, PEER_METHODS, SERVER_METHODS
+from dieselfs.rpc.methods import METHODS, PEER_METHODS, SERVER_METHODS, Method
 from dieselfs.rpc.records import CopyProgress
 from dieselfs.rpc.scan import check_message
 
@@ -229,6 +230,25 @@ def _type_fault(value: Any) -> str | None:
     return None
 
 
+_LEAST: dict[int, object] = {
+    TType.BOOL: False,
+    TType.I32: 0,
+    TType.I64: 0,
+    TType.STRING: "",
+    TType.BINARY: b"",
+    TType.LIST: [],
+}
+
+
+def _cost_of_least(row: Method) -> int:
+    """What a call costs whose arguments are zero or empty; -1 if it has not those of the cost."""
+    specs = _struct(f"{row.name}_args").thrift_spec.values()
+    try:
+        return row.cost_of(SimpleNamespace(**{name: _LEAST[kind] for kind, name, *_ in specs}))
+    except AttributeError:
+        return -1
+
+
 def check_methods() -> None:
     """Compare the table of calls with the IDL; a difference is a bug."""
     assert frozenset(thrift.ChunkServer.thrift_services) == SERVER_METHODS
@@ -238,6 +258,7 @@ def check_methods() -> None:
         assert arguments >= {*(row.audited or ())}, f"{row.name}: no such argument to audit"
         assert ("bulk_length" in arguments) == (row.sizes.bulk_bytes > 0), f"{row.name}: bulk bytes"
         assert row.work.has_progress or "with_progress" not in arguments, f"{row.name}: progress"
+        assert _cost_of_least(row) >= 0, f"{row.name}: cost"
         if row.reply is not None and issubclass(row.reply, tuple):
             _, _, of, *_ = _struct(f"{row.name}_result").thrift_spec[0]
             struct_kind = of[1] if isinstance(of, tuple) else of

@@ -11,8 +11,10 @@ from dieselfs.errors import ProtocolError
 from dieselfs.limits import (
     CALL_BYTES_MAX,
     CHUNK_OBJECT_BYTES_MAX,
+    CHUNK_TARGET_BYTES,
     COPY_SELECTION_BYTES_MAX,
     INLINE_FILE_BYTES_MAX,
+    LISTING_ENTRIES_MAX,
     PEER_CHUNKS_MAX,
     RANGES_PER_REQUEST_MAX,
     SNAPSHOT_BUILD_TIMEOUT_S,
@@ -95,6 +97,55 @@ READER = "reader"
 RENEWAL = "renewal"
 """A lease must be renewed in time."""
 
+Cost = int | Callable[[Any], int]
+"""What a call costs a server, in microseconds in which others wait for it: of threads, of the processor, of stores. Of
+the arguments, or the same for each call. It is a model: only relations count, and that no call costs far more than it
+says.
+"""
+
+STEP = 500
+"""A reply from memory, or a few bytes of a chunk."""
+LOOKUP = 4_000
+"""A thread that asks the metadata store, or changes something small: a server has few of them."""
+TABLE = 20_000
+"""The whole table of users or of datasets."""
+START = 4_000
+"""A job, or a snapshot that may have to be built: it has limits of its own while it runs."""
+RANGE_NS, ENTRY_US, READ_BYTES_PER_US, WRITE_BYTES_PER_US = 2_000, 20, 2_000, 1_000
+
+
+def _ranges_cost(arguments: Any) -> int:
+    """By the number of ranges and their bytes."""
+    import numpy as np
+
+    packed = arguments.ranges
+    lengths = np.frombuffer(packed, "<u4", len(packed) // 8 * 2)[1::2]
+    return STEP + len(lengths) * RANGE_NS // 1_000 + int(lengths.sum(dtype=np.int64)) // READ_BYTES_PER_US
+
+
+def _payload_cost(_: Any) -> int:
+    return STEP + CHUNK_TARGET_BYTES // READ_BYTES_PER_US
+
+
+def _shared_cost(arguments: Any) -> int:
+    wanted_bytes: int = arguments.wanted_bytes
+    return STEP + min(max(wanted_bytes, 0), CHUNK_OBJECT_BYTES_MAX) // READ_BYTES_PER_US
+
+
+def _chunk_cost(arguments: Any) -> int:
+    bulk_length: int = arguments.bulk_length
+    return STEP + max(bulk_length, 0) // WRITE_BYTES_PER_US
+
+
+def _file_cost(arguments: Any) -> int:
+    return LOOKUP + len(arguments.content) // WRITE_BYTES_PER_US
+
+
+def _listing_cost(arguments: Any) -> int:
+    limit: int = arguments.limit
+    return LOOKUP + min(max(limit, 0), LISTING_ENTRIES_MAX) * ENTRY_US
+
+
 ONCE, REPEATABLE = False, True
 
 Needs = str | Callable[[Any], str]
@@ -104,8 +155,9 @@ class Method(NamedTuple):
     """A call. `reply`: the record, or of a list the records, that it returns; None without one, and for a struct
     that the handler fills. `needs`: the right that the caller must have, or a function of the arguments that
     returns it. `urgency`: ORDINARY, READER or RENEWAL. A call that is not repeatable is not sent again once a
-    server may have it. `audited`: arguments that the audit log has of each call, also of a refused one. With
-    None, the log has only calls to which the handler adds something.
+    server may have it. `cost`: by which a server admits it in the turn of its user. `audited`: arguments that the
+    audit log has of each call, also of a refused one. With None, the log has only calls to which the handler adds
+    something.
     """
 
     name: str
@@ -115,7 +167,11 @@ class Method(NamedTuple):
     is_repeatable: bool
     urgency: str
     sizes: Sizes
+    cost: Cost
     audited: tuple[str, ...] | None
+
+    def cost_of(self, arguments: Any) -> int:
+        return self.cost if isinstance(self.cost, int) else self.cost(arguments)
 
 
 def _purge_needs(arguments: Any) -> str:
@@ -138,78 +194,83 @@ _COPIED = ("dataset", "tag", "is_dry_run", "path", "target_dataset", "target_pat
 _QUOTA = ("account", *(kind.name for kind in QUOTAS))
 _RATE = ("user", *(kind.name for kind in RATES))
 
+FREE = 0
+"""Without a turn: the handshake, and what nodes of a job, which know its secret, ask each other."""
+
 _HANDSHAKE = (
-    Method("hello", None, ANYONE, SHORT, ONCE, ORDINARY, SMALL, None),
-    Method("prove", None, ANYONE, SHORT, ONCE, ORDINARY, SMALL, None),
+    Method("hello", None, ANYONE, SHORT, ONCE, ORDINARY, SMALL, FREE, None),
+    Method("prove", None, ANYONE, SHORT, ONCE, ORDINARY, SMALL, FREE, None),
 )
 
 _PEER = (
-    Method("ping", None, ANYONE, SHORT, REPEATABLE, ORDINARY, SMALL, None),
-    Method("get_warmth", None, ANYONE, SHORT, REPEATABLE, ORDINARY, SMALL, None),
-    Method("get_report", None, ANYONE, SHORT, REPEATABLE, ORDINARY, SMALL, None),
-    Method("get_extents", None, ANYONE, SHORT, REPEATABLE, READER, EXTENTS, None),
+    Method("ping", None, ANYONE, SHORT, REPEATABLE, ORDINARY, SMALL, FREE, None),
+    Method("get_warmth", None, ANYONE, SHORT, REPEATABLE, ORDINARY, SMALL, FREE, None),
+    Method("get_report", None, ANYONE, SHORT, REPEATABLE, ORDINARY, SMALL, FREE, None),
+    Method("get_extents", None, ANYONE, SHORT, REPEATABLE, READER, EXTENTS, FREE, None),
 )
 
 _SERVER = (
     # -- datasets --
-    Method("create_dataset", DatasetRecord, WRITE, SHORT, REPEATABLE, ORDINARY, SMALL, ("name",)),
-    Method("get_dataset", DatasetRecord, READ, SHORT, REPEATABLE, ORDINARY, SMALL, None),
-    Method("list_datasets", DatasetRecord, ANYONE, SHORT, REPEATABLE, ORDINARY, LISTING, None),
-    Method("list_lost_datasets", str, SOME_RIGHT, SHORT, REPEATABLE, ORDINARY, LISTING, None),
-    Method("drop_dataset", None, ADMIN, SHORT, ONCE, ORDINARY, SMALL, ("name",)),
+    Method("create_dataset", DatasetRecord, WRITE, SHORT, REPEATABLE, ORDINARY, SMALL, LOOKUP, ("name",)),
+    Method("get_dataset", DatasetRecord, READ, SHORT, REPEATABLE, ORDINARY, SMALL, LOOKUP, None),
+    Method("list_datasets", DatasetRecord, ANYONE, SHORT, REPEATABLE, ORDINARY, LISTING, TABLE, None),
+    Method("list_lost_datasets", str, SOME_RIGHT, SHORT, REPEATABLE, ORDINARY, LISTING, TABLE, None),
+    Method("drop_dataset", None, ADMIN, SHORT, ONCE, ORDINARY, SMALL, TABLE, ("name",)),
     # -- maintenance --
-    Method("purge", PurgeReport, _purge_needs, JOB, ONCE, ORDINARY, SMALL, ("dataset", "is_dry_run")),
-    Method("list_attached", AttachedRecord, WRITE, MAINTENANCE, ONCE, ORDINARY, SMALL, None),
-    Method("detach", DetachReport, WRITE, MAINTENANCE, ONCE, ORDINARY, SMALL, ("dataset",)),
-    Method("copy_attached", int, _purge_needs, JOB, ONCE, ORDINARY, SMALL, ("dataset", "is_dry_run")),
-    Method("rebuild", RebuildReport, ADMIN, JOB, ONCE, ORDINARY, SMALL, ("dataset", "is_forced")),
-    Method("fsck", FsckReport, _fsck_needs, JOB, ONCE, ORDINARY, SMALL, None),
+    Method("purge", PurgeReport, _purge_needs, JOB, ONCE, ORDINARY, SMALL, START, ("dataset", "is_dry_run")),
+    Method("list_attached", AttachedRecord, WRITE, MAINTENANCE, ONCE, ORDINARY, SMALL, START, None),
+    Method("detach", DetachReport, WRITE, MAINTENANCE, ONCE, ORDINARY, SMALL, START, ("dataset",)),
+    Method("copy_attached", int, _purge_needs, JOB, ONCE, ORDINARY, SMALL, START, ("dataset", "is_dry_run")),
+    Method("rebuild", RebuildReport, ADMIN, JOB, ONCE, ORDINARY, SMALL, START, ("dataset", "is_forced")),
+    Method("fsck", FsckReport, _fsck_needs, JOB, ONCE, ORDINARY, SMALL, START, None),
     # -- tags and leases --
-    Method("put_tag", TagRecord, WRITE, BUILD, REPEATABLE, ORDINARY, SMALL, ("dataset", "tag")),
-    Method("list_tags", TagRecord, READ, SHORT, REPEATABLE, ORDINARY, LISTING, None),
-    Method("delete_tag", None, WRITE, SHORT, ONCE, ORDINARY, SMALL, ("dataset", "tag")),
-    Method("pin", None, READ, SHORT, REPEATABLE, RENEWAL, SMALL, None),
-    Method("list_pins", PinRecord, READ, SHORT, REPEATABLE, ORDINARY, LISTING, None),
-    Method("join_job", None, READ, SHORT, REPEATABLE, RENEWAL, SMALL, None),
-    Method("leave_job", None, READ, SHORT, REPEATABLE, RENEWAL, SMALL, None),
+    Method("put_tag", TagRecord, WRITE, BUILD, REPEATABLE, ORDINARY, SMALL, START, ("dataset", "tag")),
+    Method("list_tags", TagRecord, READ, SHORT, REPEATABLE, ORDINARY, LISTING, LOOKUP, None),
+    Method("delete_tag", None, WRITE, SHORT, ONCE, ORDINARY, SMALL, LOOKUP, ("dataset", "tag")),
+    Method("pin", None, READ, SHORT, REPEATABLE, RENEWAL, SMALL, STEP, None),
+    Method("list_pins", PinRecord, READ, SHORT, REPEATABLE, ORDINARY, LISTING, TABLE, None),
+    Method("join_job", None, READ, SHORT, REPEATABLE, RENEWAL, SMALL, STEP, None),
+    Method("leave_job", None, READ, SHORT, REPEATABLE, RENEWAL, SMALL, STEP, None),
     # -- writing --
-    Method("reserve_versions", int, WRITE, SHORT, REPEATABLE, ORDINARY, SMALL, None),
-    Method("put_chunk", int, WRITE, SHORT, REPEATABLE, ORDINARY, CHUNK, None),
-    Method("copy_entries", CopyReport, _copy_needs, JOB, ONCE, ORDINARY, SELECTION, _COPIED),
-    Method("get_pending", None, WRITE, SHORT, REPEATABLE, ORDINARY, SMALL, None),
-    Method("write_file", int, WRITE, SHORT, REPEATABLE, ORDINARY, FILE, None),
+    Method("reserve_versions", int, WRITE, SHORT, REPEATABLE, ORDINARY, SMALL, LOOKUP, None),
+    Method("put_chunk", int, WRITE, SHORT, REPEATABLE, ORDINARY, CHUNK, _chunk_cost, None),
+    Method("copy_entries", CopyReport, _copy_needs, JOB, ONCE, ORDINARY, SELECTION, START, _COPIED),
+    Method("get_pending", None, WRITE, SHORT, REPEATABLE, ORDINARY, SMALL, LOOKUP, None),
+    Method("write_file", int, WRITE, SHORT, REPEATABLE, ORDINARY, FILE, _file_cost, None),
     # -- reading --
-    Method("get_snapshot", None, READ, BUILD, REPEATABLE, ORDINARY, SMALL, None),
-    Method("get_payload", None, READ, SHORT, REPEATABLE, READER, SMALL, None),
-    Method("open_payload", None, READ, SHORT, REPEATABLE, READER, SMALL, None),
-    Method("share_payloads", None, READ, SHORT, REPEATABLE, READER, SMALL, None),
-    Method("get_ranges", None, READ, SHORT, REPEATABLE, READER, RANGES, None),
-    Method("get_block_checksums", None, READ, SHORT, REPEATABLE, READER, SMALL, None),
-    Method("stat", RemoteEntry, READ, SHORT, REPEATABLE, ORDINARY, SMALL, None),
-    Method("list_folder", RemoteEntry, READ, SHORT, REPEATABLE, ORDINARY, LISTING, None),
-    Method("read_file", bytes, READ, SHORT, REPEATABLE, ORDINARY, SMALL, None),
+    Method("get_snapshot", None, READ, BUILD, REPEATABLE, ORDINARY, SMALL, START, None),
+    Method("get_payload", None, READ, SHORT, REPEATABLE, READER, SMALL, _payload_cost, None),
+    Method("open_payload", None, READ, SHORT, REPEATABLE, READER, SMALL, STEP, None),
+    Method("share_payloads", None, READ, SHORT, REPEATABLE, READER, SMALL, _shared_cost, None),
+    Method("get_ranges", None, READ, SHORT, REPEATABLE, READER, RANGES, _ranges_cost, None),
+    Method("get_block_checksums", None, READ, SHORT, REPEATABLE, READER, SMALL, _payload_cost, None),
+    Method("stat", RemoteEntry, READ, SHORT, REPEATABLE, ORDINARY, SMALL, LOOKUP, None),
+    Method("list_folder", RemoteEntry, READ, SHORT, REPEATABLE, ORDINARY, LISTING, _listing_cost, None),
+    Method("read_file", bytes, READ, SHORT, REPEATABLE, ORDINARY, SMALL, LOOKUP, None),
     # -- users --
-    Method("server_pin", bytes, ANYONE, SHORT, REPEATABLE, ORDINARY, SMALL, None),
-    Method("add_key", None, HANDLER, SHORT, REPEATABLE, ORDINARY, SMALL, ("user", "key_id")),
-    Method("expire_key", None, HANDLER, SHORT, REPEATABLE, ORDINARY, SMALL, ("key_id",)),
-    Method("remove_key", None, SERVER_ADMIN, SHORT, ONCE, ORDINARY, SMALL, ("user", "key_id")),
-    Method("grant", None, SERVER_ADMIN, SHORT, REPEATABLE, ORDINARY, SMALL, ("dataset", "user", "right")),
-    Method("list_users", UserRecord, SERVER_ADMIN, SHORT, REPEATABLE, ORDINARY, LISTING, None),
-    Method("add_members", None, SERVER_ADMIN, SHORT, REPEATABLE, ORDINARY, SMALL, ("group", "users")),
-    Method("remove_members", None, SERVER_ADMIN, SHORT, ONCE, ORDINARY, SMALL, ("group", "users")),
-    Method("list_groups", GroupRecord, SERVER_ADMIN, SHORT, REPEATABLE, ORDINARY, LISTING, None),
+    Method("server_pin", bytes, ANYONE, SHORT, REPEATABLE, ORDINARY, SMALL, STEP, None),
+    Method("add_key", None, HANDLER, SHORT, REPEATABLE, ORDINARY, SMALL, LOOKUP, ("user", "key_id")),
+    Method("expire_key", None, HANDLER, SHORT, REPEATABLE, ORDINARY, SMALL, LOOKUP, ("key_id",)),
+    Method("remove_key", None, SERVER_ADMIN, SHORT, ONCE, ORDINARY, SMALL, LOOKUP, ("user", "key_id")),
+    Method(
+        "grant", None, SERVER_ADMIN, SHORT, REPEATABLE, ORDINARY, SMALL, LOOKUP, ("dataset", "user", "right")
+    ),
+    Method("list_users", UserRecord, SERVER_ADMIN, SHORT, REPEATABLE, ORDINARY, LISTING, TABLE, None),
+    Method("add_members", None, SERVER_ADMIN, SHORT, REPEATABLE, ORDINARY, SMALL, LOOKUP, ("group", "users")),
+    Method("remove_members", None, SERVER_ADMIN, SHORT, ONCE, ORDINARY, SMALL, LOOKUP, ("group", "users")),
+    Method("list_groups", GroupRecord, SERVER_ADMIN, SHORT, REPEATABLE, ORDINARY, LISTING, TABLE, None),
     # -- quotas --
-    Method("usage", UsageRecord, HANDLER, SHORT, REPEATABLE, ORDINARY, LISTING, None),
-    Method("set_quota", None, SERVER_ADMIN, SHORT, REPEATABLE, ORDINARY, SMALL, _QUOTA),
-    Method("list_quotas", QuotaRecord, SERVER_ADMIN, SHORT, REPEATABLE, ORDINARY, LISTING, None),
-    Method("set_rate", None, SERVER_ADMIN, SHORT, REPEATABLE, ORDINARY, SMALL, _RATE),
-    Method("list_rates", RateRecord, SERVER_ADMIN, SHORT, REPEATABLE, ORDINARY, LISTING, None),
-    Method("set_owner", None, SERVER_ADMIN, SHORT, REPEATABLE, ORDINARY, SMALL, ("dataset", "user")),
+    Method("usage", UsageRecord, HANDLER, SHORT, REPEATABLE, ORDINARY, LISTING, TABLE, None),
+    Method("set_quota", None, SERVER_ADMIN, SHORT, REPEATABLE, ORDINARY, SMALL, LOOKUP, _QUOTA),
+    Method("list_quotas", QuotaRecord, SERVER_ADMIN, SHORT, REPEATABLE, ORDINARY, LISTING, TABLE, None),
+    Method("set_rate", None, SERVER_ADMIN, SHORT, REPEATABLE, ORDINARY, SMALL, LOOKUP, _RATE),
+    Method("list_rates", RateRecord, SERVER_ADMIN, SHORT, REPEATABLE, ORDINARY, LISTING, TABLE, None),
+    Method("set_owner", None, SERVER_ADMIN, SHORT, REPEATABLE, ORDINARY, SMALL, LOOKUP, ("dataset", "user")),
     # -- the server and its web page --
-    Method("status", ServerStatus, SERVER_ADMIN, SHORT, REPEATABLE, ORDINARY, SMALL, None),
-    Method("check_server", ServerCheck, _check_needs, SHORT, REPEATABLE, ORDINARY, SMALL, None),
-    Method("open_page", PageLink, SOME_RIGHT, SHORT, REPEATABLE, ORDINARY, SMALL, None),
-    Method("keep_page", None, SOME_RIGHT, SHORT, REPEATABLE, ORDINARY, SMALL, None),
+    Method("status", ServerStatus, SERVER_ADMIN, SHORT, REPEATABLE, ORDINARY, SMALL, LOOKUP, None),
+    Method("check_server", ServerCheck, _check_needs, SHORT, REPEATABLE, ORDINARY, SMALL, LOOKUP, None),
+    Method("open_page", PageLink, SOME_RIGHT, SHORT, REPEATABLE, ORDINARY, SMALL, LOOKUP, None),
+    Method("keep_page", None, SOME_RIGHT, SHORT, REPEATABLE, ORDINARY, SMALL, STEP, None),
 )
 
 METHODS = {row.name: row for row in (*_HANDSHAKE, *_PEER, *_SERVER)}

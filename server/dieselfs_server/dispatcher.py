@@ -23,6 +23,7 @@ from dieselfs.limits import (
 from dieselfs.names import printable
 from dieselfs.rpc.messages import decode_call, encode_refusal, encode_reply
 from dieselfs.rpc.methods import METHODS
+from dieselfs.rpc.scan import VALUES_MAX
 from dieselfs.rpc.serving.byte_budget import ByteBudget
 from dieselfs.rpc.serving.connection import ClientConnection
 from dieselfs.rpc.serving.handshake import Identity
@@ -30,6 +31,7 @@ from dieselfs.rpc.serving.keep_alive import kept_alive
 from dieselfs.telemetry import catalogue
 from dieselfs_server.access.accounts import Caller
 from dieselfs_server.access.users import UserStore
+from dieselfs_server.admission.call_queue import CallQueue
 from dieselfs_server.admission.throttle import PacedCall, Throttle
 from dieselfs_server.admission.usage import Transferred
 from dieselfs_server.call import Call, Reply
@@ -46,6 +48,11 @@ _AUDITED_AS = {
     "target_dataset": "target",
 }
 """Names in the audit log of arguments that have another one there."""
+
+ENCODINGS_MAX = 2
+"""Long replies that are encoded at the same time."""
+INLINE_ENTRIES_MAX = 32
+"""A list of more is encoded in a thread."""
 
 
 @dataclass(eq=False)
@@ -116,6 +123,8 @@ class Dispatcher:
         self._replies = ByteBudget("replies", REPLY_BYTES_MAX, REPLY_BYTES_PER_USER_MAX)
         metrics = service.metrics
         self._throttle = Throttle(service.users, metrics)
+        self._queue = CallQueue(metrics)
+        self._encodings = trio.CapacityLimiter(ENCODINGS_MAX)
         self._requests = metrics.declare(catalogue.RPC_REQUESTS)
         self._refused_logins = metrics.declare(catalogue.RPC_REFUSED_LOGINS)
 
@@ -187,7 +196,7 @@ class Dispatcher:
                         pace = None if paced is None else paced.move
                         call.bulk = await connection.receive_bulk(length, pace)
                 self._requests.value += 1
-                reply = await self._worked(connection, call)
+                reply, message = await self._worked(connection, call, sequence)
             noted.end("ok")
             if method == "join_job":
                 self._throttle.joined(user, connection.peer, arguments.dataset, arguments.job)
@@ -207,21 +216,31 @@ class Dispatcher:
             )
             await connection.send(encode_refusal(method, sequence, fault))
         else:
-            await _send(
-                connection, method, sequence, reply if isinstance(reply, Reply) else Reply(reply), paced
-            )
+            await _send(connection, message, reply, paced)
         finally:
             noted.end("interrupted")
             self._count_bytes(call, connection, *before_bytes)
 
-    async def _worked(self, connection: ClientConnection, call: Call) -> Any:
-        """What the handler returns. Meanwhile a client that waits long gets signs of life."""
-        work, handler = METHODS[call.method].work, self._service.handlers[call.method]
+    async def _worked(self, connection: ClientConnection, call: Call, sequence: int) -> tuple[Reply, bytes]:
+        """What the handler returns, and its message. Meanwhile a client that waits long gets signs of life."""
+        work = METHODS[call.method].work
         if not work.limit_s:
-            return await call.answered_by(handler)
+            return await self._in_turn(call, sequence)
         is_shown = work.has_progress and getattr(call.arguments, "with_progress", True)
         interval_s = PROGRESS_S if is_shown else KEEP_ALIVE_S
-        return await kept_alive(connection, lambda: call.answered_by(handler), interval_s, call.sign_of_life)
+        in_turn = partial(self._in_turn, call, sequence)
+        return await kept_alive(connection, in_turn, interval_s, call.sign_of_life)
+
+    async def _in_turn(self, call: Call, sequence: int) -> tuple[Reply, bytes]:
+        """Long lists are encoded in a thread, as each value takes microseconds."""
+        row, user = METHODS[call.method], call.caller.name
+        async with self._queue.turn(user, call.method, row.cost_of(call.arguments)):
+            value = await call.answered_by(self._service.handlers[call.method])
+            reply = value if isinstance(value, Reply) else Reply(value)
+            encoded = partial(encode_reply, call.method, sequence, reply.value)
+            if row.sizes.reply_values == VALUES_MAX and len(reply.value) > INLINE_ENTRIES_MAX:
+                return reply, await trio.to_thread.run_sync(encoded, limiter=self._encodings)
+            return reply, encoded()
 
     def _count_bytes(self, call: Call, connection: ClientConnection, received: int, sent: int) -> None:
         """Count the bulk bytes of a call; `received`, `sent`: before it."""
@@ -237,12 +256,9 @@ class Dispatcher:
             self._service.traffic.count(user, getattr(call.arguments, "dataset", ""), moved)
 
 
-async def _send(
-    connection: ClientConnection, method: str, sequence: int, reply: Reply, paced: PacedCall | None
-) -> None:
+async def _send(connection: ClientConnection, message: bytes, reply: Reply, paced: PacedCall | None) -> None:
     if not reply.files:
         length = sum(len(part) for part in reply.bulk)
-        message = encode_reply(method, sequence, reply.value)
         if paced is not None:
             await paced.reply(len(message))
         with trio.fail_after(_longest_s(length)):
@@ -250,6 +266,5 @@ async def _send(
         return
     with ExitStack() as stack:
         files = [stack.enter_context(file) for file in reply.files]
-        message = encode_reply(method, sequence, reply.value)
         length = sum(file.length for file in files)
         await connection.send_with_files(message, [file.descriptor for file in files], length)

@@ -128,7 +128,7 @@ class AccountCalls:
         else:
             names = [each.name for each in await trio.to_thread.run_sync(self.metadata.datasets)]
             users = None if await call.right(ALL_DATASETS) >= Right.ADMIN else [call.caller.name]
-        found = {name: await call.right(name) for name in names}
+        found = await call.rights(names)
         rights = {name: right for name, right in found.items() if right >= Right.READ}
 
         def read() -> list[UsageRecord]:

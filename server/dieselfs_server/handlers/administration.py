@@ -108,11 +108,13 @@ class DatasetCalls:
 
     async def list_datasets(self, call: Call) -> Sequence[DatasetRecord]:
         datasets = await trio.to_thread.run_sync(self.metadata.datasets)
-        return [dataset for dataset in datasets if await call.right(dataset.name) >= Right.READ]
+        rights = await call.rights([dataset.name for dataset in datasets])
+        return [dataset for dataset in datasets if rights[dataset.name] >= Right.READ]
 
     async def list_lost_datasets(self, call: Call) -> Sequence[str]:
         names = await trio.to_thread.run_sync(self.catalog.lost_datasets)
-        return [name for name in names if await call.right(name) >= Right.READ]
+        rights = await call.rights(names)
+        return [name for name in names if rights[name] >= Right.READ]
 
     async def drop_dataset(self, call: Call) -> None:
         dataset = await call.dataset()

@@ -1,16 +1,22 @@
 """The table of calls: only methods that carry much have long calls, and each handler looks at rights."""
 
+import struct
+from types import SimpleNamespace
+
 import pytest
 
 from dieselfs.errors import ProtocolError
 from dieselfs.limits import (
     CALL_BYTES_MAX,
+    CALL_COST_OF_USER_MAX_US,
     COPY_SELECTION_BYTES_MAX,
     FRAME_BYTES_MAX,
     INLINE_FILE_BYTES_MAX,
+    MIB,
     NAME_BYTES_MAX,
     PATH_BYTES_MAX,
     RANGES_PER_REQUEST_MAX,
+    SMALL_CALL_COST_US,
     TAG_NAME_CHARACTERS_MAX,
 )
 from dieselfs.rpc.messages import check_methods, encode_call
@@ -91,6 +97,7 @@ def test_a_row_has_all_columns() -> None:
         METHODS["stat"]._replace(audited=("user",)),
         METHODS["stat"]._replace(sizes=METHODS["put_chunk"].sizes),
         METHODS["purge"]._replace(work=METHODS["stat"].work),
+        METHODS["stat"]._replace(cost=METHODS["get_ranges"].cost),
     ],
 )
 def test_a_row_that_differs_from_the_idl_is_found(monkeypatch: pytest.MonkeyPatch, wrong: Method) -> None:
@@ -98,6 +105,26 @@ def test_a_row_that_differs_from_the_idl_is_found(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setitem(METHODS, wrong.name, wrong)
     with pytest.raises(AssertionError, match=wrong.name):
         check_methods()
+
+
+def test_what_a_call_costs_follows_from_its_arguments() -> None:
+    def cost(method: str, **arguments: object) -> int:
+        return METHODS[method].cost_of(SimpleNamespace(**arguments))
+
+    assert all(METHODS[name].cost_of(SimpleNamespace()) > 0 for name in ("stat", "list_users", "get_payload"))
+    one, many = (cost("get_ranges", ranges=struct.pack("<2I", 0, 10) * count) for count in (1, 65_536))
+    assert one < SMALL_CALL_COST_US and many > CALL_COST_OF_USER_MAX_US
+    assert cost("get_ranges", ranges=struct.pack("<2I", 0, 64 * MIB)) > 60 * one
+    assert cost("get_ranges", ranges=b"odd") > 0  # the handler refuses it
+    assert (
+        cost("list_folder", limit=1_024)
+        > cost("list_folder", limit=1 << 40) - 1
+        > cost("list_folder", limit=1)
+    )
+    assert cost("list_folder", limit=-1) == cost("list_folder", limit=0)
+    assert cost("put_chunk", bulk_length=64 * MIB) > 10 * cost("put_chunk", bulk_length=4 * MIB)
+    small = cost("write_file", content=b"x"), cost("stat"), cost("read_file")
+    assert max(small) <= SMALL_CALL_COST_US < cost("write_file", content=bytes(MIB + MIB))
 
 
 def test_a_call_that_a_reader_waits_for_may_be_repeated() -> None:

@@ -92,7 +92,7 @@ async def test_each_byte_of_a_reply_counts_once(is_bulk: bool, autojump_clock: M
             one = call_of(slowed, method=method)
             if is_bulk:
                 await one.announce(len(content))
-            await _send(ClientConnection(near), method, 1, reply, one)
+            await _send(ClientConnection(near), message, reply, one)
             left = sent_bytes
             while left:
                 left -= len(await far.receive_some(left))

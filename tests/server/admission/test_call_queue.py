@@ -1,0 +1,70 @@
+"""Calls wait for the turn of their user: how long, and for whom."""
+
+import pytest
+import trio
+import trio.testing
+from trio.testing import MockClock
+
+from dieselfs.errors import Unavailable
+from dieselfs.limits import CALL_COST_OF_USER_MAX_US, TURN_WAIT_S
+from dieselfs.telemetry.registry import Registry
+from dieselfs_server.admission.call_queue import CallQueue
+from dieselfs_server.admission.throttle import RENEWAL_WAIT_S_MAX
+
+WHOLE = CALL_COST_OF_USER_MAX_US
+
+
+async def held(queue: CallQueue, scope: trio.CancelScope, method: str = "get_ranges") -> None:
+    with scope:
+        async with queue.turn("mal", method, WHOLE):
+            await trio.sleep_forever()
+
+
+async def entered_s(queue: CallQueue, user: str, method: str) -> float:
+    started_s = trio.current_time()
+    async with queue.turn(user, method, 1):
+        return trio.current_time() - started_s
+
+
+async def test_a_call_waits_for_those_of_its_user_only(autojump_clock: MockClock) -> None:
+    metrics, scope = Registry(), trio.CancelScope()
+    queue = CallQueue(metrics)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(held, queue, scope)
+        await trio.testing.wait_all_tasks_blocked()
+        assert await entered_s(queue, "ada", "stat") == 0
+        with pytest.raises(Unavailable, match="calls of user mal"):
+            await entered_s(queue, "mal", "stat")
+        assert trio.current_time() == pytest.approx(TURN_WAIT_S)
+        assert await entered_s(queue, "mal", "join_job") == pytest.approx(RENEWAL_WAIT_S_MAX)
+        numbers = metrics.numbers()
+        assert numbers["calls.waits"] == 2 and numbers["calls.cost_in_flight_us"] == WHOLE
+        assert metrics.as_dict()["calls"]["waited_s"] == pytest.approx(TURN_WAIT_S + RENEWAL_WAIT_S_MAX)
+        scope.cancel()
+    assert metrics.numbers()["calls.cost_in_flight_us"] == metrics.numbers()["calls.waiting"] == 0
+
+
+async def test_a_job_waits_for_its_turn_and_holds_nothing(autojump_clock: MockClock) -> None:
+    queue, first, job = CallQueue(Registry()), trio.CancelScope(), trio.CancelScope()
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(held, queue, first)
+        nursery.start_soon(held, queue, job, "purge")
+        await trio.sleep(2 * TURN_WAIT_S)
+        first.cancel()
+        assert await entered_s(queue, "mal", "stat") == 0
+        job.cancel()
+
+
+async def test_a_call_that_is_cancelled_while_it_waits_leaves_nothing(autojump_clock: MockClock) -> None:
+    metrics, scope, waiting = Registry(), trio.CancelScope(), trio.CancelScope()
+    queue = CallQueue(metrics)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(held, queue, scope)
+        nursery.start_soon(held, queue, waiting)
+        await trio.testing.wait_all_tasks_blocked()
+        assert metrics.numbers()["calls.waiting"] == 1
+        waiting.cancel()
+        await trio.testing.wait_all_tasks_blocked()
+        scope.cancel()
+        assert await entered_s(queue, "mal", "stat") == 0
+    assert metrics.numbers()["calls.cost_in_flight_us"] == 0
