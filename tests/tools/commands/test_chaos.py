@@ -13,9 +13,12 @@ needs_fuse = pytest.mark.skipif(not os.access("/dev/fuse", os.W_OK), reason="nee
 REMEDIES = {
     "lost-node": "avoided the node",
     "killed-daemon": "started another daemon",
+    "killed-mount": "the others replaced each",
     "full-disk": "the writer got an error",
     "corrupt-chunk": "fsck --deep named",
     "lost-metadata": "made the metadata of 384 files again",
+    "older-metadata": "all 384 newer files were there",
+    "lost-chunks": "rebuild refused",
 }
 
 

@@ -233,7 +233,16 @@ def _epoch_text(output: Output, name: str, epoch: "Epoch") -> str:
     )
 
 
-NAMES = ("lost-node", "killed-daemon", "full-disk", "corrupt-chunk", "lost-metadata")
+NAMES = (
+    "lost-node",
+    "killed-daemon",
+    "killed-mount",
+    "full-disk",
+    "corrupt-chunk",
+    "lost-metadata",
+    "older-metadata",
+    "lost-chunks",
+)
 
 
 def parse_names(text: str) -> list[str]:

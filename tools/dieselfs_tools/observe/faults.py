@@ -5,18 +5,19 @@ module starts and kills processes and threads, mounts, and changes stored files.
 import os
 import random
 import signal
+import sqlite3
 import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import dieselfs
 from dieselfs.dataset import Dataset
-from dieselfs.errors import InvalidInput, StorageFull, Unavailable
+from dieselfs.errors import DieselfsError, InvalidInput, StorageFull, Unavailable
 from dieselfs.limits import MIB
 from dieselfs.settings.table import EMBEDDED
 from dieselfs_client.daemon import control
@@ -157,6 +158,8 @@ NODES = 3
 READS = 150
 """How often each reader reads after the fault."""
 DISK_MIB = 96
+KILLS, KILL_EVERY_S = 20, 0.1
+_NO_RESENDS = "; this kernel sends no request again (Linux 6.9), so open files fail"
 
 
 @dataclass(frozen=True, slots=True)
@@ -236,18 +239,16 @@ def scratch() -> Iterator[Scratch]:
 
 def _clear(place: Path) -> None:
     """Unmount, and kill what serves it."""
-    status = supervision_of(str(place))
-    if status is not None:
-        kill_both(status)
+
+    def are_gone() -> bool:
+        processes = _processes(place)
+        for process in processes:
+            _send(process, signal.SIGKILL)
+        return not processes
+
+    wait_for(are_gone, f"the processes of {place} end")
     while mount_at(str(place)) is not None:
         unmount(str(place), lazily=True)
-
-
-def kill_both(supervision: SupervisorStatus) -> None:
-    """Kill the supervisor of a mount and its daemon, before one of them can replace the other."""
-    _send(supervision.supervisor, signal.SIGSTOP)
-    _send(supervision.daemon, signal.SIGKILL)
-    _send(supervision.supervisor, signal.SIGKILL)
 
 
 def _send(process: int, number: signal.Signals) -> None:
@@ -307,10 +308,40 @@ def killed_daemon() -> Rehearsed:
             seen = readers.wait_for_reads(READS)
         remedy = f"the supervisor started another daemon within {took_s:.1f} s"
         if not status.resends:
-            remedy += "; this kernel sends no request again (Linux 6.9), so open files fail"
+            remedy += _NO_RESENDS
         return Rehearsed(
             "killed-daemon", seen, remedy, not seen.wrong and (not seen.failed or not status.resends)
         )
+
+
+def killed_mount() -> Rehearsed:
+    """Any process of a mount is killed, one after another, whatever state the others are in."""
+    with scratch() as here:
+        here.store()
+        place, choice, killed = here.mount(), random.Random(KILLS), 0
+        resends = _supervision(place).resends
+        with reading([place], here.contents) as readers:
+            readers.begin()
+            for _ in range(KILLS):
+                time.sleep(KILL_EVERY_S)
+                if processes := _processes(place):
+                    _send(choice.choice(processes), signal.SIGKILL)
+                    killed += 1
+            seen = readers.wait_for_reads(READS)
+        remedy = f"{killed} processes were killed in {KILLS * KILL_EVERY_S:g} s, and the others replaced each"
+        if not resends:
+            remedy += _NO_RESENDS
+        return Rehearsed("killed-mount", seen, remedy, not seen.wrong and (not seen.failed or not resends))
+
+
+def _processes(place: Path) -> list[int]:
+    """The processes of a mount, which all have its path in their command line."""
+    found, wanted = [], os.fsencode(place)
+    for process in map(int, filter(str.isdigit, os.listdir("/proc"))):
+        with suppress(OSError):  # it has just ended
+            if wanted in Path(f"/proc/{process}/cmdline").read_bytes().split(b"\0"):
+                found.append(process)
+    return sorted(found)
 
 
 def full_disk() -> Rehearsed:
@@ -395,10 +426,58 @@ def lost_metadata() -> Rehearsed:
         return Rehearsed("lost-metadata", seen, remedy, is_whole and not seen.failed and not seen.wrong)
 
 
+def lost_chunks() -> Rehearsed:
+    """The stored chunks are away, as after a disk that was not mounted, and somebody rebuilds the metadata."""
+    with scratch() as here:
+        here.store()
+        place = here.mount()
+        (chunks,) = (path for path in (here.home / "chunks").iterdir() if path.name != "records")
+        with reading([place], here.contents) as readers:
+            seen = readers.wait_for_reads(READS)
+        chunks.rename(here.home / "away")
+        refusal = ""
+        with here.connect() as data:
+            try:
+                data.client.rebuild(DATASET)
+            except DieselfsError as error:
+                refusal = str(error)
+            found = data.client.fsck(DATASET, is_deep=False, is_repair=False).problem_count
+            (here.home / "away").rename(chunks)
+            is_whole = {name: data.get(name) for name in here.contents} == here.contents
+        remedy = (
+            f"rebuild refused, fsck named {found} problems, and with the chunks back every file was there"
+        )
+        is_as_promised = bool(refusal) and found > 0 and is_whole and not seen.failed and not seen.wrong
+        return Rehearsed("lost-chunks", seen, remedy, is_as_promised)
+
+
+def older_metadata() -> Rehearsed:
+    """The metadata goes back to an older state while the server runs, as by a restored copy."""
+    with scratch() as here:
+        here.store()
+        place, metadata, copy = here.mount(), here.home / "metadata.db", here.home / "copy.db"
+        more = {f"more-{number}": content_of(f"more-{number}", FILE_BYTES) for number in range(FILES)}
+        with reading([place], here.contents) as readers, here.connect() as data:
+            readers.begin()
+            with closing(sqlite3.connect(metadata)) as source, closing(sqlite3.connect(copy)) as target:
+                source.backup(target)
+            here.store(more)
+            copy.replace(metadata)
+            is_whole = here.contents.keys() | more.keys() == set(data.files())
+            seen = readers.wait_for_reads(READS)
+        remedy = (
+            f"the server applied the chunks that were missing, and all {len(more)} newer files were there"
+        )
+        return Rehearsed("older-metadata", seen, remedy, is_whole and not seen.failed and not seen.wrong)
+
+
 FAULTS: Mapping[str, Callable[[], Rehearsed]] = {
     "lost-node": lost_node,
     "killed-daemon": killed_daemon,
+    "killed-mount": killed_mount,
     "full-disk": full_disk,
     "corrupt-chunk": corrupt_chunk,
     "lost-metadata": lost_metadata,
+    "older-metadata": older_metadata,
+    "lost-chunks": lost_chunks,
 }
