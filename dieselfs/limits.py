@@ -50,6 +50,8 @@ CALL_VALUES_MAX = 64
 HANDSHAKE_FRAME_BYTES_MAX = 4 * KIB
 INLINE_FILE_BYTES_MAX = 1 * MIB
 """Largest file that the pure Thrift methods carry inside a message."""
+KEY_RECORD_BYTES_MAX = 256 * KIB
+"""The record of the keys of an encrypted dataset."""
 CHUNK_OBJECT_BYTES_MAX = 112 + CHUNK_HEADER_BYTES_MAX + CHUNK_PAYLOAD_BYTES_MAX
 RANGES_PER_REQUEST_MAX = 65_536
 SHARED_PAYLOADS_MAX = 64

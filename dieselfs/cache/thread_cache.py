@@ -22,6 +22,7 @@ from dieselfs.errors import Damaged, DieselfsError, Unavailable
 from dieselfs.forks import SingleFlight, renew_after_fork
 from dieselfs.limits import SHARED_PAYLOADS_MAX
 from dieselfs.snapshot.reader import ExtentRef
+from dieselfs.sources.decrypted import decrypted
 from dieselfs.sources.interface import Arrival, RequestMetrics, Source, Wanted
 from dieselfs.sources.server import ServerSource
 
@@ -64,6 +65,8 @@ class ThreadCache:
         self._snapshot = reader.snapshot
         self._daemon = daemon
         self._job = None if daemon is None or isinstance(daemon, NodeClient) else daemon
+        job = self._job
+        self._decrypted = decrypted(lambda: job.source, reader) if job is not None else None
         self._memory_bytes = memory_bytes
         dataset_bytes = int(self._snapshot.column("chunk_payload_lengths").sum(dtype="int64"))
         self.budget = CacheBudget.of(memory_bytes, dataset_bytes)
@@ -148,7 +151,7 @@ class ThreadCache:
                 roomy = [*filter(self.policy.has_room, wanted)]
             refused = {*filter(job.is_own, roomy)}
             pooled = wanted.of(chunk for chunk in wanted if chunk not in refused)
-            error = self._take_extents(job.source, pooled, contents)
+            error = self._take_extents(self._source, pooled, contents)
             error = self._take_extents(self._reader, wanted.of(refused), contents) or error
         if error is not None:
             raise error
@@ -216,7 +219,9 @@ class ThreadCache:
 
     @property
     def _source(self) -> Source:
-        return self._reader if self._job is None else self._job.source
+        if self._job is None:
+            return self._reader
+        return self._decrypted or self._job.source
 
     # -- whole chunks ------------------------------------------------------------------------------------
 
@@ -293,7 +298,7 @@ class ThreadCache:
     def _map(self, chunk: int, load: Load) -> _Shared | None:
         """A chunk that the daemon of this node shares, or the server; one that is kept there is held here."""
         memory = None
-        if self._daemon is not None and load.asks_daemon:
+        if self._daemon is not None and load.asks_daemon and self._decrypted is None:
             length_bytes = self._snapshot.chunk_payload_length(chunk)
             memory = self._daemon.memory(chunk, length_bytes, load.asked_bytes)
         if memory is not None:

@@ -15,6 +15,7 @@ from dieselfs.settings import Settings
 from dieselfs.shuffle.order import Layout
 from dieselfs.snapshot.reader import Snapshot
 from dieselfs.snapshot.store import SnapshotStore
+from dieselfs.sources.decrypted import readable
 from dieselfs.sources.disk import node_source
 
 if TYPE_CHECKING:  # imported in a job alone
@@ -78,13 +79,15 @@ class FrozenReader:
         self._close_reader()
         settings = self._settings
         chunks = node_source(self._client, snapshot, settings.disk, settings.disk_size_bytes)
-        daemon: NodeClient | Attachment
-        if self.job is None:
+        daemon: NodeClient | Attachment | None
+        if self.job is None and snapshot.header.is_encrypted:
+            daemon = None  # it has no key, and shares encrypted chunks
+        elif self.job is None:
             path = socket_path(runtime_folder(), snapshot.dataset, snapshot.digest)
             daemon = NodeClient(path, snapshot.digest)
         else:
             daemon = self.job.attach(snapshot, chunks)
-        self.reader = FileReader(chunks, self.memory_bytes, daemon)
+        self.reader = FileReader(readable(chunks, self._client), self.memory_bytes, daemon)
         return self.reader
 
     def _close_reader(self) -> None:

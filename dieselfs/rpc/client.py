@@ -5,20 +5,24 @@ Thread-safe: each call takes its own connection from a pool. Fork-safe: a child 
 
 import struct
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from dieselfs.errors import Damaged, ProtocolError
+from dieselfs.errors import AlreadyExists, Damaged, ProtocolError
 from dieselfs.limits import (
     ATTACHED_PER_REPLY_MAX,
     JOB_ANSWER_TIMEOUT_S,
     JOB_INTERVAL_S_MIN,
+    LISTING_ENTRIES_MAX,
     REQUEST_TIMEOUT_S,
     SNAPSHOT_BYTES_MAX,
 )
+from dieselfs.names import split_path
 from dieselfs.net import auth
 from dieselfs.records import DatasetRecord, PendingFile
 from dieselfs.rpc.connection import Connection, read_payload_file, shared_files
+from dieselfs.rpc.encrypted import cipher_of, keyring, plain_entry, plain_pending
 from dieselfs.rpc.limit_kinds import QuotaRecord, RateRecord, UsageRecord
 from dieselfs.rpc.members import MEMBERSHIP_LIST_BYTES_MAX, JobId, MembershipList, decode_members
 from dieselfs.rpc.methods import METHODS, READER
@@ -47,10 +51,13 @@ from dieselfs.rpc.records import (
 )
 from dieselfs.rpc.server_connections import ServerConnections
 from dieselfs.rpc.wire import Buffer
+from dieselfs.settings.table import Settings
 
 if TYPE_CHECKING:  # a tool with one request starts without numpy
     import numpy as np
     import numpy.typing as npt
+
+    from dieselfs.encryption.cipher import DatasetCipher
 
 MEMBERS_PER_CALL_MAX = 50
 """A call has 64 values at most."""
@@ -71,6 +78,11 @@ class ServerClient(ServerConnections):
     is repeated on the next server, once for each, until 60 s have passed; a read is repeated for 25 s. A call that must
     not run twice moves to another server only if it could not connect.
     """
+
+    def __init__(self, settings: Settings, start: int | None = None) -> None:
+        """As of `ServerConnections`."""
+        super().__init__(settings, start)
+        self._ciphers: dict[str, DatasetCipher | None] = {}  # by dataset; changed in single steps
 
     def _call(
         self,
@@ -210,6 +222,47 @@ class ServerClient(ServerConnections):
         """The pins that have not expired, ordered by holder. Raises NotFound."""
         return [_copy(PinRecord, pin) for pin in self._value("list_pins", dataset=dataset)]
 
+    # -- keys of encrypted datasets ----------------------------------------------------------------------
+
+    def keys(self, dataset: str) -> bytes:
+        """The record of the keys of a dataset (`KeyRecord`), empty if it is not encrypted. Raises NotFound."""
+        return bytes(self._value("get_keys", dataset=dataset))
+
+    def cipher(self, dataset: DatasetRecord) -> "DatasetCipher | None":
+        """What encrypts and decrypts the dataset, None if it is not encrypted; asks the server.
+
+        Raises AccessDenied without a key for it, Damaged if it is not the one of before.
+        """
+        found = self._ciphers[dataset.name] = cipher_of(self.settings, dataset, self.keys(dataset.name))
+        return found
+
+    def known_cipher(self, dataset: str) -> "DatasetCipher | None":
+        """As `cipher`; asks the server once for each dataset."""
+        if dataset not in self._ciphers:
+            if not self.keys(dataset):
+                self._ciphers[dataset] = None
+            else:
+                self.cipher(self.dataset(dataset))
+        return self._ciphers[dataset]
+
+    def encrypt(self, dataset: DatasetRecord) -> None:
+        """Give a dataset without files a new key, for this user, unless it has one.
+
+        Raises InvalidInput, AccessDenied.
+        """
+        if not self.keys(dataset.name):
+            record = keyring(self.settings).new_record(dataset.dataset_id)
+            with suppress(AlreadyExists):  # another writer's is taken
+                self.put_keys(dataset.name, record.encode(), b"")
+        self.cipher(dataset)
+
+    def put_keys(self, dataset: str, content: bytes, known: bytes) -> None:
+        """Create the record (`known` is empty) of a dataset without files, or replace the `known` one.
+
+        Raises NotFound, InvalidInput, AlreadyExists.
+        """
+        self._value("put_keys", dataset=dataset, content=content, known=known)
+
     # -- jobs --------------------------------------------------------------------------------------------
 
     def join_job(
@@ -245,15 +298,15 @@ class ServerClient(ServerConnections):
         """The first of `count` consecutive versions. Raises NotFound."""
         return int(self._value("reserve_versions", dataset=dataset, count=count))
 
-    def put_chunk(self, dataset: str, chunk_id: bytes, parts: Sequence[Buffer]) -> int:
+    def put_chunk(self, dataset: str, chunk_id: bytes, parts: Sequence[Buffer], key_id: bytes = b"") -> int:
         """Store a chunk; returns the dataset's generation once the chunk is durable and applied. May be repeated.
+        `key_id`: of the key with which it is encrypted.
 
         Raises NotFound, Damaged, StorageFull, or AlreadyExists if another chunk has this ID.
         """
         length = sum(len(part) for part in parts)
-        return int(
-            self._value("put_chunk", bulk=parts, dataset=dataset, chunk_id=chunk_id, bulk_length=length)
-        )
+        named = {"dataset": dataset, "chunk_id": chunk_id, "key_id": key_id}
+        return int(self._value("put_chunk", bulk=parts, bulk_length=length, **named))
 
     def copy_entries(self, request: CopyRequest, progressed: Progressed | None = None) -> CopyReport:
         """Copy inside the servers, also to another dataset; `progressed` is called about once a second. Of an
@@ -266,11 +319,15 @@ class ServerClient(ServerConnections):
 
     def pending_file(self, dataset: str, path: bytes) -> PendingFile:
         """What is stored of an interrupted upload to `path`. Raises NotFound if there is no such dataset."""
+        cipher = self.known_cipher(dataset)
+        if cipher is not None:
+            path = cipher.names.seal_path(path)
         info = self._value("get_pending", dataset=dataset, path=path)
         if len(info.extents) % 16:
             raise ProtocolError(f"the server sent {len(info.extents)} bytes of extents, no multiple of 16")
         extents = frozenset(struct.iter_unpack("<QQ", info.extents))
-        return PendingFile(info.version, info.size, info.mtime_ns, extents)
+        found = PendingFile(info.version, info.size, info.mtime_ns, extents)
+        return found if cipher is None else plain_pending(found)
 
     # -- reading -----------------------------------------------------------------------------------------
 
@@ -359,10 +416,25 @@ class ServerClient(ServerConnections):
 
     def stat(self, dataset: str, path: bytes) -> RemoteEntry:
         """Raises NotFound."""
-        return _copy(RemoteEntry, self._value("stat", dataset=dataset, path=path))
+        cipher = self.known_cipher(dataset)
+        if cipher is None:
+            return _copy(RemoteEntry, self._value("stat", dataset=dataset, path=path))
+        sealed = cipher.names.seal_path(path)
+        found = _copy(RemoteEntry, self._value("stat", dataset=dataset, path=sealed))
+        return plain_entry(cipher, found, split_path(sealed)[0])
 
     def list_folder(self, dataset: str, path: bytes, after: bytes, limit: int) -> list[RemoteEntry]:
         """Up to `limit` entries whose names sort behind `after`. Raises NotFound."""
+        cipher = self.known_cipher(dataset)
+        if cipher is None:
+            return self._list_folder(dataset, path, after, limit)
+        sealed, found, last = cipher.names.seal_path(path), [], b""
+        while page := self._list_folder(dataset, sealed, last, LISTING_ENTRIES_MAX):  # in another order
+            found += [plain_entry(cipher, entry, sealed) for entry in page]
+            last = page[-1].name
+        return sorted(entry for entry in found if entry.name > after)[:limit]
+
+    def _list_folder(self, dataset: str, path: bytes, after: bytes, limit: int) -> list[RemoteEntry]:
         infos = self._value("list_folder", dataset=dataset, path=path, after=after, limit=limit)
         return [_copy(RemoteEntry, info) for info in infos]
 

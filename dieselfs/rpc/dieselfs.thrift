@@ -345,6 +345,11 @@ service ChunkServer extends Handshake {
   /** The pins that have not expired; to a caller who may only read, its own. */
   list<PinInfo> list_pins(1: string dataset) throws (1: Refusal refusal)
 
+  /** The record of the keys of an encrypted dataset, else empty. */
+  binary get_keys(1: string dataset) throws (1: Refusal refusal)
+  /** Create that record (`known` is empty), or replace the `known` one. */
+  void put_keys(1: string dataset, 2: binary content, 3: binary known) throws (1: Refusal refusal)
+
   // -- jobs (docs/internals/cache.md) --
   /**
    * Join a job (`known_version` 0) or renew the lease. `member`: a proof and the member. Followed by the members if they
@@ -358,8 +363,12 @@ service ChunkServer extends Handshake {
   // -- writing --
   /** The first of `count` consecutive versions for new entries. */
   i64 reserve_versions(1: string dataset, 2: i32 count) throws (1: Refusal refusal)
-  /** Followed by the chunk. Returns the dataset's new generation, when the chunk is durable and applied. */
-  i64 put_chunk(1: string dataset, 2: binary chunk_id, 3: i64 bulk_length) throws (1: Refusal refusal)
+  /**
+   * Followed by the chunk. Returns the dataset's new generation, when the chunk is durable and applied. `key_id`: of the
+   * key with which an encrypted dataset's chunk was encrypted.
+   */
+  i64 put_chunk(1: string dataset, 2: binary chunk_id, 3: i64 bulk_length, 4: binary key_id = "")
+    throws (1: Refusal refusal)
 
   /**
    * Copy a file, a link, or a folder with its content; with `is_move`, delete it then. `tag`: of the source, or empty.

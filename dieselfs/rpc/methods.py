@@ -182,6 +182,10 @@ def _fsck_needs(arguments: Any) -> str:
     return ADMIN if arguments.is_repair else WRITE
 
 
+def _keys_needs(arguments: Any) -> str:
+    return ADMIN if arguments.known else WRITE
+
+
 def _copy_needs(arguments: Any) -> str:
     return WRITE if arguments.is_move else READ
 
@@ -229,6 +233,10 @@ _SERVER = (
     Method("delete_tag", None, WRITE, SHORT, ONCE, ORDINARY, SMALL, LOOKUP, ("dataset", "tag")),
     Method("pin", None, READ, SHORT, REPEATABLE, RENEWAL, SMALL, STEP, None),
     Method("list_pins", PinRecord, READ, SHORT, REPEATABLE, ORDINARY, LISTING, TABLE, None),
+    # -- keys of encrypted datasets --
+    Method("get_keys", bytes, READ, SHORT, REPEATABLE, ORDINARY, SMALL, LOOKUP, None),
+    Method("put_keys", None, _keys_needs, SHORT, ONCE, ORDINARY, FILE, LOOKUP, ("dataset",)),
+    # -- jobs --
     Method("join_job", None, READ, SHORT, REPEATABLE, RENEWAL, SMALL, STEP, None),
     Method("leave_job", None, READ, SHORT, REPEATABLE, RENEWAL, SMALL, STEP, None),
     # -- writing --

@@ -140,6 +140,10 @@ SETTINGS = (
             "Folder for embedded data.", "~/.local/share/dieselfs"),
     Setting("allow_older", YES_OR_NO, _P.ENVIRONMENT,
             "yes: accept a snapshot that is older than the newest one on this machine.", "no"),
+    Setting("identity", FILE, _P.CLIENT,
+            "Your private key for encrypted datasets; made when it is first used.", "~/.config/dieselfs/identity"),
+    Setting("passphrase_file", FILE, _P.CLIENT,
+            "A passphrase that opens keys of encrypted datasets; mode 0600."),
     Setting("snapshots", FOLDER, _P.CLIENT,
             "Folder of saved snapshots, often shared: they are taken from there, not from the server."),
     Setting("config", FILE, _P.ENVIRONMENT,
@@ -333,6 +337,8 @@ class Settings:
     disk_size_bytes: int = 0
     is_older_allowed: bool = False
     snapshots: str | None = None
+    identity: str = ""
+    passphrase_file: str = ""
 
     @classmethod
     def load(
@@ -365,6 +371,9 @@ class Settings:
             disk_size_bytes=values.get("disk_size_bytes", 0),
             is_older_allowed=values.get("allow_older") == YES,
             snapshots=values.get("snapshots"),
+            identity=values.get("identity")
+            or str(Path(environment.get("XDG_CONFIG_HOME") or user_home / ".config") / "dieselfs/identity"),
+            passphrase_file=values.get("passphrase_file", ""),
         )
         return replace(settings, server=None) if settings.server == EMBEDDED else settings
 

@@ -21,7 +21,7 @@ from dieselfs.digests import DIGESTS
 from dieselfs.errors import InvalidInput
 from dieselfs.names import split_path
 from dieselfs.records import EntryTable
-from dieselfs.snapshot.format import COUNT_MAX, encode_columns
+from dieselfs.snapshot.format import COUNT_MAX, SnapshotHeader, encode_columns
 from dieselfs.snapshot.hash_index import hash_slots
 
 IMPLICIT_FOLDER_MODE = 0o755
@@ -30,8 +30,11 @@ _TYPE_BITS = np.zeros(256, np.uint32)
 _TYPE_BITS[[Op.FILE, Op.DIRECTORY, Op.SYMLINK]] = (stat.S_IFREG, stat.S_IFDIR, stat.S_IFLNK)
 
 
-def build_snapshot(table: EntryTable) -> bytes:
-    """The snapshot file of a generation. Takes 2 to 4 us per entry. Raises InvalidInput beyond COUNT_MAX entries."""
+def build_snapshot(table: EntryTable, header: SnapshotHeader | None = None) -> bytes:
+    """The snapshot file of a generation. Takes 2 to 4 us per entry. Raises InvalidInput beyond COUNT_MAX entries.
+
+    `header`: what the file says about the dataset, by default what the table says.
+    """
     tree = _Tree.of(table)
     if max(len(tree.rows), len(table.extents.rows) + len(table.ops)) > COUNT_MAX:
         raise InvalidInput(f"a snapshot holds at most {COUNT_MAX} entries")
@@ -56,7 +59,7 @@ def build_snapshot(table: EntryTable) -> bytes:
     links = sorted((int(node_of_row[row]), table.targets[row]) for row in link_rows)
     link_targets = [target for _, target in links]
     return encode_columns(
-        table.dataset,
+        header or table.dataset,
         {
             "path_ends": ends_of(tree.paths),
             "name_lengths": tree.name_lengths,

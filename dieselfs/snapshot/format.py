@@ -22,7 +22,7 @@ from dieselfs.fields import (
     pack_fields,
     pack_preamble,
     unpack_fields,
-    unpack_preamble,
+    unpack_flagged_preamble,
 )
 from dieselfs.limits import KIB, SNAPSHOT_BYTES_MAX
 from dieselfs.records import DatasetRecord
@@ -38,6 +38,9 @@ COUNT_MAX = (1 << 32) - 1
 
 SIGNER_BYTES = 32
 SIGNATURE_BYTES = 64
+
+ENCRYPTED = 1
+"""Flag: the names are those of a client that has the key; extents are encrypted (docs/reference/encryption.md)."""
 
 # The checksum of these bytes follows them.
 _PREAMBLE = struct.Struct(f"<8sHHIQQ{DIGEST_BYTES}s{SIGNER_BYTES}s{SIGNATURE_BYTES}s")
@@ -109,6 +112,7 @@ class Section:
 class SnapshotHeader:
     """The values of the header. `digest` (BLAKE3 over all bytes behind the preamble) names the exact
     content. `signer` and `signature` are zeros in a snapshot that no server has signed (`dieselfs.snapshot.signature`).
+    `is_encrypted`: made by a client, of the snapshot of an encrypted dataset (`dieselfs.snapshot.plain`).
     """
 
     dataset: str
@@ -127,6 +131,7 @@ class SnapshotHeader:
     signer: bytes
     signature: bytes
     file_length: int
+    is_encrypted: bool = False
 
 
 def decode_snapshot_header(data: Buffer, file_length: int, source: str) -> SnapshotHeader:
@@ -135,8 +140,8 @@ def decode_snapshot_header(data: Buffer, file_length: int, source: str) -> Snaps
     `data` may be the whole file or any beginning with the complete header. The time does not depend on the size of the
     snapshot. Raises Damaged. The sections are not read: see `check_digest` and `dieselfs.snapshot.check`.
     """
-    header_length, stated_length, header_sum, *seal = unpack_preamble(
-        _PREAMBLE, MAGIC, FORMAT_VERSION, data, source, "snapshot"
+    flags, (header_length, stated_length, header_sum, *seal) = unpack_flagged_preamble(
+        _PREAMBLE, MAGIC, FORMAT_VERSION, ENCRYPTED, data, source, "snapshot"
     )
     if stated_length != file_length or file_length > SNAPSHOT_BYTES_MAX:
         raise Damaged(f"{source}: offset 16: {file_length} bytes, the preamble announces {stated_length}")
@@ -146,12 +151,14 @@ def decode_snapshot_header(data: Buffer, file_length: int, source: str) -> Snaps
     if xxh3_64_intdigest(packed) != header_sum:
         raise Damaged(f"{source}: offset {PREAMBLE_BYTES}: checksum of the header does not match")
     try:
-        return _decode_fields(unpack_fields(packed, _FIELD_KINDS), seal, file_length)
+        return _decode_fields(unpack_fields(packed, _FIELD_KINDS), seal, file_length, bool(flags))
     except FieldsFault as fault:
         raise Damaged(f"{source}: offset {PREAMBLE_BYTES}: header: {fault}") from None
 
 
-def _decode_fields(fields: dict[str, Any], seal: Sequence[bytes], file_length: int) -> SnapshotHeader:
+def _decode_fields(
+    fields: dict[str, Any], seal: Sequence[bytes], file_length: int, is_encrypted: bool
+) -> SnapshotHeader:
     check_dataset_fields(fields)
     for name in _NUMBERS:
         if not 0 <= fields[name] <= (COUNT_MAX if name in _COUNTS else NUMBER_MAX):
@@ -174,6 +181,7 @@ def _decode_fields(fields: dict[str, Any], seal: Sequence[bytes], file_length: i
         signer=signer,
         signature=signature,
         file_length=file_length,
+        is_encrypted=is_encrypted,
     )
     _check_sections(header)
     return header
@@ -220,6 +228,7 @@ def encode_snapshot(
     numbers: Mapping[str, int],
     columns: Mapping[str, npt.NDArray[np.generic]],
     seal: tuple[bytes, bytes] = (bytes(SIGNER_BYTES), bytes(SIGNATURE_BYTES)),
+    flags: int = 0,
 ) -> bytes:
     """The bytes of a snapshot file. `numbers` are those of `SnapshotHeader`, `columns` one array per section; `seal`:
     signer and signature.
@@ -246,7 +255,7 @@ def encode_snapshot(
     digest = blake3(header)
     for part in body:
         digest.update(part)
-    preamble = _preamble(header, position, digest.digest(), *seal)
+    preamble = _preamble(header, position, digest.digest(), *seal, flags=flags)
     return b"".join([preamble, header, *body])
 
 
@@ -269,8 +278,10 @@ def encode_columns(
         "chunks": len(columns["chunk_payload_lengths"]),
         "hash_bits": hash_bits_for(nodes),
     }
-    name = header.name if isinstance(header, DatasetRecord) else header.dataset
-    return encode_snapshot(name, header.dataset_id, numbers, columns, seal)
+    if isinstance(header, DatasetRecord):
+        return encode_snapshot(header.name, header.dataset_id, numbers, columns, seal)
+    flags = ENCRYPTED if header.is_encrypted else 0
+    return encode_snapshot(header.dataset, header.dataset_id, numbers, columns, seal, flags)
 
 
 def with_signature(data: bytes, header: SnapshotHeader, signer: bytes, signature: bytes) -> bytes:
@@ -283,7 +294,9 @@ def with_signature(data: bytes, header: SnapshotHeader, signer: bytes, signature
     )
 
 
-def _preamble(header: bytes, file_length: int, digest: bytes, signer: bytes, signature: bytes) -> bytes:
+def _preamble(
+    header: bytes, file_length: int, digest: bytes, signer: bytes, signature: bytes, flags: int = 0
+) -> bytes:
     header_sum = xxh3_64_intdigest(header)
     values = (len(header), file_length, header_sum, digest, signer, signature)
-    return pack_preamble(_PREAMBLE, MAGIC, FORMAT_VERSION, *values)
+    return pack_preamble(_PREAMBLE, MAGIC, FORMAT_VERSION, *values, flags=flags)

@@ -6,6 +6,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from dieselfs.digests import digest_of
+from dieselfs.encryption.cipher import DatasetCipher
 from dieselfs.errors import Damaged, DieselfsError, NotFound, StorageFull
 from dieselfs.limits import SNAPSHOT_BASES_MAX
 from dieselfs.net.auth import pin_of
@@ -16,6 +17,7 @@ from dieselfs.settings import Settings
 from dieselfs.snapshot.delta import apply_delta
 from dieselfs.snapshot.delta_format import decode_delta
 from dieselfs.snapshot.format import SnapshotHeader
+from dieselfs.snapshot.plain import plain_snapshot
 from dieselfs.snapshot.reader import Snapshot
 from dieselfs.snapshot.signature import check_snapshot_signature
 from dieselfs.snapshot.subtree import subtree_snapshot
@@ -51,15 +53,19 @@ class SnapshotStore:
     def get(
         self, client: ServerClient, dataset: DatasetRecord, generation: int = 0, tag: str = ""
     ) -> Snapshot:
-        """The snapshot of a generation, 0 for the newest, or of a tag; from a local file or from the server.
+        """The snapshot of a generation, 0 for the newest, or of a tag; from a local file or from the server. That of an
+        encrypted dataset has plain names.
 
-        Raises NotFound, Unavailable, StorageFull, and Damaged if the server twice sends a snapshot that does not match
+        Raises AccessDenied without the key of an encrypted dataset;
+        NotFound, Unavailable, StorageFull, and Damaged if the server twice sends a snapshot that does not match
         its description, that is older than a stored one, or that is not signed by the servers of the dataset.
         """
+        cipher = client.cipher(dataset)
         try:
-            return self._offered(client, dataset, generation, tag)
+            found = self._offered(client, dataset, generation, tag)
         except Damaged:  # perhaps in transfer, or the file that a delta was applied to
-            return self._offered(client, dataset, generation, tag, is_whole=True)
+            found = self._offered(client, dataset, generation, tag, is_whole=True)
+        return found if cipher is None else stored_plain(found, cipher)
 
     def _offered(
         self,
@@ -206,6 +212,27 @@ class SnapshotStore:
             if old != path:  # older than all others, but requested
                 _remove(old)
         return Snapshot.open(path)
+
+
+def stored_plain(snapshot: Snapshot, cipher: DatasetCipher) -> Snapshot:
+    """The snapshot of a stored one with plain names, beside which it is stored, privately, and removed.
+
+    Raises Damaged for another key, and StorageFull.
+    """
+    if snapshot.header.is_encrypted:
+        return snapshot
+    path = Path(snapshot.source).with_suffix(f".{snapshot.digest.hex()[:16]}.plain")
+    try:
+        return Snapshot.open(path)
+    except (NotFound, Damaged):
+        pass
+    made = Snapshot(plain_snapshot(snapshot, cipher), str(path))
+    made.verify()
+    try:
+        _write_aside(path, made.content)
+    except OSError as error:
+        raise _cannot_store(path.parent, error) from None
+    return Snapshot.open(path)
 
 
 def stored_subtree(snapshot: Snapshot, folder: bytes) -> Snapshot:

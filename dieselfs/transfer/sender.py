@@ -1,4 +1,5 @@
-"""Sends sealed chunks to the server in the background. This module waits for sockets and starts threads."""
+"""Sends sealed chunks to the server in the background; those of an encrypted dataset are encrypted here, so nothing of
+one is sent in plain text. This module waits for sockets and starts threads."""
 
 import queue
 from collections.abc import Callable
@@ -10,6 +11,7 @@ from dieselfs.errors import AlreadyExists, DieselfsError, StorageFull, Unavailab
 from dieselfs.names import printable
 from dieselfs.records import DatasetRecord
 from dieselfs.rpc.client import ServerClient
+from dieselfs.transfer.sealing import encrypted
 
 SENDERS = 3
 """Chunks in flight: while the server makes one durable, the next are encoded and sent."""
@@ -38,7 +40,9 @@ class ChunkSender:
         dataset: DatasetRecord,
         stored: Stored | None = None,
     ) -> None:
+        """Asks the server whether the dataset is encrypted. Raises AccessDenied without its key."""
         self._client = client
+        self._cipher = client.cipher(dataset)
         self._dataset = dataset
         self._stored = stored
         self._queue: queue.Queue[tuple[SealedChunk, int] | None] = queue.Queue(QUEUE_CHUNKS_MAX)
@@ -59,6 +63,11 @@ class ChunkSender:
             self._raise_error()
             first = self._client.reserve_versions(self._dataset.name, len(chunk.entries))
             self._queue.put((chunk, first))
+
+    def check_path(self, path: bytes) -> None:
+        """Raise InvalidInput for a path that is too long for an encrypted dataset."""
+        if self._cipher is not None:
+            self._cipher.names.seal_path(path)
 
     def reserve_version(self) -> int:
         """A version for a file that spans chunks: all its extents have the same."""
@@ -100,11 +109,22 @@ class ChunkSender:
                 self._queue.task_done()
 
     def _send(self, chunk: SealedChunk, first_version: int) -> None:
+        if self._cipher is None:
+            generation = self._put(chunk, first_version, b"")
+        else:
+            for sealed in encrypted(self._cipher, chunk):
+                generation = self._put(sealed, first_version, self._cipher.key_id)
+                first_version += len(sealed.entries)
+        if self._stored is not None:
+            self._stored(chunk, generation)
+
+    def _put(self, chunk: SealedChunk, first_version: int, key_id: bytes) -> int:
+        """Store a chunk under a new ID; returns the generation."""
         for tried in range(ID_TRIES_MAX):
             chunk_id = _IDS.next()
             parts = chunk.encode(chunk_id, self._dataset.name, self._dataset.dataset_id, first_version)
             try:
-                generation = self._client.put_chunk(self._dataset.name, chunk_id, parts)
+                generation = self._client.put_chunk(self._dataset.name, chunk_id, parts, key_id)
                 break
             except StorageFull as error:
                 raise StorageFull(f"{_named(chunk)} not stored at {self._client.address}: {error}") from error
@@ -112,8 +132,7 @@ class ChunkSender:
                 if tried == ID_TRIES_MAX - 1:
                     raise DieselfsError(f"{ID_TRIES_MAX} chunk IDs in a row were taken: {error}") from None
         self.generation = max(self.generation, generation)
-        if self._stored is not None:
-            self._stored(chunk, generation)
+        return generation
 
 
 def _named(chunk: SealedChunk) -> str:

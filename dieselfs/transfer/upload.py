@@ -320,6 +320,7 @@ class TreeUpload:
 
     def _pack(self, builder: ChunkBuilder, entry: UploadEntry) -> None:
         try:
+            self._sender.check_path(entry.path)
             if entry.file_bytes > self._chunk_bytes:
                 self._pack_large(builder, entry)
             else:

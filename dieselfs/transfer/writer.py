@@ -27,6 +27,7 @@ class DatasetWriter:
         self, path: bytes, data: bytes, mode: int = DEFAULT_FILE_MODE, mtime_ns: int | None = None
     ) -> None:
         """Add a file. Raises InvalidInput for a bad path, and the error of earlier chunks."""
+        self._sender.check_path(path)
         stamp_ns = time.time_ns() if mtime_ns is None else mtime_ns
         if len(data) > CHUNK_TARGET_BYTES:
             view = memoryview(data)

@@ -17,6 +17,7 @@ from dieselfs_server.admission.room import Room
 from dieselfs_server.admission.usage import QuotaFill, Traffic, Usages
 from dieselfs_server.call import Access
 from dieselfs_server.datasets.catalog import Catalog
+from dieselfs_server.datasets.dataset_keys import DatasetKeys
 from dieselfs_server.datasets.dataset_names import DatasetNames
 from dieselfs_server.datasets.snapshots import Refresh, SnapshotCache, TagStore
 from dieselfs_server.handlers import handlers_of
@@ -87,16 +88,25 @@ class Service:
 
         self.refresh = Refresh(prepare_snapshot)
         self.page = make_page(self)
-        names_of_datasets, stores = DatasetNames(store), (store, metadata)
+        names_of_datasets, stores, keys = DatasetNames(store), (store, metadata), DatasetKeys(store)
         self.handlers = handlers_of(
             AccountCalls(metadata, users, quotas, self.usages),
             DatasetCalls(
-                *stores, users, quotas, self.traffic, catalog, names_of_datasets, snapshots, tags, shared
+                *stores,
+                users,
+                quotas,
+                self.traffic,
+                catalog,
+                names_of_datasets,
+                snapshots,
+                tags,
+                shared,
+                keys,
             ),
             MaintenanceCalls(*stores, ids, sources, snapshots, tags, scratch, room or Room()),
             ServerCalls(*stores, identity, metrics, names, self.started_s, environment_checks, self.page),
-            CopyCalls(*stores, ids, quotas, executor, catalog, snapshots, tags),
+            CopyCalls(*stores, ids, quotas, executor, catalog, snapshots, tags, keys),
             LeaseCalls(metadata),
             ReadCalls(metadata, executor, shared, catalog, snapshots, tags, metrics),
-            WriteCalls(*stores, ids, quotas, self.refresh, metrics, sources),
+            WriteCalls(*stores, ids, quotas, self.refresh, metrics, sources, keys),
         )

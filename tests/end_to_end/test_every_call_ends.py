@@ -15,6 +15,7 @@ import pytest
 from dieselfs.cache.file_reader import FileReader
 from dieselfs.dataset import Dataset
 from dieselfs.errors import EXIT_PARTIAL, EXIT_UNAVAILABLE, DieselfsError
+from dieselfs.records import DatasetRecord
 from dieselfs.rpc.client import ServerClient
 from dieselfs.rpc.limit_kinds import QuotaRecord, RateRecord
 from dieselfs.rpc.members import JobId
@@ -56,6 +57,11 @@ METHODS: dict[str, Callable[[Any], object]] = {
     "join_job": lambda client: client.join_job(JobId("d", "j", 1, bytes(16)), bytes(16), bytes(60), 0),
     "leave_job": lambda client: client.leave_job(JobId("d", "j", 1, bytes(16)), bytes(16), bytes(60)),
     "copy_entries": lambda client: client.copy_entries(CopyRequest("d", b"f", "d", b"g")),
+    "keys": lambda client: client.keys("d"),
+    "put_keys": lambda client: client.put_keys("d", b"dieselfs-keys 1", b""),
+    "cipher": lambda client: client.cipher(DatasetRecord(bytes(16), "d", 1, 1, 0, 0, 0)),
+    "known_cipher": lambda client: client.known_cipher("d"),
+    "encrypt": lambda client: client.encrypt(DatasetRecord(bytes(16), "d", 1, 1, 0, 0, 0)),
     "reserve_versions": lambda client: client.reserve_versions("d", 1),
     "put_chunk": lambda client: client.put_chunk("d", _CHUNK, [bytes(1000)]),
     "pending_file": lambda client: client.pending_file("d", b"f"),

@@ -247,7 +247,7 @@ class _MountService(Service):
                     )
                     node = Node(
                         prepared,
-                        lambda: self.source if self.role is None else self.role.source,
+                        self.plain_source(),
                         nursery,
                         Handover(*map(self.supervisor_client.memory_file, (HANDOVER_STATE, SCORES))),
                         self.role,

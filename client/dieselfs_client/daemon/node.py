@@ -104,6 +104,7 @@ class Node:
         self.follower: Follower | None = None
         self._layout = lru_cache(_LAYOUTS_MAX)(lambda folder: Layout.of(snapshot, folder))
         foreground, handover = foreground or Foreground(), handover or Handover(MemoryFile(HANDOVER_STATE))
+        is_encrypted = snapshot.header.is_encrypted  # and so is what the node cache has
         counted = CountedSource(source, FetchMetrics(metrics))
         self._chunk_cache = ChunkCache(
             snapshot,
@@ -113,7 +114,7 @@ class Node:
             options.timeout_s,
             buffer_pool=prepared.buffer_pool,
             foreground=foreground,
-            node_cache=lambda: None if job is None else job.node_cache,
+            node_cache=lambda: None if job is None or is_encrypted else job.node_cache,
         )
         self._prefetcher = Prefetcher(
             snapshot,

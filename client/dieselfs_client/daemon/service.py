@@ -22,6 +22,7 @@ from dieselfs.settings.table import ONESHOT, CacheOptions, Settings
 from dieselfs.snapshot.pin import holder_name, keep_pinned, unpin
 from dieselfs.snapshot.reader import Snapshot
 from dieselfs.snapshot.store import SnapshotStore, stored_subtree
+from dieselfs.sources.decrypted import DecryptedSource, decryption_of
 from dieselfs.sources.disk import node_source
 from dieselfs.sources.interface import Source
 from dieselfs.sources.server import ServerSource
@@ -158,6 +159,18 @@ class Service:
         self.role = JobRole(self.reader, self.client, config, lock, host)
         self.published_metrics.others = self.role.reports
         self.role.start(self.options.policy == ONESHOT, is_resumed=is_resumed)
+
+    def plain_source(self) -> Callable[[], Source]:
+        """The current source of bytes for readers: of the job, if there is one, and decrypted."""
+
+        def current() -> Source:
+            return self.source if self.role is None else self.role.source
+
+        decryption = None if self.client is None else decryption_of(self.client, self.snapshot)
+        if decryption is None:
+            return current
+        plain = DecryptedSource(current, decryption, self.snapshot)
+        return lambda: plain
 
     async def keep_pinned(self) -> None:
         if self.client is not None:

@@ -41,6 +41,7 @@ from dieselfs_server.admission.room import Room
 from dieselfs_server.admission.usage import Traffic
 from dieselfs_server.call import Call
 from dieselfs_server.datasets.catalog import Catalog
+from dieselfs_server.datasets.dataset_keys import DatasetKeys
 from dieselfs_server.datasets.dataset_names import DatasetNames
 from dieselfs_server.datasets.snapshots import SnapshotCache, TagStore
 from dieselfs_server.maintenance import attachments
@@ -75,6 +76,7 @@ class DatasetCalls:
     snapshots: SnapshotCache
     tags: TagStore
     shared: SharedPayloads
+    keys: DatasetKeys
 
     async def create_dataset(self, call: Call) -> DatasetRecord:
         await call.require_right()
@@ -132,6 +134,14 @@ class DatasetCalls:
         self.store.delete_dataset(dataset.dataset_id)  # chunks of puts that were in flight
         self.snapshots.drop(dataset.dataset_id)
         self.tags.drop(dataset.dataset_id)
+        self.keys.drop(dataset.dataset_id)
+
+    async def get_keys(self, call: Call) -> bytes:
+        return await trio.to_thread.run_sync(self.keys.get, await call.dataset_id())
+
+    async def put_keys(self, call: Call) -> None:
+        dataset, arguments = await call.dataset(), call.arguments
+        await trio.to_thread.run_sync(self.keys.put, dataset, arguments.content, arguments.known)
 
     async def put_tag(self, call: Call) -> TagRecord:
         dataset = await call.dataset()

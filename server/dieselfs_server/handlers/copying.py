@@ -30,6 +30,7 @@ from dieselfs_server.call import Call
 from dieselfs_server.copying.copy_plan import CopyPlan, check_request, entry_snapshot, is_selected, plan_copy
 from dieselfs_server.datasets.catalog import Catalog
 from dieselfs_server.datasets.commit import ChunkWriter
+from dieselfs_server.datasets.dataset_keys import DatasetKeys
 from dieselfs_server.datasets.snapshots import SnapshotCache, TagStore
 from dieselfs_server.leases.lease import Pin, put_pin_of, remove_pin
 from dieselfs_server.metadata.interface import MetadataStore
@@ -63,6 +64,7 @@ class CopyCalls:
     catalog: Catalog
     snapshots: SnapshotCache
     tags: TagStore
+    keys: DatasetKeys
 
     def __post_init__(self) -> None:
         self._places = trio.Semaphore(COPIES_MAX)
@@ -74,6 +76,10 @@ class CopyCalls:
         source = await call.dataset()
         target = await _target(call, request)
         check_request(request)
+        for dataset in (source, target) if target.dataset_id else (source,):
+            await trio.to_thread.run_sync(
+                self.keys.check_plain, dataset, "they cannot copy or move its files"
+            )
         async with self._place():
             return await _Copy(self, call, request, source, target).run()
 

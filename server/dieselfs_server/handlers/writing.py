@@ -23,6 +23,7 @@ from dieselfs.telemetry.registry import Registry
 from dieselfs_server.admission.quotas import QUOTA_WAIT_S, Quotas, RoomAwaited
 from dieselfs_server.call import Call
 from dieselfs_server.datasets.commit import store_chunk, verified_chunk
+from dieselfs_server.datasets.dataset_keys import DatasetKeys
 from dieselfs_server.datasets.snapshots import Refresh
 from dieselfs_server.metadata.interface import MetadataStore
 from dieselfs_server.store.attached import Sources
@@ -51,6 +52,7 @@ class WriteCalls:
     refresh: Refresh
     metrics: Registry
     sources: Sources
+    keys: DatasetKeys
     last_attached: dict[bytes, tuple[str, bytes]] = field(default_factory=dict)
     """By dataset ID: user and source, for the audit log."""
 
@@ -81,6 +83,7 @@ class WriteCalls:
         if len(chunk_id) != CHUNK_ID_BYTES:
             raise InvalidInput(f"a chunk ID of {len(chunk_id)} bytes; it must have {CHUNK_ID_BYTES}")
         dataset, name = await call.dataset(), f"chunk {chunk_name(chunk_id)}"
+        await trio.to_thread.run_sync(self.keys.check, dataset, call.arguments.key_id or b"")
         preamble = decode_preamble(call.bulk[:PREAMBLE_BYTES], name, chunk_id)
         if preamble.is_attached:
             self._check_attached(call, dataset, preamble, name)
@@ -152,6 +155,7 @@ class WriteCalls:
         dataset, arguments = await call.dataset(), call.arguments
         if len(arguments.content) > INLINE_FILE_BYTES_MAX:
             raise InvalidInput(f"write_file accepts at most {INLINE_FILE_BYTES_MAX} bytes; use put_chunk")
+        await trio.to_thread.run_sync(self.keys.check, dataset, b"")
         builder = ChunkBuilder()
         builder.add_file(arguments.path, arguments.content, arguments.mode, arguments.mtime_ns)
         sealed = builder.seal()

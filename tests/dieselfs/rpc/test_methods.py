@@ -12,6 +12,7 @@ from dieselfs.limits import (
     COPY_SELECTION_BYTES_MAX,
     FRAME_BYTES_MAX,
     INLINE_FILE_BYTES_MAX,
+    KEY_RECORD_BYTES_MAX,
     MIB,
     NAME_BYTES_MAX,
     PATH_BYTES_MAX,
@@ -38,6 +39,11 @@ LONGEST: dict[str, dict[str, object]] = {
         "content": bytes(INLINE_FILE_BYTES_MAX),
         "mode": 0o644,
         "mtime_ns": 0,
+    },
+    "put_keys": {
+        "dataset": "d" * NAME_BYTES_MAX,
+        "content": bytes(KEY_RECORD_BYTES_MAX),
+        "known": bytes(KEY_RECORD_BYTES_MAX),
     },
     "copy_entries": CopyRequest(
         "d" * NAME_BYTES_MAX,

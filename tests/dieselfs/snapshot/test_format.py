@@ -110,7 +110,7 @@ def test_damage_behind_the_header_is_found_by_the_digest() -> None:
         (8, "<H", 0, 8),
         (8, "<H", 1, 8),
         (8, "<H", 3, 8),
-        (10, "<H", 1, 8),
+        (10, "<H", 2, 8),
         (12, "<I", HEADER_BYTES_MAX + 1, 12),
         (12, "<I", len(DATA), 12),
         (12, "<I", 0, PREAMBLE_BYTES),

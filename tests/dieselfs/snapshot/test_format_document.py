@@ -39,7 +39,7 @@ def test_the_table_of_the_preamble() -> None:
 
 def test_the_fields_of_the_header() -> None:
     fields = [name.strip("`") for name, _, _ in table(DOCUMENT, "### Header")]
-    others = ("digest", "signer", "signature", "file_length")
+    others = ("digest", "signer", "signature", "file_length", "is_encrypted")
     assert fields == [name for name in SnapshotHeader.__slots__ if name not in others]
 
 

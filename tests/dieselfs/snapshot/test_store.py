@@ -69,6 +69,9 @@ class OfferingServer:
                 )
         return self.offer._replace(content=None) if known_digest == self.offer.digest else self.offer
 
+    def cipher(self, _dataset: DatasetRecord) -> None:
+        """It has no encrypted datasets."""
+
     def client(self) -> ServerClient:
         return cast(ServerClient, self)
 

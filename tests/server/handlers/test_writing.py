@@ -23,6 +23,7 @@ from dieselfs_server.admission.quotas import Quotas
 from dieselfs_server.call import Access, Call
 from dieselfs_server.datasets.catalog import Catalog
 from dieselfs_server.datasets.commit import verified_chunk
+from dieselfs_server.datasets.dataset_keys import DatasetKeys
 from dieselfs_server.datasets.snapshots import Refresh
 from dieselfs_server.handlers import writing
 from dieselfs_server.handlers.writing import STORE_WRITES_OF_USER_MAX, WriteCalls
@@ -48,12 +49,11 @@ class Rig:
         self.access = Access(users, Catalog(self.store, metadata))
         metrics = Registry()
         quotas = Quotas(metadata, users, metrics)
-        self.calls = WriteCalls(
-            self.store, metadata, IDS, quotas, Refresh(build_nothing), metrics, self.sources
-        )
+        refresh, keys = Refresh(build_nothing), DatasetKeys(self.store)
+        self.calls = WriteCalls(self.store, metadata, IDS, quotas, refresh, metrics, self.sources, keys)
 
     def call(self, bulk: bytes, user: str = "ann") -> Call:
-        arguments = SimpleNamespace(dataset="data", chunk_id=bulk[24:40], bulk_length=len(bulk))
+        arguments = SimpleNamespace(dataset="data", chunk_id=bulk[24:40], bulk_length=len(bulk), key_id=b"")
         return Call(self.access, Caller(user, "", True), "put_chunk", arguments, bulk)
 
 

@@ -25,6 +25,11 @@ if TYPE_CHECKING:
 @options.recursive
 @options.dry_run
 @options.flag("-f", "--force", "is_forced", text="Also store files that are already stored.")
+@options.flag(
+    "--encrypt",
+    "is_encrypted",
+    text="Encrypt here, before anything is sent; makes the key of a new dataset. Later puts need no option.",
+)
 @options.filters
 @click.option(
     "--files-from",

@@ -90,7 +90,8 @@ def _list_datasets(session: Session, is_long: bool) -> int:
 
 
 def _entries(session: Session, location: Location, is_recursive: bool) -> Iterator[Entry]:
-    if is_recursive or location.tag:  # only a snapshot has the content of a tag
+    # Only a snapshot has the content of a tag, and encrypted names in the order of the plain ones.
+    if is_recursive or location.tag or session.client.known_cipher(location.dataset) is not None:
         return _in_snapshot(session, location, is_recursive)
     return _in_folder(session.client, location)
 

@@ -334,8 +334,8 @@ def check(
     """Compare a local folder with what a dataset has of it, and print the differences: '+' only local, '-' only
     stored, '*' other content, type or target, '~' other mode or time. The slashes mean what they mean for 'put'.
 
-    Local files are read and compared with the digests in the dataset; nothing is downloaded. Exit code 2: something
-    differs, or could not be read.
+    Local files are read and compared with the digests in the dataset; only an encrypted one is downloaded. Exit code 2:
+    something differs, or could not be read.
     """
     from dieselfs.transfer.report import TransferReport
     from dieselfs_tools.transfers.trees import (
@@ -349,7 +349,8 @@ def check(
     if os.path.exists(source) and not os.path.isdir(source):
         raise InvalidInput(f"{source} is not a folder: compare the folder that has it, with --include /NAME")
     (found,) = find_sources([source], location, is_into=True, is_recursive=True)  # where `put -r` stores it
-    snapshot = session.dataset(location.state).snapshot
+    dataset = session.dataset(location.state)
+    snapshot = dataset.snapshot
     stored, local = StoredTree(snapshot, found.path), LocalTree(found, patterns)
     wanted, report = stored.selected(patterns), TransferReport(is_all_found=True)
     for path in local.entries.keys() & wanted.keys() if not is_quick else ():
@@ -360,7 +361,7 @@ def check(
     def has_same_content(path: bytes) -> bool:
         if is_quick:
             return True
-        is_same = local.has_content(path, snapshot.extents(stored.nodes[path]))
+        is_same = local.has_content(path, snapshot.extents(stored.nodes[path]), dataset.chunks)
         report.done_files += 1
         report.done_bytes += wanted[path].size
         return is_same

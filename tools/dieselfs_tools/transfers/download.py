@@ -218,7 +218,8 @@ class _FolderSync:
         def has_same_content(path: bytes) -> bool:
             if local is None or entries[path].mtime_ns == wanted[path].mtime_ns:
                 return True
-            return local.has_content(path, self._dataset.snapshot.extents(self._stored.nodes[path]))
+            extents = self._dataset.snapshot.extents(self._stored.nodes[path])
+            return local.has_content(path, extents, self._dataset.chunks)
 
         plan, found = _Plan(), list(differences(selected(entries, patterns), wanted, has_same_content))
         for change, entry in found:

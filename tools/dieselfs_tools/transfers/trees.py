@@ -20,6 +20,7 @@ from dieselfs_tools.transfers.entries import Entry
 if TYPE_CHECKING:
     from dieselfs.arrays import Numbers
     from dieselfs.snapshot.reader import ExtentRef, Snapshot
+    from dieselfs.sources.server import ServerSource
     from dieselfs.transfer.upload import UploadEntry
 
 
@@ -157,13 +158,20 @@ class LocalTree:
     def place(self, path: bytes) -> bytes:
         return os.path.join(self._top, path)
 
-    def has_content(self, path: bytes, extents: Sequence["ExtentRef"]) -> bool:
-        """Whether a file of the right size has the bytes of these extents; True for one that cannot be read."""
+    def has_content(self, path: bytes, extents: Sequence["ExtentRef"], chunks: "ServerSource") -> bool:
+        """Whether a file of the right size has the bytes of these extents of `chunks`; True if it cannot be read.
+        Extents of an encrypted dataset are fetched: their digests are those of the ciphertext.
+        """
+        is_encrypted = chunks.snapshot.header.is_encrypted
         try:
             with open(self.place(path), "rb", buffering=0) as file:
                 for extent in extents:
                     content = os.pread(file.fileno(), extent.length, extent.place)
-                    if extent_digest_of(content) != extent.digest:
+                    if is_encrypted:
+                        is_same = content == chunks.fetch_extents(extent.chunk, [extent])[0]
+                    else:
+                        is_same = extent_digest_of(content) == extent.digest
+                    if not is_same:
                         return False
         except OSError as error:
             self.fail(self.place(path), error.strerror or str(error))

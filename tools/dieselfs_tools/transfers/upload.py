@@ -166,11 +166,14 @@ Walk = Callable[[Failed], Iterator[UploadEntry]]
 
 @dataclass(frozen=True, kw_only=True)
 class UploadOptions:
-    """Options of all verbs that upload. `is_forced`: what is stored already is stored again; `patterns`: select."""
+    """Options of all verbs that upload. `is_forced`: what is stored already is stored again; `patterns`: select;
+    `is_encrypted`: a dataset without files becomes an encrypted one.
+    """
 
     is_dry_run: bool
     patterns: Patterns
     is_forced: bool = False
+    is_encrypted: bool = False
     jobs: int = JOBS
     chunk_bytes: int = CHUNK_TARGET_BYTES
 
@@ -248,7 +251,10 @@ class Upload:
                 first.append(entry)
             return is_held
 
-        upload = TreeUpload(self.session.client, self.target.made(), is_held, *sizes)
+        client, dataset = self.session.client, self.target.made()
+        if self.options.is_encrypted:
+            client.encrypt(dataset)
+        upload = TreeUpload(client, dataset, is_held, *sizes)
         report = upload.report
         try:
             with shown(self.session.output, self.session.verb, lambda: Reading.of(report)):

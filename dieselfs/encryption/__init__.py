@@ -1,0 +1,1 @@
+"""Encryption at rest by the client: docs/reference/encryption.md is the format."""

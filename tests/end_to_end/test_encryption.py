@@ -1,0 +1,89 @@
+"""An encrypted dataset as users have it: dlcmd, and a mount in each view, over a home of its own."""
+
+import os
+import random
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from dieselfs.errors import EXIT_REFUSED, EXIT_USAGE
+from tests.support.dlcmd import Dlcmd
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("source") / "pets"
+    (folder / "train/cat").mkdir(parents=True)
+    for number in range(30):
+        (folder / f"train/cat/{number}.jpg").write_bytes(os.urandom(3000 + number))
+    (folder / "large.bin").write_bytes(os.urandom(5_000_000))
+    (folder / "empty").touch()
+    (folder / "void").mkdir()
+    (folder / "link").symlink_to("train/cat/1.jpg")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def dlcmd(tmp_path_factory: pytest.TempPathFactory, source: Path) -> Iterator[Dlcmd]:
+    folder = tmp_path_factory.mktemp("user")
+    run = Dlcmd(folder / "home", folder)
+    run("put", "-r", "--encrypt", f"{source}/", "dl://pets/")
+    yield run
+
+
+def test_what_was_put_comes_back(dlcmd: Dlcmd, source: Path, tmp_path: Path) -> None:
+    assert dlcmd("verify", "dl://pets").lines[0].split()[0] == dlcmd("verify", source).lines[0].split()[0]
+    dlcmd("check", f"{source}/", "dl://pets/")
+    assert dlcmd("ls", "dl://pets").lines == ["empty", "large.bin", "link", "train/", "void/"]
+    assert dlcmd("ls", "dl://pets/train/cat/1.jpg").lines == ["1.jpg"]
+    assert dlcmd("cat", "dl://pets/link").stdout == (source / "train/cat/1.jpg").read_bytes()
+    dlcmd("sync", "dl://pets/", tmp_path / "copy")
+    dlcmd("check", f"{tmp_path}/copy/", "dl://pets/")
+    assert dlcmd("put", "-r", "--json", f"{source}/", "dl://pets/").summary["stored"] == 0
+    assert dlcmd("fsck", "--deep", "dl://pets").exit_code == 0
+    stored = [path.read_bytes() for path in (dlcmd.home / "chunks").rglob("*") if path.is_file()]
+    assert stored and not any(b".jpg" in content or b"train" in content for content in stored)
+
+
+@pytest.mark.parametrize("view", ["fuse", "overlay", "image"])
+def test_a_mount_shows_plain_files(dlcmd: Dlcmd, source: Path, tmp_path: Path, view: str) -> None:
+    if os.geteuid():
+        pytest.skip("only root has all views")
+    mount = tmp_path / "mount"
+    mount.mkdir()
+    dlcmd("mount", "--view", view, "dl://pets", mount)
+    try:
+        large, draw = (source / "large.bin").read_bytes(), random.Random(1)
+        with open(mount / "large.bin", "rb", buffering=0) as file:
+            for _ in range(20):
+                place = draw.randrange(len(large))
+                assert os.pread(file.fileno(), 5000, place) == large[place : place + 5000]
+        assert dlcmd("verify", mount).lines[0].split()[0] == dlcmd("verify", source).lines[0].split()[0]
+    finally:
+        dlcmd("umount", mount)
+
+
+def test_what_cannot_be_encrypted_is_refused(dlcmd: Dlcmd, source: Path) -> None:
+    for arguments in (
+        ["cp", "dl://pets/empty", "dl://pets/copy"],
+        ["mv", "dl://pets/empty", "dl://pets/moved"],
+        ["cp", "-r", "dl://pets/train/", "dl://cats/"],
+    ):
+        ran = dlcmd(*arguments, exit_code=EXIT_USAGE)
+        assert "is encrypted, and servers do not have its key" in ran.stderr
+    (source.parent / "plain").mkdir()
+    (source.parent / "plain/f").write_bytes(b"text")
+    dlcmd("put", "-r", f"{source.parent}/plain/", "dl://plain/")
+    ran = dlcmd("put", "-r", "--encrypt", f"{source}/", "dl://plain/", exit_code=EXIT_USAGE)
+    assert "has files that are not encrypted" in ran.stderr
+
+
+def test_another_user_of_the_same_store_has_no_key(dlcmd: Dlcmd, tmp_path: Path) -> None:
+    other = Dlcmd(dlcmd.home, tmp_path)
+    for arguments in (
+        ["ls", "dl://pets"],
+        ["get", "-r", "dl://pets", tmp_path / "x"],
+        ["rm", "dl://pets/empty"],
+    ):
+        assert "not wrapped for you" in other(*arguments, exit_code=EXIT_REFUSED).stderr
