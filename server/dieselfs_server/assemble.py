@@ -26,8 +26,8 @@ from dieselfs.process.system_limits import allow_descriptors, room_bytes
 from dieselfs.rpc.records import CheckRecord
 from dieselfs.rpc.serving.handshake import LOCAL_USER
 from dieselfs.rpc.serving.server import RpcServer, open_listeners
-from dieselfs.settings.table import OFF
-from dieselfs.telemetry.registry import Registry
+from dieselfs.settings.table import OFF, ON
+from dieselfs.telemetry.registry import Registry, Report
 from dieselfs.telemetry.socket import PublishedMetrics, publish
 from dieselfs_server import condition
 from dieselfs_server.access.accounts import ALL_DATASETS, Accounts, Right, StoredKey, with_grant, with_key
@@ -300,6 +300,22 @@ async def _listening(
     return [(listener, is_encrypted) for listener in listeners]
 
 
+def _serve_metrics(stack: AsyncExitStack, settings: ServerSettings, report: Callable[[], Report]) -> None:
+    """Raises InvalidInput, Unavailable."""
+    if settings.metrics is None:
+        return
+    from dieselfs.telemetry import http  # prometheus-client, which few servers need
+
+    token = http.read_token(settings.metrics_token) if settings.metrics_token else ""
+    has_users = settings.metrics_users == ON
+    url = stack.enter_context(
+        http.serving(
+            settings.metrics, lambda: [report() if has_users else http.without_users(report())], token
+        )
+    )
+    log.info("serving metrics at %s", url)
+
+
 def _lock_folder(stack: AsyncExitStack, lock: Path) -> None:
     """Keep a second server from the folder of an embedded one. Raises Unavailable."""
     lock.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -357,11 +373,7 @@ async def open_server(settings: ServerSettings) -> AsyncIterator[RpcServer]:
         page = service.page
         if page is not None and settings.web is not None:
             await stack.enter_async_context(page.served())
-        if settings.metrics is not None:
-            from dieselfs.telemetry.http import serving  # prometheus-client, which few servers need
-
-            web = stack.enter_context(serving(settings.metrics, lambda: [metrics.report(about)]))
-            log.info("serving metrics at %s", web)
+        _serve_metrics(stack, settings, lambda: metrics.report(about))
         opened = [
             each for address in settings.listen for each in await _listening(stack, address, tls is not None)
         ]

@@ -25,7 +25,7 @@ from dieselfs.net.address import (
     path_of,
     split,
 )
-from dieselfs.settings.table import BY_NAME, DEFAULT_LISTEN, ON, Place, check_known, read_config
+from dieselfs.settings.table import BY_NAME, DEFAULT_LISTEN, OFF, ON, Place, check_known, read_config
 from dieselfs_server.reading.executor import RequestPath
 from dieselfs_server.store.wrapper import Bounds
 
@@ -71,6 +71,8 @@ class ServerSettings:
     is_new: bool = False
     audit_log: Path | None = None
     metrics: TcpAddress | None = None
+    metrics_token: str | None = None
+    metrics_users: str = OFF
     web: TcpAddress | None = None
     web_names: Sequence[str] = ()
     shared_memory_bytes: int | None = None
@@ -137,6 +139,8 @@ class ServerSettings:
             admin_key=values.get("admin_key"),
             audit_log=Path(values["audit_log"]) if "audit_log" in values else None,
             metrics=parse_metrics_address(values["metrics"]) if "metrics" in values else None,
+            metrics_token=values.get("metrics_token"),
+            metrics_users=values.get("metrics_users", OFF),
             web=web,
             web_names=_web_names([*listen, *advertise, *([web] if web else [])], values.get("web_names", ())),
             shared_memory_bytes=values.get("shared_memory_bytes"),

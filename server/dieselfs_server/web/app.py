@@ -29,6 +29,7 @@ from dieselfs_server.web.facts import Facts
 from dieselfs_server.web.guard import EVENTS_PATH, Guard
 from dieselfs_server.web.live import Live
 from dieselfs_server.web.logins import SESSION_S, Logins, checked_proof
+from dieselfs_server.web.serving import LOGGED_IN
 
 STREAM_S = 3600.0
 """Then the browser connects again."""
@@ -84,6 +85,8 @@ READS_MAX = 4
 """Requests that ask the stores at a time; others wait."""
 
 Value = TypeVar("Value")
+
+_TOO_MANY = "too many logins: wait a minute, then try again"
 
 _STATUS: dict[type[DieselfsError], int] = {
     InvalidInput: 400,
@@ -184,14 +187,18 @@ class App:
         return {"challenge": token, "server_nonce": urlsafe_b64encode(challenge.server_nonce).decode()}
 
     async def login(self, request: Request) -> Response:
-        fields = await self._tried(request)
+        fields, user = await self._tried(request), ""
         users = self._service.users
         try:
             challenge = self._logins.take_challenge(fields.get("challenge", ""))
+            user = challenge.user
+            if not self._logins.may_try_as(_address(request), user):
+                raise Unavailable(_TOO_MANY)
             known = await trio.to_thread.run_sync(users.verifier, challenge.user, challenge.key_id)
             origin = f"{self._scheme}://{request.headers['host']}"
             proof = checked_proof(challenge, origin, _bytes_of(fields, "proof", 32), known, users.salt)
         except AccessDenied as error:
+            self._logins.failed(_address(request), user)
             self._note_refusal(request, str(error))
             raise
         answer = self._opened(request, Caller(challenge.user, challenge.key_id), "key")
@@ -220,7 +227,7 @@ class App:
     async def _tried(self, request: Request) -> dict[str, str]:
         """The fields of an attempt to log in. Raises Unavailable if there are too many."""
         if not self._logins.may_try(_address(request)):
-            raise Unavailable("too many logins: wait a minute, then try again")
+            raise Unavailable(_TOO_MANY)
         return await _fields(request)
 
     def _opened(self, request: Request, caller: Caller, how: str) -> JSONResponse:
@@ -248,7 +255,7 @@ class App:
             self._service.audit.write("refused", "", _address(request), reason=reason, page="login")
 
     async def _viewer(self, request: Request) -> Viewer:
-        """Raises _LoggedOut."""
+        """Raises _LoggedOut. Others no longer take the place of a connection that is logged in."""
         token = request.cookies.get(self._cookie, "")
         caller = self._logins.caller(token)
         if caller is None:
@@ -261,6 +268,7 @@ class App:
             except AccessDenied:
                 self._logins.close(token)
                 raise _LoggedOut from None
+        request.scope.get(LOGGED_IN, bool)()
         return Viewer(caller, accounts, time())
 
     # -- views -------------------------------------------------------------------------------------------

@@ -15,36 +15,61 @@ from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 from dieselfs.errors import AccessDenied
+from dieselfs.limits import KNOWN_ADDRESS_S
 from dieselfs.net import auth
+from dieselfs.rpc.serving.slots import KNOWN_ADDRESSES_MAX, address_group
 from dieselfs_server.access.accounts import Caller
 
 WINDOW_S = 60.0
 TRIES_PER_ADDRESS = 30
 TRIES_OF_ALL = 300
 """Limits of a window, for one address and for all, which bound the processor time of logins."""
+TRIES_OF_EACH = 3
+"""Of every address, also when others have used up TRIES_OF_ALL: few addresses keep nobody from logging in."""
+TRIES_WITH_EACH = 3000
+"""Limit of all together with TRIES_OF_EACH. Only addresses from which somebody has logged in have tries beyond it."""
+FAILURES_OF_USER = 10
+"""Failed logins as one user from one address in a window; others behind the same address still log in."""
 
 
 class LoginRate:
-    """For one thread at a time. Times are in seconds, and do not fall."""
+    """For one thread at a time. Times are in seconds, and do not fall. Of IPv6, a /64 is one address."""
 
     def __init__(self) -> None:
         self._ends_s = float("-inf")
         self._tries: Counter[str] = Counter()
+        self._failures: Counter[tuple[str, str]] = Counter()
+        self._known_until_s: dict[str, float] = {}  # addresses from which somebody has logged in
 
     def take(self, address: str, now_s: float) -> bool:
-        """Whether a try is allowed now."""
+        """Whether a try is allowed now. An address from which somebody has logged in comes first."""
         if now_s >= self._ends_s:
             self._ends_s = now_s + WINDOW_S
             self._tries.clear()
-        if self._tries.total() >= TRIES_OF_ALL or self._tries[address] >= TRIES_PER_ADDRESS:
+            self._failures.clear()
+        group = address_group(address)
+        is_known = self._known_until_s.get(group, now_s) > now_s
+        limit = TRIES_OF_ALL if self._tries[group] >= TRIES_OF_EACH else TRIES_WITH_EACH
+        if self._tries[group] >= TRIES_PER_ADDRESS or (self._tries.total() >= limit and not is_known):
             return False
-        self._tries[address] += 1
+        self._tries[group] += 1
         return True
 
-    def give_back(self, address: str) -> None:
+    def may_be(self, address: str, user: str) -> bool:
+        """Whether a try as this user is allowed in this window."""
+        return self._failures[address_group(address), user] < FAILURES_OF_USER
+
+    def fail(self, address: str, user: str) -> None:
+        self._failures[address_group(address), user] += 1
+
+    def succeed(self, address: str, now_s: float) -> None:
         """The last try succeeded, so it does not count."""
-        if self._tries[address] > 0:
-            self._tries[address] -= 1
+        group = address_group(address)
+        if self._tries[group] > 0:
+            self._tries[group] -= 1
+        if len(self._known_until_s) >= KNOWN_ADDRESSES_MAX:
+            del self._known_until_s[min(self._known_until_s, key=self._known_until_s.__getitem__)]
+        self._known_until_s[group] = now_s + KNOWN_ADDRESS_S
 
 
 TOKEN_BYTES = 32
@@ -61,7 +86,9 @@ class _Entry(Generic[Value]):
 
 
 class Tokens(Generic[Value]):
-    """At most `count_max` values, `owner_max` of one owner; the oldest gives way. For one thread at a time.
+    """At most `count_max` values, `owner_max` of one owner; the oldest of the owner with most gives way.
+
+    For one thread at a time.
 
     A value ends `life_s` after it was added, and when it was not used for `idle_s`. Times are in seconds, and do not
     fall.
@@ -84,7 +111,8 @@ class Tokens(Generic[Value]):
         if len(of_owner) >= self._owner_max:
             del self._entries[of_owner[0]]
         elif len(self._entries) >= self._count_max:
-            del self._entries[next(iter(self._entries))]
+            largest = Counter(entry.owner for entry in self._entries.values()).most_common(1)[0][0]
+            del self._entries[next(key for key, entry in self._entries.items() if entry.owner == largest)]
         token = secrets.token_urlsafe(TOKEN_BYTES)
         self._entries[_digest(token)] = _Entry(value, owner, now_s + self._life_s, now_s)
         return token
@@ -158,8 +186,14 @@ class Logins:
     def may_try(self, address: str) -> bool:
         return self._rate.take(address, self._clock())
 
+    def may_try_as(self, address: str, user: str) -> bool:
+        return self._rate.may_be(address, user)
+
+    def failed(self, address: str, user: str) -> None:
+        self._rate.fail(address, user)
+
     def succeeded(self, address: str) -> None:
-        self._rate.give_back(address)
+        self._rate.succeed(address, self._clock())
 
     def make_link(self, caller: Caller) -> str:
         """A token with which a browser becomes `caller`, once, within LINK_S."""
@@ -177,7 +211,7 @@ class Logins:
     def challenge(self, address: str, user: str, key_id: str, client_nonce: bytes) -> tuple[str, Challenge]:
         """A challenge for a caller at `address`, and the token that names it."""
         challenge = Challenge(user, key_id, client_nonce, os.urandom(auth.NONCE_BYTES))
-        return self._challenges.add(challenge, address, self._clock()), challenge
+        return self._challenges.add(challenge, address_group(address), self._clock()), challenge
 
     def take_challenge(self, token: str) -> Challenge:
         """Raises AccessDenied."""

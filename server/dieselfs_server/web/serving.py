@@ -21,10 +21,16 @@ from dieselfs.limits import KIB
 from dieselfs.net.address import TcpAddress
 from dieselfs.net.tls import ServerTls
 from dieselfs.rpc.serving.accept_loop import accept_each
+from dieselfs.rpc.serving.slots import ConnectionSlots
 from dieselfs.telemetry.budget import EventBudget
 
 CONNECTIONS_MAX = 128
 CONNECTIONS_PER_ADDRESS_MAX = 48
+"""Of browsers that are logged in; in all, and from one address."""
+UNAUTHENTICATED_MAX = 64
+"""Other connections; the oldest gives way (`rpc/serving/slots.py`)."""
+LOGGED_IN = "dieselfs.logged_in"
+"""In the scope of a request: a function that the app calls when the browser is logged in."""
 HANDSHAKE_S = 10.0
 IDLE_S = 20.0
 SEND_S = 20.0
@@ -72,7 +78,7 @@ class _Http1Server(TCPServer):
 
 
 class _Browsers:
-    """The connections, by address."""
+    """The connections. Those that are not logged in have slots of their own, as those of the API that proved no key."""
 
     def __init__(self, app: Any, tls: Callable[[], ServerTls] | None) -> None:
         self._tls = tls
@@ -82,9 +88,12 @@ class _Browsers:
         self._config.ssl_handshake_timeout = HANDSHAKE_S
         self._config.h11_max_incomplete_size = HEADERS_BYTES_MAX
         self._config.h2_max_concurrent_streams = 16
-        self._app = wrap_app(app, BODY_BYTES_MAX, "asgi")
+        self._app = app
         self._context = WorkerContext(None)
-        self._open: list[tuple[str, trio.SocketStream]] = []
+        self._open: list[trio.SocketStream] = []
+        self._slots = ConnectionSlots(
+            CONNECTIONS_MAX, trio.current_time, UNAUTHENTICATED_MAX, CONNECTIONS_PER_ADDRESS_MAX
+        )
         self._told = EventBudget()
 
     async def accept(self, listener: trio.SocketListener) -> None:
@@ -93,7 +102,7 @@ class _Browsers:
             try:
                 await accept_each(listener, lambda stream: nursery.start_soon(self._serve, stream), "browser")
             finally:
-                for _, open_stream in self._open:  # ends writes, which Hypercorn shields
+                for open_stream in self._open:  # ends writes, which Hypercorn shields
                     open_stream.socket.close()
 
     def _tell_refused(self, address: str) -> None:
@@ -108,26 +117,32 @@ class _Browsers:
         except OSError:
             stream.socket.close()
             return
-        entry = address, stream
-        same = sum(other == address for other, _ in self._open)
-        if len(self._open) >= CONNECTIONS_MAX or same >= CONNECTIONS_PER_ADDRESS_MAX:
+        slot = self._slots.enter(address, stream.socket.close)
+        if isinstance(slot, str):
             self._tell_refused(address)
             stream.socket.close()
             return
-        self._open.append(entry)
+        self._open.append(stream)
+
+        async def app(scope: Any, receive: Any, send: Any) -> None:
+            scope[LOGGED_IN] = lambda: slot.is_known or self._slots.prove(slot)
+            await self._app(scope, receive, send)
+
         try:
             bounded = _BoundedStream(stream)
             shown: Any = bounded
             if self._tls is not None:
                 context = self._tls().context
                 shown = trio.SSLStream(bounded, context, server_side=True, https_compatible=True)
-            await _Http1Server(self._app, self._config, self._context, ConnectionState({}), shown)
+            wrapped = wrap_app(app, BODY_BYTES_MAX, "asgi")
+            await _Http1Server(wrapped, self._config, self._context, ConnectionState({}), shown)
         except (OSError, trio.BrokenResourceError, trio.ClosedResourceError) as error:
             log.debug("%s: browser disconnected: %s", address, error)
         except Exception:  # a bug ends this connection, not the page
             log.exception("%s: the connection of a browser ended by an internal error", address)
         finally:
-            self._open.remove(entry)
+            self._open.remove(stream)
+            self._slots.leave(slot)
             stream.socket.close()
 
 

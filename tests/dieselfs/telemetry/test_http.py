@@ -1,7 +1,10 @@
 """Metrics over HTTP, as Prometheus asks for them."""
 
 import socket
+from contextlib import ExitStack
+from pathlib import Path
 from typing import Any
+from urllib.error import HTTPError
 from urllib.parse import urlsplit
 from urllib.request import Request, urlopen
 
@@ -12,10 +15,17 @@ from prometheus_client.openmetrics.exposition import generate_latest
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
 from prometheus_client.parser import text_string_to_metric_families as parse_older
 
-from dieselfs.errors import Unavailable
+from dieselfs.errors import InvalidInput, Unavailable
 from dieselfs.net.address import TcpAddress
 from dieselfs.telemetry import http
-from dieselfs.telemetry.http import prometheus_text, registry_of, serving
+from dieselfs.telemetry.http import (
+    THREADS_MAX,
+    prometheus_text,
+    read_token,
+    registry_of,
+    serving,
+    without_users,
+)
 from dieselfs.telemetry.registry import Registry, Report
 
 LOCAL = TcpAddress("127.0.0.1", 0)
@@ -39,14 +49,40 @@ def test_each_request_gets_the_present_values_in_the_format_it_accepts() -> None
             assert answer.read().endswith(b"# EOF\n")
 
 
-def test_a_client_that_says_nothing_gives_way_to_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(http._Handler, "timeout", 0.05)
-    with (
-        serving(LOCAL, list) as url,
-        socket.create_connection(("127.0.0.1", port_of(url))),
-        urlopen(url, timeout=30) as answer,
-    ):
-        assert answer.status == 200
+def test_clients_that_say_nothing_give_way_to_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http._Handler, "request_s", 60.0)
+    with serving(LOCAL, list) as url, ExitStack() as stack:
+        for _ in range(3 * THREADS_MAX):
+            stack.enter_context(socket.create_connection(("127.0.0.1", port_of(url))))
+        for _ in range(2):
+            with urlopen(url, timeout=30) as answer:
+                assert answer.status == 200
+
+
+def test_with_a_token_a_request_needs_it(tmp_path: Path) -> None:
+    file = tmp_path / "token"
+    file.write_text("secret\n")
+    file.chmod(0o600)
+    with serving(LOCAL, list, read_token(str(file))) as url:
+        for headers in ({}, {"Authorization": "Bearer wrong"}):
+            with pytest.raises(HTTPError, match="401") as refused:
+                urlopen(Request(url, headers=headers), timeout=10)
+            refused.value.close()
+        with urlopen(Request(url, headers={"Authorization": "Bearer secret"}), timeout=10) as answer:
+            assert answer.status == 200
+    file.chmod(0o644)
+    with pytest.raises(InvalidInput, match="token"):
+        read_token(str(file))
+
+
+def test_what_names_users_is_left_out() -> None:
+    metrics = Registry()
+    metrics.counter("users.sent_bytes", "Sent.", user="ann").value = 1
+    metrics.counter("reads.failed", "Failed.", operation="get").value = 2
+    for account in ("ann", "dl://data"):
+        metrics.gauge("quota.used_share", "Full.", lambda: 0.5, account=account, limit="bytes")
+    text = prometheus_text([without_users(metrics.report({}))])
+    assert "ann" not in text and 'account="dl://data"' in text and "dieselfs_reads_failed" in text
 
 
 def test_a_client_that_sends_single_bytes_is_disconnected(monkeypatch: pytest.MonkeyPatch) -> None:

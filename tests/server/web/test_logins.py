@@ -9,11 +9,14 @@ from dieselfs.net import auth
 from dieselfs_server.access.accounts import Caller
 from dieselfs_server.web.logins import (
     CHALLENGE_S,
+    FAILURES_OF_USER,
     LINK_S,
     SESSION_IDLE_S,
     SESSION_S,
     TRIES_OF_ALL,
+    TRIES_OF_EACH,
     TRIES_PER_ADDRESS,
+    TRIES_WITH_EACH,
     WINDOW_S,
     Challenge,
     LoginRate,
@@ -126,14 +129,50 @@ def test_logins_that_succeed_do_not_count() -> None:
     rate = LoginRate()
     for _ in range(1000):
         assert rate.take("a", 1.0)
-        rate.give_back("a")
-    rate.give_back("b")
+        rate.succeed("a", 1.0)
     assert sum(rate.take("b", 1.0) for _ in range(1000)) == TRIES_PER_ADDRESS
 
 
 def test_all_addresses_together_have_a_limit() -> None:
     rate = LoginRate()
-    assert sum(rate.take(str(number), 0.0) for number in range(10_000)) == TRIES_OF_ALL
+    assert sum(rate.take(str(number), 0.0) for number in range(10_000)) == TRIES_WITH_EACH
+
+
+def test_a_few_addresses_keep_nobody_else_from_logging_in() -> None:
+    rate = LoginRate()
+    rate.succeed("10.0.0.1", 0.0)
+    taken = sum(rate.take(f"10.1.0.{number % 20}", 0.0) for number in range(10_000))
+    assert taken == TRIES_OF_ALL
+    assert sum(rate.take("10.2.0.1", 0.0) for _ in range(10)) == TRIES_OF_EACH
+    assert (
+        sum(rate.take("10.0.0.1", 0.0) for _ in range(100)) == TRIES_PER_ADDRESS
+    )  # somebody has logged in from there
+    assert not rate.take("10.1.0.1", 0.0)
+
+
+def test_the_addresses_of_one_network_of_ipv6_count_as_one() -> None:
+    rate = LoginRate()
+    assert sum(rate.take(f"2001:db8::{number:x}", 0.0) for number in range(1000)) == TRIES_PER_ADDRESS
+    assert rate.take("2001:db8:0:1::1", 0.0)
+
+
+def test_failures_as_one_user_keep_no_other_user_of_the_address_out() -> None:
+    rate = LoginRate()
+    for _ in range(FAILURES_OF_USER):
+        assert rate.may_be("10.0.0.1", "ann")
+        rate.fail("10.0.0.1", "ann")
+    assert not rate.may_be("10.0.0.1", "ann")
+    assert rate.may_be("10.0.0.1", "bob") and rate.may_be("10.0.0.2", "ann")
+    rate.take("10.0.0.1", WINDOW_S)
+    assert rate.may_be("10.0.0.1", "ann")
+
+
+def test_the_tokens_of_the_owner_with_most_give_way() -> None:
+    tokens: Tokens[str] = Tokens(10, 10, life_s=100)
+    own = tokens.add("own", "a", 0)
+    for _ in range(50):
+        tokens.add("flood", "b", 1)
+    assert tokens.find(own, 2) == "own"
 
 
 def test_a_token_is_found_until_it_ends() -> None:
@@ -162,7 +201,7 @@ def test_the_oldest_of_an_owner_gives_way_before_that_of_others() -> None:
     made = [tokens.add(number, owner, 0) for number, owner in enumerate("abaac")]
     assert [tokens.find(token, 1) for token in made] == [None, 1, 2, 3, 4]
     tokens.add(9, "d", 1)
-    assert len(tokens) == 4 and tokens.find(made[1], 1) is None
+    assert len(tokens) == 4 and tokens.find(made[2], 1) is None and tokens.find(made[1], 1) == 1
 
 
 def test_tokens_are_not_guessed() -> None:

@@ -1,17 +1,19 @@
 """Connections of browsers: bounded in number and time, with TLS 1.3."""
 
 import ssl
+from contextlib import suppress
 
 import pytest
 import trio
 
 from dieselfs.errors import Unavailable
 from dieselfs.net.address import TcpAddress
+from dieselfs.rpc.serving import slots
 from dieselfs.telemetry.budget import ENTRIES_PER_SOURCE
 from dieselfs_server.access.identity import browser_tls
 from dieselfs_server.web import serving as module
 from dieselfs_server.web.guard import Receive, Scope, Send
-from dieselfs_server.web.serving import CONNECTIONS_PER_ADDRESS_MAX, serving
+from dieselfs_server.web.serving import CONNECTIONS_PER_ADDRESS_MAX, LOGGED_IN, UNAUTHENTICATED_MAX, serving
 from tests.support.identity import IDENTITY
 
 LOOPBACK = TcpAddress("127.0.0.1", 0)
@@ -49,29 +51,40 @@ async def test_a_request_over_tls_1_3() -> None:
             await stream.aclose()
 
 
-async def test_the_connections_of_an_address_are_bounded_and_come_free_again(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(module, "IDLE_S", 4.0)  # one that never asked is free after this, though it has left
+async def logged_in(scope: Scope, receive: Receive, send: Send) -> None:
+    assert scope[LOGGED_IN]()
+    await hello(scope, receive, send)
+
+
+async def test_the_oldest_connection_that_is_not_logged_in_gives_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(slots, "UNAUTHENTICATED_S_MIN", 0.0)
     with trio.fail_after(TIMEOUT_S):
-        async with serving(lambda port: hello, LOOPBACK, None) as port:
-            streams = [
-                await trio.open_tcp_stream("127.0.0.1", port) for _ in range(CONNECTIONS_PER_ADDRESS_MAX)
-            ]
-            await streams[-1].send_all(REQUEST)
-            assert (await answer(streams[-1])).endswith(b"hello")
+        async with serving(lambda port: logged_in, LOOPBACK, None) as port:
+            known = await trio.open_tcp_stream("127.0.0.1", port)
+            await known.send_all(REQUEST)
+            await answer(known)
+            idle = [await trio.open_tcp_stream("127.0.0.1", port) for _ in range(UNAUTHENTICATED_MAX)]
+            idle.append(await trio.open_tcp_stream("127.0.0.1", port))
+            for stream in (idle[-1], known):
+                await stream.send_all(REQUEST)
+                assert (await answer(stream)).endswith(b"hello")
+            with suppress(trio.BrokenResourceError):
+                assert await idle[0].receive_some() == b""
+            for stream in (*idle, known):
+                await stream.aclose()
+
+
+async def test_the_connections_of_an_address_that_are_logged_in_are_bounded() -> None:
+    with trio.fail_after(TIMEOUT_S):
+        async with serving(lambda port: logged_in, LOOPBACK, None) as port:
+            streams = []
+            for _ in range(CONNECTIONS_PER_ADDRESS_MAX):
+                streams.append(await trio.open_tcp_stream("127.0.0.1", port))
+                await streams[-1].send_all(REQUEST)
+                await answer(streams[-1])
             more = await trio.open_tcp_stream("127.0.0.1", port)
             assert await more.receive_some() == b""
-            await streams[0].aclose()
-            found = b""
-            while not found:
-                async with await trio.open_tcp_stream("127.0.0.1", port) as stream:
-                    try:
-                        await stream.send_all(REQUEST)
-                        found = await answer(stream)
-                    except trio.BrokenResourceError:
-                        continue
-            for stream in [*streams, more]:
+            for stream in (*streams, more):
                 await stream.aclose()
 
 
