@@ -19,8 +19,7 @@ from dieselfs_client.daemon import control
 from dieselfs_client.mount.points.mount_table import mount_at
 from dieselfs_client.mount.points.mounting import unmount
 from dieselfs_client.mount.points.options import MountOptions
-from dieselfs_client.supervision.status import supervision_of
-from lab.job import kill_both
+from lab.mount_processes import kill_all
 from tests.support.server import RunningServer, running_server
 
 pytestmark = pytest.mark.skipif(not os.access("/dev/fuse", os.W_OK), reason="needs /dev/fuse")
@@ -161,9 +160,7 @@ def test_a_node_that_is_killed_costs_the_others_no_read(
 ) -> None:
     mount_together(server, secret, mountpoints)
     read_all(mountpoints[0])
-    supervision = supervision_of(str(mountpoints[2]))
-    assert supervision is not None
-    kill_both(supervision)
+    kill_all(mountpoints[2])
     for place in mountpoints[:2]:
         read_all(place)
     assert job_stats(mountpoints[1])["requested"]["failed"] == 0

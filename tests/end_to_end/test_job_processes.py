@@ -20,7 +20,7 @@ from dieselfs.limits import MIB
 from dieselfs_client.daemon import control
 from dieselfs_client.mount.points.options import MountOptions
 from dieselfs_client.supervision.status import supervision_of
-from lab.job import kill_both
+from lab.mount_processes import kill_all
 from lab.network import clear
 from tests.support.server import RunningServer, running_server
 from tests.support.small_chunks import CHUNKS, FILE_BYTES, FILES, content, store
@@ -167,8 +167,6 @@ def test_a_mount_takes_over_from_one_that_is_killed_while_it_is_read(job: Job) -
     (first,) = job.mount("node-0", of=1)
     second, other = job.mount("node-0", "node-1", of=2)
     assert [is_master(place) for place in (first, second, other)] == [True, False, True]
-    supervision = supervision_of(str(first))
-    assert supervision is not None
     is_over = threading.Event()
     rounds = 0
 
@@ -183,7 +181,7 @@ def test_a_mount_takes_over_from_one_that_is_killed_while_it_is_read(job: Job) -
         reading = threads.submit(read_on)
         try:
             wait_for(lambda: rounds > 0)
-            kill_both(supervision)
+            kill_all(first)
             wait_for(lambda: is_master(second))
             seen = rounds
             wait_for(lambda: rounds > seen + 1 or reading.done())

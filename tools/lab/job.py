@@ -4,8 +4,6 @@ The content of a file follows from its name (`lab.reader.content_of`), so reader
 """
 
 import json
-import os
-import signal
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -19,6 +17,7 @@ from dieselfs.dataset import Dataset
 from dieselfs_client.mount.points.mounting import unmount
 from dieselfs_client.supervision.status import SupervisorStatus, supervision_of
 from lab.cluster import Cluster
+from lab.mount_processes import kill_all
 from lab.namespace import wait_for
 from lab.network import Host, clear
 from lab.reader import content_of
@@ -74,8 +73,8 @@ class JobNode:
         return int(own[3].rpartition(":")[2])
 
     def kill_mount(self) -> None:
-        """Kill its supervisor and its daemon, nothing else on the host."""
-        kill_both(self._supervision())
+        """Kill what serves its mount, nothing else on the host."""
+        kill_all(self.place)
 
     def stats(self) -> dict[str, Any]:
         """`.dieselfs/stats`."""
@@ -160,10 +159,3 @@ class Job:
 
 def _knows(node: JobNode, names: list[str]) -> bool:
     return bool(sorted(node.stats()["job"]["members"]) == names)
-
-
-def kill_both(supervision: SupervisorStatus) -> None:
-    """Kill the supervisor of a mount and its daemon, before one of them can replace the other."""
-    os.kill(supervision.supervisor, signal.SIGSTOP)
-    os.kill(supervision.daemon, signal.SIGKILL)
-    os.kill(supervision.supervisor, signal.SIGKILL)

@@ -7,6 +7,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from dieselfs.process.launch import wait_for_end
+from dieselfs_client.supervision.status import processes_serving
 
 KINDS = ("supervisor", "keeper", "zygote", "standby", "daemon", "page helper")
 DEATH_TIMEOUT_S = 10.0
@@ -16,12 +17,9 @@ _NAMES = {"dieselfs-mount": "supervisor", "dieselfs-keeper": "keeper", "dieselfs
 def processes_of(mountpoint: Path) -> dict[str, list[int]]:
     """The living processes of a mount by their kind. Those that an adopted zygote forks are nobody's children."""
     found: dict[str, list[int]] = {kind: [] for kind in KINDS}
-    for process in map(int, filter(str.isdigit, os.listdir("/proc"))):
+    for process in processes_serving(str(mountpoint)):
         with suppress(OSError):  # it has just ended
             folder = Path(f"/proc/{process}")
-            words = os.fsdecode((folder / "cmdline").read_bytes()).split("\0")
-            if str(mountpoint) not in words:
-                continue
             name = (folder / "comm").read_text().strip()
             if name == "dieselfs-zygote":
                 name = "zygote" if os.getsid(process) == process else "standby"
@@ -37,6 +35,14 @@ def processes_of(mountpoint: Path) -> dict[str, list[int]]:
                     if b"page_helper.py" in Path(f"/proc/{child}/cmdline").read_bytes()
                 ]
     return found
+
+
+def kill_all(mountpoint: Path) -> None:
+    """Kill all processes of the mount, before one can replace the others."""
+    while processes := processes_serving(str(mountpoint)):
+        for process in processes:
+            with suppress(ProcessLookupError):
+                os.kill(process, signal.SIGKILL)
 
 
 def kill_any(mountpoint: Path, choice: random.Random) -> str | None:

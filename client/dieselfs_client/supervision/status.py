@@ -88,6 +88,19 @@ def supervision_of(mountpoint: str, device: str = "") -> SupervisorStatus | None
     return next((one for one in found if not device or one.device == device), None)
 
 
+def processes_serving(mountpoint: str) -> list[int]:
+    """The processes of the mount on this (resolved) path, in order. Each has the path in its command line."""
+    found, wanted = [], os.fsencode(mountpoint)
+    for process in filter(str.isdigit, os.listdir("/proc")):
+        with (
+            contextlib.suppress(OSError),
+            open(f"/proc/{process}/cmdline", "rb") as file,
+        ):  # it may have ended
+            if wanted in file.read().split(b"\0"):
+                found.append(int(process))
+    return sorted(found)
+
+
 def shares_mounts(process: str) -> bool:
     """Whether a process, as its folder in `/proc`, is in the mount namespace of this one. Raises OSError."""
     return os.readlink(f"{process}/ns/mnt") == os.readlink("/proc/self/ns/mnt")

@@ -24,7 +24,7 @@ from dieselfs_client.daemon import control
 from dieselfs_client.mount.points.mount_table import mount_at
 from dieselfs_client.mount.points.mounting import unmount
 from dieselfs_client.mount.points.options import MountOptions
-from dieselfs_client.supervision.status import SupervisorStatus, supervision_of
+from dieselfs_client.supervision.status import SupervisorStatus, processes_serving, supervision_of
 from dieselfs_tools.cli.private_home import private_home, stop_server
 
 READERS_EACH = 2
@@ -241,7 +241,7 @@ def _clear(place: Path) -> None:
     """Unmount, and kill what serves it."""
 
     def are_gone() -> bool:
-        processes = _processes(place)
+        processes = processes_serving(str(place))
         for process in processes:
             _send(process, signal.SIGKILL)
         return not processes
@@ -324,7 +324,7 @@ def killed_mount() -> Rehearsed:
             readers.begin()
             for _ in range(KILLS):
                 time.sleep(KILL_EVERY_S)
-                if processes := _processes(place):
+                if processes := processes_serving(str(place)):
                     _send(choice.choice(processes), signal.SIGKILL)
                     killed += 1
             seen = readers.wait_for_reads(READS)
@@ -332,16 +332,6 @@ def killed_mount() -> Rehearsed:
         if not resends:
             remedy += _NO_RESENDS
         return Rehearsed("killed-mount", seen, remedy, not seen.wrong and (not seen.failed or not resends))
-
-
-def _processes(place: Path) -> list[int]:
-    """The processes of a mount, which all have its path in their command line."""
-    found, wanted = [], os.fsencode(place)
-    for process in map(int, filter(str.isdigit, os.listdir("/proc"))):
-        with suppress(OSError):  # it has just ended
-            if wanted in Path(f"/proc/{process}/cmdline").read_bytes().split(b"\0"):
-                found.append(process)
-    return sorted(found)
 
 
 def full_disk() -> Rehearsed:
