@@ -263,6 +263,7 @@ class PeerClient:
         receive: Callable[[PeerRequest, memoryview], Iterator[memoryview]],
         is_retry: bool = False,
         queue_timeout_s: float = math.inf,
+        asked: Callable[[Connection], None] | None = None,
     ) -> list[ChunkAvailability]:
         """Request extents from a peer. Returns the state of each chunk.
 
@@ -270,7 +271,9 @@ class PeerClient:
         if it has one. It yields all parts of it, in their order; each is full when the next is requested, and further
         bytes are in flight. It raises ProtocolError for wrong bytes, and must be fast: it blocks the connection.
         `is_retry`: all chunks were in flight at the last request, so first requests precede this one.
-        `queue_timeout_s` bounds the wait for a connection.
+        `queue_timeout_s` bounds the wait for a connection. `asked` is called when the request has been sent. It may
+        wait for the reply to begin; an error cancels the request, and is no failure of the peer unless it is
+        Unavailable.
         Raises Unavailable after a bounded wait if the peer fails; the peer is then avoided, and further calls raise at
         once.
         """
@@ -298,6 +301,7 @@ class PeerClient:
                 destination,
                 is_retry=is_retry,
                 queue_timeout_s=queue_timeout_s,
+                asked=asked,
             )
         self.metrics.add(self._received, reply.bulk_length)
         return [*map(ChunkAvailability, reply.states)]
@@ -311,6 +315,7 @@ class PeerClient:
         is_ping: bool = False,
         is_retry: bool = False,
         queue_timeout_s: float = math.inf,
+        asked: Callable[[Connection], None] | None = None,
     ) -> Any:
         link = self._take_turn(peer, is_retry, queue_timeout_s)
         try:
@@ -323,6 +328,9 @@ class PeerClient:
             try:
                 with self._connected(link) as connection:
                     left_s = self._call_timeout_s - (self._clock() - began_s)  # connecting has taken a part
+                    if asked is not None:
+                        connection.ask(method, arguments, self._silence_s, left_s)
+                        asked(connection)
                     reply, _ = connection.call(method, arguments, (), self._silence_s, destination, left_s)
                     link.answered_s = self._clock()
                     if not is_ping:
@@ -396,7 +404,7 @@ class PeerClient:
             yield connection
         finally:
             with self._lock:
-                if connection.is_open and not link.is_closed:
+                if connection.is_open and not connection.is_asked and not link.is_closed:
                     link.idle = connection
                 else:
                     connection.close()

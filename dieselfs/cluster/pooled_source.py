@@ -1,7 +1,8 @@
 """The source of bytes in a job: the node cache of this node, the other nodes, or a server.
 
     own chunk       -> the node cache, which fetches it from a server, once
-    other chunk     -> its owner, which does the same; if that fails, a server, and the owner is avoided
+    other chunk     -> its owner, which does the same; if that fails, a server, and the owner is avoided;
+                       if that stands still, a server as well (`peer_hedge.py`)
 
 All bytes are verified here. A peer that sends wrong bytes is avoided: it has verified them itself. This module runs
 threads, and waits for sockets.
@@ -17,6 +18,7 @@ from blake3 import blake3
 from dieselfs.cluster.chunk_requests import ChunkAvailability, PeerRequest
 from dieselfs.cluster.member import Member
 from dieselfs.cluster.peer_client import PeerClient
+from dieselfs.cluster.peer_hedge import PEER_HEDGE_FLOOR_S, Overtaken, PeerHedge
 from dieselfs.errors import DieselfsError, ProtocolError, Unavailable
 from dieselfs.limits import (
     MIB,
@@ -76,10 +78,12 @@ class PooledSource:
         self._pause = pause
         self._threads = ThreadPoolExecutor(PEER_REQUESTS_AT_ONCE_MAX, "peers")
         self._counted = RequestMetrics(self.metrics)
+        self._hedge = PeerHedge(self._served, self.metrics, PEER_HEDGE_FLOOR_S)
 
     def close(self) -> None:
         """Send no more requests; those in flight complete. The caller closes `own`, `peers` and `server`."""
         self._threads.shutdown(wait=False)
+        self._hedge.close()
 
     # -- as a source -------------------------------------------------------------------------------------
 
@@ -226,7 +230,7 @@ class PooledSource:
     def _request(
         self, peer: Member, batch: Sequence[PeerRequest], is_retry: bool, queue_timeout_s: float
     ) -> tuple[list[tuple[PeerRequest, ChunkResult]], list[ChunkAvailability]]:
-        """One request: the received extents, verified, and the states; none if the peer has failed."""
+        """One request: the received extents, verified, and the states; none if the peer failed or was overtaken."""
         came: list[tuple[PeerRequest, ChunkResult]] = []
 
         def receive(request: PeerRequest, content: memoryview) -> Iterator[memoryview]:
@@ -245,9 +249,27 @@ class PooledSource:
             came.append((request, slices))
 
         try:
-            return came, self._peers.extents(peer, batch, receive, is_retry, max(queue_timeout_s, 0.0))
+            states = self._peers.extents(
+                peer,
+                batch,
+                receive,
+                is_retry,
+                max(queue_timeout_s, 0.0),
+                lambda connection: self._hedge.watch(connection, batch),
+            )
         except Unavailable:
             return came, []
+        except Overtaken as first:
+            requested = {each.chunk: each for each in batch}
+            for sent, result in first.results:
+                request = requested[sent.chunk]
+                self._counted.count(self._counted.from_servers, _count(request), request.length_bytes)
+                came.append((request, result))
+            if self._hedge.answered(peer.node, is_overtaken=True):
+                self._peers.was_slow(peer)
+            return came, []
+        self._hedge.answered(peer.node, is_overtaken=False)
+        return came, states
 
     def _from_server(self, requests: Sequence[PeerRequest]) -> Iterator[tuple[PeerRequest, ChunkResult]]:
         for each, result in self._served(requests):

@@ -315,13 +315,14 @@ class Connection(Wire):
         return Unavailable(f"lost the server at {self.address}: {reason} (request {self._request})")
 
 
-def first_to_answer(connections: Sequence[Connection], timeout_s: float) -> Connection | None:
-    """Wait for the first reply to begin, or connection to fail; None if there is none within `timeout_s`."""
+def first_to_answer(connections: Sequence[Wire | socket.socket], timeout_s: float) -> int | None:
+    """Wait for the first reply to begin, or connection to fail; its place, None without any within `timeout_s`."""
     poll = select.poll()
     for connection in connections:
         poll.register(connection, select.POLLIN)
     ready = {descriptor for descriptor, _ in poll.poll(max(timeout_s, 0.0) * 1000)}
-    return next((connection for connection in connections if connection.fileno() in ready), None)
+    places = (place for place, connection in enumerate(connections) if connection.fileno() in ready)
+    return next(places, None)
 
 
 def _growing(received: bytearray, length: int) -> Iterator[memoryview]:

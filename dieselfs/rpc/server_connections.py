@@ -223,8 +223,9 @@ class ServerConnections:
         first.watch()
         second = self._second(first, ask, tries) if self._hedging.may_send() else None
         try:
-            winner = first_to_answer([first, second] if second else [first], SERVER_SILENCE_S)
-            if winner is None:
+            both = [first, second] if second else [first]
+            place = first_to_answer(both, SERVER_SILENCE_S)
+            if place is None:
                 if second is not None:
                     tries.failed(second.address, second.gave_up())
                 raise first.gave_up()
@@ -232,10 +233,10 @@ class ServerConnections:
             if second is not None:
                 second.close()
             raise
-        self._hedging.answered(kind, time.monotonic() - began_s, winner is second)
-        if winner is second and self._endpoints.overtaken(first.address):
+        self._hedging.answered(kind, time.monotonic() - began_s, is_second=place > 0)
+        if place and self._endpoints.overtaken(first.address):
             self._close_idle(first.address)
-        return (first, second) if winner is first else (winner, first)
+        return both.pop(place), both[0] if both else None
 
     def _second(
         self, first: Connection, ask: Callable[[Connection, float], None], tries: Tries

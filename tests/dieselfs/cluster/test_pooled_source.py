@@ -5,7 +5,7 @@ from collections import ChainMap
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from threading import Barrier
+from threading import Barrier, Event
 
 import pytest
 
@@ -14,6 +14,7 @@ from dieselfs.cluster.peer_client import PeerClient
 from dieselfs.cluster.pooled_source import PEER_RETRY_MAX_S, PooledSource
 from dieselfs.errors import Damaged, Unavailable
 from dieselfs.limits import PEER_ANSWER_S
+from dieselfs.rpc.endpoints import OVERTAKEN_MAX
 from dieselfs.snapshot.reader import ExtentRef
 from dieselfs.sources.interface import ChunkResult, Slices, Source, Wanted, fetch_extent
 from tests.support.dataset import MemoryChunkSource, PackedDataset, TreeEntry, pack_entries
@@ -22,6 +23,7 @@ from tests.support.peer_nodes import CREDENTIAL, PeerNode, running_node
 CHUNKS = 8
 FILES_EACH = 5
 FILE_BYTES = 1000
+STANDS_STILL_S = 60.0
 
 
 @pytest.fixture(scope="module")
@@ -326,6 +328,89 @@ def test_a_peer_is_blamed_for_what_a_server_brings_much_faster(
         )
         source.close()
         peers.close()
+
+
+def hedges(source: PooledSource) -> tuple[int, int]:
+    numbers = source.metrics.numbers()
+    return int(numbers["peers.hedges_sent"]), int(numbers["peers.hedges_won"])
+
+
+@pytest.fixture
+def soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A server is asked too after a moment, and not after the time of a healthy peer."""
+    monkeypatch.setattr("dieselfs.rpc.hedging.HEDGE_CEILING_S", 0.05)
+    monkeypatch.setattr("dieselfs.cluster.pooled_source.PEER_HEDGE_FLOOR_S", 0.05)
+
+
+@pytest.mark.parametrize("is_whole", [False, True])
+def test_a_peer_that_stands_still_is_overtaken_by_a_server(
+    packed: PackedDataset, soon: None, is_whole: bool
+) -> None:
+    with running_node(packed, "a") as a, running_node(packed, "b", answer_s=STANDS_STILL_S) as b:
+        b.gate.clear()
+        peers = client(packed)
+        with pooled(packed, a, lambda _: b.member, packed.source(), peers) as source:
+            if is_whole:
+                memory = memoryview(bytearray(len(payload(packed, 2))))
+                source.fetch_chunk_into(2, memory)
+                assert bytes(memory) == payload(packed, 2)
+            else:
+                wanted = Wanted({number: extents(packed, number) for number in (1, 2)})
+                came = {
+                    number: result for each in source.fetch_many(wanted) for number, result in each.items()
+                }
+                assert sorted(came) == [1, 2]
+                assert b"".join(contents(came[2])) == payload(packed, 2)
+            assert hedges(source) == (1, 1) and not peers.detector.is_avoided("b")
+            for _ in range(OVERTAKEN_MAX - 1):
+                assert bytes(source.fetch_chunk(3)) == payload(packed, 3)
+            assert peers.detector.is_avoided("b")
+            assert bytes(source.fetch_chunk(3)) == payload(packed, 3)
+            assert hedges(source) == (OVERTAKEN_MAX, OVERTAKEN_MAX)
+        b.gate.set()
+
+
+class Late(MemoryChunkSource):
+    """A server whose bytes arrive when `before` has returned."""
+
+    before: Callable[[], object]
+
+    def fetch_chunk(self, chunk: int) -> bytes:
+        self.before()
+        return super().fetch_chunk(chunk)
+
+
+def test_a_peer_that_goes_on_first_is_believed(packed: PackedDataset, soon: None) -> None:
+    with running_node(packed, "a") as a, running_node(packed, "b", answer_s=STANDS_STILL_S) as b:
+        b.gate.clear()
+        server = Late(packed.snapshot, packed.source().payloads)
+        is_over = Event()
+
+        def wait() -> None:
+            b.gate.set()
+            is_over.wait()
+
+        server.before = wait
+        with pooled(packed, a, lambda _: b.member, server) as source:
+            assert bytes(source.fetch_chunk(2)) == payload(packed, 2)
+            is_over.set()
+            assert hedges(source) == (1, 0)
+            assert source.metrics.as_dict()["requested"]["from_peers"] == 1
+
+
+def test_a_server_with_an_error_overtakes_nobody(packed: PackedDataset, soon: None) -> None:
+    with running_node(packed, "a") as a, running_node(packed, "b", answer_s=STANDS_STILL_S) as b:
+        b.gate.clear()
+        server = Late(packed.snapshot, packed.source().payloads)
+
+        def fail() -> None:
+            b.gate.set()
+            raise Unavailable("the server is away")
+
+        server.before = fail
+        with pooled(packed, a, lambda _: b.member, server) as source:
+            assert bytes(source.fetch_chunk(2)) == payload(packed, 2)
+            assert hedges(source) == (1, 0)
 
 
 @pytest.mark.parametrize("is_own", [True, False])
