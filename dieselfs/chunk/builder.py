@@ -20,7 +20,6 @@ from dieselfs.limits import (
     CHUNK_PAYLOAD_BYTES_MAX,
     CHUNK_TARGET_BYTES,
     FILE_BYTES_MAX,
-    NEW_PATH_DEPTH_MAX,
     PATH_BYTES_MAX,
 )
 from dieselfs.names import path_fault, printable
@@ -99,7 +98,7 @@ class ChunkBuilder:
         self._targets: list[bytes] = []
         self._target_end = 0
         self._path_bytes = 0  # of paths and link targets
-        self._folders, self._made = FoldersAbove(), 0
+        self._folders = FoldersAbove()
         self.payload_bytes = 0
 
     def __len__(self) -> int:
@@ -116,9 +115,7 @@ class ChunkBuilder:
             self.payload_bytes >= self._target_bytes
             or len(self._entries) >= CHUNK_ENTRIES_MAX
             or self._path_bytes >= CHUNK_PATH_BYTES_MAX - 2 * PATH_BYTES_MAX
-            or not self._folders.are_within(
-                self._made, NEW_PATH_DEPTH_MAX, NEW_PATH_DEPTH_MAX * PATH_BYTES_MAX
-            )
+            or not self._folders.have_room(len(self._entries))
         )
 
     def add_file(
@@ -209,9 +206,7 @@ class ChunkBuilder:
             (path, op, mode & MODE_MAX, mtime_ns, size, place, offset, length, digest, version)
         )
         self._path_bytes = path_bytes
-        if op != _DELETE:
-            self._folders.add(path)
-            self._made += 1
+        self._folders.add(path)
 
     def seal(self, payload: bytes | None = None, source: AttachedSource | None = None) -> SealedChunk:
         """The chunk of all entries so far; the builder is empty afterwards.

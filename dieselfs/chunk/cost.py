@@ -14,9 +14,12 @@ from dieselfs.limits import (
     ATTACHED_HEADER_BYTES_MAX,
     CHUNK_EXTENTS_PER_PAYLOAD_MAX,
     CHUNK_FOLDER_BYTES_MAX,
+    CHUNK_FOLDERS_BASE,
     CHUNK_FOLDERS_MAX,
     CHUNK_FOLDERS_PER_ENTRY_MAX,
     NEW_PATH_DEPTH_MAX,
+    PATH_BYTES_MAX,
+    PATH_DEPTH_MAX,
 )
 from dieselfs.names import printable
 
@@ -29,7 +32,7 @@ def depth_fault(path: bytes) -> str | None:
 
 @dataclass(eq=False)
 class FoldersAbove:
-    """The distinct folders above the entries of a chunk, without the root. A deletion needs none."""
+    """The distinct folders above the entries of a chunk, without the root. A deletion may remove those above it."""
 
     paths: set[bytes] = field(default_factory=set)
     path_bytes: int = 0
@@ -44,9 +47,14 @@ class FoldersAbove:
     def are_within(self, entries: int, spare: int = 0, spare_bytes: int = 0) -> bool:
         """Whether a chunk of so many entries may have them, and so many more, of so many bytes."""
         return (
-            len(self.paths) + spare <= CHUNK_FOLDERS_PER_ENTRY_MAX * entries + CHUNK_FOLDERS_MAX
+            len(self.paths) + spare
+            <= min(CHUNK_FOLDERS_PER_ENTRY_MAX * entries + CHUNK_FOLDERS_BASE, CHUNK_FOLDERS_MAX)
             and self.path_bytes + spare_bytes <= CHUNK_FOLDER_BYTES_MAX
         )
+
+    def have_room(self, entries: int) -> bool:
+        """Whether a chunk of so many entries can have any path as its next one."""
+        return self.are_within(entries, PATH_DEPTH_MAX, PATH_DEPTH_MAX * PATH_BYTES_MAX)
 
 
 def folders_above(paths: Iterable[bytes], entries: int) -> FoldersAbove:
@@ -59,24 +67,18 @@ def folders_above(paths: Iterable[bytes], entries: int) -> FoldersAbove:
     return found
 
 
-def made_paths(header: ChunkHeader) -> list[bytes]:
-    """The paths of the entries that are no deletions."""
-    is_made = (header.ops != Op.DELETE).tolist()
-    return [path for path, made in zip(header.paths, is_made, strict=True) if made]
-
-
 def check_cost(preamble: Preamble, header: ChunkHeader, source: str) -> None:
     """Raise InvalidInput for a new chunk that costs too much. `source` names it."""
-    paths = made_paths(header)
-    for path in paths:
-        if (fault := depth_fault(path)) is not None:
+    paths = header.paths
+    for path, op in zip(paths, header.ops.tolist(), strict=True):
+        if op != Op.DELETE and (fault := depth_fault(path)) is not None:
             raise InvalidInput(f"{source}: {printable(path[:200])}: {fault}")
     folders = folders_above(paths, len(paths))
     if not folders.are_within(len(paths)):
         raise InvalidInput(
             f"{source}: its {len(paths):,} entries have too many folders above them, "
-            f"more than {CHUNK_FOLDERS_MAX:,} and {CHUNK_FOLDERS_PER_ENTRY_MAX} for each entry, or more than "
-            f"{CHUNK_FOLDER_BYTES_MAX:,} bytes of their paths; write it in smaller chunks"
+            f"more than {CHUNK_FOLDERS_BASE:,} and {CHUNK_FOLDERS_PER_ENTRY_MAX} for each entry, more than "
+            f"{CHUNK_FOLDERS_MAX:,}, or more than {CHUNK_FOLDER_BYTES_MAX:,} bytes of their paths; write smaller chunks"
         )
     extents_bytes = int(header.lengths[header.ops == Op.FILE].sum(dtype="u8"))
     if extents_bytes > CHUNK_EXTENTS_PER_PAYLOAD_MAX * preamble.payload_length:

@@ -1,7 +1,7 @@
 """The rules that all metadata stores share: effects of a chunk, files of extents, listings of folders. No I/O."""
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from heapq import merge
 from typing import Generic, TypeVar
@@ -38,20 +38,27 @@ class Effects(Generic[Chunk]):
         self.members.update(other.members)
 
 
-def change_folders(members: Mapping[bytes, int], change_folder: Callable[[bytes, bytes, int], int]) -> None:
+FolderChange = tuple[bytes, bytes, int]
+"""Parent, name, and by how much the number of members changes."""
+
+
+def change_folders(
+    members: Mapping[bytes, int],
+    change_some: Callable[[Sequence[FolderChange]], Iterable[tuple[bytes, int]]],
+) -> None:
     """Change the entry counts of folders and, where a folder becomes non-empty or empty, that of its parent.
 
-    `change_folder(parent, name, change)` changes one folder; it returns 1 if the folder became non-empty, -1 if empty,
-    else 0. It is called once for each folder with a change, inner ones first, and never for the root.
+    `change_some` changes folders; it returns for parents of these by how many non-empty folders each has more, or less.
+    It is called once for all folders of a depth with a change, inner ones first, and never for the root.
     """
     by_depth: defaultdict[int, Counter[bytes]] = defaultdict(Counter)
     for folder, change in members.items():
         by_depth[folder.count(b"/") + 1 if folder else 0][folder] = change
     for depth in range(max(by_depth, default=0), 0, -1):
-        for folder, change in by_depth[depth].items():
-            if change:
-                parent, name = split_path(folder)
-                by_depth[depth - 1][parent] += change_folder(parent, name, change)
+        changes = [(*split_path(folder), change) for folder, change in by_depth[depth].items() if change]
+        if changes:
+            for parent, change in change_some(changes):
+                by_depth[depth - 1][parent] += change
 
 
 def tiling(extents: Iterable[tuple[int, int]], size: int) -> list[tuple[int, int]] | None:

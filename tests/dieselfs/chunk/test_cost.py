@@ -9,6 +9,7 @@ from dieselfs.errors import InvalidInput
 from dieselfs.limits import (
     ATTACHED_HEADER_BYTES_MAX,
     CHUNK_FOLDER_BYTES_MAX,
+    CHUNK_FOLDERS_BASE,
     CHUNK_FOLDERS_MAX,
     CHUNK_FOLDERS_PER_ENTRY_MAX,
     NEW_PATH_DEPTH_MAX,
@@ -38,13 +39,26 @@ def chunk_of_folders(folders: int) -> SealedChunk:
 
 
 def test_a_chunk_has_so_many_folders_above_its_entries_and_no_more() -> None:
-    entries = -(-CHUNK_FOLDERS_MAX // (NEW_PATH_DEPTH_MAX - 1))
+    entries = -(-CHUNK_FOLDERS_BASE // (NEW_PATH_DEPTH_MAX - 1))
     entries += -(-CHUNK_FOLDERS_PER_ENTRY_MAX * entries // (NEW_PATH_DEPTH_MAX - 1))
-    most = CHUNK_FOLDERS_MAX + CHUNK_FOLDERS_PER_ENTRY_MAX * entries
+    most = CHUNK_FOLDERS_BASE + CHUNK_FOLDERS_PER_ENTRY_MAX * entries
     fits, exceeds = chunk_of_folders(most - CHUNK_FOLDERS_PER_ENTRY_MAX), chunk_of_folders(most + 999)
     check_cost(*decoded(fits), "chunk")
     with pytest.raises(InvalidInput, match=r"chunk: its \d+ entries have too many folders above them"):
         check_cost(*decoded(exceeds), "chunk")
+
+
+def test_a_chunk_of_many_entries_has_a_bounded_number_of_folders() -> None:
+    """So the time is bounded for which a server writes them, and others wait."""
+    for each, is_allowed in ((3, True), (4, False)):
+        builder = ChunkBuilder(is_of_old=True)
+        for number in range(CHUNK_FOLDERS_MAX // 4 + 1):
+            builder.add_directory(b"%x" % number + b"/d" * each, 0o755, 0)
+        if is_allowed:
+            check_cost(*decoded(builder.seal()), "chunk")
+        else:
+            with pytest.raises(InvalidInput, match="more than 65,536"):
+                check_cost(*decoded(builder.seal()), "chunk")
 
 
 def test_the_paths_of_folders_are_bounded_also_where_the_folders_are_few() -> None:
@@ -63,7 +77,7 @@ def test_a_builder_is_full_before_its_chunk_costs_too_much() -> None:
             assert builder.room_bytes == 0
             check_cost(*decoded(builder.seal()), "chunk")
             chunks += 1
-    assert chunks == 3
+    assert chunks == 4
     check_cost(*decoded(builder.seal()), "chunk")
 
 

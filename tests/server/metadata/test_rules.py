@@ -12,14 +12,14 @@ def run(counts: Counter[bytes], members: dict[bytes, int]) -> list[bytes]:
     """Change `counts` (things in each folder) by `members`; returns the folders that were changed, in order."""
     changed = []
 
-    def change_folder(parent: bytes, name: bytes, change: int) -> int:
+    def change_folder(parent: bytes, name: bytes, change: int) -> tuple[bytes, int]:
         folder = parent + b"/" + name if parent else name
         before = counts[folder]
         counts[folder] += change
         changed.append(folder)
-        return (counts[folder] > 0) - (before > 0)
+        return parent, (counts[folder] > 0) - (before > 0)
 
-    change_folders(members, change_folder)
+    change_folders(members, lambda changes: [change_folder(*each) for each in changes])
     return changed
 
 

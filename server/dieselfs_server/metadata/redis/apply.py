@@ -285,7 +285,7 @@ class _Commit:
         tree = Change(self._keys.tree)
         values = dict(zip(self._folders, counts, strict=True))
 
-        def change_folder(parent: bytes, name: bytes, change: int) -> int:
+        def change_folder(parent: bytes, name: bytes, change: int) -> tuple[bytes, int]:
             field = tree_name(parent, name)
             value = values[parent + b"/" + name if parent else name]
             before = 0 if value is None else number_of(unseal(tree.key_pair, field, value))
@@ -294,9 +294,9 @@ class _Commit:
                 tree.put(field, number_body(after), value, in_hash=after < 0)
             else:
                 tree.remove(field, value)
-            return (after > 0) - (before > 0)
+            return parent, (after > 0) - (before > 0)
 
-        change_folders(self._effects.members, change_folder)
+        change_folders(self._effects.members, lambda changes: [change_folder(*each) for each in changes])
         return tree
 
 

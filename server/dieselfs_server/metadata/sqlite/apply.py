@@ -21,7 +21,7 @@ import numpy.typing as npt
 from dieselfs.arrays import Numbers
 from dieselfs.chunk.format import ChunkHeader, Op
 from dieselfs.digests import EXTENT_DIGESTS, NO_DIGEST
-from dieselfs_server.metadata.rules import Effects, change_folders, tiling
+from dieselfs_server.metadata.rules import Effects, FolderChange, change_folders, tiling
 
 _PATH = "(dataset, folder, name) = (:dataset, :folder, :name)"
 _FILE = "(dataset, folder, name, version, size) = (:dataset, :folder, :name, :version, :size)"
@@ -306,14 +306,19 @@ def _stage(connection: sqlite3.Connection, entries: _Entries, rows: Numbers) -> 
         strict=True,
     )
     values = list(chain.from_iterable(rows_of_values))
-    row_of_parameters = f"({', '.join('?' * _STAGED_WIDTH)})"
+    _insert(connection, f"staged ({_STAGED_COLUMNS})", _STAGED_WIDTH, values)
+
+
+def _insert(connection: sqlite3.Connection, table: str, width: int, values: Sequence[object]) -> None:
+    """Insert rows of `width` values each into a table that belongs to the connection."""
+    rows, row_of_parameters = len(values) // width, f"({', '.join('?' * width)})"
     start, count = 0, _ROWS_PER_INSERT_MAX
-    while start < len(picked):
-        while count > len(picked) - start:
+    while start < rows:
+        while count > rows - start:
             count //= 2
         connection.execute(
-            f"INSERT INTO staged ({_STAGED_COLUMNS}) VALUES {', '.join([row_of_parameters] * count)}",
-            values[start * _STAGED_WIDTH : (start + count) * _STAGED_WIDTH],
+            f"INSERT INTO {table} VALUES {', '.join([row_of_parameters] * count)}",
+            values[start * width : (start + count) * width],
         )
         start += count
 
@@ -427,23 +432,38 @@ def write_effects(connection: sqlite3.Connection, dataset: int, effects: Effects
             "UPDATE chunk SET deleted = ?, deleted_entries = deleted_entries + ?, updated_ns = ? WHERE number = ?",
             (bytes(bits), len(entries), now_ns, chunk),
         )
-    change_folders(effects.members, partial(_change_folder, connection, dataset))
+    change_folders(effects.members, partial(_change_folders, connection, dataset))
     connection.execute(
         "UPDATE dataset SET files = files + ?, total_bytes = total_bytes + ? WHERE number = ?",
         (effects.files, effects.total_bytes, dataset),
     )
 
 
-def _change_folder(
-    connection: sqlite3.Connection, dataset: int, parent: bytes, name: bytes, change: int
-) -> int:
-    key = (dataset, parent, name)
-    (count,) = connection.execute(
-        "INSERT INTO folder (dataset, parent, name, members) VALUES (?, ?, ?, ?) "
-        "ON CONFLICT DO UPDATE SET members = members + excluded.members RETURNING members",
-        (*key, change),
+_NUL = b"\0"
+
+
+def _change_folders(
+    connection: sqlite3.Connection, dataset: int, changes: Sequence[FolderChange]
+) -> list[tuple[bytes, int]]:
+    """As `change_folders` asks for. A chunk may need some hundred thousand folders."""
+    _insert(connection, "changed (parent, name, change)", 3, list(chain.from_iterable(changes)))
+    connection.execute(
+        "INSERT INTO folder (dataset, parent, name, members) SELECT ?, parent, name, change FROM changed WHERE true "
+        "ON CONFLICT DO UPDATE SET members = members + excluded.members",
+        (dataset,),
+    )
+    parents, more = connection.execute(
+        "SELECT CAST(group_concat(parent, char(0)) AS BLOB), group_concat(more) FROM ("
+        "SELECT c.parent, sum((f.members = c.change) - (f.members = 0)) AS more "
+        "FROM changed AS c CROSS JOIN folder AS f "
+        "ON f.dataset = ? AND f.parent = c.parent AND f.name = c.name GROUP BY c.parent HAVING more <> 0)",
+        (dataset,),
     ).fetchone()
-    if count == 0:
-        connection.execute("DELETE FROM folder WHERE (dataset, parent, name) = (?, ?, ?)", key)
-        return -1
-    return 1 if count == change else 0
+    if any(change < 0 for _, _, change in changes):
+        connection.execute(
+            "DELETE FROM folder WHERE dataset = ? AND members = 0 AND (parent, name) IN "
+            "(SELECT parent, name FROM changed)",
+            (dataset,),
+        )
+    connection.execute("DELETE FROM changed")
+    return [] if more is None else list(zip(parents.split(_NUL), parse_numbers(more).tolist(), strict=True))

@@ -168,8 +168,17 @@ STORED_TABLE = (
 COMMON = 0
 """In place of the number of a dataset: of notes that belong to none."""
 
-DATASET_TABLES = ("stored", "entry", "tombstone", "piece", "assembly", "folder", "chunk", "note")
-"""Tables with a column `dataset`."""
+DATASET_TABLES = {
+    "entry": "dataset, folder, name",
+    "tombstone": "dataset, folder, name",
+    "piece": "dataset, folder, name, version, size, place, length",
+    "assembly": "dataset, folder, name, version, size",
+    "folder": "dataset, parent, name",
+    "chunk": "number",
+    "note": "dataset, name",
+    "stored": "dataset",
+}
+"""Tables with a column `dataset`, and their primary keys."""
 
 STAGED = """
 -- The entries of the chunk that is being applied; belongs to the connection, empty between transactions.
@@ -190,6 +199,16 @@ CREATE TEMPORARY TABLE staged (
 ) WITHOUT ROWID
 """
 
+
+CHANGED = """
+-- The folders of one depth whose members change; as `staged`.
+CREATE TEMPORARY TABLE changed (
+    parent    BLOB NOT NULL,
+    name      BLOB NOT NULL,
+    change    INTEGER NOT NULL,   -- of their number, never 0
+    PRIMARY KEY (parent, name)
+) WITHOUT ROWID
+"""
 
 MEMORY = ":memory:"
 
@@ -421,7 +440,7 @@ def _connect(path: str) -> sqlite3.Connection:
 
 
 def _prepare(connection: sqlite3.Connection, path: str) -> None:
-    """Create the tables if the database is empty, else check the schema; then create the staging table."""
+    """Create the tables if the database is empty, else check the schema; then create the temporary tables."""
     with _transaction(connection, "BEGIN IMMEDIATE"):  # of processes that start together, only one creates
         if _number(connection, "SELECT count(*) FROM sqlite_schema") == 0:
             connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
@@ -437,6 +456,7 @@ def _prepare(connection: sqlite3.Connection, path: str) -> None:
             f"metadata database {path}: this file system does not support a write-ahead log; use a local disk"
         )
     connection.execute(STAGED)
+    connection.execute(CHANGED)
 
 
 def _switch_to_log(connection: sqlite3.Connection) -> str:

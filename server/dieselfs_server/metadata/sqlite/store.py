@@ -3,19 +3,22 @@
 Tables and threads: `connections.py`. States after a crash: `docs/internals/durability.md`.
 
 A rebuild fills a copy of a dataset, and then puts it in place. Copies are rows of the table `dataset` whose names have
-a slash, so users cannot see them: `NAME/copy` is being filled, `NAME/old.NUMBER` was replaced and is being removed.
+a slash, so users cannot see them: `NAME/copy` is being filled, `NAME/old.NUMBER` was replaced or dropped, and is being
+removed.
 """
 
 import os
 import sqlite3
 import struct
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext, suppress
+from threading import Lock
 
 from dieselfs.chunk.format import VERSION_MAX, ChunkHeader, Op, Preamble
 from dieselfs.chunk.ids import chunk_name, chunk_time_s
-from dieselfs.errors import AlreadyExists, InvalidInput, NotFound
+from dieselfs.errors import AlreadyExists, InvalidInput, NotFound, Unavailable
 from dieselfs.fields import DATASET_ID_BYTES
+from dieselfs.limits import KIB
 from dieselfs.names import split_path
 from dieselfs.records import (
     ChunkRecord,
@@ -33,6 +36,9 @@ from dieselfs_server.metadata.sqlite.apply import apply_entries, write_effects
 from dieselfs_server.metadata.sqlite.connections import COMMON, DATASET_TABLES, MEMORY, Connections
 from dieselfs_server.metadata.sqlite.table import read_entry_table
 
+LARGE_HEADER_BYTES = 16 * KIB
+"""Chunks with longer headers can take long to apply, half a second at most."""
+
 _DATASET_COLUMNS = "dataset_id, name, generation, updated_ns, files, total_bytes, chunks"
 _DIGEST = struct.Struct("<qq")
 
@@ -46,6 +52,9 @@ class SqliteMetadata:
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self._connections = Connections(os.fspath(path))
+        self._large = (
+            Lock()
+        )  # held while a large chunk waits and is applied, so that a small one waits for one of them
 
     @contextmanager
     def _reading(self, dataset_id: bytes) -> Iterator[tuple[sqlite3.Connection, int]]:
@@ -102,33 +111,36 @@ class SqliteMetadata:
     def drop_dataset(self, dataset_id: bytes) -> None:
         with self._writing(dataset_id, is_durable=True) as (connection, number):
             copy = copy_of(connection, number)
-            for each in (*old_copies(connection, number), *([copy[0]] if copy else []), number):
-                remove_rows(connection, each)
+            for each in (number, *([copy[0]] if copy else [])):
+                make_old(connection, each)
+        with suppress(Unavailable):  # the rows that stay go with those of the next one
+            self._remove_old()
 
     def begin_rebuild(self, dataset_id: bytes) -> bytes:
         copy_id = os.urandom(DATASET_ID_BYTES)
         with self._writing(dataset_id) as (connection, number):
             begin_copy(connection, number, copy_id)
-        self._remove_old(dataset_id)
+        self._remove_old()
         return copy_id
 
     def finish_rebuild(self, dataset_id: bytes, copy_id: bytes, now_ns: int) -> None:
         with self._writing(dataset_id, is_durable=True) as (connection, number):
             put_in_place(connection, number, copy_id, now_ns)
-        self._remove_old(dataset_id)
+        self._remove_old()
 
     def cancel_rebuild(self, dataset_id: bytes, copy_id: bytes) -> None:
         with self._writing(dataset_id) as (connection, number):
             end_copy(connection, number, copy_id)
-        self._remove_old(dataset_id)
+        self._remove_old()
 
-    def _remove_old(self, dataset_id: bytes) -> None:
-        """Remove old copies, each in a transaction of its own."""
-        with self._reading(dataset_id) as (connection, number):
-            numbers = old_copies(connection, number)
-        for old in numbers:
+    def _remove_old(self) -> None:
+        """Remove the rows of old copies and dropped datasets, some in a transaction, so that others write as well."""
+        with self._connections.reading() as connection:
+            left = old_numbers(connection)
+        while left:
             with self._connections.writing() as connection:
-                remove_rows(connection, old)
+                if not remove_rows(connection, left[-1]):
+                    left.pop()
 
     def reserve_versions(self, dataset_id: bytes, count: int, now_ns: int) -> int:
         with self._writing(dataset_id) as (connection, number):
@@ -149,7 +161,8 @@ class SqliteMetadata:
         self, dataset_id: bytes, preamble: Preamble, header: ChunkHeader, now_ns: int, is_again: bool = False
     ) -> int:
         # `is_again` makes no difference: the record of a chunk and its entries are in one transaction.
-        with self._writing(dataset_id) as (connection, number):
+        is_large = preamble.header_length > LARGE_HEADER_BYTES
+        with self._large if is_large else nullcontext(), self._writing(dataset_id) as (connection, number):
             copy = copy_of(connection, number)
             for each in (number, copy[0]) if copy else (number,):
                 _apply(connection, each, preamble, header, now_ns)
@@ -418,10 +431,7 @@ def put_in_place(connection: sqlite3.Connection, number: int, copy_id: bytes, no
     columns = "dataset_id, name, generation, updated_ns, last_version"
     query = f"SELECT {columns} FROM dataset WHERE number = ?"
     dataset_id, name, generation, updated_ns, last_version = connection.execute(query, (number,)).fetchone()
-    connection.execute(
-        "UPDATE dataset SET dataset_id = randomblob(16), name = name || '/old.' || number WHERE number = ?",
-        (number,),
-    )
+    make_old(connection, number)
     connection.execute(
         "UPDATE dataset SET dataset_id = ?, name = ?, generation = max(generation, ?) + 1, "
         "updated_ns = max(updated_ns + 1, ?, ?), last_version = max(last_version, ?) WHERE number = ?",
@@ -441,17 +451,30 @@ def end_copy(connection: sqlite3.Connection, number: int, copy_id: bytes) -> Non
         )
 
 
-def old_copies(connection: sqlite3.Connection, number: int) -> list[int]:
-    """The numbers of replaced and abandoned copies of dataset `number`."""
-    query = (
-        "SELECT number FROM dataset WHERE substr(name, 1, (SELECT length(name) + 5 FROM dataset WHERE number = ?1)) "
-        "= (SELECT name FROM dataset WHERE number = ?1) || '/old.'"
+def make_old(connection: sqlite3.Connection, number: int) -> None:
+    """Make a dataset, or its copy, one that is being removed: its name and its ID are free."""
+    connection.execute(
+        "UPDATE dataset SET dataset_id = randomblob(16), name = name || '/old.' || number WHERE number = ?",
+        (number,),
     )
-    return [old for (old,) in connection.execute(query, (number,))]
 
 
-def remove_rows(connection: sqlite3.Connection, number: int) -> None:
-    """Remove all rows of dataset `number`."""
-    for table in DATASET_TABLES:
-        connection.execute(f"DELETE FROM {table} WHERE dataset = ?", (number,))
+def old_numbers(connection: sqlite3.Connection) -> list[int]:
+    """The numbers of dropped datasets, and of replaced and abandoned copies."""
+    query = "SELECT number FROM dataset WHERE instr(name, '/old.')"
+    return [old for (old,) in connection.execute(query)]
+
+
+ROWS_AT_ONCE = 20_000
+"""Rows that a transaction removes of a table."""
+
+
+def remove_rows(connection: sqlite3.Connection, number: int) -> bool:
+    """Remove some rows of dataset `number`; whether any are left."""
+    for table, key in DATASET_TABLES.items():
+        some = f"SELECT {key} FROM {table} WHERE dataset = ? LIMIT {ROWS_AT_ONCE}"
+        removed = connection.execute(f"DELETE FROM {table} WHERE ({key}) IN ({some})", (number,)).rowcount
+        if removed == ROWS_AT_ONCE:
+            return True
     connection.execute("DELETE FROM dataset WHERE number = ?", (number,))
+    return False

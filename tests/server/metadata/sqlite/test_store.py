@@ -25,8 +25,9 @@ from dieselfs.errors import (
     StorageFull,
     Unavailable,
 )
-from dieselfs_server.metadata.sqlite.connections import SCHEMA_VERSION, Connections
-from dieselfs_server.metadata.sqlite.store import SqliteMetadata
+from dieselfs_server.metadata.sqlite import store as store_module
+from dieselfs_server.metadata.sqlite.connections import DATASET_TABLES, SCHEMA_VERSION, Connections
+from dieselfs_server.metadata.sqlite.store import SqliteMetadata, remove_rows
 from tests.conformance.metadata_suite import MetadataSuite, check_against_model
 from tests.support.apply_chunks import CHUNKS, IDS
 from tests.support.metadata_chunks import (
@@ -37,6 +38,7 @@ from tests.support.metadata_chunks import (
     apply,
     apply_to_copy,
     chunk_id,
+    delete,
     pack,
 )
 from tests.support.strace import KILL, KILLED, needs_strace, run_with_fault
@@ -348,3 +350,79 @@ def test_names_that_begin_alike_do_not_mix(tmp_path: Path) -> None:
             store.finish_rebuild(bytes([number]) * 16, store.begin_rebuild(bytes([number]) * 16), NOW_NS)
             left = {dataset.name: dataset.files for dataset in store.datasets()}
             assert left == {name: int(other > number) for other, name in enumerate(names)}
+
+
+def test_a_large_dataset_is_dropped_in_several_transactions(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So that others can write meanwhile; it is gone with the first one, and a later drop removes what a crash left."""
+    monkeypatch.setattr(store_module, "ROWS_AT_ONCE", 10)
+    with closing(SqliteMetadata(tmp_path / "metadata.db")) as store, monkeypatch.context() as patch:
+        store.create_dataset(DATASET, DATASET_ID)
+        apply(store, [Put(b"d%d/e/f" % number, 1 + number) for number in range(95)], chunk_id(1))
+        removals: list[int] = []
+
+        def interrupted(connection: sqlite3.Connection, number: int) -> bool:
+            removals.append(number)
+            if len(removals) == 3:
+                raise Unavailable("killed")
+            return remove_rows(connection, number)
+
+        patch.setattr(store_module, "remove_rows", interrupted)
+        store.drop_dataset(DATASET_ID)
+        assert store.datasets() == []
+        store.create_dataset(DATASET, DATASET_ID)
+        apply(store, [Put(b"new", 1)], chunk_id(1))
+        with store._connections.reading() as connection:
+            assert connection.execute("SELECT count(*) FROM entry").fetchone() == (95 - 20 + 1,)
+        store.drop_dataset(DATASET_ID)
+        assert len(removals) > 3 + 75 // 10
+        with store._connections.reading() as connection:
+            for table in (*DATASET_TABLES, "dataset"):
+                assert connection.execute(f"SELECT count(*) FROM {table}").fetchone() == (0,), table
+
+
+def test_of_chunks_that_take_long_one_at_a_time_is_before_a_small_one(tmp_path: Path) -> None:
+    with closing(SqliteMetadata(tmp_path / "metadata.db")) as store, ThreadPoolExecutor(4) as threads:
+        store.create_dataset(DATASET, DATASET_ID)
+        store.create_dataset("other", bytes(16))
+        large = [[Put(b"%d/%0100d" % (chunk, number), 1) for number in range(200)] for chunk in range(4)]
+        with store._large:  # as the first one of them has it
+            waiting = [
+                threads.submit(apply, store, puts, chunk_id(number)) for number, puts in enumerate(large, 1)
+            ]
+            apply(store, [Put(b"small", 1)], chunk_id(9), bytes(16))
+            assert not any(each.done() for each in waiting)
+        assert sorted(each.result(60) for each in waiting) == [1, 2, 3, 4]
+
+
+def test_folders_of_many_depths_come_and_go_as_one_by_one(tmp_path: Path) -> None:
+    """Their counts are changed in a few statements for each depth, whatever bytes their names have."""
+    paths = [b"a/b/c", b"a/b/d", b"a/\xff,1/x/y", b"top", b"z/\x01/\xfe", b"a/b/c,d/e"]
+    with closing(SqliteMetadata(tmp_path / "metadata.db")) as store:
+        store.create_dataset(DATASET, DATASET_ID)
+
+        def folders() -> dict[tuple[bytes, bytes], int]:
+            with store._connections.reading() as connection:
+                rows = connection.execute("SELECT parent, name, members FROM folder").fetchall()
+            return {(parent, name): members for parent, name, members in rows}
+
+        apply(store, [Put(path, 1) for path in paths], chunk_id(1))
+        assert folders() == {
+            (b"", b"a"): 2,
+            (b"a", b"b"): 3,
+            (b"a/b", b"c,d"): 1,
+            (b"a", b"\xff,1"): 1,
+            (b"a/\xff,1", b"x"): 1,
+            (b"", b"z"): 1,
+            (b"z", b"\x01"): 1,
+        }
+        gone = [b"a/\xff,1/x/y", b"z/\x01/\xfe", b"a/b/c"]
+        apply(store, [*(delete(path, 2) for path in gone), Put(b"z/new/f", 2)], chunk_id(2))
+        assert folders() == {
+            (b"", b"a"): 1,
+            (b"a", b"b"): 2,
+            (b"a/b", b"c,d"): 1,
+            (b"", b"z"): 1,
+            (b"z", b"new"): 1,
+        }

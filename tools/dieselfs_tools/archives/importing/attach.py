@@ -26,7 +26,6 @@ from dieselfs.limits import (
     CHUNK_PAYLOAD_BYTES_MAX,
     KIB,
     MIB,
-    NEW_PATH_DEPTH_MAX,
     PATH_BYTES_MAX,
 )
 from dieselfs.names import Location, printable
@@ -173,9 +172,7 @@ class Run:
             and len(self.records) < CHUNK_ENTRIES_MAX
             and self.header_bytes + 2 * PATH_BYTES_MAX <= ATTACHED_HEADER_BYTES_MAX
             and self.extents_bytes + record.size <= CHUNK_EXTENTS_PER_PAYLOAD_MAX * (end - self.begin)
-            and self.folders.are_within(
-                len(self.records), NEW_PATH_DEPTH_MAX, NEW_PATH_DEPTH_MAX * PATH_BYTES_MAX
-            )
+            and self.folders.have_room(len(self.records))
         )
 
     def add(self, record: Record, place: Place) -> None:
