@@ -207,11 +207,13 @@ def unmount(mountpoint: str | os.PathLike[str], lazily: bool = False) -> None:
     `lazily`: detach the mount at once; open files are served until they are closed.
     """
     place = mounted_place(mountpoint)
+    record = mount_at(place)
+    number = 0 if record is None or not record.is_dieselfs else record.number
     supervision = _supervision_at(place)
     deadline_s = time.monotonic() + UNMOUNT_BUSY_TIMEOUT_S
     while True:
         try:
-            unmount_from_kernel(place, lazily)
+            unmount_from_kernel(place, lazily, number=number)
             break
         except MountError as error:
             # The page helper of the mount opens files now and then, to fill the page cache.

@@ -218,22 +218,17 @@ class Follower:
         self._state, self._next, self._reason = state, generation, reason
 
 
-def _shows(layers: Layers) -> bool:
-    """Whether this mount is the uppermost one on its path."""
+def _check_shows(layers: Layers) -> int:
+    """The number of this mount. Raises MountError if another mount would be detached instead of it."""
     record = mount_at(layers.mountpoint)
-    return record is not None and record.device == layers.number
-
-
-def _check_shows(layers: Layers) -> None:
-    """Raise MountError if another mount would be detached instead of this one."""
-    if not _shows(layers):
-        what = "nothing" if mount_at(layers.mountpoint) is None else "something else"
+    if record is None or record.device != layers.number:
+        what = "nothing" if record is None else "something else"
         raise MountError(f"{layers.mountpoint}: {what} is mounted there")
+    return record.number
 
 
 def _put_in_place(layers: Layers) -> None:
-    _check_shows(layers)
-    put_in_place(layers.staging, layers.mountpoint)
+    put_in_place(layers.staging, layers.mountpoint, _check_shows(layers))
 
 
 def _clear_staging(layers: Layers) -> None:
@@ -247,6 +242,8 @@ def _clear_staging(layers: Layers) -> None:
     if staged is None:
         return
     with suppress(MountError):  # it has just ended
-        if _shows(layers) and is_above(layers.number, staged.device, layers.mountpoint):
-            uncover(layers.mountpoint)
+        record = mount_at(layers.mountpoint)
+        shows = record is not None and record.device == layers.number
+        if record is not None and shows and is_above(layers.number, staged.device, layers.mountpoint):
+            uncover(layers.mountpoint, record.number)
         unmount(layers.staging, lazily=True)

@@ -389,12 +389,17 @@ class _MountService(Service):
 
     async def _unmount(self, serving: trio.CancelScope) -> None:
         try:
-            await trio.to_thread.run_sync(unmount, self.mountpoint)
+            await trio.to_thread.run_sync(self._unmount_own, False)
         except MountError as error:
             _log.info("%s; open files are served for %g s more", error, STOP_GRACE_S)
             serving.deadline = trio.current_time() + STOP_GRACE_S
             with contextlib.suppress(MountError):  # another process has unmounted it
-                await trio.to_thread.run_sync(lambda: unmount(self.mountpoint, lazily=True))
+                await trio.to_thread.run_sync(self._unmount_own, True)
+
+    def _unmount_own(self, lazily: bool) -> None:
+        record = mount_at(self.mountpoint)
+        is_own = record is not None and record.device == self.layers.number
+        unmount(self.mountpoint, lazily, number=record.number if record is not None and is_own else 0)
 
     def _clear(self, connection: KernelConnection) -> None:
         """Unmount what is left, and remove the base."""
@@ -402,7 +407,7 @@ class _MountService(Service):
         number = self.layers.number or ("" if self.layers.has_cover else connection.number)
         if record is not None and record.device == number:
             with contextlib.suppress(MountError):
-                unmount(self.mountpoint, lazily=True)
+                unmount(self.mountpoint, lazily=True, number=record.number)
         if self._base is not None:
             remove_base(self.layers)
             os.close(self._base)

@@ -18,6 +18,7 @@ from dieselfs_client.daemon import control
 from dieselfs_client.mount.points.mount_table import mount_at
 from dieselfs_client.mount.points.options import MountOptions, format_options
 from dieselfs_client.supervision.status import supervision_of
+from lab import mount_processes
 from tests.client.conftest import FILES
 from tests.support.server import RunningServer
 from tests.support.supervised import supervisor_and_zygote_run
@@ -153,12 +154,8 @@ def test_a_busy_mount_point(options: MountOptions, mountpoint: Path) -> None:
 
 
 def kill_all(mountpoint: Path) -> None:
-    """All at once, as when memory runs out: the supervisor first, so that it does not put things right."""
-    mount = listed(mountpoint)
-    assert mount.process is not None and mount.daemon is not None
-    os.kill(mount.process, signal.SIGSTOP)
-    os.kill(mount.daemon, signal.SIGKILL)
-    os.kill(mount.process, signal.SIGKILL)
+    """All at once, as when memory runs out."""
+    mount_processes.kill_all(mountpoint)
     wait_until_stale(mountpoint)
 
 

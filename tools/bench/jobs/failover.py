@@ -108,6 +108,7 @@ class _ReadJob:
             raise RunFailed(f"{node.name} is not mounted")
         self._loads[node][0].kill()
         self._lost = family_of(supervision.supervisor)
+        self._signal(signal.SIGSTOP)  # so that none replaces another
         self._signal(how)
 
     def bring_back(self, node: JobNode) -> None:

@@ -95,7 +95,7 @@ MountView = Callable[[Layers, str, bool], None]
 def bases_folder() -> Path:
     """The folder of the bases of this user's mounts."""
     is_system = os.geteuid() == 0 and not facts().is_in_user_namespace
-    return SYSTEM_BASES if is_system else runtime_folder() / "mounts"
+    return SYSTEM_BASES if is_system else runtime_folder().resolve() / "mounts"
 
 
 def make_base(*names: str) -> tuple[str, int]:
@@ -163,11 +163,12 @@ def _cover_staged(layers: Layers, mount_view: MountView, dataset: str, noexec: b
 def detach(layers: Layers) -> None:
     """Detach the mount that users see, and the FUSE mount; whatever is open on them stays open."""
     record = mount_at(layers.mountpoint)
-    is_ours = record is not None and record.is_dieselfs and layers.number in ("", record.device)
-    places = [layers.mountpoint] if is_ours else []  # else it may be the mount of a later generation
-    for place in dict.fromkeys([*places, *([layers.fuse_place] if layers.has_cover else [])]):
-        with suppress(MountError):  # it is unmounted already
-            unmount(place, lazily=True)
+    with suppress(MountError):  # it is unmounted already
+        if record is not None and record.is_dieselfs and layers.number in ("", record.device):
+            unmount(layers.mountpoint, lazily=True, number=record.number)
+    if layers.has_cover:
+        with suppress(MountError):
+            unmount(layers.fuse_place, lazily=True)
 
 
 def is_covered(layers: Layers) -> bool:
@@ -196,7 +197,7 @@ def remove_mount(mountpoint: str, device: str, is_stopped: bool = False) -> None
     record = mount_at(mountpoint)
     if record is not None and record.device == device:
         with suppress(MountError):  # another process has unmounted it
-            unmount(mountpoint, lazily=True, is_cut_off=True)
+            unmount(mountpoint, lazily=True, is_cut_off=True, number=record.number)
     if is_stopped:
         with suppress(MountError):  # a live one is below
             unmount_dead(mountpoint)

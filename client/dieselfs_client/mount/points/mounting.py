@@ -1,6 +1,10 @@
 """Mounts and unmounts: by mount(2) as root, through `fusermount3` as another user. This module calls the kernel.
 
 All functions block; a daemon that serves the mount calls them in a worker thread.
+
+A folder above a mount point may belong to another user, who can exchange it for another one or for a symbolic link
+while root mounts or unmounts. So each path is opened once, folder by folder, without links, and the kernel gets the
+open folder. A folder that is mounted on cannot be renamed.
 """
 
 import ctypes
@@ -13,8 +17,8 @@ import shutil
 import socket
 import stat
 import subprocess
-from collections.abc import Collection
-from contextlib import suppress
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -60,6 +64,7 @@ _MOVE_MOUNT_BENEATH = 0x200
 _ALL_USERS = ["0", "0", "4294967295"]
 """The user IDs in a process that is in no user namespace."""
 
+_MOUNT_OF_FILE = re.compile(rb"^mnt_id:\s*(\d+)", re.MULTILINE)
 _libc = ctypes.CDLL(None, use_errno=True)
 _log = logging.getLogger(__name__)
 
@@ -142,8 +147,8 @@ def has_dead_mount(mountpoint: str) -> bool:
 
 def unmount_dead(mountpoint: str) -> None:
     """Unmount all dead mounts of dieselfs there. Raises MountError, also if a live one is below them."""
-    while has_dead_mount(mountpoint):
-        unmount(mountpoint, lazily=True)
+    while (record := mount_at(mountpoint)) is not None and has_dead_mount(mountpoint):
+        unmount(mountpoint, lazily=True, number=record.number)
     _check_not_alive(mountpoint)
 
 
@@ -194,10 +199,64 @@ def mount_kernel_file_system(
     if is_writable:
         flags &= ~_MS_RDONLY
     kind = filesystem.encode() if filesystem else None
-    if _libc.mount(os.fsencode(source), os.fsencode(mountpoint), kind, flags, os.fsencode(data)) != 0:
-        reason = os.strerror(ctypes.get_errno())
-        what = f" as {filesystem}" if filesystem and filesystem != VIEWS[FUSE].filesystem else ""
-        raise MountError(f"{mountpoint}: cannot be mounted{what}: {reason}")
+    with _opened(mountpoint) as folder:
+        place = b"/proc/self/fd/%d" % folder
+        if _libc.mount(os.fsencode(source), place, kind, flags, os.fsencode(data)) != 0:
+            reason = os.strerror(ctypes.get_errno())
+            what = f" as {filesystem}" if filesystem and filesystem != VIEWS[FUSE].filesystem else ""
+            raise MountError(f"{mountpoint}: cannot be mounted{what}: {reason}")
+    if mount_at(mountpoint) is None:
+        raise MountError(f"{mountpoint}: the folder, or one above it, was moved meanwhile; mount again")
+
+
+@contextmanager
+def _opened(folder: str) -> Iterator[int]:
+    """A descriptor of a folder (absolute, resolved), opened without a symbolic link. Raises MountError."""
+    flags = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+    descriptor = os.open("/", flags)
+    try:
+        for name in filter(None, folder.split("/")):
+            try:
+                below = os.open(name, flags, dir_fd=descriptor)
+            except OSError as error:
+                what = f"{error.strerror}; a folder above it may have just changed"
+                raise MountError(f"{folder}: {what}") from None
+            os.close(descriptor)
+            descriptor = below
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+@contextmanager
+def _pinned(mountpoint: str, number: int = 0) -> Iterator[str]:
+    """A path of the uppermost mount on `mountpoint` that leads there whatever happens to the folders above it.
+
+    `number`: of the mount that is meant, 0 for the one that is there now. Raises MountError, also if it is another.
+    """
+    record = mount_at(mountpoint)
+    if record is None:
+        raise MountError(f"{mountpoint}: cannot be unmounted: {os.strerror(errno.EINVAL)}")
+    folder, name = os.path.split(mountpoint)
+    with _opened(folder) as above:
+        if {_mount_number(above, name), number or record.number} != {record.number}:
+            raise MountError(f"{mountpoint}: another mount is there now; see dlcmd mounts")
+        yield f"/proc/self/fd/{above}/{name}"
+
+
+def _mount_number(above: int, name: str) -> int:
+    """The number of the mount that shows as `name` in an open folder; 0 if there is nothing. Nothing stays open, which
+    would keep the mount busy.
+    """
+    try:
+        descriptor = os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=above)
+    except OSError:
+        return 0
+    try:
+        found = _MOUNT_OF_FILE.search(Path(f"/proc/self/fdinfo/{descriptor}").read_bytes())
+        return int(found[1]) if found else 0
+    finally:
+        os.close(descriptor)
 
 
 def _mounts_itself() -> bool:
@@ -300,8 +359,9 @@ def _set_read_ahead(name: str, length_bytes: int) -> bool:
     return True
 
 
-def unmount(mountpoint: str, lazily: bool = False, is_cut_off: bool = False) -> None:
-    """Unmount, with the control tree that is mounted on a view. Raises MountError, also while files on it are open.
+def unmount(mountpoint: str, lazily: bool = False, is_cut_off: bool = False, number: int = 0) -> None:
+    """Unmount, with the control tree that is mounted on a view. Raises MountError, also while files on it are open, and
+    if the mount there is not that of `number`, unless that is 0.
 
     `lazily`: detach the mount at once; its daemon serves open files. `is_cut_off`: also end the connection, so that
     waiting requests fail; this has an effect for root only, and on a FUSE mount.
@@ -313,29 +373,41 @@ def unmount(mountpoint: str, lazily: bool = False, is_cut_off: bool = False) -> 
             raise MountError(f"{mountpoint}: cannot be unmounted: {_first_line(done.stderr)}")
         return
     flags = _UMOUNT_NOFOLLOW | (_MNT_DETACH if lazily else 0) | (_MNT_FORCE if is_cut_off else 0)
-    control = os.path.join(mountpoint, CONTROL_FOLDER)
-    if lazily or mount_at(control) is None:
-        _unmount(mountpoint, mountpoint, flags)
-        return
+    has_control = not lazily and mount_at(os.path.join(mountpoint, CONTROL_FOLDER)) is not None
+    with _pinned(mountpoint, number) as place:
+        if has_control:
+            _unmount_with_control(place, mountpoint, flags)
+        else:
+            _unmount(place, mountpoint, flags)
+
+
+def _unmount_with_control(place: str, mountpoint: str, flags: int) -> None:
+    """`place`: as from `_pinned`. The control tree is mounted again if files of the mount are open."""
+    control = os.path.join(place, CONTROL_FOLDER)
     copy = _libc.syscall(_OPEN_TREE, _AT_FDCWD, os.fsencode(control), _OPEN_TREE_CLONE | os.O_CLOEXEC)
     try:
         _unmount(control, mountpoint, flags)
         try:
-            _unmount(mountpoint, mountpoint, flags)
+            _unmount(place, mountpoint, flags)
         except MountError:
             to = _AT_FDCWD, os.fsencode(control), _MOVE_MOUNT_FROM_DESCRIPTOR
             if copy >= 0 and _libc.syscall(_MOVE_MOUNT, copy, b"", *to) != 0:
-                _log.warning("%s: cannot be mounted again: %s", control, os.strerror(ctypes.get_errno()))
+                _log.warning(
+                    "%s: its control tree cannot be mounted again: %s",
+                    mountpoint,
+                    os.strerror(ctypes.get_errno()),
+                )
             raise
     finally:
         if copy >= 0:
             os.close(copy)
 
 
-def move_beneath(staged: str, mountpoint: str) -> None:
+def _move_beneath(staged: str, place: str, mountpoint: str) -> None:
     """Mount what is mounted on the folder `staged` on `mountpoint` as well, beneath the mount there (Linux 6.5).
 
-    `uncover` then shows it, in one step of the kernel: there is no moment without a mount. Raises MountError.
+    Then an unmount shows it, in one step of the kernel: there is no moment without a mount. `place`: as from `_pinned`.
+    Raises MountError.
     """
     what = _AT_FDCWD, os.fsencode(staged), _OPEN_TREE_CLONE | _OPEN_TREE_RECURSIVE | os.O_CLOEXEC
     copy = _libc.syscall(_OPEN_TREE, *what)
@@ -345,19 +417,20 @@ def move_beneath(staged: str, mountpoint: str) -> None:
         if mount_at(staged) is None:  # it may have ended before the copy, which then is of the folder
             raise MountError(f"{staged}: nothing is mounted there")
         how = _MOVE_MOUNT_FROM_DESCRIPTOR | _MOVE_MOUNT_BENEATH
-        if _libc.syscall(_MOVE_MOUNT, copy, b"", _AT_FDCWD, os.fsencode(mountpoint), how) != 0:
+        if _libc.syscall(_MOVE_MOUNT, copy, b"", _AT_FDCWD, os.fsencode(place), how) != 0:
             raise MountError(f"{mountpoint}: cannot be replaced: {os.strerror(ctypes.get_errno())}")
     finally:
         os.close(copy)
 
 
-def put_in_place(staged: str, mountpoint: str) -> None:
+def put_in_place(staged: str, mountpoint: str, number: int = 0) -> None:
     """Replace the mount on `mountpoint` by what is mounted on the folder `staged`, in one step of the kernel.
 
-    Raises MountError; then the old mount is still there.
+    `number`: as for `unmount`. Raises MountError; then the old mount is still there.
     """
-    move_beneath(staged, mountpoint)
-    uncover(mountpoint)
+    with _pinned(mountpoint, number) as place:
+        _move_beneath(staged, place, mountpoint)
+        _unmount(place, mountpoint, _UMOUNT_NOFOLLOW | _MNT_DETACH)
     with suppress(MountError):  # the mount that is replaced has noticed that, and cleared its base
         uncover(staged)
 
@@ -373,9 +446,10 @@ def replace_dead(staged: str, mountpoint: str) -> None:
     put_in_place(staged, mountpoint)
 
 
-def uncover(mountpoint: str) -> None:
-    """Detach the uppermost mount; what is open on it stays open. Raises MountError."""
-    _unmount(mountpoint, mountpoint, _UMOUNT_NOFOLLOW | _MNT_DETACH)
+def uncover(mountpoint: str, number: int = 0) -> None:
+    """Detach the uppermost mount; what is open on it stays open. `number`: as for `unmount`. Raises MountError."""
+    with _pinned(mountpoint, number) as place:
+        _unmount(place, mountpoint, _UMOUNT_NOFOLLOW | _MNT_DETACH)
 
 
 def _unmount(place: str, mountpoint: str, flags: int) -> None:

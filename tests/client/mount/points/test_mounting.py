@@ -1,6 +1,7 @@
 import os
 import signal
 import threading
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -20,9 +21,11 @@ from dieselfs_client.mount.points.mounting import (
     mount_device,
     mount_kernel_file_system,
     prepare_mountpoint,
+    put_in_place,
     read_aheads,
     replace_dead,
     resolved_mountpoint,
+    uncover,
     unmount,
     unmount_dead,
 )
@@ -265,3 +268,89 @@ def test_the_read_ahead_of_mounts(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     (tmp_path / "erofs-5").rmdir()
     table.write_text("\n".join([*lines, "23 1 0:53 / /mnt/other ro - erofs /dev/loop1 ro"]))
     assert read_aheads() == [of_fuse]
+
+
+needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
+
+
+def exchange(one: Path, other: Path) -> None:
+    """As the owner of the folder above can, although both have mounts below."""
+    aside = one.with_name("aside")
+    one.rename(aside)
+    other.rename(one)
+    aside.rename(other)
+
+
+@pytest.fixture
+def exchanged(tmp_path: Path) -> Iterator[tuple[Path, Path]]:
+    """Two folders of a user, each with a mount of dieselfs on `mount`."""
+    folders = tmp_path / "pets", tmp_path / "cats"
+    devices = []
+    try:
+        for folder in folders:
+            (folder / "mount").mkdir(parents=True)
+            devices.append(mount_device(str(folder / "mount"), f"dl://{folder.name}"))
+        yield folders
+    finally:
+        for device in devices:
+            os.close(device)
+        for folder in folders:
+            clear(folder / "mount")
+
+
+def sources(folder: Path) -> dict[str, str]:
+    records = parse_mountinfo(MOUNTINFO.read_bytes())
+    return {one.mountpoint: one.source for one in records if one.mountpoint.startswith(f"{folder}/")}
+
+
+@needs_root
+def test_a_folder_that_was_exchanged_for_a_link_is_not_mounted_on(tmp_path: Path) -> None:
+    """A user can do so after the path was checked."""
+    (tmp_path / "real/inner").mkdir(parents=True)
+    (tmp_path / "link").symlink_to("real")
+    with pytest.raises(MountError, match="a folder above it may have just changed"):
+        mount_device(str(tmp_path / "link/inner"), "dl://pets")
+    (tmp_path / "real/direct").symlink_to("inner")
+    with pytest.raises(MountError, match="a folder above it may have just changed"):
+        mount_device(str(tmp_path / "real/direct"), "dl://pets")
+    assert sources(tmp_path) == {}
+
+
+@needs_root
+def test_another_mount_is_not_detached_in_place_of_the_one_that_is_meant(
+    exchanged: tuple[Path, Path], tmp_path: Path
+) -> None:
+    pets, cats = exchanged
+    place = str(pets / "mount")
+    record = mount_at(place)
+    assert record is not None
+    exchange(pets, cats)
+    before = sources(tmp_path)
+    assert before == {place: "dl://cats", str(cats / "mount"): "dl://pets"}
+    staged = str(tmp_path / STAGED)
+    attempts: list[Callable[[], None]] = [
+        lambda: unmount(place, number=record.number),
+        lambda: unmount(place, lazily=True, number=record.number),
+        lambda: uncover(place, record.number),
+        lambda: put_in_place(staged, place, record.number),
+    ]
+    for attempt in attempts:
+        with pytest.raises(MountError, match="another mount is there now"):
+            attempt()
+    assert sources(tmp_path) == before
+
+
+@needs_root
+def test_a_path_that_is_exchanged_between_check_and_unmount_leads_to_the_same_mount(
+    exchanged: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pets, cats = exchanged
+    original = mounting._unmount
+
+    def late(place: str, mountpoint: str, flags: int) -> None:
+        exchange(pets, cats)
+        original(place, mountpoint, flags)
+
+    monkeypatch.setattr(mounting, "_unmount", late)
+    uncover(str(pets / "mount"))
+    assert sources(tmp_path) == {str(pets / "mount"): "dl://cats"}
