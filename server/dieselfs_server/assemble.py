@@ -27,6 +27,7 @@ from dieselfs.rpc.records import CheckRecord
 from dieselfs.rpc.serving.handshake import LOCAL_USER
 from dieselfs.rpc.serving.server import RpcServer, open_listeners
 from dieselfs.settings.table import OFF, ON
+from dieselfs.telemetry.event_loop import step_watch
 from dieselfs.telemetry.registry import Registry, Report
 from dieselfs.telemetry.socket import PublishedMetrics, publish
 from dieselfs_server import condition
@@ -332,6 +333,7 @@ async def open_server(settings: ServerSettings) -> AsyncIterator[RpcServer]:
         if settings.lock is not None:
             _lock_folder(stack, settings.lock)
         metrics, about = Registry(), {"component": "server"}
+        stack.enter_context(step_watch(metrics))
         options = settings.store, settings.is_new, settings.bounds, metrics
         store = await trio.to_thread.run_sync(open_store, *options)
         stack.callback(store.close)

@@ -151,6 +151,7 @@ class Dispatcher:
         method, sequence, arguments = decode_call(message)
         if method not in self._service.handlers:
             raise ProtocolError("a second handshake")
+        trio.lowlevel.current_task().name = method  # in the metrics of long steps
         dataset = getattr(arguments, "dataset", "")
         paced = self._throttle.call(user, method, connection.peer, dataset, len(message))
         async with AsyncExitStack() as reply_bytes:

@@ -385,7 +385,7 @@ class RequestExecutor:
         `payload`.
         """
         preamble = await self.preamble(dataset_id, chunk_id)
-        if len(ranges) and int(ranges.sum(axis=1).max()) > preamble.payload_length:
+        if len(ranges) and int((ranges[:, 0] + ranges[:, 1]).max()) > preamble.payload_length:
             raise InvalidInput(
                 f"a range ends after the end of the payload, which has {preamble.payload_length} bytes"
             )
