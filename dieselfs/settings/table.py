@@ -211,6 +211,9 @@ SETTINGS = (
             "On first start, make user 'admin' and write the key here."),
     Setting("audit_log", FILE, _P.SERVER | _P.ETCD,
             "Log of logins, refusals, and changes of users, rights, datasets and tags.", "audit.log in `state`"),
+    Setting("audit_to", Kind("URL"), _P.SERVER | _P.ETCD,
+            "Send a copy of the audit log there: syslog:///dev/log, syslog+udp://, syslog+tcp://, syslog+tls://, "
+            "otlp+http:// or otlp+https://HOST:PORT.", "not sent"),
     Setting("metrics", Kind("HOST:PORT"), _P.SERVER | _P.ETCD,
             "Serve metrics over HTTP there, for Prometheus; everybody who can connect reads them.", "not served"),
     Setting("metrics_token", FILE, _P.SERVER | _P.ETCD,

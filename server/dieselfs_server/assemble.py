@@ -41,6 +41,7 @@ from dieselfs_server.access.identity import (
 )
 from dieselfs_server.access.users import UserStore
 from dieselfs_server.admission.room import Room
+from dieselfs_server.audit_sending import AuditSender, parse_target
 from dieselfs_server.datasets.caught_up import catch_up_next, caught_up
 from dieselfs_server.datasets.commit import read_header
 from dieselfs_server.datasets.snapshots import SnapshotCache, TagStore
@@ -237,8 +238,11 @@ def _open_audit(stack: AsyncExitStack, settings: ServerSettings) -> AuditLog | N
     if settings.lock is not None:
         return None
     path = settings.audit_log or settings.state / "audit.log"
+    sender = AuditSender(parse_target(settings.audit_to)) if settings.audit_to else None
+    if sender is not None:
+        stack.callback(sender.close)
     try:
-        audit = AuditLog(path)
+        audit = AuditLog(path, send=sender.send) if sender is not None else AuditLog(path)
     except OSError as error:
         raise InvalidInput(f"cannot write the audit log {path}: {error.strerror}") from None
     stack.callback(audit.close)

@@ -16,6 +16,7 @@ from dieselfs.limits import (
     BULK_IDLE_TIMEOUT_S,
     KEEP_ALIVE_S,
     LEAST_RATE_BYTES_PER_S,
+    MIB,
     PROGRESS_S,
     REPLY_BYTES_MAX,
     REPLY_BYTES_PER_USER_MAX,
@@ -39,6 +40,10 @@ from dieselfs_server.logs import event
 from dieselfs_server.service import Service
 
 log = logging.getLogger(__name__)
+
+AUDITED_CHUNK_BYTES = 32 * MIB
+AUDITED_CHUNK_S = 1.0
+"""A chunk that is larger, or takes longer, is in the audit log; ordinary ones have 4 MiB, and take milliseconds."""
 
 _AUDITED_AS = {
     "name": "dataset",
@@ -90,7 +95,8 @@ class _Noted:
             ms=round(took_s * 1000, 1),
         )
         audited = METHODS[call.method].audited
-        if audit is not None and (audited is not None or call.audited):
+        costly = self._costly_chunk(took_s)
+        if audit is not None and (audited is not None or call.audited or costly):
             arguments = {
                 _AUDITED_AS.get(name, name): _loggable(getattr(call.arguments, name))
                 for name in audited or ()
@@ -99,12 +105,21 @@ class _Noted:
                 call.method,
                 call.caller.name,
                 self.peer,
-                has_changed=not is_refused,
+                has_changed=not (is_refused or costly),
                 key_used=call.caller.key_id,
                 request=self.request,
                 outcome=outcome,
                 **arguments,
+                **costly,
             )
+
+    def _costly_chunk(self, took_s: float) -> dict[str, Any]:
+        """What the audit log says of a chunk that is large or slow; as often as its budget allows."""
+        call = self.call
+        is_costly = len(call.bulk) >= AUDITED_CHUNK_BYTES or took_s >= AUDITED_CHUNK_S
+        if call.method != "put_chunk" or call.audited or not is_costly:
+            return {}
+        return {"dataset": call.arguments.dataset, "bytes": len(call.bulk), "ms": round(took_s * 1000)}
 
 
 def _loggable(value: Any) -> Any:

@@ -122,10 +122,13 @@ class AuditLog:
         bytes_max: int = AUDIT_FILE_BYTES_MAX,
         files_max: int = AUDIT_FILES_MAX,
         clock: Callable[[], float] = time.monotonic,
+        send: Callable[[Mapping[str, Value]], object] = lambda _: None,
     ) -> None:
+        """`send` gets a copy of each entry; it must not wait."""
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._file = _PrivateFile(path, maxBytes=bytes_max, backupCount=files_max)
         self._clock = clock
+        self._send = send
         self._lock = Lock()  # guards the budget
         self._budget = EventBudget()
 
@@ -144,10 +147,17 @@ class AuditLog:
             name: value[:_VALUE_CHARACTERS_MAX] if isinstance(value, str) else value
             for name, value in fields.items()
         }
-        entry = {"time": round(time.time(), 6), "event": what, "user": user, "address": address, **shown}
+        entry: dict[str, Value] = {
+            "time": round(time.time(), 6),
+            "event": what,
+            "user": user,
+            "address": address,
+            **shown,
+        }
         self._file.handle(
             logging.LogRecord("audit", logging.INFO, "", 0, "%s", (json.dumps(entry),), exc_info=None)
         )
+        self._send(entry)
 
     def close(self) -> None:
         if omitted := self._budget.begin(math.inf):

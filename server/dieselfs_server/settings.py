@@ -70,6 +70,7 @@ class ServerSettings:
     idle_exit_s: float | None = None
     is_new: bool = False
     audit_log: Path | None = None
+    audit_to: str | None = None
     metrics: TcpAddress | None = None
     metrics_token: str | None = None
     metrics_users: str = OFF
@@ -139,6 +140,7 @@ class ServerSettings:
             admin_key=values.get("admin_key"),
             audit_log=Path(values["audit_log"]) if "audit_log" in values else None,
             metrics=parse_metrics_address(values["metrics"]) if "metrics" in values else None,
+            audit_to=values.get("audit_to"),
             metrics_token=values.get("metrics_token"),
             metrics_users=values.get("metrics_users", OFF),
             web=web,
