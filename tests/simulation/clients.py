@@ -1,13 +1,16 @@
 """Gives the library of clients the virtual network, and each simulated process its own chunk IDs."""
 
+from collections.abc import Sequence
 from typing import Any
+
+import trio
 
 from dieselfs.chunk.ids import ChunkIdSource
 from dieselfs.net.address import Address
-from dieselfs.rpc import connection
+from dieselfs.rpc import connection, server_connections
 from dieselfs.transfer import sender
-from tests.simulation.green import current_process
-from tests.simulation.network import Network
+from tests.simulation.green import current_process, wait_for
+from tests.simulation.network import ClientSocket, Network, first_change
 
 _networks: list[Network] = []
 
@@ -21,6 +24,22 @@ def _open_socket(address: Address, timeout_s: float = 10.0) -> Any:
     return _networks[0].connect(address, timeout_s)
 
 
+def _first_to_answer(connections: Sequence[Any], timeout_s: float) -> Any:
+    """As `connection.first_to_answer`, which polls descriptors."""
+    sockets: list[ClientSocket] = [connection._socket for connection in connections]
+
+    async def answered() -> Any:
+        with trio.move_on_after(max(timeout_s, 0.0)):
+            while True:
+                for place, each in enumerate(sockets):
+                    if each.is_readable:
+                        return connections[place]
+                await first_change([each.arriving for each in sockets])
+        return None
+
+    return wait_for(answered)
+
+
 class _Ids:
     """The source of the present process, in the place of that of a real one."""
 
@@ -32,5 +51,6 @@ class _Ids:
 
 
 def install() -> None:
+    setattr(server_connections, "first_to_answer", _first_to_answer)  # noqa: B010  # as below
     setattr(connection, "open_socket", _open_socket)  # noqa: B010  # mypy takes the assignment for a mistake
     sender._IDS = _Ids()  # type: ignore[assignment]  # stands in for a source

@@ -1,9 +1,10 @@
 """The command line of the simulator."""
 
 import argparse
+import faulthandler
 import sys
 
-from tests.simulation import clients, disk, seams, servers
+from tests.simulation import clients, disk, redis_model, seams, servers
 from tests.simulation.mutants import MUTANTS, mutated
 from tests.simulation.runner import Outcome, simulate
 from tests.simulation.shrinking import shrink
@@ -11,7 +12,7 @@ from tests.simulation.world import Course
 
 
 def main(arguments: list[str]) -> None:
-    for part in (disk, servers, clients):
+    for part in (disk, servers, clients, redis_model):
         part.install()
     parser = argparse.ArgumentParser("python -m tests.simulation", description=__doc__)
     verbs = parser.add_subparsers(dest="verb", required=True)
@@ -32,6 +33,7 @@ def main(arguments: list[str]) -> None:
     old.add_argument("--shrink", action="store_true", help="make the runs that find them smaller")
     old.add_argument("names", nargs="*")
     options = parser.parse_args(arguments)
+    faulthandler.dump_traceback_later(600, exit=True)  # a run that waits for something real
     if options.verb == "mutants":
         sys.exit(_mutants(options.names or list(MUTANTS), options.seeds, options.shrink))
     if options.verb == "run":

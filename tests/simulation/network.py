@@ -7,6 +7,7 @@ between two hosts until the partition ends.
 import errno
 import socket
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from math import inf
 from typing import Any
@@ -25,7 +26,7 @@ LOOK_S = 1.0
 
 
 @dataclass(eq=False)
-class _Pipe:
+class Pipe:
     """One direction of a connection."""
 
     segments: deque[tuple[float, bytes]] = field(default_factory=deque)  # when each arrives, and its bytes
@@ -49,12 +50,29 @@ class _Pipe:
             return content[:size]
         return b"" if self.is_closed and not self.segments else None
 
+    @property
+    def due_s(self) -> float:
+        """When the next bytes arrive."""
+        return self.segments[0][0] if self.segments else inf
+
     async def wait(self) -> None:
         """Until there may be something to take."""
-        due_s = self.segments[0][0] if self.segments else inf
         changed = self.changed
-        with trio.move_on_at(due_s):
+        with trio.move_on_at(self.due_s):
             await changed.wait()
+
+
+async def first_change(pipes: Sequence[Pipe]) -> None:
+    """Until there may be something to take from one of them."""
+    with trio.move_on_at(min(pipe.due_s for pipe in pipes)):
+        async with trio.open_nursery() as nursery:
+
+            async def watch(changed: trio.Event) -> None:
+                await changed.wait()
+                nursery.cancel_scope.cancel()
+
+            for pipe in pipes:
+                nursery.start_soon(watch, pipe.changed)
 
 
 @dataclass(eq=False)
@@ -64,8 +82,8 @@ class Link:
     network: "Network"
     client: Process
     server: Process
-    pipes: tuple[_Pipe, _Pipe] = field(
-        default_factory=lambda: (_Pipe(), _Pipe())
+    pipes: tuple[Pipe, Pipe] = field(
+        default_factory=lambda: (Pipe(), Pipe())
     )  # to the server, to the client
 
     def send(self, direction: int, content: bytes) -> None:
@@ -173,6 +191,17 @@ class ClientSocket:
     def __init__(self, link: Link) -> None:
         self._link = link
         self._is_open = True
+
+    @property
+    def arriving(self) -> Pipe:
+        return self._link.pipes[1]
+
+    @property
+    def is_readable(self) -> bool:
+        """Whether a receive would not wait."""
+        pipe = self.arriving
+        at_end = pipe.is_reset or (pipe.is_closed and not pipe.segments)
+        return at_end or pipe.due_s <= trio.current_time()
 
     def settimeout(self, timeout_s: float | None) -> None:
         """Each wait is bounded by LOOK_S."""

@@ -16,13 +16,17 @@ from dieselfs_server.access.accounts import ALL_DATASETS, Right, StoredKey, with
 from dieselfs_server.access.users import UserStore
 from dieselfs_server.maintenance.fsck import _rows
 from dieselfs_server.maintenance.rebuild import rebuild
+from dieselfs_server.metadata.interface import MetadataStore
+from dieselfs_server.metadata.redis.store import RedisMetadata
 from dieselfs_server.metadata.sqlite.store import SqliteMetadata
 from dieselfs_server.store.memory import MemoryStore
 from tests.simulation import clients, seams
 from tests.simulation.actors import DATASET, Cluster, act, check_files, create, in_process
 from tests.simulation.disk import open_copy
+from tests.simulation.green import enter
 from tests.simulation.network import Network
 from tests.simulation.oracle import Oracle
+from tests.simulation.redis_model import FORGOTTEN_MAX, Redis
 from tests.simulation.scenario import Scenario, scenario_of
 from tests.simulation.servers import ServerHost
 from tests.simulation.world import Course, World
@@ -68,7 +72,9 @@ async def _run(course: Course, folder: Path, is_verbose: bool) -> Outcome:
         world = World(course, scenario.chances, nursery, is_verbose)
         network = Network(world)
         clients.use(network)
-        hosts = [_host(world, network, objects, folder, "server0", scenario)]
+        redis = Redis(world) if scenario.has_redis else None
+        names = [f"server{number}" for number in range(scenario.servers)]
+        hosts = [_host(world, network, objects, folder, name, scenario, redis) for name in names]
         servers = ",".join(str(host.address) for host in hosts)
         cluster = Cluster(world, oracle, servers, folder, _key_file(objects, folder), scenario.grace_s)
         try:
@@ -100,9 +106,16 @@ def _first(error: BaseException) -> BaseException:
 
 
 def _host(
-    world: World, network: Network, objects: MemoryStore, folder: Path, name: str, scenario: Scenario
+    world: World,
+    network: Network,
+    objects: MemoryStore,
+    folder: Path,
+    name: str,
+    scenario: Scenario,
+    redis: Redis | None,
 ) -> ServerHost:
-    return ServerHost(world, network, objects, name, folder / name, scenario.skews_s.get(name, 0.0))
+    skew_s = scenario.skews_s.get(name, 0.0)
+    return ServerHost(world, network, objects, name, folder / name, skew_s, redis)
 
 
 def _key_file(objects: MemoryStore, folder: Path) -> Path:
@@ -172,6 +185,17 @@ async def _disturb(
             network.part(host.name, actor, 100 * world.faults.random() ** 3)
         if world.fault("crash"):
             host.crash_now()
+        if host.redis is not None and world.fault("redis restarts"):
+            host.redis.restart(world.faults.randrange(FORGOTTEN_MAX), 10 * world.faults.random() ** 2)
+
+
+def _opened(host: ServerHost) -> MetadataStore:
+    """The metadata of a server, to look at."""
+    if host.redis is None:
+        return open_copy(host.database)
+    assert host.process is not None
+    enter(host.process)
+    return RedisMetadata.open("redis://redis:6379")
 
 
 def _check_served(cluster: Cluster) -> None:
@@ -186,7 +210,7 @@ def _check_served(cluster: Cluster) -> None:
 def _check_end(cluster: Cluster, objects: MemoryStore, hosts: list[ServerHost]) -> None:
     """What servers know is what the chunks say."""
     for host in hosts:
-        with closing(open_copy(host.database)) as metadata, closing(SqliteMetadata(":memory:")) as rebuilt:
+        with closing(_opened(host)) as metadata, closing(SqliteMetadata(":memory:")) as rebuilt:
             dataset = metadata.dataset(DATASET)
             rebuild(objects, rebuilt, DATASET, dataset.dataset_id, 0)
             there, expected = (_rows(each.entry_table(dataset.dataset_id)) for each in (metadata, rebuilt))

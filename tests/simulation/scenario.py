@@ -19,7 +19,13 @@ FAULTS = {
     "crash after apply": 0.05,
     "metadata away": 0.01,
     "metadata full": 0.02,
+    "redis refused": 0.05,
+    "redis reset": 0.02,
+    "redis answer lost": 0.02,
+    "redis full": 0.01,
+    "redis restarts": 0.3,
     "partition": 0.3,
+    "crash": 0.2,
 }
 """The largest probability of each fault at an opportunity. A seed has some of them, each with less."""
 
@@ -30,6 +36,8 @@ class Scenario:
     chances: dict[str, float]
     skews_s: dict[str, float]
     grace_s: int
+    servers: int
+    has_redis: bool
 
     def of(self, actor: str) -> list[Step]:
         return [step for step in self.steps if step.actor == actor]
@@ -66,7 +74,9 @@ def scenario_of(seed: int) -> Scenario:
     if source.random() < 0.3:
         for name in (*writers, "server0", "server1"):
             skews_s[name] = source.choice([0.0, 0.5, -0.5, 100.0, -100.0, 3000.0, -3000.0])
-    return Scenario(tuple(steps), chances, skews_s, source.choice([0, 60, 600]))
+    has_redis = source.random() < 0.6
+    servers = source.randint(1, 2) if has_redis else 1
+    return Scenario(tuple(steps), chances, skews_s, source.choice([0, 60, 600]), servers, has_redis)
 
 
 def _changes(source: random.Random, writer: str) -> list[tuple[bytes, int | None]]:

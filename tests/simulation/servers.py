@@ -14,6 +14,7 @@ from dieselfs.net.address import TcpAddress
 from dieselfs.rpc.serving import connection
 from dieselfs.settings.table import OFF
 from dieselfs_server import assemble
+from dieselfs_server.metadata.redis.store import RedisMetadata
 from dieselfs_server.settings import ServerSettings
 from dieselfs_server.store import opening
 from dieselfs_server.store.memory import MemoryStore
@@ -21,6 +22,7 @@ from dieselfs_server.store.wrapper import open_marked
 from tests.simulation.disk import Database, SimulatedMetadata, SimulatedStore, open_database
 from tests.simulation.green import Killed, Process, current_process, enter
 from tests.simulation.network import Network
+from tests.simulation.redis_model import Redis
 from tests.simulation.world import World
 from tests.support.identity import IDENTITY
 
@@ -37,6 +39,7 @@ class ServerHost:
     name: str
     folder: Path
     skew_s: float = 0.0
+    redis: Redis | None = None
     database: Database = field(default_factory=Database)
     process: Process | None = None
     ready: trio.Event = field(default_factory=trio.Event)
@@ -87,7 +90,7 @@ class ServerHost:
             return
         process.is_dead = True
         lost = 0
-        if not self.world.is_calm and self.world.faults.random() < self.world.chances.get("power cut", 0.0):
+        if self.redis is None and not self.world.is_calm and self.world.faults.random() < self.world.chances.get("power cut", 0.0):
             lost = self.database.cut_power(self.world.faults.randrange(4))
             rmtree(self.folder / "snapshots", ignore_errors=True)
         self.world.note(f"crash of {process.name} in {where}, {lost} commits lost")
@@ -115,7 +118,13 @@ def _open_store(url: str, is_new: bool, bounds: Any = None, metrics: Any = None)
 
 def _open_metadata(url: str) -> Any:
     host, process = _host()
-    return SimulatedMetadata(open_database(process, host.database), host.world, process, host.crash)
+    metadata: Any
+    if host.redis is None:
+        metadata = open_database(process, host.database)
+    else:
+        process.parts["redis"] = host.redis
+        metadata = RedisMetadata.open("redis://redis:6379")
+    return SimulatedMetadata(metadata, host.world, process, host.crash)
 
 
 async def _listening(stack: Any, address: Any, has_tls: bool) -> Any:
