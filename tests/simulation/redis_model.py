@@ -50,6 +50,10 @@ class Redis:
         self.away_until_s = trio.current_time() + away_s
         self.world.note(f"redis restarts, {forgotten} writes are forgotten")
 
+    def sync(self) -> None:
+        """What is written so far is not forgotten."""
+        self._base, self._log = _copied(self._keys), []
+
     @property
     def is_away(self) -> bool:
         return trio.current_time() < self.away_until_s

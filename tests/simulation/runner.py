@@ -142,6 +142,9 @@ async def _live(
         nursery.start_soon(host.run)
     await _all_ready(hosts)
     await in_process(world, "setup", 0.0, lambda: create(cluster))
+    for host in hosts:  # a dataset without a chunk may be lost (docs/internals/durability.md)
+        if host.redis is not None:
+            host.redis.sync()
     world.is_calm = False
     async with trio.open_nursery() as working:
         working.start_soon(_disturb, cluster, scenario, hosts, network, working.cancel_scope)
