@@ -10,6 +10,7 @@ from dieselfs.errors import AlreadyExists, DieselfsError, Unavailable
 from dieselfs_server import assemble
 from dieselfs_server.datasets import commit, snapshots
 from dieselfs_server.maintenance import purge
+from dieselfs_server.metadata.redis.apply import ChunkApplication
 from dieselfs_server.metadata.sqlite.store import SqliteMetadata
 
 
@@ -159,6 +160,12 @@ MUTANTS = {
         _generation_alone,
     ),
     "new-versions": Mutant("purge gives new versions to what it copies", purge, "ChunkWriter", _new_versions),
+    "rebuilt-twice": Mutant(
+        "with Redis, a rebuild restores what is not counted yet, so nobody counts it",
+        ChunkApplication,
+        "_resolve",
+        lambda right: lambda self, chunk, is_restored=False: right(self, chunk, self.is_again),
+    ),
     "record-first": Mutant(
         "purge removes the record of a chunk before its object",
         purge,

@@ -78,9 +78,11 @@ class ChunkApplication:
         # First, because it refuses a bad header before it is pending.
         chunk = ChunkEntries.of(self.preamble.chunk_id, self.header)
         for _ in range(REDIS_SWAPS_MAX):
-            generation = self._begin()
+            generation, is_counted = self._begin()
             if generation is None:
-                generation = self._commit(self._resolve(chunk))
+                # What has a receipt and is not counted yet is counted by the receipt, also of another application.
+                is_restored = self.is_again and is_counted
+                generation = self._commit(self._resolve(chunk, is_restored))
             if generation is not None:
                 return generation
         raise Contended(
@@ -91,8 +93,8 @@ class ChunkApplication:
         """As `apply`, for a chunk that is already pending."""
         self._commit(self._resolve(ChunkEntries.of(self.preamble.chunk_id, self.header)))
 
-    def _begin(self) -> int | None:
-        """Write the chunk as pending; returns the generation if the chunk was already applied."""
+    def _begin(self) -> tuple[int | None, bool]:
+        """Write the chunk as pending. Returns the generation if there is nothing to do, and whether it is counted."""
         keys, chunk_id = self.keys, self.preamble.chunk_id
         read = read_call(
             [(keys.dataset, [RECORD, VERSIONS, HOLD]), (keys.chunks, [chunk_id]), (keys.pending, [chunk_id])]
@@ -104,9 +106,9 @@ class ChunkApplication:
             (record, versions, hold), (chunk,), (pending,) = execute(self.client, [read])[0]
             state = live_state(keys, record)
             if chunk is not None and not self.is_again:
-                return state.record.generation
+                return state.record.generation, True
             if pending is not None or chunk is not None:
-                return None
+                return None, chunk is not None
             while hold is not None and watch.is_held(hold):
                 time.sleep(REDIS_RETRY_S)
                 (record, versions, hold), (chunk,), (pending,) = execute(self.client, [read])[0]
@@ -120,11 +122,13 @@ class ChunkApplication:
             if newest > last:
                 dataset.put(VERSIONS, number_body(newest), versions)
             if swap(self.client, pending_put, absent, dataset):
-                return None
+                return None, False
         raise Contended(f"{keys.owner} changes too fast for a chunk to be applied; try again")
 
-    def _resolve(self, chunk: ChunkEntries) -> list[_Applied]:
-        """Resolve and swap the part of each bucket; each round sends one batch for all parts that are left."""
+    def _resolve(self, chunk: ChunkEntries, is_restored: bool = False) -> list[_Applied]:
+        """Resolve and swap the part of each bucket; each round sends one batch for all parts that are left.
+        `is_restored`: also where a receipt says that it was done.
+        """
         left = [(part, Seen()) for part in split_by_bucket(self.keys, self.header.paths)]
         applied: list[_Applied] = []
         for _ in range(REDIS_SWAPS_MAX):
@@ -145,7 +149,7 @@ class ChunkApplication:
                     step.note(seen, result, [next(results) for _ in step.files])
                     left.append((part, seen))
                     continue
-                done = self._done(part, seen, step.effects, result)
+                done = self._done(part, seen, step.effects, result, is_restored)
                 if done is None:
                     left.append((part, seen))
                 else:
@@ -153,13 +157,18 @@ class ChunkApplication:
         raise Contended(f"{self.keys.owner}: other uploads keep changing the same files; try again")
 
     def _done(
-        self, part: BucketEntries, seen: Seen, effects: Effects[bytes], swapped: Swapped
+        self,
+        part: BucketEntries,
+        seen: Seen,
+        effects: Effects[bytes],
+        swapped: Swapped,
+        is_restored: bool,
     ) -> _Applied | None:
         """None if the part must be resolved again, with the values that the swap has found."""
         if not swapped.stale:
             return _Applied(part, swapped.changes, effects)
         for key_pair, name, value in swapped.stale:
-            if key_pair is part.keys.receipts and value is not None and not self.is_again:
+            if key_pair is part.keys.receipts and value is not None and not is_restored:
                 return _Applied(part, swapped.changes, receipt_of(unseal(key_pair, name, value)))
             seen.note_stale(part.keys, key_pair, name, value)
         return None

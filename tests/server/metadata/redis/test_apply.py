@@ -58,7 +58,9 @@ def cut_off(url: str, batches: int, is_answer_lost: bool) -> bool:
 
 
 @pytest.mark.parametrize("is_answer_lost", [False, True])
-@pytest.mark.parametrize("mended_by", ["the same chunk", "a later chunk first", "a reader of everything"])
+@pytest.mark.parametrize(
+    "mended_by", ["the same chunk", "a rebuild", "a later chunk first", "a reader of everything"]
+)
 def test_a_process_killed_between_any_two_batches(
     redis_url: str, is_answer_lost: bool, mended_by: str
 ) -> None:
@@ -70,6 +72,9 @@ def test_a_process_killed_between_any_two_batches(
             if mended_by == "a later chunk first":
                 apply_all(store, 2, 1)
                 check_against_model(store, HEADERS)
+            elif mended_by == "a rebuild":  # it applies each chunk again, also what another process has begun
+                apply_all(store, 1, is_again=True)
+                check_against_model(store, {chunk_id(number): HEADERS[chunk_id(number)] for number in (0, 1)})
             elif mended_by == "a reader of everything":
                 store.entry_table(DATASET_ID)
                 done = [0, 1] if store.has_chunk(DATASET_ID, chunk_id(1)) else [0]
