@@ -34,4 +34,9 @@ def test_calls_that_servers_failed_and_their_retries(tmp_path_factory: pytest.Te
     with pytest.raises(Unavailable, match="none of 3 servers"):
         client.datasets()
     client.close()
-    assert metrics.as_dict()["servers"] == {"failures": 3, "retries": 2}
+    assert metrics.as_dict()["servers"] == {
+        "failures": 3,
+        "retries": 2,
+        "hedges_sent": 0,
+        "hedges_won": 0,
+    }
