@@ -40,9 +40,11 @@ def listening(path: Path, kind: int) -> socket.socket:
     """A Unix socket of this kind that listens at `path`, for this user and root alone. Raises OSError."""
     listener = socket.socket(socket.AF_UNIX, kind | socket.SOCK_CLOEXEC)
     try:
+        os.fchmod(
+            listener.fileno(), 0o600
+        )  # `bind` makes the file with this mode; later the path may be another's
         with reachable_path(str(path)) as reachable:
             listener.bind(reachable)
-        path.chmod(0o600)
         listener.listen(_BACKLOG)
     except BaseException:
         listener.close()

@@ -7,25 +7,67 @@ import os
 import stat
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from tempfile import mkdtemp
 
 from dieselfs.errors import AccessDenied
 
 _NAME_CHARACTERS_MAX = 200
+_SHARED, _LOGINS = Path("/tmp"), Path("/run/user")
 
 
 def runtime_folder(environment: Mapping[str, str] = os.environ) -> Path:
-    """The folder of sockets of a user's daemons on this node: in XDG_RUNTIME_DIR, else in /tmp."""
+    """The folder of sockets of a user's daemons on this node: in XDG_RUNTIME_DIR, else in /tmp.
+
+    If another user has made that in /tmp, it is in /run/user, else a random one in /tmp, which is made then. Root in a
+    user namespace is another user than root outside.
+    """
     own = environment.get("XDG_RUNTIME_DIR")
-    return Path(own) / "dieselfs" if own else Path(f"/tmp/dieselfs-{os.getuid()}")
+    if own:
+        return Path(own) / "dieselfs"
+    shared, login = _SHARED / f"dieselfs-{os.getuid()}", _LOGINS / str(os.getuid())
+    if _owner(shared) in (None, os.getuid()):
+        return shared
+    if _owner(login) == os.getuid():
+        return login / "dieselfs"
+    with suppress(OSError, AccessDenied):  # then `make_private` refuses the first
+        return _random_folder(_state_folder(environment) / f"runtime-{os.uname().nodename}")
+    return shared
+
+
+def _random_folder(link: Path) -> Path:
+    """The folder to which the private `link` leads, so that all processes of this user have the same."""
+    while True:
+        with suppress(FileNotFoundError):
+            folder = Path(os.readlink(link))
+            if _owner(folder) == os.getuid():
+                return folder
+            link.unlink()  # since the node was started again, it is gone, or another user's
+        make_private(link.parent)
+        folder = Path(mkdtemp(prefix=f"dieselfs-{os.getuid()}-", dir=_SHARED))
+        try:
+            link.symlink_to(folder)
+        except FileExistsError:  # another process was first
+            folder.rmdir()
+
+
+def _owner(path: Path) -> int | None:
+    """Whose it is, of a link the link itself; None if there is nothing."""
+    try:
+        return os.lstat(path).st_uid
+    except OSError:
+        return None
+
+
+def _state_folder(environment: Mapping[str, str]) -> Path:
+    return Path(environment.get("XDG_STATE_HOME") or Path.home() / ".local/state") / "dieselfs"
 
 
 def log_path(*words: str) -> Path:
     """The log file of a daemon, as `mount-mnt-imagenet.log`. Long words are cut at the start."""
-    state = Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local/state")
     length = _NAME_CHARACTERS_MAX // len(words)
-    return state / "dieselfs" / f"{'-'.join(word[-length:] for word in words)}.log"
+    return _state_folder(os.environ) / f"{'-'.join(word[-length:] for word in words)}.log"
 
 
 def check_private(folder: Path) -> None:
@@ -37,11 +79,16 @@ def check_private(folder: Path) -> None:
 
 def make_private(folder: Path) -> None:
     """Make a folder for this user alone, and those above it that are missing, unless it exists. Raises OSError, and
-    AccessDenied as `check_private`.
+    AccessDenied as `check_private`, and if another user has made one of those in a folder that all may write.
     """
     for above in reversed(folder.parents):  # `parents=True` would let all users enter them
         if not above.exists():
             above.mkdir(mode=0o700, exist_ok=True)
+        if above.parent.stat().st_mode & stat.S_IWOTH and _owner(above) not in (0, os.getuid()):
+            raise AccessDenied(
+                f"{above} belongs to another user, who can exchange what is in it; name a folder of your own, for "
+                "sockets with XDG_RUNTIME_DIR"
+            )
     folder.mkdir(mode=0o700, exist_ok=True)
     check_private(folder)
 

@@ -1,8 +1,11 @@
 """Host names: a name server that does not answer costs a caller its timeout, and one thread whatever the callers."""
 
 import os
+import socket
+import stat
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -56,3 +59,15 @@ def test_a_forked_child_asks_itself(name_servers: NameServers) -> None:
         finally:
             os._exit(2)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
+def test_a_socket_is_never_open_to_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not even between two calls; and nothing is changed by path, where another file may be by then."""
+    monkeypatch.setattr(Path, "chmod", None)
+    monkeypatch.setattr(os, "chmod", None)
+    before = os.umask(0)
+    try:
+        with sockets.listening(tmp_path / "socket", socket.SOCK_STREAM):
+            assert stat.S_IMODE((tmp_path / "socket").stat().st_mode) == 0o600
+    finally:
+        os.umask(before)

@@ -7,12 +7,63 @@ from pathlib import Path
 import pytest
 
 from dieselfs.errors import AccessDenied
+from dieselfs.process import state_dirs
 from dieselfs.process.state_dirs import check_private, log_path, make_private, open_private, runtime_folder
 
 
 def test_sockets_are_of_this_node_and_user() -> None:
     assert runtime_folder({"XDG_RUNTIME_DIR": "/run/user/7"}) == Path("/run/user/7/dieselfs")
     assert runtime_folder({}) == Path(f"/tmp/dieselfs-{os.getuid()}")
+
+
+def test_a_folder_that_another_user_made_first_is_not_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nor a link; and it denies nothing. To root in a user namespace, that of root outside is another user's."""
+    shared, logins, user = tmp_path / "tmp", tmp_path / "user", 1234
+    monkeypatch.setattr(state_dirs, "_SHARED", shared)
+    monkeypatch.setattr(state_dirs, "_LOGINS", logins)
+    owners = {shared / f"dieselfs-{user}": 1235, logins / f"{user}": user}
+    monkeypatch.setattr(state_dirs, "_owner", owners.get)
+    monkeypatch.setattr(os, "getuid", lambda: user)
+    assert runtime_folder({}) == logins / f"{user}/dieselfs"
+    del owners[logins / f"{user}"]
+    assert runtime_folder({"XDG_STATE_HOME": "/proc/none"}) == shared / f"dieselfs-{user}", (
+        "it is refused later"
+    )
+    owners[shared / f"dieselfs-{user}"] = user
+    assert runtime_folder({}) == shared / f"dieselfs-{user}"
+
+
+def test_all_processes_of_a_user_find_the_same_random_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(state_dirs, "_SHARED", tmp_path)
+    link = tmp_path / "state/dieselfs/runtime-node"
+    folder = state_dirs._random_folder(link)
+    make_private(folder)
+    assert state_dirs._random_folder(link) == folder != link
+    folder.rmdir()  # the node was started again
+    again = state_dirs._random_folder(link)
+    check_private(again)
+    assert again != folder and again.name.startswith(f"dieselfs-{os.getuid()}-")
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
+def test_each_folder_above_is_checked(tmp_path: Path) -> None:
+    """One of another user, in a folder that all may write, could be exchanged at any time."""
+    shared = tmp_path / "tmp"
+    shared.mkdir()
+    shared.chmod(0o1777)
+    (shared / "own").mkdir(mode=0o700)
+    make_private(shared / "own/metrics")
+    (shared / "strange").mkdir()
+    (shared / "link").symlink_to("own")
+    for name in ("strange", "link"):
+        os.chown(shared / name, 1234, 1234, follow_symlinks=False)
+        with pytest.raises(AccessDenied, match=r"belongs to another user.*XDG_RUNTIME_DIR"):
+            make_private(shared / name / "metrics/deep")
+    assert not (shared / "strange/metrics").exists()
 
 
 def test_a_log_is_named_after_what_the_daemon_does(monkeypatch: pytest.MonkeyPatch) -> None:
