@@ -8,9 +8,8 @@ import re
 import time
 from collections.abc import Callable
 from contextlib import closing
-from functools import cache
 from typing import TYPE_CHECKING
-from urllib.parse import SplitResult, unquote, urlsplit
+from urllib.parse import SplitResult, urlsplit
 from urllib.request import getproxies, proxy_bypass
 
 from dieselfs.attached.interface import OpenSource
@@ -30,7 +29,7 @@ from dieselfs.limits import MIB
 from dieselfs.net.sockets import addresses
 
 if TYPE_CHECKING:
-    from urllib3 import BaseHTTPResponse, PoolManager
+    from urllib3 import BaseHTTPResponse
 
 CONNECT_TIMEOUT_S = 3.0
 SILENCE_S = 5.0
@@ -48,8 +47,6 @@ RETRY_PAUSE_S = 0.2
 """Before the second try; it doubles with each."""
 
 REDIRECTS_MAX = 5
-
-CONNECTIONS_PER_HOST = 8
 
 _REDIRECTS = (301, 302, 303, 307, 308)
 _MISSING = (404, 410)
@@ -141,6 +138,8 @@ class WebFile(OpenSource):
 
     def _ask(self, url: str, begin: int, end: int, number: int) -> "BaseHTTPResponse":
         """The begin of an answer. Tries of different numbers ask different addresses of the host."""
+        from dieselfs.net.web_connections import client
+
         parts = urlsplit(url)
         headers = {"Accept-Encoding": "identity", "Range": f"bytes={begin}-{end - 1}"}
         host = parts.hostname or ""
@@ -151,7 +150,7 @@ class WebFile(OpenSource):
             if parts.scheme == "http":
                 headers["Host"] = parts.netloc
                 url = located
-        return _client(proxy).request(
+        return client(proxy, CONNECT_TIMEOUT_S, SILENCE_S).request(
             "GET",
             url,
             headers=headers,
@@ -240,26 +239,3 @@ def _mark(url: str, response: "BaseHTTPResponse") -> tuple[str, int]:
 def _one_line(error: BaseException) -> str:
     text = _OBJECT.sub("", " ".join(str(error).split()), count=1)
     return text[:300] or type(error).__name__
-
-
-@cache
-def _client(proxy: str | None) -> "PoolManager":
-    from urllib3 import PoolManager, ProxyManager, Timeout, make_headers
-
-    from dieselfs.attached.web_connections import bounded
-
-    timeout = Timeout(connect=CONNECT_TIMEOUT_S, read=SILENCE_S)
-    if proxy is None:
-        return bounded(PoolManager(maxsize=CONNECTIONS_PER_HOST, timeout=timeout))
-    address, login = _proxy_parts(proxy)
-    headers = None if login is None else make_headers(proxy_basic_auth=login)
-    return bounded(
-        ProxyManager(address, maxsize=CONNECTIONS_PER_HOST, timeout=timeout, proxy_headers=headers)
-    )
-
-
-def _proxy_parts(proxy: str) -> tuple[str, str | None]:
-    """The URL of a proxy, and its USER:PASSWORD, of `[http://][USER:PASSWORD@]HOST[:PORT]`."""
-    scheme, mark, rest = proxy.rpartition("://")
-    login, at, host = rest.rpartition("@")
-    return f"{scheme if mark else 'http'}://{host}", unquote(login) if at else None

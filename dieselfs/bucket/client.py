@@ -8,14 +8,16 @@ cause.
 
 import logging
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from email.utils import parsedate_to_datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dieselfs.bucket.errors import parse_failure
+from dieselfs.bucket.signed import Failed, SignedReads
 from dieselfs.bucket.url import (
     BucketUrl,
     check_credential,
@@ -33,6 +35,9 @@ if TYPE_CHECKING:
 CONNECT_TIMEOUT_S = 3.0
 BUCKET_TIMEOUT_S = 10.0
 """Limit of one request, from its first byte to the last of the answer. 64 MiB then need 6.7 MB/s."""
+
+SIGNED_S = 300.0
+"""How long a URL of a read is valid, also if the clock of the storage differs."""
 
 CREDENTIALS_AGE_MAX_S = 300.0
 """How long credentials are used before botocore is asked again; it renews them ten minutes before they expire."""
@@ -84,6 +89,12 @@ class Bucket:
         self._url = url
         open_objects = _opener(url, timeout_s)
         self._objects, self._parted = open_objects(0), open_objects(part_retries_max)
+        self._signed = None
+        if url.kind == "s3":
+            times_s = (CONNECT_TIMEOUT_S, timeout_s)
+            self._signed = SignedReads(
+                _signer(url, self._objects), _authority(url), times_s, PART_RETRY_S_MAX
+            )
 
     def __str__(self) -> str:
         return str(self._url)
@@ -152,6 +163,9 @@ class Bucket:
 
     def find(self, key: str) -> "ObjectVersion":
         """The present version of an object. Raises NotFound."""
+        if self._signed is not None:
+            headers, _ = self._request("HEAD", key, {})
+            return ObjectVersion.of_headers(key, headers)
         with self._translated(key):
             return ObjectVersion.of(self._obstore.head(self._objects, key))
 
@@ -164,11 +178,31 @@ class Bucket:
         replaced.
         """
         try:
+            if self._signed is not None:
+                headers = {"Range": f"bytes={begin}-{end - 1}"}
+                if version.tag is not None:
+                    headers["If-Match"] = version.tag
+                return self._request("GET", version.key, headers, end - begin)[1]
             with self._translated(version.key):
                 options: GetOptions = {"range": (begin, end), "if_match": version.tag}
                 return self._obstore.get(self._parted, version.key, options=options).bytes().to_bytes()
         except (_Replaced, _RangeBehindEnd):
             raise Damaged(f"{self._where(version.key)}: it was replaced while it was read") from None
+
+    def _request(
+        self, method: str, key: str, headers: Mapping[str, str], length: int = 0
+    ) -> tuple[Mapping[str, str], bytes]:
+        """A read of a source, which somebody else may have named: no redirect is followed."""
+        assert self._signed is not None
+        try:
+            return self._signed.request(method, key, headers, length)
+        except Failed as error:
+            failure, where = error.failure, self._where(key)
+            if failure.status == 412:
+                raise _Replaced(f"{where}: was replaced meanwhile") from None
+            if failure.is_range_behind_end:
+                raise _RangeBehindEnd(f"{where}: {failure.reason}") from None
+            raise failure.error(where) from failure.cause
 
     def remove(self, keys: Sequence[str]) -> None:
         """Remove objects. No error for those that do not exist."""
@@ -231,6 +265,17 @@ class ObjectVersion:
     tag: str | None
 
     @classmethod
+    def of_headers(cls, key: str, headers: Mapping[str, str]) -> "ObjectVersion":
+        """Raises Unavailable if they are not those of an object."""
+        try:
+            modified = parsedate_to_datetime(headers["Last-Modified"])
+            return cls(
+                key, int(headers["Content-Length"]), int(modified.timestamp()) * 10**9, headers.get("ETag")
+            )
+        except (KeyError, ValueError) as error:
+            raise Unavailable(f"{key}: what answers is no storage of objects: {error}") from None
+
+    @classmethod
     def of(cls, meta: "ObjectMeta") -> "ObjectVersion":
         mtime_ns = int(meta["last_modified"].timestamp()) * 10**9
         return cls(meta["path"], meta["size"], mtime_ns, meta["e_tag"])
@@ -244,8 +289,8 @@ class _RangeBehindEnd(Unavailable):
     """The object ends before the first requested byte."""
 
 
-def _opener(url: BucketUrl, timeout_s: float) -> "Callable[[int], ObjectStore]":
-    """Opens the bucket, for as many retries of a request."""
+def _opener(url: BucketUrl, timeout_s: float, is_for_names: bool = False) -> "Callable[[int], ObjectStore]":
+    """Opens the bucket, for as many retries of a request. `is_for_names`: without right credentials, to make URLs."""
     from obstore.exceptions import BaseError
     from obstore.store import AzureStore, GCSStore, S3Store
 
@@ -265,6 +310,8 @@ def _opener(url: BucketUrl, timeout_s: float) -> "Callable[[int], ObjectStore]":
     provider: dict[str, Any] = {}
     if url.kind == "s3":
         provider["credential_provider"], config["region"] = _s3_credentials(url)
+    if is_for_names:
+        config |= {"skip_signature": False, "access_key_id": "none", "secret_access_key": "none"}
 
     def open_objects(retries_max: int) -> Any:
         retry: RetryConfig = {
@@ -286,6 +333,29 @@ def _opener(url: BucketUrl, timeout_s: float) -> "Callable[[int], ObjectStore]":
     return open_objects
 
 
+def _signer(url: BucketUrl, objects: "ObjectStore") -> Callable[[str, str], str]:
+    """From method and key to a URL that is valid for SIGNED_S; of an anonymous request, without a signature."""
+    import obstore
+    from obstore.exceptions import BaseError
+
+    if url.is_anonymous:
+        objects = _opener(url, BUCKET_TIMEOUT_S, is_for_names=True)(0)
+
+    def sign(method: str, key: str) -> str:
+        try:
+            signed: str = obstore.sign(objects, method, key, timedelta(seconds=SIGNED_S))  # type: ignore[call-overload]
+        except (BaseError, OSError) as error:
+            raise Unavailable(f"object store {url}: {key}: {parse_failure(str(error)).reason}") from None
+        return signed.partition("?")[0] if url.is_anonymous else signed
+
+    return sign
+
+
+def _authority(url: BucketUrl) -> str | None:
+    """The file of certificates that are trusted as well."""
+    return url.options.get("ca") or (os.environ.get("AWS_CA_BUNDLE") if url.kind == "s3" else None)
+
+
 def _aws_endpoint() -> str | None:
     """The endpoint that the environment gives, by the names of the AWS tools."""
     for name in ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL"):
@@ -301,8 +371,7 @@ def _client_options(url: BucketUrl, endpoint: str | None, timeout_s: float) -> "
         "timeout": timedelta(seconds=timeout_s),
         "allow_http": bool(endpoint and endpoint.startswith("http://")),
     }
-    authority = url.options.get("ca") or (os.environ.get("AWS_CA_BUNDLE") if url.kind == "s3" else None)
-    if authority:
+    if authority := _authority(url):
         try:
             options["root_certificate"] = Path(authority).read_bytes()
         except OSError as error:

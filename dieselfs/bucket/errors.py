@@ -67,7 +67,7 @@ def _advice(failure: Failure) -> tuple[str, int]:
         return "the clocks of this machine and of the endpoint differ: set the time", errno.EACCES
     if (
         failure.code in _WRONG_REGION
-        or failure.status == 301
+        or 300 <= failure.status < 400
         or "redirect without LOCATION" in failure.reason
     ):
         return "give the region of the bucket: region=NAME in the URL of the store", errno.EINVAL
@@ -82,12 +82,16 @@ def parse_failure(text: str) -> Failure:
     """The cause in the text of an exception of obstore: an answer of the storage, or what the network said."""
     shown, _, debug = text.partition(_DEBUG)
     status = _STATUS.search(shown)
-    code, message = _found(_CODE, shown), _found(_MESSAGE, shown)
     if status is None:
         return Failure(0, "", _network_reason(shown, debug))
-    words = code or status[2].strip()
-    reason = f"HTTP status {status[1]} {words}".rstrip() + (f": {_one_line(message)}" if message else "")
-    return Failure(int(status[1]), code, reason.rstrip("."))
+    return answered(int(status[1]), status[2].strip(), shown)
+
+
+def answered(status: int, words: str, text: str) -> Failure:
+    """The cause in an answer of the storage. `words`: of its status."""
+    code, message = _found(_CODE, text), _found(_MESSAGE, text)
+    reason = f"HTTP status {status} {code or words}".rstrip() + (f": {_one_line(message)}" if message else "")
+    return Failure(status, code, reason.rstrip("."))
 
 
 def _network_reason(shown: str, debug: str) -> str:

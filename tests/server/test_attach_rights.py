@@ -10,9 +10,10 @@ import pytest
 from dieselfs.chunk.builder import ChunkBuilder
 from dieselfs.chunk.ids import ChunkIdSource
 from dieselfs.chunk.source import AttachedSource
-from dieselfs.errors import AccessDenied, NotFound
+from dieselfs.errors import AccessDenied, NotFound, Unavailable
 from dieselfs.rpc.client import ServerClient
 from tests.server.test_logs import audit_of
+from tests.support.http_files import web_file
 from tests.support.server import RunningServer, running_server
 
 IDS = ChunkIdSource()
@@ -92,3 +93,24 @@ def test_users_attach_what_is_below_the_roots(attaching: RunningServer, roots: P
         ("put_chunk", "ann", "http://169.254.169.254/latest/meta-data", "AccessDenied"),
         ("detach", "eve", "/", "AccessDenied"),
     ]
+
+
+def test_a_storage_leads_the_server_nowhere(tmp_path: Path) -> None:
+    pytest.importorskip("obstore", reason="the extra s3 is not installed")
+    with web_file(b"what only the server reaches", "secret") as inner, web_file(b"x" * 28, "a") as outer:
+        endpoint = outer.url.partition("/data/")[0]
+        location = f"s3://pets/shared/a?endpoint={endpoint}&anonymous=true"
+        source = AttachedSource(location.encode(), 28, 'etag="1"')
+        root = location.replace("shared/a", "shared")
+        with (
+            running_server(tmp_path / "server", ("--attach-roots", root)) as server,
+            closing(server.client(server.user("ann", pets="write"))) as ann,
+        ):
+            ann.create_dataset("pets")
+            outer.redirects["/pets/shared/a"] = inner.url
+            with pytest.raises(Unavailable, match="HTTP status 302 Found"):
+                attach_source(ann, "pets", source, b"what only the server reaches"[:10])
+            assert inner.ranges == [] and outer.ranges
+            outer.redirects.clear()
+            attach_source(ann, "pets", source, b"x" * 10)
+            assert bytes(ann._value("read_file", dataset="pets", path=b"a")) == b"x" * 10

@@ -61,6 +61,9 @@ def web_file(
             else:
                 self._send()
 
+        def do_HEAD(self) -> None:
+            self.do_GET()
+
         def _send(self) -> None:
             start, end = 0, len(file.content)
             wanted = self.headers["Range"] if self.headers["If-Range"] in (None, file.etag) else None
@@ -76,6 +79,8 @@ def web_file(
                 if value is not None:
                     self.send_header(header, value)
             self.end_headers()
+            if self.command == "HEAD":
+                return
             if file.sends:
                 end = min(start + file.sends.pop(0), end)
                 self.close_connection = True

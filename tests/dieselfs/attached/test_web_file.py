@@ -10,6 +10,7 @@ from dieselfs.attached import web_file as module
 from dieselfs.attached.opening import open_source
 from dieselfs.attached.web_file import PART_BYTES, REDIRECTS_MAX, TRIES_MAX, WebFile
 from dieselfs.errors import AccessDenied, Damaged, DieselfsError, InvalidInput, NotFound, Unavailable
+from dieselfs.net.web_connections import client, proxy_parts
 from dieselfs_server.store.attached import Sources
 from tests.support import http_files
 from tests.support.certificates import make_certificate
@@ -91,13 +92,13 @@ def test_passing_faults_are_tried_again(file: http_files.WebFile) -> None:
 def test_a_silent_server(file: http_files.WebFile, monkeypatch: pytest.MonkeyPatch) -> None:
     source = opened(file.url)
     monkeypatch.setattr(module, "SILENCE_S", 0.2)
-    module._client.cache_clear()
+    client.cache_clear()
     file.silent = 1
     assert source.read(0, 10) == CONTENT[:10]
     file.silent = TRIES_MAX
     with pytest.raises(Unavailable, match=f"tried {TRIES_MAX} times"):
         source.read(0, 10)
-    module._client.cache_clear()
+    client.cache_clear()
 
 
 @pytest.mark.parametrize(
@@ -154,13 +155,13 @@ def test_a_name_that_leads_into_a_private_network_needs_a_root_with_the_address(
 def test_tls_is_verified(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     certificate = make_certificate(tmp_path)
     with web_file(CONTENT, certificate=certificate) as file:
-        module._client.cache_clear()
+        client.cache_clear()
         with pytest.raises(Unavailable, match="certificate"):
             opened(file.url)
         monkeypatch.setenv("SSL_CERT_FILE", str(certificate[0]))
-        module._client.cache_clear()
+        client.cache_clear()
         assert opened(file.url).read(0, 5) == CONTENT[:5]
-        module._client.cache_clear()
+        client.cache_clear()
 
 
 @pytest.mark.parametrize(
@@ -173,7 +174,7 @@ def test_tls_is_verified(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     ],
 )
 def test_proxies_with_a_login_and_without_a_scheme(proxy: str, expected: tuple[str, str | None]) -> None:
-    assert module._proxy_parts(proxy) == expected
+    assert proxy_parts(proxy) == expected
 
 
 def test_files_over_http_are_asked_without_a_proxy(

@@ -8,8 +8,8 @@ import pytest
 from urllib3 import PoolManager
 from urllib3.exceptions import HTTPError
 
-from dieselfs.attached import web_connections
-from dieselfs.attached.web_connections import bounded
+from dieselfs.net import web_connections
+from dieselfs.net.web_connections import bounded
 
 
 def test_headers_that_never_end(monkeypatch: pytest.MonkeyPatch) -> None:
