@@ -179,10 +179,8 @@ class Bucket:
         """
         try:
             if self._signed is not None:
-                headers = {"Range": f"bytes={begin}-{end - 1}"}
-                if version.tag is not None:
-                    headers["If-Match"] = version.tag
-                return self._request("GET", version.key, headers, end - begin)[1]
+                headers = {} if version.tag is None else {"If-Match": version.tag}
+                return self._request("GET", version.key, headers, begin, end - begin)[1]
             with self._translated(version.key):
                 options: GetOptions = {"range": (begin, end), "if_match": version.tag}
                 return self._obstore.get(self._parted, version.key, options=options).bytes().to_bytes()
@@ -190,12 +188,12 @@ class Bucket:
             raise Damaged(f"{self._where(version.key)}: it was replaced while it was read") from None
 
     def _request(
-        self, method: str, key: str, headers: Mapping[str, str], length: int = 0
+        self, method: str, key: str, headers: Mapping[str, str], begin: int = 0, length: int = 0
     ) -> tuple[Mapping[str, str], bytes]:
         """A read of a source, which somebody else may have named: no redirect is followed."""
         assert self._signed is not None
         try:
-            return self._signed.request(method, key, headers, length)
+            return self._signed.request(method, key, headers, begin, length)
         except Failed as error:
             failure, where = error.failure, self._where(key)
             if failure.status == 412:

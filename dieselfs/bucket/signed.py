@@ -51,17 +51,18 @@ class SignedReads:
         self._pause = pause
 
     def request(
-        self, method: str, key: str, headers: Mapping[str, str], length: int = 0
+        self, method: str, key: str, headers: Mapping[str, str], begin: int = 0, length: int = 0
     ) -> tuple[Mapping[str, str], bytes]:
-        """Headers and the `length` bytes of the answer. Raises Failed."""
+        """Headers and the `length` bytes of the answer, from `begin` on. Raises Failed."""
         from urllib3.exceptions import HTTPError
 
         since_s = time.monotonic()
         for number in range(TRIES_MAX):
             try:
-                response = self._sent(method, key, headers)
+                response = self._sent(method, key, headers, begin, length)
                 with closing(response):
-                    if response.status in (200, 206):
+                    is_range = response.headers.get("Content-Range", "").startswith(f"bytes {begin}-")
+                    if (response.status == 206 and is_range) or (response.status == 200 and not length):
                         return response.headers, self._body(response, length)
                     failure = answered(response.status, response.reason or "", self._text(response, method))
             except (HTTPError, OSError) as error:
@@ -72,9 +73,13 @@ class SignedReads:
             self._pause(RETRY_PAUSE_S * 2**number)
         raise Failed(failure)
 
-    def _sent(self, method: str, key: str, headers: Mapping[str, str]) -> "BaseHTTPResponse":
+    def _sent(
+        self, method: str, key: str, headers: Mapping[str, str], begin: int, length: int
+    ) -> "BaseHTTPResponse":
         from dieselfs.net.web_connections import client
 
+        if length:
+            headers = {**headers, "Range": f"bytes={begin}-{begin + length - 1}"}
         url = self._sign(method, key)
         parts = urlsplit(url)
         proxy = None if proxy_bypass(parts.hostname or "") else getproxies().get(parts.scheme)
