@@ -331,7 +331,7 @@ def _opener(url: BucketUrl, timeout_s: float, is_for_names: bool = False) -> "Ca
     return open_objects
 
 
-def _signer(url: BucketUrl, objects: "ObjectStore") -> Callable[[str, str], str]:
+def _signer(url: BucketUrl, objects: Any) -> Callable[[str, str], str]:
     """From method and key to a URL that is valid for SIGNED_S; of an anonymous request, without a signature."""
     import obstore
     from obstore.exceptions import BaseError
@@ -339,9 +339,11 @@ def _signer(url: BucketUrl, objects: "ObjectStore") -> Callable[[str, str], str]
     if url.is_anonymous:
         objects = _opener(url, BUCKET_TIMEOUT_S, is_for_names=True)(0)
 
+    make: Any = obstore.sign
+
     def sign(method: str, key: str) -> str:
         try:
-            signed: str = obstore.sign(objects, method, key, timedelta(seconds=SIGNED_S))  # type: ignore[call-overload]
+            signed: str = make(objects, method, key, timedelta(seconds=SIGNED_S))
         except (BaseError, OSError) as error:
             raise Unavailable(f"object store {url}: {key}: {parse_failure(str(error)).reason}") from None
         return signed.partition("?")[0] if url.is_anonymous else signed
