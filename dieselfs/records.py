@@ -34,10 +34,13 @@ class DatasetRecord(NamedTuple):
 
 
 class DatasetUsage(NamedTuple):
-    """What a dataset takes. `stored_bytes`: of all its chunks, with their headers; of attached ones too."""
+    """What a dataset takes. `stored_bytes`: of all its chunks, with their headers; of attached ones too. `paths`: live
+    entries, or files and non-empty folders, whichever are more: a folder counts with or without an entry of its own.
+    """
 
     record: DatasetRecord
     stored_bytes: int
+    paths: int
 
 
 class ChunkRecord(NamedTuple):

@@ -22,6 +22,7 @@ from operator import add
 from threading import Lock
 from typing import NamedTuple
 
+from dieselfs.chunk.cost import folders_above
 from dieselfs.chunk.format import ChunkHeader, Op, Preamble
 from dieselfs.chunk.ids import chunk_name, parse_chunk_name
 from dieselfs.errors import (
@@ -54,15 +55,18 @@ class Amount(NamedTuple):
         return Amount(*map(add, self, other))
 
     @classmethod
-    def of_chunk(cls, preamble: Preamble, header: ChunkHeader) -> "Amount":
-        """What a chunk takes once it is stored."""
-        return cls(preamble.object_length, int((header.ops == Op.FILE).sum()))
+    def of_chunk(cls, preamble: Preamble, header: ChunkHeader, folders: int) -> "Amount":
+        """What a chunk takes once it is stored. `folders`: those that come to be above its entries. They count as
+        files, as do links and folders with an entry: each takes a row of metadata.
+        """
+        made, files = int((header.ops != Op.DELETE).sum()), int((header.ops == Op.FILE).sum())
+        return cls(preamble.object_length, max(made, files + folders))
 
     @classmethod
     def of_datasets(cls, usages: Sequence[DatasetUsage | None]) -> "Amount":
         """What datasets take together."""
         found = [usage for usage in usages if usage is not None]
-        return cls(sum(usage.stored_bytes for usage in found), sum(usage.record.files for usage in found))
+        return cls(sum(usage.stored_bytes for usage in found), sum(usage.paths for usage in found))
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,6 +163,8 @@ QUOTA_WAIT_S, QUOTA_PAUSE_S = 5.0, 0.05
 """How long a chunk waits for the holds of other chunks if it would fit without them, and how often it checks."""
 DELETES_LOOKED_UP = 64
 """How many paths of a chunk of deletes are looked up. If most do not exist, the chunk counts like an upload."""
+FOLDERS_LOOKED_UP = 64
+"""Up to this many folders above the entries of a chunk are looked up, since those that exist do not count again."""
 DELETE_BYTES_MAX, DELETES_BYTES_MAX = 128, 4096
 """Size limits of a chunk of deletes beside its paths: for each path, and for the whole chunk."""
 CHANGE_TRIES_MAX = 256
@@ -250,7 +256,7 @@ class Quotas:
         ):
             yield
             return
-        asked = Amount.of_chunk(preamble, header)
+        asked = Amount.of_chunk(preamble, header, self._new_folders(dataset, header))
         # With the digest: a client that sends two chunks of one ID must not replace the hold of the larger one.
         chunk = f"{dataset.dataset_id.hex()}/{chunk_name(preamble.chunk_id)}/{preamble.header_digest.hex()}"
         note = f"quota/{owner}"
@@ -261,6 +267,15 @@ class Quotas:
             self._end(note, chunk)
             raise
         self._end(note, chunk)
+
+    def _new_folders(self, dataset: DatasetRecord, header: ChunkHeader) -> int:
+        """How many folders come to be above the entries of a chunk; of many, those that exist are not looked for."""
+        made = [path for path, op in zip(header.paths, header.ops.tolist(), strict=True) if op != Op.DELETE]
+        folders = folders_above(made, len(header)).paths
+        if len(folders) > FOLDERS_LOOKED_UP:
+            return len(folders)
+        listed = (self._metadata.list_folder(dataset.dataset_id, folder, b"", 1) for folder in folders)
+        return sum(not page for page in listed)
 
     def _is_of_deletes(self, dataset: DatasetRecord, preamble: Preamble, header: ChunkHeader) -> bool:
         """Whether a chunk has nothing but deletes, most of which delete what exists. So they cannot take more than was

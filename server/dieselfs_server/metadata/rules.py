@@ -45,12 +45,14 @@ FolderChange = tuple[bytes, bytes, int]
 def change_folders(
     members: Mapping[bytes, int],
     change_some: Callable[[Sequence[FolderChange]], Iterable[tuple[bytes, int]]],
-) -> None:
+) -> int:
     """Change the entry counts of folders and, where a folder becomes non-empty or empty, that of its parent.
 
     `change_some` changes folders; it returns for parents of these by how many non-empty folders each has more, or less.
-    It is called once for all folders of a depth with a change, inner ones first, and never for the root.
+    It is called once for all folders of a depth with a change, inner ones first, and never for the root. Returns by how
+    many non-empty folders there are more.
     """
+    total = 0
     by_depth: defaultdict[int, Counter[bytes]] = defaultdict(Counter)
     for folder, change in members.items():
         by_depth[folder.count(b"/") + 1 if folder else 0][folder] = change
@@ -59,6 +61,8 @@ def change_folders(
         if changes:
             for parent, change in change_some(changes):
                 by_depth[depth - 1][parent] += change
+                total += change
+    return total
 
 
 def tiling(extents: Iterable[tuple[int, int]], size: int) -> list[tuple[int, int]] | None:

@@ -28,7 +28,7 @@ from dieselfs_server.admission.quotas import (
     Quotas,
     RoomAwaited,
 )
-from dieselfs_server.datasets.commit import StoreFull, commit_chunk
+from dieselfs_server.datasets.commit import StoreFull, commit_chunk, read_header
 from dieselfs_server.datasets.snapshots import TagStore
 from dieselfs_server.maintenance.purge import purge
 from dieselfs_server.metadata.interface import MetadataStore
@@ -402,3 +402,53 @@ def test_a_limit_is_reached_with_the_last_byte_and_the_last_file() -> None:
     assert files_reason is not None and "9 of 10 files, and 2 more" in files_reason
     assert limit.stored_only().excess(Amount(40, 5)) is None
     assert Limit("dataset pets", "dl://pets", {}, Amount(60, 5), Amount()).excess(Amount(9, 9)) is None
+
+
+FOLDERS_AND_LINKS = {
+    "folders": [Put(b"d%d" % number, 1, Op.DIRECTORY) for number in range(11)],
+    "links": [Put(b"l%d" % number, 1, Op.SYMLINK, target=b"x") for number in range(11)],
+    "folders that only paths name": [Put(b"a/b/c/d/e/f/g/h/i/j/k", 1, size=1)],
+    "folders of links": [Put(b"a/b/c%d/l" % number, 1, Op.SYMLINK, target=b"x") for number in range(9)],
+}
+
+
+@pytest.mark.parametrize("puts", FOLDERS_AND_LINKS.values(), ids=FOLDERS_AND_LINKS)
+def test_folders_and_links_count_as_files(make: Make, puts: list[Put]) -> None:
+    server = make()[0]
+    server.limit(f"dataset:{DATASET}", files=10)
+    with pytest.raises(QuotaExceeded):
+        server.put(1, *puts)
+    server.limit(f"dataset:{DATASET}", files=11)
+    server.put(1, *puts)
+    with pytest.raises(QuotaExceeded):
+        server.put(2)
+
+
+def test_a_file_in_folders_that_exist_counts_once(make: Make) -> None:
+    server = make()[0]
+    server.limit(f"dataset:{DATASET}", files=4)
+    server.put(1, Put(b"a/b/one", 1, size=1))
+    server.put(2, Put(b"a/b/two", 2, size=1))
+    with pytest.raises(QuotaExceeded):
+        server.put(3, Put(b"a/b/three", 3, size=1))
+    server.put(4, delete(b"a/b/one", 4), delete(b"a/b/two", 4))
+    assert server.usage().paths == 0
+    server.put(5, Put(b"x/y/z/one", 5, size=1))
+
+
+def test_paths_are_counted_through_a_rebuild(make: Make) -> None:
+    server = make()[0]
+    server.put(1, Put(b"a/b/f", 1, size=1), Put(b"a", 1, Op.DIRECTORY), Put(b"l", 1, Op.SYMLINK, target=b"a"))
+    server.put(2, Put(b"a/c/g", 2, size=5, length=3))  # not whole yet
+    server.put(3, Put(b"a/c/g", 2, size=5, place=3, length=2), Put(b"e", 3, Op.DIRECTORY))
+    entries, folders = [b"a/b/f", b"a", b"l", b"a/c/g", b"e"], [b"a", b"a/b", b"a/c"]
+    assert server.usage().paths == max(len(entries), 2 + len(folders)) == 5
+    copy_id = server.metadata.begin_rebuild(DATASET_ID)
+    for identity in server.store.list_chunks(DATASET_ID):
+        server.metadata.apply(
+            copy_id, *read_header(server.store, DATASET_ID, identity), NOW_NS, is_again=True
+        )
+    server.metadata.finish_rebuild(DATASET_ID, copy_id, NOW_NS)
+    assert server.usage().paths == 5
+    server.put(4, delete(b"a/b/f", 9), delete(b"e", 9))
+    assert server.usage().paths == 3

@@ -17,7 +17,7 @@ from dieselfs.errors import Unavailable
 from dieselfs.limits import REDIS_HOLD_S, REDIS_PATIENCE_S, REDIS_RETRY_S, REDIS_SWAPS_MAX
 from dieselfs.names import split_path
 from dieselfs_server.metadata.redis.client import RedisCalls, execute, swap
-from dieselfs_server.metadata.redis.datasets import Contended, DatasetGone, live_state, sweep
+from dieselfs_server.metadata.redis.datasets import Contended, DatasetGone, count_paths, live_state, sweep
 from dieselfs_server.metadata.redis.fields import Change, Command, Swapped, read_call, swap_call
 from dieselfs_server.metadata.redis.resolve import (
     BucketEntries,
@@ -31,6 +31,7 @@ from dieselfs_server.metadata.redis.table import count_chunk
 from dieselfs_server.metadata.redis.values import (
     BUCKETS,
     CHANGES,
+    COUNTED,
     HOLD,
     RECORD,
     STORED,
@@ -208,6 +209,9 @@ class _HoldWatch:
         return now_s - self._since_s < REDIS_HOLD_S
 
 
+_TOTALS = (RECORD, STORED, COUNTED)
+
+
 class _Commit:
     """Decides the last swap of a chunk."""
 
@@ -224,7 +228,7 @@ class _Commit:
         keys, chunk_id = self._keys, self._application.preamble.chunk_id
         return read_call(
             [
-                (keys.dataset, [RECORD, STORED, *(bucket_name(each.part.number) for each in self._applied)]),
+                (keys.dataset, [*_TOTALS, *(bucket_name(each.part.number) for each in self._applied)]),
                 (keys.chunks, [chunk_id]),
                 (keys.pending, [chunk_id]),
                 (keys.deleted, list(self._effects.dead)),
@@ -234,7 +238,7 @@ class _Commit:
 
     def decide(self, values: Sequence[Sequence[bytes | None]]) -> tuple[list[Change], int | None]:
         """The changes (empty if there is nothing to do) and the generation. Raises DatasetGone, Damaged."""
-        (record, stored, *buckets), (chunk,), (pending,), bitmaps, counts = values
+        (record, stored, counted, *buckets), (chunk,), (pending,), bitmaps, counts = values
         state = live_state(self._keys, record)
         if chunk is not None:
             # Restored entries are counted already; but a bucket that has lost data counts its changes from 0 again.
@@ -258,7 +262,9 @@ class _Commit:
         dataset = self._buckets(buckets)
         dataset.put(RECORD, DatasetState(new).body(), record)
         count_chunk(dataset, stored, state.record, new, self._application.preamble.object_length)
-        changes = [done, recorded, dataset, self._deleted(bitmaps, updated_ns), self._tree(counts)]
+        tree, folders = self._tree(counts)
+        count_paths(dataset, counted, state.record, new, self._effects.members.total(), folders)
+        changes = [done, recorded, dataset, self._deleted(bitmaps, updated_ns), tree]
         return [change for change in changes if change.names], new.generation
 
     def _chunk_state(self, updated_ns: int) -> ChunkState:
@@ -290,7 +296,8 @@ class _Commit:
             change.put(chunk_id, state.marked(entries, updated_ns).body(), value)
         return change
 
-    def _tree(self, counts: Sequence[bytes | None]) -> Change:
+    def _tree(self, counts: Sequence[bytes | None]) -> tuple[Change, int]:
+        """Also by how many non-empty folders there are more."""
         tree = Change(self._keys.tree)
         values = dict(zip(self._folders, counts, strict=True))
 
@@ -305,8 +312,10 @@ class _Commit:
                 tree.remove(field, value)
             return parent, (after > 0) - (before > 0)
 
-        change_folders(self._effects.members, lambda changes: [change_folder(*each) for each in changes])
-        return tree
+        more = change_folders(
+            self._effects.members, lambda changes: [change_folder(*each) for each in changes]
+        )
+        return tree, more
 
 
 def _with_parents(folders: Sequence[bytes]) -> list[bytes]:

@@ -33,14 +33,17 @@ from dieselfs_server.metadata.redis.fields import (
 from dieselfs_server.metadata.redis.values import (
     BUCKETS,
     COPY,
+    COUNTED,
     MOVED,
     RECORD,
     REGISTRY_CHANGES,
     REPLACED,
     TOKEN_BYTES,
     VERSIONS,
+    CountedState,
     DatasetKeys,
     DatasetState,
+    KeyPair,
     Registered,
     names_after,
     number_body,
@@ -297,6 +300,31 @@ def copy_of(client: RedisCalls, keys: DatasetKeys) -> DatasetKeys | None:
     return keys.with_token(tokens[0]) if tokens else None
 
 
+def count_paths(
+    change: Change,
+    value: bytes | None,
+    before: DatasetRecord,
+    after: DatasetRecord,
+    entries: int = 0,
+    folders: int = 0,
+) -> None:
+    """Add live entries and non-empty folders to their numbers, in the `change` of the record."""
+    known = counted_paths(change.key_pair, value, before)
+    state = CountedState(after.generation, known.entries + entries, known.folders + folders)
+    change.put(COUNTED, state.body(), value)
+
+
+def counted_paths(key_pair: KeyPair, value: bytes | None, record: DatasetRecord) -> CountedState:
+    """The numbers of `record`; its files alone if they count another record, which an older dieselfs has written."""
+    with suppress(Damaged):
+        state = (
+            None if value is None or not record.chunks else CountedState.of(unseal(key_pair, COUNTED, value))
+        )
+        if state is not None and state.generation == record.generation:
+            return state
+    return CountedState(record.generation, record.files, 0)
+
+
 def put_in_place(client: RedisCalls, keys: DatasetKeys, copy: DatasetKeys, now_ns: int) -> None:
     """Make the copy the dataset. Raises DatasetGone, NotFound if it is not the present copy."""
     _copy_notes(client, keys, copy)
@@ -305,7 +333,8 @@ def put_in_place(client: RedisCalls, keys: DatasetKeys, copy: DatasetKeys, now_n
         old = _record(keys, record)
         if _tokens(keys, (COPY, value)) != [copy.token]:
             raise NotFound("another rebuild of this dataset has begun since; its result will count")
-        new_record, new_versions, replaced = read_fields(client, copy.dataset, RECORD, VERSIONS, REPLACED)
+        names = RECORD, VERSIONS, REPLACED, COUNTED
+        new_record, new_versions, replaced, counted = read_fields(client, copy.dataset, *names)
         new = live_state(copy, new_record).record
         last = max(_last_version(keys, versions), _last_version(copy, new_versions))
         risen = DatasetRecord(
@@ -320,6 +349,7 @@ def put_in_place(client: RedisCalls, keys: DatasetKeys, copy: DatasetKeys, now_n
         ready = Change(copy.dataset)
         ready.put(RECORD, DatasetState(risen).body(), new_record)
         ready.put(VERSIONS, number_body(last), new_versions)
+        count_paths(ready, counted, new, risen)
         ready.put(REPLACED, keys.token, replaced)
         if not swap(client, ready):
             continue

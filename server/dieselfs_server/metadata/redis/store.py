@@ -151,7 +151,7 @@ class RedisMetadata:
         with suppress(NotFound):
             dataset_id = self._datasets.find(name).dataset_id
             found = self._on(dataset_id, lambda keys: read_usage(self._client, keys))
-            return DatasetUsage(_shown(found.record), found.stored_bytes)
+            return found._replace(record=_shown(found.record))
         return None
 
     def drop_dataset(self, dataset_id: bytes) -> None:

@@ -27,7 +27,7 @@ from dieselfs.errors import Damaged
 from dieselfs.limits import REDIS_SCAN_ENTRIES, REDIS_SWAPS_MAX
 from dieselfs.records import ChunkRecord, DatasetRecord, DatasetUsage, EntryTable, ExtentColumns
 from dieselfs_server.metadata.redis.client import RedisCalls, execute, read_fields, swap
-from dieselfs_server.metadata.redis.datasets import Contended, live_state
+from dieselfs_server.metadata.redis.datasets import Contended, counted_paths, live_state
 from dieselfs_server.metadata.redis.fields import (
     Change,
     Command,
@@ -40,6 +40,7 @@ from dieselfs_server.metadata.redis.fields import (
 from dieselfs_server.metadata.redis.values import (
     BUCKETS,
     CHANGES,
+    COUNTED,
     FIXED,
     HOLD,
     RECORD,
@@ -324,16 +325,17 @@ def _stored_bytes(change: Change, value: bytes | None, record: DatasetRecord) ->
 def read_usage(client: RedisCalls, keys: DatasetKeys) -> DatasetUsage:
     """Raises DatasetGone, Damaged."""
     for _ in range(REDIS_SWAPS_MAX):
-        record_value, value = read_fields(client, keys.dataset, RECORD, STORED)
+        record_value, value, counted = read_fields(client, keys.dataset, RECORD, STORED, COUNTED)
         record, change = live_state(keys, record_value).record, Change(keys.dataset)
-        known = _stored_bytes(change, value, record)
+        known, paths = _stored_bytes(change, value, record), counted_paths(keys.dataset, counted, record)
+        count = max(paths.entries, record.files + paths.folders)
         if known is not None:
-            return DatasetUsage(record, known)
+            return DatasetUsage(record, known, count)
         lengths = (chunk.header_length + chunk.payload_length for chunk in read_chunks(client, keys))
         known = PREAMBLE_BYTES * record.chunks + sum(lengths)
         # No chunk has come or gone since the record was read, or it would be another.
         change.put(RECORD, DatasetState(record).body(), record_value)
         change.put(STORED, StoredState(record.generation, record.chunks, known).body(), value)
         if swap(client, change):
-            return DatasetUsage(record, known)
+            return DatasetUsage(record, known, count)
     raise Contended(f"{keys.owner} changes too fast for its chunks to be counted; try again")

@@ -37,6 +37,7 @@ EXTENT_NAME_BYTES = _EXTENT_NAME.size
 
 RECORD = b"record"
 STORED = b"stored"
+COUNTED = b"counted"
 VERSIONS = b"versions"
 HOLD = b"hold"
 CHANGES = b"changes"
@@ -242,6 +243,16 @@ class StoredState(_Packed):
     generation: int
     chunks: int
     stored_bytes: int
+
+
+@dataclass(frozen=True)
+class CountedState(_Packed):
+    """The live entries and the non-empty folders of the dataset's record with this generation."""
+
+    FORMAT = struct.Struct("<qqq")
+    generation: int
+    entries: int
+    folders: int
 
 
 @dataclass(frozen=True)

@@ -422,7 +422,7 @@ def _extents(dataset: int, entries: _Entries, rows: Numbers) -> Iterator[ExtentR
 
 
 def write_effects(connection: sqlite3.Connection, dataset: int, effects: Effects[int], now_ns: int) -> None:
-    """Write the effects once, at the end of the transaction."""
+    """Write the effects once, at the end of the transaction, before the generation rises."""
     for chunk, entries in effects.dead.items():
         (deleted,) = connection.execute("SELECT deleted FROM chunk WHERE number = ?", (chunk,)).fetchone()
         bits = bytearray(deleted)
@@ -432,11 +432,23 @@ def write_effects(connection: sqlite3.Connection, dataset: int, effects: Effects
             "UPDATE chunk SET deleted = ?, deleted_entries = deleted_entries + ?, updated_ns = ? WHERE number = ?",
             (bytes(bits), len(entries), now_ns, chunk),
         )
-    change_folders(effects.members, partial(_change_folders, connection, dataset))
+    folders = change_folders(effects.members, partial(_change_folders, connection, dataset))
     connection.execute(
         "UPDATE dataset SET files = files + ?, total_bytes = total_bytes + ? WHERE number = ?",
         (effects.files, effects.total_bytes, dataset),
     )
+    live = effects.members.total()
+    is_known = connection.execute(
+        "UPDATE counted SET generation = generation + 1, entries = entries + ?, folders = folders + ? "
+        "WHERE dataset = ? AND generation = (SELECT generation FROM dataset WHERE number = dataset)",
+        (live, folders, dataset),
+    ).rowcount
+    if not is_known:  # the first chunk; or an older dieselfs has written before
+        connection.execute(
+            "INSERT OR REPLACE INTO counted SELECT number, generation + 1, max(files, ?), "
+            "(SELECT count(*) FROM folder WHERE dataset = number) FROM dataset WHERE number = ?",
+            (live, dataset),
+        )
 
 
 _NUL = b"\0"

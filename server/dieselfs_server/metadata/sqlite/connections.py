@@ -165,6 +165,16 @@ STORED_TABLE = (
 )
 """Made in databases of before too. Triggers, so that an older dieselfs that writes the database counts as well."""
 
+COUNTED_TABLE = """
+-- One row per dataset with chunks; out of date if its generation is not that of the dataset.
+CREATE TABLE counted (
+    dataset     INTEGER PRIMARY KEY,
+    generation  INTEGER NOT NULL,
+    entries     INTEGER NOT NULL,   -- rows in `entry`
+    folders     INTEGER NOT NULL    -- rows in `folder`
+) STRICT
+"""
+
 COMMON = 0
 """In place of the number of a dataset: of notes that belong to none."""
 
@@ -177,6 +187,7 @@ DATASET_TABLES = {
     "chunk": "number",
     "note": "dataset, name",
     "stored": "dataset",
+    "counted": "dataset",
 }
 """Tables with a column `dataset`, and their primary keys."""
 
@@ -451,6 +462,8 @@ def _prepare(connection: sqlite3.Connection, path: str) -> None:
         if _number(connection, "SELECT count(*) FROM sqlite_schema WHERE name = 'stored'") == 0:
             for statement in STORED_TABLE:
                 connection.execute(statement)
+        if _number(connection, "SELECT count(*) FROM sqlite_schema WHERE name = 'counted'") == 0:
+            connection.execute(COUNTED_TABLE)
     if path != MEMORY and _switch_to_log(connection) != "wal":
         raise Unavailable(
             f"metadata database {path}: this file system does not support a write-ahead log; use a local disk"

@@ -101,12 +101,15 @@ class SqliteMetadata:
 
     def usage(self, names: Sequence[str]) -> list[DatasetUsage | None]:
         query = (
-            f"SELECT ifnull((SELECT bytes FROM stored WHERE dataset = number), 0), {_DATASET_COLUMNS} "
-            "FROM dataset WHERE name = ?"
+            "SELECT ifnull((SELECT bytes FROM stored WHERE dataset = number), 0), ifnull("
+            "(SELECT max(entries, files + folders) FROM counted AS c "
+            "WHERE c.dataset = number AND c.generation = dataset.generation), "
+            "files + (SELECT count(*) FROM folder AS f WHERE f.dataset = number)), "
+            f"{_DATASET_COLUMNS} FROM dataset WHERE name = ?"
         )
         with self._connections.reading() as connection:
             rows = [connection.execute(query, (name,)).fetchone() for name in names]
-        return [None if row is None else DatasetUsage(DatasetRecord(*row[1:]), row[0]) for row in rows]
+        return [None if row is None else DatasetUsage(DatasetRecord(*row[2:]), *row[:2]) for row in rows]
 
     def drop_dataset(self, dataset_id: bytes) -> None:
         with self._writing(dataset_id, is_durable=True) as (connection, number):
@@ -436,6 +439,10 @@ def put_in_place(connection: sqlite3.Connection, number: int, copy_id: bytes, no
         "UPDATE dataset SET dataset_id = ?, name = ?, generation = max(generation, ?) + 1, "
         "updated_ns = max(updated_ns + 1, ?, ?), last_version = max(last_version, ?) WHERE number = ?",
         (dataset_id, name, generation, updated_ns + 1, now_ns, last_version, copy[0]),
+    )
+    connection.execute(
+        "UPDATE counted SET generation = (SELECT generation FROM dataset WHERE number = dataset) WHERE dataset = ?",
+        (copy[0],),
     )
     connection.execute("UPDATE note SET dataset = ? WHERE dataset = ?", (copy[0], number))
 
