@@ -120,6 +120,8 @@ VERB_ARGUMENTS: dict[str, list[str]] = {
     "which": ["which", "--step", "1", "--batch", "2", "dl://d"],
     "user": ["user", "ls"],
     "group": ["group", "ls"],
+    "key": ["key", "ls", "dl://d"],
+    "erase": ["erase", "-y", "dl://d"],
     "quota": ["quota", "ls"],
     "usage": ["usage"],
     "limit": ["limit", "ls"],

@@ -71,7 +71,11 @@ FIELDS: Mapping[str, Field] = {
     "image": Field(TEXT, "Path of the image."),
     "format": Field(TEXT, "Format of the export."),
     # -- entries
-    "kind": Field(TEXT, "`file`, `folder`, `link`, `chunk`, `metadata`, `snapshot`, `clock`, `dataset` or `user`."),
+    "kind": Field(
+        TEXT,
+        "`file`, `folder`, `link`, `chunk`, `metadata`, `snapshot`, `clock`, `dataset`, `user`; of a key `x25519` or "
+        "`argon2id`.",
+    ),
     "size": Field(WHOLE, "Bytes of a file, or of the target of a link."),
     "mode": Field(TEXT, "Permissions, as octal text."),
     "mtime_ns": Field(WHOLE, "Time of change, in nanoseconds since 1970."),
@@ -306,7 +310,12 @@ FIELDS: Mapping[str, Field] = {
     "first_files_s": Field(WHOLE, "Files per second, with nothing in the page cache."),
     "later_files_s": Field(WHOLE, "Files per second, with everything in memory."),
     # -- settings and completion
-    "name": Field(TEXT, "Name of a setting, a step, a dataset or a user."),
+    "names": Field(TEXTS, "Names of recipients of the key of a dataset."),
+    "recipient": Field(TEXT, "Public key of a user, for `dlcmd key add`."),
+    "recipients": Field(WHOLE, "Number of recipients of the key of a dataset."),
+    "identity": Field(TEXT, "File of the private key for encrypted datasets."),
+    "left": Field(TEXT, "What `dlcmd erase` cannot remove, and where it is."),
+    "name": Field(TEXT, "Name of a setting, a step, a dataset, a user or a recipient."),
     "value": Field(TEXT, "Value of a setting.", is_nullable=True),
     "origin": Field(TEXT, "`option`, `environment`, `file` or `default`."),
     "where": Field(TEXT, "The option, variable or file.", is_nullable=True),

@@ -173,6 +173,14 @@ VERB_LINES: Mapping[str, Mapping[str, list[str]]] = {
         ],
     },
     "group": {"group": ["group group_users grants"], "summary": ["group group_users dry_run", "groups"]},
+    "key": {
+        "recipient": ["name recipient", "name kind"],
+        "summary": ["identity", "dataset key_id recipients", "dataset names"],
+    },
+    "erase": {
+        "left": ["left"],
+        "summary": ["dataset dry_run files recipients", "dataset dry_run entries tags"],
+    },
     "quota": {
         "quota": ["account quota_bytes quota_files"],
         "summary": ["account quota_bytes quota_files dry_run", "quotas", "dataset owner dry_run"],

@@ -142,7 +142,7 @@ RUNS: Sequence[tuple[str, int]] = (
     ("rb -n D", 0),
     ("rb -y D", 0),
 )
-IN_OTHER_TESTS = {"bench", "chaos", "dashboard", "mount", "upgrade", "warm", "cache", "run"}
+IN_OTHER_TESTS = {"bench", "chaos", "dashboard", "mount", "upgrade", "warm", "cache", "run", "key", "erase"}
 
 
 @pytest.mark.timeout(1200)  # more than sixty processes, one after the other

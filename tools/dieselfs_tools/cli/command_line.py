@@ -68,6 +68,7 @@ GROUPS = {
         "mv": "Move or rename files and folders.",
         "rm": "Delete files and folders.",
         "rb": "Remove a whole dataset.",
+        "erase": "Destroy the key of a dataset, or files in all generations.",
     },
     "Speed": {
         "warm": "Fetch a mounted dataset into memory.",
@@ -99,6 +100,7 @@ GROUPS = {
         "config": "Show, change and test your settings.",
         "user": "Manage users, keys and rights (administrators).",
         "group": "Manage groups of users (administrators).",
+        "key": "Say who can read an encrypted dataset.",
         "quota": "Limit what datasets and users may store (administrators).",
         "limit": "Limit the rates of users and of their jobs (administrators).",
         "usage": "Show storage, traffic and quotas of datasets and users.",
@@ -116,6 +118,7 @@ _MODULES = {
     "accounts": ("user", "group"),
     "archives": ("import", "attach", "detach", "export"),
     "copy": ("put", "sync", "get", "cp", "mv"),
+    "encryption": ("key", "erase"),
     "limits": ("quota", "limit", "usage"),
     "look": ("ls", "stat", "info", "du", "find", "tree", "cat", "head"),
     "maintain": ("fsck", "purge", "rebuild", "rm", "rb"),
