@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
-from tests.support import warm
+from tests.support import reaper, warm
 from tests.support.processes import mark_processes
 
 settings.register_profile(
@@ -38,3 +38,9 @@ def pytest_collection_finish() -> None:
     """Collections of garbage need not look again at all modules and tests, which takes 0.3 s each time."""
     gc.collect()
     gc.freeze()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def reaped(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """What the tests start ends with them, also if they are killed."""
+    reaper.start(tmp_path_factory.getbasetemp())
