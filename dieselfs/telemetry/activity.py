@@ -62,8 +62,8 @@ class Activity:
     `waiting`: how many reads waited on the average; `in_progress`: how many wait now, which count when they end.
     `spent`: seconds of all its threads for each cause of stalls, for a second. `run_delay`: seconds for which its main
     thread waited for a processor, for a second. `reclaimed`: chunks of which the kernel has dropped pages, for a
-    second. `hit_share`: planned files that were in the page cache when they were read, None without any;
-    `best_hit_share`: the share of the dataset that fits into memory.
+    second. `hit_share`: of the `planned_files` that were read, those that were in the page cache by then, None without
+    any; `best_hit_share`: the share of the dataset that fits into memory.
     """
 
     process: int
@@ -88,6 +88,7 @@ class Activity:
     reclaimed: float = 0.0
     in_progress: int = 0
     window_bytes: float = 0.0
+    planned_files: int = 0
     """Memory for files of plans, fetched ahead of their readers."""
 
 
@@ -214,6 +215,7 @@ def activity(process: int, before: Report | None, after: Report, seconds: float)
         change.rate(catalogue.PREFETCH_RECLAIMED_CHUNKS),
         int(after.total(catalogue.READS_IN_PROGRESS)),
         next((value for part, value in parts if part.get("part") == "window"), 0.0),
+        int(planned),
     )
 
 

@@ -13,6 +13,8 @@ BUSY_MIN = 0.8
 """Processors that a process uses, from which on it is the limit: most of its work is of one thread at a time."""
 HIT_SHARE_MIN = 0.9
 """A plan that finds fewer of its files in the page cache has too little memory, or too little time."""
+HIT_FILES_MIN = 50
+"""Of fewer planned files, as in a short time, that share says little: most come at once, a chunk at a time."""
 STORE_SHARE_MIN = 0.5
 """The part of the time spent on servers from which on their store, or the rates of users, are the limit."""
 RUN_DELAY_MIN = 0.25
@@ -117,7 +119,8 @@ def _of_plan(seen: Activity, servers: Sequence[ServerActivity], text: str, unkno
     hits = "" if seen.hit_share is None else f"; {seen.hit_share:.0%} of the planned files were there in time"
     unpinned = 1 - min(seen.best_hit_share or 0, 1)
     group_bytes = unpinned * sum(plan.group_bytes for plan in seen.plans if plan.position < plan.positions)
-    if group_bytes > seen.window_bytes > 0 and (seen.hit_share or 0) < HIT_SHARE_MIN:
+    is_in_time = (seen.hit_share or 0) >= HIT_SHARE_MIN and seen.planned_files >= HIT_FILES_MIN
+    if group_bytes > seen.window_bytes > 0 and not is_in_time:
         return _found(
             "group",
             f"{text}{hits}; reads are random over groups of {format_size(group_bytes)}, for which the mount has "
