@@ -152,3 +152,25 @@ def test_others_cannot_make_the_folder_in_which_a_job_mounts(tmp_path: Path) -> 
     for mode, _, _, place in calls[1::2]:  # the folder around the mount point
         assert mode == "700" and place.startswith(f"{tmp_path}/tmp/tmp.")
     assert os.listdir(tmp_path / "tmp") == []
+
+
+def test_the_lock_has_digests_of_all_that_is_needed() -> None:
+    locked: dict[str, list[str]] = {}
+    rows = (DEPLOY / "requirements.txt").read_text().replace("\\\n", " ").splitlines()
+    for row in rows:
+        if not row.startswith("#"):
+            name, _, rest = row.partition("==")
+            assert "--hash=sha256:" in rest, name
+            locked.setdefault(name, []).append(rest.split()[0])
+    project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]
+    extras = project["optional-dependencies"]
+    for wanted in (*project["dependencies"], *extras["etcd"], *extras["s3"]):
+        name, _, least = wanted.partition(">=")
+        assert all(_numbers(version) >= _numbers(least) for version in locked[name]), name
+    dockerfile = (DEPLOY / "container" / "Dockerfile").read_text()
+    installs = re.findall(r"pip install (.*?)(?: \\)?$", dockerfile, re.MULTILINE)
+    assert all("--require-hashes" in one or "--no-deps --no-build-isolation" in one for one in installs)
+
+
+def _numbers(version: str) -> list[int]:
+    return [int(number) for number in re.findall(r"\d+", version)[:3]]

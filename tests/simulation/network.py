@@ -82,9 +82,7 @@ class Link:
     network: "Network"
     client: Process
     server: Process
-    pipes: tuple[Pipe, Pipe] = field(
-        default_factory=lambda: (Pipe(), Pipe())
-    )  # to the server, to the client
+    pipes: tuple[Pipe, Pipe] = field(default_factory=lambda: (Pipe(), Pipe()))  # to the server, to the client
 
     def send(self, direction: int, content: bytes) -> None:
         world, pipe = self.network.world, self.pipes[direction]

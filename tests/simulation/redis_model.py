@@ -95,9 +95,7 @@ class Redis:
         keys, arguments = command[3 : 3 + count], command[3 + count :]
         unpacked = msgpack.unpackb(arguments[0], raw=True, strict_map_key=False)
         if command[1] == READ.digest:
-            found = [
-                [self._value(keys, group, field) or False for field in group[2]] for group in unpacked
-            ]
+            found = [[self._value(keys, group, field) or False for field in group[2]] for group in unpacked]
             return msgpack.packb(found, use_bin_type=False)
         if command[1] == SCAN.digest:
             return msgpack.packb(self._scan(keys, *unpacked), use_bin_type=False)

@@ -90,7 +90,11 @@ class ServerHost:
             return
         process.is_dead = True
         lost = 0
-        if self.redis is None and not self.world.is_calm and self.world.faults.random() < self.world.chances.get("power cut", 0.0):
+        if (
+            self.redis is None
+            and not self.world.is_calm
+            and self.world.faults.random() < self.world.chances.get("power cut", 0.0)
+        ):
             lost = self.database.cut_power(self.world.faults.randrange(4))
             rmtree(self.folder / "snapshots", ignore_errors=True)
         self.world.note(f"crash of {process.name} in {where}, {lost} commits lost")
