@@ -48,7 +48,7 @@ SHARED_MODE = 0o2770
 CHUNK_MODE, SHARED_CHUNK_MODE = 0o600, 0o640
 LOCK_MODE, SHARED_LOCK_MODE = 0o600, 0o660
 
-_MISTAKES = (errno.ENOENT, errno.ENOTDIR, errno.EEXIST, errno.EACCES, errno.EPERM, errno.ELOOP)
+_MISTAKES = (errno.ENOENT, errno.ENOTDIR, errno.EEXIST, errno.EACCES, errno.EPERM, errno.ELOOP, errno.EROFS)
 _LOCK_FLAGS = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW
 
 
@@ -87,7 +87,8 @@ def check_usable(path: str) -> None:
     fails, which daemons do without.
     """
     try:
-        check_folder(path)
+        if os.statvfs(check_folder(path)).f_flag & os.ST_RDONLY:
+            raise OSError(errno.EROFS, os.strerror(errno.EROFS))
     except OSError as error:
         if error.errno in _MISTAKES:
             raise InvalidInput(

@@ -2,13 +2,14 @@
 
 import logging
 import os
+import socket
 from typing import NoReturn
 
 import pytest
 
 from dieselfs.errors import EXIT_OK
 from dieselfs_client import zygote
-from dieselfs_client.supervision.control_channel import ControlChannel
+from dieselfs_client.supervision.control_channel import ControlChannel, Message
 from dieselfs_client.supervision.supervisor_client import SupervisorClient
 
 
@@ -30,3 +31,27 @@ def test_a_daemon_that_stands_by_ends_with_one_line_when_the_supervisor_is_gone(
         zygote._be_daemon(ControlChannel(theirs), unused, None)
     assert ended.value.code == EXIT_OK
     assert [(each.levelname, each.exc_info) for each in caplog.records] == [("INFO", None)]
+
+
+def test_a_zygote_ends_without_a_traceback_when_the_supervisor_is_gone() -> None:
+    ours, theirs = ControlChannel.pair()
+    ours.close()
+    with theirs:
+        zygote.fork_daemons(ControlChannel(theirs), unused, None)
+
+
+def test_a_zygote_is_warm_for_each_supervisor() -> None:
+    ours, theirs = ControlChannel.pair()
+    memory = os.memfd_create("snapshot")
+    before = len(os.listdir("/proc/self/fd"))
+    with theirs:
+        ours.send("keep", "snapshot", memory)
+        ours.send("go")
+        shutdown = socket.socket(fileno=os.dup(ours.fileno()))
+        shutdown.shutdown(socket.SHUT_WR)
+        zygote.fork_daemons(ControlChannel(theirs), unused, None)
+        shutdown.close()
+        assert [ours.receive(), ours.receive()] == 2 * [Message("warm", "", None)]
+        assert len(os.listdir("/proc/self/fd")) == before
+    ours.close()
+    os.close(memory)

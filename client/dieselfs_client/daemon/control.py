@@ -7,12 +7,14 @@ import contextlib
 import errno
 import json
 import os
+import resource
 import select
 import shlex
 import signal
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -37,7 +39,7 @@ from dieselfs_client.mount.points.mounting import facts, prepare_mountpoint, res
 from dieselfs_client.mount.points.mounting import unmount as unmount_from_kernel
 from dieselfs_client.mount.points.options import MountOptions, check_following, format_options
 from dieselfs_client.supervision.adoption import OWNED, STATUS
-from dieselfs_client.supervision.control_channel import DEVICE
+from dieselfs_client.supervision.control_channel import DESCRIPTORS_MIN, DEVICE
 from dieselfs_client.supervision.status import (
     STATUS_BYTES_MAX,
     MemoryFile,
@@ -179,6 +181,12 @@ def _checked(dataset: str, place: str, options: MountOptions, is_kept: bool, is_
         driver_class(options.driver)
     if options.disk:
         check_usable(options.disk)
+    _, descriptors_max = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if descriptors_max < DESCRIPTORS_MIN:
+        raise MountError(
+            f"{place}: a process may have {descriptors_max} open files here, a mount needs {DESCRIPTORS_MIN} and one "
+            "for each chunk in memory: raise the limit (ulimit -n, LimitNOFILE)"
+        )
     granted(options.memory_bytes, *room_bytes())  # a daemon in a smaller control group would be killed
     if not is_mounted:
         prepare_mountpoint(place)
@@ -211,18 +219,20 @@ def unmount(mountpoint: str | os.PathLike[str], lazily: bool = False) -> None:
     number = 0 if record is None or not record.is_dieselfs else record.number
     supervision = _supervision_at(place)
     deadline_s = time.monotonic() + UNMOUNT_BUSY_TIMEOUT_S
+    users: set[str] = set()
     while True:
         try:
             unmount_from_kernel(place, lazily, number=number)
             break
         except MountError as error:
             # The page helper of the mount opens files now and then, to fill the page cache.
+            users |= _users_of(place)  # each time: some are there for a moment only
             if time.monotonic() > deadline_s:
                 if os.strerror(errno.EBUSY) not in str(error):
                     raise
-                users = ", ".join(_users_of(place)) or "a process of another user"
+                nobody = "one that has just ended" if os.geteuid() == 0 else "one of another user"
                 raise MountError(
-                    f"{place}: in use by {users}; end it, or detach the mount: "
+                    f"{place}: in use by {', '.join(sorted(users)) or nobody}; end it, or detach the mount: "
                     f"dlcmd umount --lazy {shlex.quote(str(mountpoint))}"
                 ) from None
             time.sleep(_POLL_S)
@@ -232,16 +242,28 @@ def unmount(mountpoint: str | os.PathLike[str], lazily: bool = False) -> None:
         wait_for_end(supervision.supervisor, UNMOUNT_TIMEOUT_S)
 
 
-def _users_of(place: str) -> list[str]:
-    """The visible processes, name and ID, with open files or their working folder on a mount."""
-    found = []
-    for process in filter(str.isdigit, os.listdir("/proc")):
-        folder = f"/proc/{process}"
+def _users_of(place: str) -> set[str]:
+    """The visible processes, name and ID, with open or mapped files or a working folder on a mount; not its own."""
+    found = set()
+    for folder in (Path("/proc", process) for process in os.listdir("/proc") if process.isdigit()):
         with contextlib.suppress(OSError):  # it has just ended, or belongs to another user
-            links = [f"{folder}/cwd", f"{folder}/root", *(one.path for one in os.scandir(f"{folder}/fd"))]
-            if any((os.readlink(link) + "/").startswith(place + "/") for link in links):
-                found.append(f"{Path(folder, 'comm').read_text().strip()} ({process})")
+            links = [
+                folder / "cwd",
+                folder / "root",
+                *(folder / "fd" / name for name in os.listdir(folder / "fd")),
+            ]
+            is_user = any(map(partial(_leads_below, place), links)) or (
+                os.fsencode(f" {place}/") in (folder / "maps").read_bytes()
+            )
+            if is_user and b"dieselfs_client" not in (folder / "cmdline").read_bytes():
+                found.add(f"{(folder / 'comm').read_text().strip()} ({folder.name})")
     return found
+
+
+def _leads_below(place: str, link: Path) -> bool:
+    with contextlib.suppress(OSError):  # it has just been closed
+        return f"{os.readlink(link)}/".startswith(f"{place}/")
+    return False
 
 
 def mounted_place(mountpoint: str | os.PathLike[str]) -> str:

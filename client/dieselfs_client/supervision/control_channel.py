@@ -35,6 +35,8 @@ daemon: the kernel does so when memory is short, and would kill the next process
 DESCRIPTORS_MAX = 32_768
 DESCRIPTORS_SPARE = 64
 """Descriptors of the process that are not for the daemons' use."""
+DESCRIPTORS_MIN = 2 * DESCRIPTORS_SPARE
+"""A mount on a machine with a lower limit is refused."""
 _DESCRIPTOR = struct.Struct("=i")
 _CREDENTIALS = struct.Struct("=iII")
 

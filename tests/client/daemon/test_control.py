@@ -1,4 +1,7 @@
+import mmap
 import os
+import re
+import resource
 import signal
 import socket
 import sqlite3
@@ -213,6 +216,34 @@ def test_unmounting_while_files_are_open(options: MountOptions, mountpoint: Path
         assert file.read() == FILES["train/0.txt"]
     while is_alive(process):
         time.sleep(0.01)
+
+
+def test_who_keeps_a_mount_busy_is_named(
+    options: MountOptions, mountpoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also who has a file mapped and closed, beside one whose descriptors are gone when they are looked at."""
+    control.mount("letters", mountpoint, options)
+    own = f"({os.getpid()})"
+    with open(mountpoint / "train/0.txt", "rb") as file:
+        mapped = mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ)
+    with mapped, pytest.raises(MountError, match=re.escape(own)) as busy:
+        control.unmount(mountpoint)
+    assert "another user" not in str(busy.value)
+    with open(mountpoint / "train/0.txt", "rb"):
+        original = os.listdir
+        monkeypatch.setattr(os, "listdir", lambda path: [*original(path), "999999"])
+        with pytest.raises(MountError, match=re.escape(own)):
+            control.unmount(mountpoint)
+    control.unmount(mountpoint)
+
+
+def test_a_low_limit_of_open_files_is_one_line_and_leaves_no_mount(
+    options: MountOptions, mountpoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (24, 24))
+    with pytest.raises(MountError, match=r"may have 24 open files here, a mount needs 128.*ulimit -n"):
+        control.mount("letters", mountpoint, options)
+    assert mount_at(str(mountpoint)) is None
 
 
 def test_there_is_nothing_to_unmount(mountpoint: Path) -> None:

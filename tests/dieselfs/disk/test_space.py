@@ -25,6 +25,7 @@ from dieselfs.disk.space import (
 )
 from dieselfs.errors import AccessDenied, InvalidInput
 from tests.support.descriptors import descriptor_count
+from tests.support.small_disk import small_disk
 
 CHUNK = ALIGNMENT_BYTES
 A, B, C = ("a" * 32, "b" * 32, "c" * 32)
@@ -285,6 +286,16 @@ def test_a_folder_that_cannot_be_used_is_refused_in_one_line(tmp_path: Path) -> 
     (tmp_path / "own" / "dieselfs-1").chmod(0o755)
     with pytest.raises(AccessDenied, match="0700"):
         check_usable(str(tmp_path / "own"))
+
+
+def test_a_file_system_that_is_read_only_is_refused_in_one_line(tmp_path: Path) -> None:
+    """With the folder of the tier on it, and without."""
+    with small_disk(tmp_path / "disk", "1m") as disk:
+        check_usable(str(disk / "tier"))
+        subprocess.run(["mount", "-o", "remount,ro", str(disk)], check=True)
+        for name in ("tier", "other"):
+            with pytest.raises(InvalidInput, match=f"--disk {disk}/{name}: Read-only file system"):
+                check_usable(str(disk / name))
 
 
 def test_a_folder_of_another_user_is_refused(tmp_path: Path) -> None:
