@@ -24,16 +24,16 @@ def _open_socket(address: Address, timeout_s: float = 10.0) -> Any:
     return _networks[0].connect(address, timeout_s)
 
 
-def _first_to_answer(connections: Sequence[Any], timeout_s: float) -> Any:
+def _first_to_answer(connections: Sequence[Any], timeout_s: float) -> int | None:
     """As `connection.first_to_answer`, which polls descriptors."""
     sockets: list[ClientSocket] = [connection._socket for connection in connections]
 
-    async def answered() -> Any:
+    async def answered() -> int | None:
         with trio.move_on_after(max(timeout_s, 0.0)):
             while True:
                 for place, each in enumerate(sockets):
                     if each.is_readable:
-                        return connections[place]
+                        return place
                 await first_change([each.arriving for each in sockets])
         return None
 

@@ -5,6 +5,7 @@ A green thread waits by `wait_for`: it hands an async function to its driver, a 
 """
 
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
@@ -102,8 +103,9 @@ async def drive(
         try:
             result = await wanted()
         except trio.Cancelled:
-            while not green.dead:  # what it does at its end waits for nothing
-                green.throw(Killed(process.name))
+            with suppress(Killed):
+                while not green.dead:  # what it does at its end waits for nothing
+                    green.throw(Killed(process.name))
             raise
         except BaseException as error:
             wanted = green.throw(error)

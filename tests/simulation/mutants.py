@@ -11,7 +11,7 @@ from dieselfs_server import assemble
 from dieselfs_server.datasets import commit, snapshots
 from dieselfs_server.maintenance import purge
 from dieselfs_server.metadata.redis.apply import ChunkApplication
-from dieselfs_server.metadata.sqlite.store import SqliteMetadata
+from dieselfs_server.metadata.redis.store import RedisMetadata
 
 
 @dataclass(frozen=True)
@@ -143,7 +143,7 @@ MUTANTS = {
     ),
     "versions-of-clock": Mutant(
         "versions are the time of the server's clock alone",
-        SqliteMetadata,
+        RedisMetadata,
         "reserve_versions",
         _versions_of_clock,
     ),
