@@ -6,14 +6,14 @@ Keys and values: `values.py`. How a chunk is applied: `apply.py`. States after a
 
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from threading import Lock
 from typing import Concatenate, ParamSpec, TypeVar
 
 from dieselfs.chunk.format import PREAMBLE_BYTES, VERSION_MAX, ChunkHeader, Preamble
 from dieselfs.chunk.ids import chunk_name, chunk_time_s
 from dieselfs.errors import InvalidInput, NotFound
-from dieselfs.limits import NOTES_AT_ONCE_MAX, REDIS_SWAPS_MAX
+from dieselfs.limits import KIB, NOTES_AT_ONCE_MAX, REDIS_SWAPS_MAX
 from dieselfs.names import split_path
 from dieselfs.records import (
     ChunkRecord,
@@ -94,6 +94,8 @@ from dieselfs_server.metadata.redis.values import (
 )
 from dieselfs_server.metadata.rules import merge_listing, tiling
 
+LARGE_HEADER_BYTES = 256 * KIB
+"""Chunks with longer headers take up to a second to apply; a server applies one of them at a time."""
 KEYS_TRIES_MAX = 8
 """Tries of a call whose dataset is replaced by a rebuild each time."""
 
@@ -121,6 +123,7 @@ class RedisMetadata:
         self._client = client
         self._datasets = Datasets(client, prefix)
         self._common_notes = common_notes_keys(prefix)
+        self._large = Lock()  # held while a large chunk is applied: Redis does one thing at a time
         self._commits_lock = Lock()  # guards `_commits`
         # By token: this process makes one commit at a time in each dataset.
         self._commits: defaultdict[bytes, Lock] = defaultdict(Lock)
@@ -205,12 +208,14 @@ class RedisMetadata:
         now_ns: int,
         is_again: bool = False,
     ) -> int:
-        # Its own copy first: if that is put in place meanwhile, this application continues there, and finds the chunk.
-        copy = copy_of(self._client, keys)
-        if copy is not None:
-            with suppress(DatasetGone):
-                self._application(copy, preamble, header, now_ns, is_again).apply()
-        return self._application(keys, preamble, header, now_ns, is_again).apply()
+        with self._large if preamble.header_length > LARGE_HEADER_BYTES else nullcontext():
+            # Its own copy first: if that is put in place meanwhile, this application continues there, and finds the
+            # chunk.
+            copy = copy_of(self._client, keys)
+            if copy is not None:
+                with suppress(DatasetGone):
+                    self._application(copy, preamble, header, now_ns, is_again).apply()
+            return self._application(keys, preamble, header, now_ns, is_again).apply()
 
     @_on_dataset
     def has_chunk(self, keys: DatasetKeys, chunk_id: bytes) -> bool:

@@ -12,6 +12,7 @@ import logging
 import os
 import sqlite3
 import time
+from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from threading import Lock
@@ -243,6 +244,34 @@ log = logging.getLogger(__name__)
 _REBUILD_ADVICE = "move the file away and restart the server: the metadata is rebuilt from the chunks"
 
 
+class FairLock:
+    """A lock that threads get in the order in which they asked for it. Whoever gives a `Lock` back and takes it again
+    overtakes those who wait.
+    """
+
+    def __init__(self) -> None:
+        self._lock = Lock()  # guards the two below
+        self._is_held = False
+        self._waiting: deque[Lock] = deque()  # each is held until its thread is the next one
+
+    def __enter__(self) -> None:
+        with self._lock:
+            if not self._is_held:
+                self._is_held = True
+                return
+            turn = Lock()
+            turn.acquire()
+            self._waiting.append(turn)
+        turn.acquire()
+
+    def __exit__(self, *_: object) -> None:
+        with self._lock:
+            if self._waiting:
+                self._waiting.popleft().release()
+            else:
+                self._is_held = False
+
+
 class Connections:
     """Thread-safe. Opening creates the database, or checks an existing one.
 
@@ -252,7 +281,7 @@ class Connections:
 
     def __init__(self, path: str) -> None:
         self.path = self._path = path
-        self._write_lock = Lock()  # held during a transaction of `_writer`
+        self._write_lock = FairLock()  # held during a transaction of `_writer`
         self._readers_lock = Lock()  # guards all below
         self._idle_readers: list[sqlite3.Connection] = []
         self._is_closed = False

@@ -1,10 +1,12 @@
 """The tables that SQLite makes are the ones that `docs/reference/metadata-keys.md` describes."""
 
+import os
 import re
-from contextlib import closing
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, closing
 from pathlib import Path
 
-from dieselfs_server.metadata.sqlite.connections import DATASET_TABLES, MEMORY, Connections
+from dieselfs_server.metadata.sqlite.connections import DATASET_TABLES, MEMORY, Connections, FairLock
 
 DOCUMENT = Path(__file__).parents[4] / "docs" / "reference" / "metadata-keys.md"
 
@@ -32,3 +34,22 @@ def test_the_document_lists_every_table_and_column() -> None:
         }
     assert documented_tables() == tables
     assert {name for name, columns in tables.items() if "dataset" in columns} == set(DATASET_TABLES)
+
+
+def test_who_asks_for_the_lock_again_does_not_overtake() -> None:
+    lock = FairLock()
+    order: list[int] = []
+
+    def take(number: int) -> None:
+        with lock:
+            order.append(number)
+
+    with ThreadPoolExecutor(5) as threads, ExitStack() as held:
+        held.enter_context(lock)
+        for number in range(5):
+            threads.submit(take, number)
+            while len(lock._waiting) <= number:
+                os.sched_yield()
+        held.close()
+        take(5)  # by the thread that had it
+    assert order == [0, 1, 2, 3, 4, 5]
