@@ -1,7 +1,7 @@
 """The parsers of `dlcmd import`, as targets: formats of others, whose files come from anywhere. This module writes
 temporary files.
 
-Formats that are read by a library in C (HDF5, Parquet, LMDB) are not among them: that library is the parser.
+`libraries.py` has the formats that libraries in C read.
 """
 
 import io

@@ -57,6 +57,7 @@ from dieselfs_server.store.memory import MemoryStore
 from dieselfs_server.store.opening import tier_options
 from dieselfs_server.store.wrapper import read_marker
 from fuzz.imports import IMPORT_TARGETS
+from fuzz.libraries import LIBRARY_TARGETS
 from fuzz.local import LOCAL_TARGETS
 from fuzz.small_snapshot import DATASET_ID, small_snapshot
 from fuzz.target import Target, of_text
@@ -322,4 +323,5 @@ TARGETS = (
     Target("supervisor-status", parse_status, [b'{"pid": 1, "mountpoint": "/mnt"}']),
     *LOCAL_TARGETS,
     *IMPORT_TARGETS,
+    *LIBRARY_TARGETS,
 )
