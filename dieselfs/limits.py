@@ -108,9 +108,12 @@ BULK_WAIT_S = 10.0
 CALL_COST_MAX_US = 400_000
 """What calls in flight may cost together, by the model in `dieselfs/rpc/methods.py`; a call of more is alone."""
 CALL_COST_OF_USER_MAX_US = 100_000
-"""The same for the calls of one user, over all connections: 25 look-ups, or 38 payloads of chunks."""
-SMALL_CALL_COST_US = 5_000
+"""The same for the calls of one user, over all connections: 12 look-ups, or 38 payloads of chunks."""
+SMALL_CALL_COST_US = 10_000
 """A call of this cost waits only for others of its user."""
+BUILDS_OF_USER_MAX = 2
+BUILDS_MAX = 16
+"""Calls in flight that may build a snapshot, which keeps a processor busy: of one user, and of all."""
 TURN_WAIT_S = 10.0
 """A call waits this long for the turn of its user."""
 

@@ -105,11 +105,11 @@ says.
 
 STEP = 500
 """A reply from memory, or a few bytes of a chunk."""
-LOOKUP = 4_000
+LOOKUP = 8_000
 """A thread that asks the metadata store, or changes something small: a server has few of them."""
 TABLE = 20_000
 """The whole table of users or of datasets."""
-START = 4_000
+START = 8_000
 """A job, or a snapshot that may have to be built: it has limits of its own while it runs."""
 RANGE_NS, ENTRY_US, READ_BYTES_PER_US, WRITE_BYTES_PER_US = 2_000, 20, 2_000, 1_000
 

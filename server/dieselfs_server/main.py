@@ -23,6 +23,10 @@ from dieselfs_server.logs import FORMATS, TEXT, configure
 from dieselfs_server.settings import ServerSettings, split_url
 
 EMBEDDED_IDLE_EXIT_S = 30.0
+SWITCH_S = 0.001
+"""A thread that computes lets the event loop, or another one, have the interpreter after this time; Python's 5 ms make
+each call wait for all threads that cut ranges or decode chunks, several times.
+"""
 
 log = logging.getLogger("dieselfs_server")
 
@@ -78,6 +82,7 @@ def serve(
     """Serve datasets: chunks in an object store, metadata in a metadata store."""
     configure(verbose, log_format)
     os.umask(0o077)
+    sys.setswitchinterval(SWITCH_S)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # it would have the identity and the keys of users
     report = LaunchReport(ready_fd)
     try:

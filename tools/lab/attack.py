@@ -48,6 +48,8 @@ SHARED, OWN, OTHER = "shared", "of-attacker", "of-other"
 CALL_TIMEOUT_S = 15.0
 CONNECTIONS = {"none": 6, "read": 16, "write": 8, "admin": 4}
 """Of each attacker, by its right."""
+NICE = 10
+"""Of the attackers: as if they were on machines of their own."""
 PAUSE_S = 0.02
 """Between two calls of the user who suffers."""
 ROOM_BYTES = 256 * MIB
@@ -322,4 +324,5 @@ def _resident_bytes(process: int) -> int:
 
 
 if __name__ == "__main__":
+    os.nice(NICE)
     Attacker(**json.load(sys.stdin)).run()

@@ -6,7 +6,7 @@ import trio.testing
 from trio.testing import MockClock
 
 from dieselfs.errors import Unavailable
-from dieselfs.limits import CALL_COST_OF_USER_MAX_US, TURN_WAIT_S
+from dieselfs.limits import BUILDS_OF_USER_MAX, CALL_COST_OF_USER_MAX_US, TURN_WAIT_S
 from dieselfs.telemetry.registry import Registry
 from dieselfs_server.admission.call_queue import CallQueue
 from dieselfs_server.admission.throttle import RENEWAL_WAIT_S_MAX
@@ -53,6 +53,26 @@ async def test_a_job_waits_for_its_turn_and_holds_nothing(autojump_clock: MockCl
         first.cancel()
         assert await entered_s(queue, "mal", "stat") == 0
         job.cancel()
+
+
+async def test_few_builds_of_a_user_run_at_a_time_and_hold_up_nothing_else(autojump_clock: MockClock) -> None:
+    queue, scopes = CallQueue(Registry()), [trio.CancelScope() for _ in range(BUILDS_OF_USER_MAX)]
+    async with trio.open_nursery() as nursery:
+        for scope in scopes:
+            nursery.start_soon(held, queue, scope, "get_snapshot")
+        await trio.testing.wait_all_tasks_blocked()
+        assert await entered_s(queue, "mal", "stat") == await entered_s(queue, "ada", "get_snapshot") == 0
+        nursery.start_soon(
+            held, queue, trio.CancelScope(deadline=trio.current_time() + 3 * TURN_WAIT_S), "put_tag"
+        )
+        nursery.start_soon(_end_later, scopes, 2 * TURN_WAIT_S)
+        assert await entered_s(queue, "mal", "get_snapshot") == pytest.approx(2 * TURN_WAIT_S)
+
+
+async def _end_later(scopes: list[trio.CancelScope], delay_s: float) -> None:
+    await trio.sleep(delay_s)
+    for scope in scopes:
+        scope.cancel()
 
 
 async def test_a_call_that_is_cancelled_while_it_waits_leaves_nothing(autojump_clock: MockClock) -> None:
