@@ -43,7 +43,8 @@ _LABEL = b"dieselfs handshake 2"
 _USER_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@-]{0,63}")
 _KEY_ID = re.compile(r"[a-z0-9]{1,32}")
 _KEY_FILE = re.compile(
-    r"dieselfs-key (\S{1,64}) ([a-z0-9]{1,32}) ([A-Za-z0-9_=-]{44})(?: ([A-Za-z0-9_=-]{44}))?\s*"
+    r"dieselfs-key (\S{1,64}) ([a-z0-9]{1,32}) ([A-Za-z0-9_=-]{44})(?: ([A-Za-z0-9_=-]{44}))?"
+    r"(?: ([A-Za-z0-9_=-]{44}))?\s*"
 )
 
 
@@ -109,10 +110,18 @@ class Key:
     key_id: str
     secret: bytes = field(repr=False)
     pin: bytes = bytes(PIN_BYTES)
+    next_pin: bytes = b""
+    """Of the identity that the servers will have next, or had before; empty without one."""
 
     @classmethod
-    def generate(cls, user: str, pin: bytes = bytes(PIN_BYTES)) -> "Key":
-        return cls(check_user_name(user), secrets.token_hex(4), secrets.token_bytes(SECRET_BYTES), pin)
+    def generate(cls, user: str, pin: bytes = bytes(PIN_BYTES), next_pin: bytes = b"") -> "Key":
+        secret = secrets.token_bytes(SECRET_BYTES)
+        return cls(check_user_name(user), secrets.token_hex(4), secret, pin, next_pin)
+
+    @property
+    def pins(self) -> tuple[bytes, ...]:
+        """The identities of servers that this key accepts."""
+        return (self.pin, self.next_pin) if self.next_pin else (self.pin,)
 
     def verifier(self) -> Verifier:
         client_key = _hmac(self.secret, b"client")
@@ -120,8 +129,8 @@ class Key:
 
     def text(self) -> str:
         """The content of a key file."""
-        secret, pin = (urlsafe_b64encode(part).decode() for part in (self.secret, self.pin))
-        return f"dieselfs-key {self.user} {self.key_id} {secret} {pin}\n"
+        encoded = (urlsafe_b64encode(part).decode() for part in (self.secret, *self.pins))
+        return f"dieselfs-key {self.user} {self.key_id} {' '.join(encoded)}\n"
 
     @classmethod
     def parse(cls, text: str, source: str) -> "Key":
@@ -138,7 +147,10 @@ class Key:
                 f"{source} is of an earlier version and does not name its servers: "
                 "an administrator makes a new key with 'dlcmd user add NAME'"
             )
-        return cls(check_user_name(match[1]), match[2], secret, pin)
+        next_pin = _decoded(match[5] or "")
+        if match[5] and len(next_pin) != PIN_BYTES:
+            raise AccessDenied(f"{source}: its second pin is invalid")
+        return cls(check_user_name(match[1]), match[2], secret, pin, next_pin)
 
 
 def read_key_file(path: str | os.PathLike[str]) -> Key:

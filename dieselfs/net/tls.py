@@ -13,6 +13,7 @@ import os
 import socket
 import ssl
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from threading import local
 
@@ -59,12 +60,12 @@ class ServerTls:
 
 @dataclass(frozen=True, slots=True)
 class ClientTls:
-    """How a client checks the server: the pin of the public key, or the fingerprint of the certificate; with neither,
-    an authority in `context` has been asked.
+    """How a client checks the server: the public key has one of the pins, or the certificate has the fingerprint; with
+    neither, an authority in `context` has been asked.
     """
 
     context: ssl.SSLContext
-    pin: bytes | None = None
+    pins: Sequence[bytes] = ()
     fingerprint: bytes | None = None
 
     def check(self, certificate: bytes, address: TcpAddress) -> None:
@@ -73,7 +74,8 @@ class ClientTls:
             fingerprint(certificate), self.fingerprint
         ):
             raise Unavailable(f"{address} shows another certificate than its record: it is another process")
-        if self.pin is not None and not hmac.compare_digest(pin_of_certificate(certificate), self.pin):
+        pin = pin_of_certificate(certificate) if self.pins else b""
+        if self.pins and not any(hmac.compare_digest(pin, known) for known in self.pins):
             raise Unavailable(
                 f"the server at {address} has another key than the one in your key file: it is not the real one; "
                 "check the address (set tls_ca if an authority has made its certificate)"

@@ -52,7 +52,7 @@ def read_access(settings: Settings) -> Access:
         tls.context.verify_mode = ssl.CERT_REQUIRED
         tls.context.check_hostname = True
     elif key is not None:
-        tls = replace(tls, pin=key.pin)
+        tls = replace(tls, pins=key.pins)
     return Access(key, tls)
 
 

@@ -423,7 +423,7 @@ service ChunkServer extends Handshake {
 
   // -- users --
   /** The pin of the servers of this store, for key files: SHA-256 of their public key. */
-  binary server_pin() throws (1: Refusal refusal)
+  binary server_pin(1: bool with_next = 0) throws (1: Refusal refusal)
   /**
    * Adds a key to the user (creating the user). The caller has made it; the server gets what checks its proofs. May be
    * repeated.

@@ -74,10 +74,10 @@ class ServerConnections:
             connection.close()
 
     @property
-    def servers_pin(self) -> bytes | None:
-        """The pin of the servers in the key file; None without one, as on a Unix socket."""
+    def servers_pins(self) -> tuple[bytes, ...]:
+        """The pins of the servers in the key file: two while their identity is replaced, none on a Unix socket."""
         key = self._access.current().key
-        return key.pin if key else None
+        return key.pins if key else ()
 
     def trouble(self) -> str:
         """Why the servers cannot be reached now; empty if the last call succeeded. Does not wait."""

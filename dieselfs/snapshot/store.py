@@ -2,6 +2,7 @@
 
 import logging
 import os
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -80,7 +81,7 @@ class SnapshotStore:
         is_newest = not generation and not tag
         known = self._known(folder, dataset, generation) if not tag else None
         if known is None and not is_whole:
-            known = self._adopted(dataset, 0 if tag else generation, client.servers_pin)
+            known = self._adopted(dataset, 0 if tag else generation, client.servers_pins)
         held = [] if is_whole else self._held(folder)[:SNAPSHOT_BASES_MAX]
         bases = {snapshot.digest: snapshot for snapshot in held}
         remote = client.snapshot(
@@ -102,14 +103,16 @@ class SnapshotStore:
             if remote.base_digest not in bases:
                 raise Damaged(f"{source}: it is for a snapshot that is not here")
             content = apply_delta(bases[remote.base_digest], decode_delta(content, source), source)
-        return self._keep(folder, dataset, remote, content, client.servers_pin)
+        return self._keep(folder, dataset, remote, content, client.servers_pins)
 
-    def check_signer(self, header: SnapshotHeader) -> None:
-        """Raise Damaged unless the signer of this snapshot is that of the first of its dataset; StorageFull."""
+    def check_signer(self, header: SnapshotHeader, pins: Sequence[bytes] = ()) -> None:
+        """Raise Damaged unless the signer of this snapshot is that of the first of its dataset, or the key file has the
+        pins of both; StorageFull.
+        """
         folder = self._folder / header.dataset_id.hex()
         try:
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            _check_signer(folder / SIGNER_FILE, header.dataset, header.signer)
+            _check_signer(folder / SIGNER_FILE, header.dataset, header.signer, pins)
         except OSError as error:
             raise _cannot_store(folder, error) from None
 
@@ -120,7 +123,7 @@ class SnapshotStore:
         here = max(folder.glob(f"*-{generation:x}.snapshot"), default=None)
         return None if here is None else self._open(here)
 
-    def _adopted(self, dataset: DatasetRecord, generation: int, pin: bytes | None) -> Snapshot | None:
+    def _adopted(self, dataset: DatasetRecord, generation: int, pins: Sequence[bytes]) -> Snapshot | None:
         """A copy of a snapshot in the shared folder. If there is none of the generation, the newest one is taken: a
         delta from it may be enough.
         """
@@ -130,15 +133,15 @@ class SnapshotStore:
         pattern = f"*-{generation:x}.snapshot" if generation else _file_name(*_state(dataset))
         found = sorted(folder.glob(pattern)) or sorted(folder.glob("*.snapshot"))
         try:
-            adopted = self.adopt(found[-1], pin) if found else None
+            adopted = self.adopt(found[-1], pins) if found else None
         except DieselfsError as error:
             _log.warning("%s; it is not used", error)
             return None
         # Of another dataset: the file has been put into the wrong folder.
         return adopted if adopted is not None and adopted.header.dataset_id == dataset.dataset_id else None
 
-    def adopt(self, path: str | os.PathLike[str], pin: bytes | None = None) -> Snapshot:
-        """A copy of a saved snapshot, verified as one from a server. `pin`: of the servers, from the key file.
+    def adopt(self, path: str | os.PathLike[str], pins: Sequence[bytes] = ()) -> Snapshot:
+        """A copy of a saved snapshot, verified as one from a server. `pins`: of the servers, from the key file.
 
         Raises NotFound, InvalidInput, Damaged, StorageFull.
         """
@@ -147,7 +150,7 @@ class SnapshotStore:
         known = self._open(folder / _file_name(*_state(saved.header)))
         if known is not None and known.digest == saved.digest:
             return known
-        return self._put(folder, Snapshot(bytes(saved.content), saved.source), pin)
+        return self._put(folder, Snapshot(bytes(saved.content), saved.source), pins)
 
     def stored(self) -> list[Snapshot]:
         """The stored snapshots of all datasets, by name, the newest first."""
@@ -183,7 +186,7 @@ class SnapshotStore:
         dataset: DatasetRecord,
         remote: RemoteSnapshot,
         content: bytes | bytearray,
-        pin: bytes | None,
+        pins: Sequence[bytes],
     ) -> Snapshot:
         """Verify and store the snapshot file `content`, which the server has announced as `remote`."""
         arrived = Snapshot(bytes(content), f"snapshot of {dataset.name} from the server")
@@ -193,16 +196,16 @@ class SnapshotStore:
         if sent != promised:
             arrived.verify()  # damaged, rather than another one
             raise Damaged(f"the server sent another snapshot of {dataset.name} than it announced")
-        return self._put(folder, arrived, pin)
+        return self._put(folder, arrived, pins)
 
-    def _put(self, folder: Path, arrived: Snapshot, pin: bytes | None) -> Snapshot:
-        """Verify and store a snapshot. `pin`: of the servers, from the key file; None without one."""
+    def _put(self, folder: Path, arrived: Snapshot, pins: Sequence[bytes]) -> Snapshot:
+        """Verify and store a snapshot. `pins`: of the servers, from the key file; none without one."""
         arrived.verify()
         header = arrived.header
         check_snapshot_signature(header, arrived.source)
-        if pin is not None and pin_of(header.signer) != pin:
+        if pins and pin_of(header.signer) not in pins:
             raise Damaged(f"{arrived.source}: signed by other servers than those that your key file names")
-        self.check_signer(header)
+        self.check_signer(header, pins)
         path = folder / _file_name(*_state(header))
         try:
             _write_aside(path, arrived.content)
@@ -285,9 +288,13 @@ def _cannot_store(folder: Path, error: OSError) -> StorageFull:
     )
 
 
-def _check_signer(path: Path, dataset: str, signer: bytes) -> None:
-    """Note the signer of the first snapshot in the file `path`; raise Damaged if it has another one. Raises OSError."""
+def _check_signer(path: Path, dataset: str, signer: bytes, pins: Sequence[bytes]) -> None:
+    """Note the signer of the first snapshot in the file `path`; raise Damaged if it has another one, unless the pins of
+    both are in `pins`: then the servers have changed their identity. Raises OSError.
+    """
     known = path.read_text("ascii", "replace").strip() if path.exists() else ""
+    if known and known != signer.hex() and _are_pinned((known, signer.hex()), pins):
+        known = ""
     if known and known != signer.hex():
         raise Damaged(
             f"the snapshot of {dataset} is signed by other servers than those before; if the servers have a new "
@@ -295,6 +302,13 @@ def _check_signer(path: Path, dataset: str, signer: bytes) -> None:
         )
     if not known:
         _write_aside(path, f"{signer.hex()}\n".encode())
+
+
+def _are_pinned(signers: Sequence[str], pins: Sequence[bytes]) -> bool:
+    try:
+        return all(pin_of(bytes.fromhex(each)) in pins for each in signers)
+    except ValueError:
+        return False
 
 
 def _state(state: DatasetRecord | SnapshotHeader) -> tuple[int, int]:

@@ -59,6 +59,12 @@ Exit codes: 0 stopped by a signal, or copied; 1 usage or settings, 2 no room for
     metavar="FOLDER",
     help="Put back what is missing of them from the newest copy in FOLDER, and exit.",
 )
+@click.option(
+    "--new-identity",
+    type=click.Choice(("announce", "use")),
+    help="'announce': make the identity that the servers will have, so that new key files accept both; they may run. "
+    "'use': replace the present one by it, while no server runs. Then exit.",
+)
 @click.option("--verbose", is_flag=True, help="Log each call of a client.")
 @click.option(
     "--log-format", type=click.Choice(FORMATS), default=TEXT, help="Form of the log on stderr. [text]"
@@ -74,6 +80,7 @@ def serve(
     is_new: bool,
     backup: Path | None,
     restore: Path | None,
+    new_identity: str | None,
     init_only: bool,
     verbose: bool,
     log_format: str,
@@ -93,6 +100,8 @@ def serve(
         settings = replace(settings, is_new=settings.is_new or is_new or init_only)
         if backup is not None or restore is not None:
             _copy(settings, backup, restore)
+        elif new_identity is not None:
+            _replace_identity(settings, new_identity == "announce")
         elif init_only:
             trio.run(initialize, settings)
         else:
@@ -117,6 +126,21 @@ def _copy(settings: ServerSettings, backup: Path | None, restore: Path | None) -
     elif restore is not None:
         with closing(open_unmarked(settings.store)) as store:
             print(f"restored {put_back(store, database, restore):,} records")
+
+
+def _replace_identity(settings: ServerSettings, is_announced: bool) -> None:
+    """Make or use the next identity, and print the outcome."""
+    from dieselfs_server.access.identity import announce_identity
+    from dieselfs_server.datasets.snapshots import replace_identity
+    from dieselfs_server.store.opening import open_store
+
+    with closing(open_store(settings.store, is_new=False)) as store:
+        if is_announced:
+            pin = announce_identity(store).pin
+            print(f"the next identity is {pin.hex()}: users get it with dlcmd user rotate")
+        else:
+            new, tags = replace_identity(store)
+            print(f"the identity is {new.pin.hex()}; signed {tags:,} tags again; start the servers")
 
 
 def main() -> None:

@@ -259,6 +259,6 @@ def test_a_snapshot_of_other_servers_is_refused(
         data.flush()
         dataset = data.client.dataset("pauls")
         SnapshotStore(tmp_path / "one").get(data.client, dataset)
-        monkeypatch.setattr(ServerClient, "servers_pin", Identity.generate().pin)
+        monkeypatch.setattr(ServerClient, "servers_pins", (Identity.generate().pin,))
         with pytest.raises(Damaged, match="other servers than those"):
             SnapshotStore(tmp_path / "other").get(data.client, dataset)

@@ -43,4 +43,4 @@ def is_hung_up(sock: socket.socket) -> bool:
 
 def pinned(key: Key) -> ClientTls:
     """The TLS of a client with this key."""
-    return ClientTls(new_context(ssl.PROTOCOL_TLS_CLIENT), pin=key.pin)
+    return ClientTls(new_context(ssl.PROTOCOL_TLS_CLIENT), pins=key.pins)

@@ -100,7 +100,7 @@ def _open_saved(path: str, options: CacheOptions, snapshot_file: str | None) -> 
     ).client
     if snapshot_file is None:
         settings = Settings.load(options.server, options.key_file, home=options.home)
-        snapshot = SnapshotStore.of(settings).adopt(path, client.servers_pin)
+        snapshot = SnapshotStore.of(settings).adopt(path, client.servers_pins)
     return Opened(snapshot, ServerSource(client, snapshot), client)
 
 

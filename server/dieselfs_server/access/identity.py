@@ -31,6 +31,8 @@ if TYPE_CHECKING:
     from cryptography.x509 import Certificate, CertificateBuilder, GeneralName
 
 IDENTITY_RECORD = "identity"
+NEXT_RECORD = "identity-next"
+"""The identity that the servers will have. Key files that are made now accept both."""
 SEED_BYTES = 32
 
 _RECORD = re.compile(rb"dieselfs-identity 1 ([0-9a-f]{64}) ([0-9a-f]{64})\n")
@@ -87,6 +89,21 @@ def store_identity(store: ObjectStore) -> Identity:
             f"object store: record {IDENTITY_RECORD!r} was removed at once; start the server again"
         )
     return Identity.decode(content)
+
+
+def next_identity(store: ObjectStore) -> Identity | None:
+    """Raises Damaged."""
+    content = store.get_record(NEXT_RECORD)
+    return None if content is None else Identity.decode(content)
+
+
+def announce_identity(store: ObjectStore) -> Identity:
+    """Make the next identity, unless there is one; servers show its pin to clients from now on."""
+    store.create_record(NEXT_RECORD, Identity.generate().encode())
+    announced = next_identity(store)
+    if announced is None:
+        raise Unavailable(f"object store: record {NEXT_RECORD!r} was removed at once; try again")
+    return announced
 
 
 CHANGES_LOOK_S = 1.0

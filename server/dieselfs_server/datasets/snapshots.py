@@ -13,6 +13,7 @@ snapshot, the record has a signature of tag and digest, so that nobody can excha
 import errno
 import logging
 import os
+import re
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -44,7 +45,13 @@ from dieselfs.snapshot.format import COUNT_MAX, SnapshotHeader, decode_snapshot_
 from dieselfs.snapshot.reader import Snapshot
 from dieselfs.snapshot.signature import check_snapshot_signature, message_of
 from dieselfs.snapshot.successor import chunk_ids, next_snapshot, with_folders
-from dieselfs_server.access.identity import Identity
+from dieselfs_server.access.identity import (
+    IDENTITY_RECORD,
+    NEXT_RECORD,
+    Identity,
+    next_identity,
+    store_identity,
+)
 from dieselfs_server.metadata.interface import MetadataStore
 from dieselfs_server.store.interface import ObjectStore
 
@@ -382,6 +389,8 @@ def _chunks_since(
     return new if changes <= min(CHANGES_MAX, CHANGES_SHARE * len(base)) else None
 
 
+_TAG_RECORD = re.compile(r"tag-[0-9a-f]{32}-(?:[0-9a-f]{2})+")
+
 TAGS_MAX = 1000
 """Of a dataset. A quota counts chunks alone, and each tag takes as much of the object store as a snapshot."""
 
@@ -463,6 +472,42 @@ class TagStore:
             used = np.unique(snapshot.column("extent_chunks")).tolist()
             needed[name] = {snapshot.chunk_id(chunk) for chunk in used}
         return needed
+
+
+def replace_identity(store: ObjectStore) -> tuple[Identity, int]:
+    """Make the next identity the present one, and sign all tags with it; returns it, and the number of tags. No server
+    may run. An interrupted call is repeated: then some tags have the new signature already.
+
+    Raises InvalidInput without a next identity, Damaged for a tag that neither has signed; nothing is replaced then.
+    """
+    old, new = store_identity(store), next_identity(store)
+    if new is None:
+        raise InvalidInput(
+            "there is no next identity: make one with --new-identity announce, and give keys time"
+        )
+    records = [name for name in store.list_records("tag-") if _TAG_RECORD.fullmatch(name)]
+    for record in records:
+        content = store.get_record(record)
+        if content is not None:
+            store.put_record(record, _signed_again(record, content, old, new))
+    store.put_record(IDENTITY_RECORD, new.encode())
+    store.delete_record(NEXT_RECORD)
+    return new, len(records)
+
+
+def _signed_again(record: str, content: bytes, old: Identity, new: Identity) -> bytes:
+    """The content of a tag with signatures of `new`. Raises Damaged."""
+    name = bytes.fromhex(record.rpartition("-")[2]).decode("ascii", "replace")
+    snapshot = Snapshot(content[SIGNATURE_BYTES:], f"tag {name}")
+    snapshot.verify()
+    by = new if snapshot.header.signer == new.public_key else old
+    check_signed(snapshot, by)
+    message = _message(name, snapshot)
+    try:
+        check_signature(by.pin, by.public_key, message, content[:SIGNATURE_BYTES], snapshot.source)
+    except AccessDenied as error:
+        raise Damaged(str(error)) from None
+    return new.sign(message) + signed(bytes(snapshot.content), new)
 
 
 def _prefix(dataset_id: bytes) -> str:

@@ -34,7 +34,7 @@ from dieselfs.telemetry.activity import SERVER_METRICS
 from dieselfs.telemetry.registry import Registry, Report
 from dieselfs_server import condition
 from dieselfs_server.access.accounts import Accounts, Caller, Right, with_owner
-from dieselfs_server.access.identity import Identity
+from dieselfs_server.access.identity import Identity, next_identity
 from dieselfs_server.access.users import UserStore
 from dieselfs_server.admission.quotas import Quotas
 from dieselfs_server.admission.room import Room
@@ -253,8 +253,12 @@ class ServerCalls:
     environment_checks: Sequence[Callable[[], CheckRecord]]
     page: WebPage | None
 
-    async def server_pin(self, _: Call) -> bytes:
-        return self.identity.pin
+    async def server_pin(self, call: Call) -> bytes:
+        """With `with_next`, the pin of the next identity follows, if there is one."""
+        following = None
+        if call.arguments.with_next:
+            following = await trio.to_thread.run_sync(next_identity, self.store)
+        return self.identity.pin + (following.pin if following else b"")
 
     async def status(self, _: Call) -> ServerStatus:
         report = Report({"component": "server"}, self.metrics.families(SERVER_METRICS))

@@ -30,7 +30,7 @@ from tests.support.certificates import make_certificate
 
 IDENTITY = Identity.generate()
 SERVER: ServerTls = identity_tls(IDENTITY)
-CLIENT = ClientTls(new_context(ssl.PROTOCOL_TLS_CLIENT), pin=IDENTITY.pin)
+CLIENT = ClientTls(new_context(ssl.PROTOCOL_TLS_CLIENT), pins=[IDENTITY.pin])
 ADDRESS = TcpAddress("127.0.0.1", 7070)
 PATIENCE_S = 60.0
 
@@ -171,7 +171,7 @@ def test_a_silent_end_times_out() -> None:
 
 def test_another_key_is_refused_and_the_right_fingerprint_is_not() -> None:
     with pytest.raises(Unavailable, match="not the real one"):
-        Ends(ClientTls(CLIENT.context, pin=Identity.generate().pin))
+        Ends(ClientTls(CLIENT.context, pins=[Identity.generate().pin]))
     with pytest.raises(Unavailable, match="another certificate"):
         Ends(ClientTls(CLIENT.context, fingerprint=bytes(32)))
     Ends(ClientTls(CLIENT.context, fingerprint=SERVER.channel)).close()

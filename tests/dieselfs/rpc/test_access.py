@@ -24,13 +24,13 @@ def settings(tmp_path: Path) -> Settings:
 
 def test_servers_are_known_by_the_pin_in_the_key_file(settings: Settings) -> None:
     access = read_access(settings)
-    assert access.key == KEY and access.tls is not None and access.tls.pin == KEY.pin
+    assert access.key == KEY and access.tls is not None and access.tls.pins == (KEY.pin,)
 
 
 def test_with_an_authority_the_pin_is_not_needed(settings: Settings, tmp_path: Path) -> None:
     certificate, _ = make_certificate(tmp_path)
     tls = read_access(replace(settings, tls_ca=str(certificate))).tls
-    assert tls is not None and tls.pin is None
+    assert tls is not None and not tls.pins
     assert tls.context.verify_mode is ssl.CERT_REQUIRED and tls.context.check_hostname
     with pytest.raises(AccessDenied, match="none"):
         read_access(replace(settings, tls_ca=str(tmp_path / "none")))

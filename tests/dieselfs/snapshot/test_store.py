@@ -53,7 +53,7 @@ class OfferingServer:
 
     offer: RemoteSnapshot
     known_digests: list[bytes] = field(default_factory=list)
-    servers_pin: bytes | None = None
+    servers_pins: tuple[bytes, ...] = ()
     deltas: list[Delta] = field(default_factory=list)
     bases: list[bytes] = field(default_factory=list)
 
@@ -233,9 +233,9 @@ def test_a_saved_snapshot_is_compared_with_the_server(tmp_path: Path) -> None:
 
 def test_the_signer_is_the_one_that_the_key_file_names(tmp_path: Path) -> None:
     offer = offer_of(content_of(7))
-    ours = OfferingServer(offer, servers_pin=IDENTITY.pin)
+    ours = OfferingServer(offer, servers_pins=(IDENTITY.pin,))
     assert SnapshotStore(tmp_path / "ours").get(ours.client(), record_at(7)).generation == 7
-    others = OfferingServer(offer, servers_pin=OTHER_IDENTITY.pin)
+    others = OfferingServer(offer, servers_pins=(OTHER_IDENTITY.pin,))
     with pytest.raises(Damaged, match="other servers than those"):
         SnapshotStore(tmp_path / "others").get(others.client(), record_at(7))
 
