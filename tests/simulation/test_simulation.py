@@ -45,7 +45,7 @@ def test_a_seed_has_the_same_trace_in_each_process_and_after_other_seeds() -> No
 
 
 def test_a_known_fault_is_found_and_its_seed_made_smaller() -> None:
-    result = simulated("mutants", "applied-first", "--seeds", "3", "--shrink")
+    result = simulated("mutants", "applied-first", "--seeds", "30", "--shrink")
     command = result.stdout.splitlines()[-1]
     assert result.returncode == 0, result.stdout + result.stderr
     assert "python -m tests.simulation run" in command and "--steps" in command
