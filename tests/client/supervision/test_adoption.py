@@ -45,11 +45,17 @@ def is_restarted_since(before: SupervisorStatus) -> Callable[[SupervisorStatus],
     return lambda now: now.is_served and now.restarts > before.restarts
 
 
+def keeper_of(mountpoint: Path) -> int:
+    """It is forked once the mount is ready."""
+    deadline_s = time.monotonic() + 60
+    while not (found := processes_of(mountpoint)["keeper"]):
+        assert time.monotonic() < deadline_s
+    return found[0]
+
+
 def kill_with_keeper(mountpoint: Path, supervisor: int) -> None:
     """Neither replaces the other."""
-    deadline_s = time.monotonic() + 60
-    while not processes_of(mountpoint)["keeper"]:  # it is forked once the mount is ready
-        assert time.monotonic() < deadline_s
+    keeper_of(mountpoint)
     os.kill(supervisor, signal.SIGSTOP)
     for process in (*processes_of(mountpoint)["keeper"], supervisor):
         os.kill(process, signal.SIGKILL)
@@ -105,8 +111,8 @@ def test_the_keeper_has_what_nobody_else_has(
     with readers(mountpoint, tmp_path) as reading:
         for _ in range(2):
             before = wait_for(mountpoint, lambda now: now.is_served)
-            while not (found := processes_of(mountpoint))["keeper"]:
-                assert supervision_of(str(mountpoint)) is not None
+            keeper_of(mountpoint)
+            found = processes_of(mountpoint)
             for kind in ("zygote", "standby", "daemon", "supervisor"):
                 for process in found[kind]:
                     os.kill(process, signal.SIGKILL)
@@ -127,13 +133,10 @@ child.HANG_S, keeper.SILENT_INTERVALS_MAX = 2.5, 2
     control.mount(dataset, mountpoint, options)
     with readers(mountpoint, tmp_path) as reading:
         before = wait_for(mountpoint, lambda now: now.is_served)
-        while not (keepers := processes_of(mountpoint)["keeper"]):
-            assert supervision_of(str(mountpoint)) is not None
-        [keeper] = keepers
+        keeper = keeper_of(mountpoint)
         os.kill(keeper, signal.SIGSTOP)
         wait_until_ended(keeper)
-        while not processes_of(mountpoint)["keeper"]:
-            assert supervision_of(str(mountpoint)) is not None
+        keeper_of(mountpoint)
         os.kill(before.supervisor, signal.SIGSTOP)
         os.kill(before.daemon, signal.SIGKILL)
         after = wait_for(mountpoint, is_served_by_others(before.supervisor))
