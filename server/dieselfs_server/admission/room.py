@@ -58,7 +58,7 @@ class Room:
                     disk
                 ):
                     raise StorageFull(
-                        f"the disk of {folder} on the server is full: {format_size(disk.free_bytes)} are kept for "
+                        f"the object store is full: {format_size(disk.free_bytes)} on the disk of {folder} are kept for "
                         "deletes; delete files (dlcmd rm), free their room (dlcmd purge --grace 0s dl://DATASET), or "
                         "enlarge the disk"
                     )

@@ -312,7 +312,7 @@ def test_a_full_disk_at_the_server_is_one_line_and_the_same_command_continues(
         dlcmd = Dlcmd(tmp_path / "home", tmp_path, {"DIESELFS_SERVER": server.unix})
         put = ("put", "-r", "many/", "dl://d/", "--chunk-size", "1M", "--json")
         ran = dlcmd(*put, exit_code=EXIT_PARTIAL)
-        assert "the object store is full: No space left" in ran.summary["error"]
+        assert "the object store is full: " in ran.summary["error"]
         assert re.match(rf"[0-6] not stored at {re.escape(server.unix)}: ", ran.summary["error"])
         assert "until then; the same command continues when there is room" in ran.summary["error"]
         before = dlcmd("info", "--json", "dl://d").objects[0]["files"]
