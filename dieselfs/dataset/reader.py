@@ -14,7 +14,7 @@ from dieselfs.rpc.client import ServerClient
 from dieselfs.settings import Settings
 from dieselfs.shuffle.order import Layout
 from dieselfs.snapshot.reader import Snapshot
-from dieselfs.snapshot.store import SnapshotStore
+from dieselfs.snapshot.store import SnapshotStore, stored_plain
 from dieselfs.sources.decrypted import readable
 from dieselfs.sources.disk import node_source
 
@@ -70,7 +70,10 @@ class FrozenReader:
         signed it than the earlier ones.
         """
         with self._lock:
-            self._store.check_signer(snapshot.header)
+            if not snapshot.header.is_encrypted and (cipher := self._client.known_cipher(self._name)):
+                snapshot = stored_plain(self._store.adopt(snapshot.source, self._client.servers_pins), cipher)
+            if not snapshot.header.is_encrypted:  # else it was made here, of one that was checked
+                self._store.check_signer(snapshot.header)
             self._generation = snapshot.generation
             self._attach(snapshot)
 

@@ -321,11 +321,14 @@ def _file_name(updated_ns: int, generation: int) -> str:
 
 
 def save_snapshot(snapshot: Snapshot, path: str | os.PathLike[str]) -> str:
-    """Save a snapshot to a file, atomically; returns its path. Raises DieselfsError if it cannot be written.
+    """Save a snapshot to a file, atomically; returns its path. Raises DieselfsError if it cannot be written. Of an
+    encrypted dataset, the one with encrypted names is saved, which readers with the key open.
 
     In a folder, it gets the place where the setting `snapshots` looks for it.
     """
     target = os.fspath(path)
+    if snapshot.header.is_encrypted:
+        snapshot = Snapshot.open(Path(snapshot.source).with_suffix("").with_suffix(".snapshot"))
     if os.path.isdir(target):
         folder = os.path.join(target, snapshot.header.dataset_id.hex())
         target = os.path.join(folder, _file_name(*_state(snapshot.header)))

@@ -79,6 +79,20 @@ def test_what_cannot_be_encrypted_is_refused(dlcmd: Dlcmd, source: Path) -> None
     assert "has files that are not encrypted" in ran.stderr
 
 
+def test_a_saved_snapshot_has_encrypted_names_and_is_mounted_by_who_has_the_key(
+    dlcmd: Dlcmd, source: Path, tmp_path: Path
+) -> None:
+    saved, mount = tmp_path / "saved.snapshot", tmp_path / "mount"
+    dlcmd("snapshot", "save", "dl://pets", saved)
+    assert b"large" not in saved.read_bytes() and b"train" not in saved.read_bytes()
+    mount.mkdir()
+    dlcmd("mount", "--view", "fuse", saved, mount)
+    try:
+        assert (mount / "train/cat/2.jpg").read_bytes() == (source / "train/cat/2.jpg").read_bytes()
+    finally:
+        dlcmd("umount", mount)
+
+
 def test_another_user_of_the_same_store_has_no_key(dlcmd: Dlcmd, tmp_path: Path) -> None:
     other = Dlcmd(dlcmd.home, tmp_path)
     for arguments in (

@@ -19,6 +19,7 @@ BENCHMARKS = {
     "idle": "mounts",
     "cores": "mounts",
     "resilience": "mounts",
+    "encryption": "storage",
     "rebuild": "storage",
     "stores": "storage",
     "requests": "storage",

@@ -4,6 +4,7 @@ files.
 
 import logging
 import os
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from logging.handlers import RotatingFileHandler
 from pathlib import Path
@@ -13,7 +14,7 @@ import trio
 
 from dieselfs.cluster.node_lock import NodeLock
 from dieselfs.dataset import connect as connect_dataset
-from dieselfs.errors import MountError
+from dieselfs.errors import MountError, Unavailable
 from dieselfs.limits import MIB
 from dieselfs.names import SCHEME, is_file_path, is_location, parse_location
 from dieselfs.process.state_dirs import open_private
@@ -21,7 +22,7 @@ from dieselfs.rpc.client import ServerClient
 from dieselfs.settings.table import ONESHOT, CacheOptions, Settings
 from dieselfs.snapshot.pin import holder_name, keep_pinned, unpin
 from dieselfs.snapshot.reader import Snapshot
-from dieselfs.snapshot.store import SnapshotStore, stored_subtree
+from dieselfs.snapshot.store import SnapshotStore, stored_plain, stored_subtree
 from dieselfs.sources.decrypted import DecryptedSource, decryption_of
 from dieselfs.sources.disk import node_source
 from dieselfs.sources.interface import Source
@@ -101,6 +102,11 @@ def _open_saved(path: str, options: CacheOptions, snapshot_file: str | None) -> 
     if snapshot_file is None:
         settings = Settings.load(options.server, options.key_file, home=options.home)
         snapshot = SnapshotStore.of(settings).adopt(path, client.servers_pins)
+        cipher = None
+        with suppress(Unavailable):  # of a dataset that is not encrypted, nothing is needed now
+            cipher = client.known_cipher(snapshot.dataset)
+        if cipher is not None:
+            snapshot = stored_plain(snapshot, cipher)
     return Opened(snapshot, ServerSource(client, snapshot), client)
 
 

@@ -186,6 +186,17 @@ def test_names_that_are_too_long_are_refused_at_once(secret: Dataset) -> None:
     assert secret.get("n" * PLAIN_NAME_BYTES_MAX) == b"x"
 
 
+def test_saved_metadata_is_encrypted_and_read_with_the_key(
+    secret: Dataset, settings: Settings, tmp_path: Path
+) -> None:
+    secret.save_meta(tmp_path / "saved")
+    assert b"secret-name" not in (tmp_path / "saved").read_bytes()
+    with Dataset(settings, secret.name) as other:
+        other.load_meta(tmp_path / "saved")
+        assert other.get("train/dog.jpg") == b"woof"
+    assert sorted(path.name for path in tmp_path.iterdir() if path.is_file()) == ["saved"]
+
+
 def test_the_plain_snapshot_is_private_and_consistent(secret: Dataset) -> None:
     snapshot = secret.snapshot
     assert snapshot.header.is_encrypted
