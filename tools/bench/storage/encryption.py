@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Callable, Generator
+from functools import partial
 from itertools import count
 from pathlib import Path
 from shutil import rmtree
@@ -55,7 +56,7 @@ def encryption(folder: Path, scale: Scale) -> Generator[Trial]:
 
 
 def _sides(run: Callable[[str], Run], size: int, files: int) -> list[Side]:
-    return [Side(side, lambda side=side: run(side), files, "files", size * files) for side in SIDES]  # type: ignore[misc]
+    return [Side(side, partial(run, side), files, "files", size * files) for side in SIDES]
 
 
 def _dataset(home: Home, name: str, side: str) -> Dataset:
