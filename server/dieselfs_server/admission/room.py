@@ -58,9 +58,9 @@ class Room:
                     disk
                 ):
                     raise StorageFull(
-                        f"the object store is full: {format_size(disk.free_bytes)} on the disk of {folder} are kept for "
-                        "deletes; delete files (dlcmd rm), free their room (dlcmd purge --grace 0s dl://DATASET), or "
-                        "enlarge the disk"
+                        f"the object store is full: {format_size(disk.free_bytes)} on the disk of {folder} are kept "
+                        "for deletes; delete files (dlcmd rm), free their room "
+                        "(dlcmd purge --grace 0s dl://DATASET), or enlarge the disk"
                     )
 
     @contextmanager

@@ -4,6 +4,9 @@ A server cannot use it. It only refuses to store in an encrypted dataset what wa
 survives the loss of all metadata, and is all that `dlcmd erase` has to destroy.
 """
 
+import time
+from collections.abc import Callable
+from math import inf
 from threading import Lock
 
 from dieselfs.encryption.key_record import KeyRecord
@@ -12,6 +15,10 @@ from dieselfs.records import DatasetRecord
 from dieselfs_server.store.interface import ObjectStore
 
 _PREFIX = "keys-"
+PLAIN_S = 5.0
+"""For so long, chunks of a dataset that has no key, and has chunks, are stored without reading its record again: such a
+dataset gets a key only after all its chunks were deleted and purged, which takes longer.
+"""
 
 
 class DatasetKeys:
@@ -19,9 +26,10 @@ class DatasetKeys:
     time, one may be lost, but a dataset never gets a second key.
     """
 
-    def __init__(self, store: ObjectStore) -> None:
-        self._store = store
+    def __init__(self, store: ObjectStore, clock: Callable[[], float] = time.monotonic) -> None:
+        self._store, self._clock = store, clock
         self._lock = Lock()  # guards changes by this server
+        self._plain_until_s: dict[bytes, float] = {}  # one item is set or read at a time
 
     def get(self, dataset_id: bytes) -> bytes:
         """The record, empty if the dataset is not encrypted."""
@@ -51,7 +59,12 @@ class DatasetKeys:
 
     def check(self, dataset: DatasetRecord, key_id: bytes) -> None:
         """Raise InvalidInput unless a chunk that was encrypted with this key (empty: with none) may be stored."""
-        content = self.get(dataset.dataset_id)
+        dataset_id = dataset.dataset_id
+        if not key_id and dataset.chunks and self._clock() < self._plain_until_s.get(dataset_id, -inf):
+            return
+        content = self.get(dataset_id)
+        if not content and dataset.chunks:
+            self._plain_until_s[dataset_id] = self._clock() + PLAIN_S
         wanted = _decoded(content) if content else KeyRecord(b"")
         if wanted.erased_s:
             raise InvalidInput(
@@ -76,6 +89,7 @@ class DatasetKeys:
     def drop(self, dataset_id: bytes) -> None:
         """Remove the record, with the dataset."""
         self._store.delete_record(_name(dataset_id))
+        self._plain_until_s.pop(dataset_id, None)
 
 
 def _name(dataset_id: bytes) -> str:

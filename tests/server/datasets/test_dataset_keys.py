@@ -5,7 +5,7 @@ import pytest
 from dieselfs.encryption.key_record import KeyRecord
 from dieselfs.errors import AlreadyExists, InvalidInput
 from dieselfs.records import DatasetRecord
-from dieselfs_server.datasets.dataset_keys import DatasetKeys
+from dieselfs_server.datasets.dataset_keys import PLAIN_S, DatasetKeys
 from dieselfs_server.store.memory import MemoryStore
 
 PETS = DatasetRecord(bytes(16), "pets", 1, 1, 0, 0, 0)
@@ -55,3 +55,23 @@ def test_only_what_is_encrypted_with_the_key_is_stored() -> None:
             keys.check(PETS, key_id)
     keys.drop(PETS.dataset_id)
     keys.check(PETS, b"")
+
+
+def test_the_record_of_a_plain_dataset_is_not_read_for_each_chunk() -> None:
+    class Counting(MemoryStore):
+        def get_record(self, name: str) -> bytes | None:
+            read.append(name)
+            return super().get_record(name)
+
+    read: list[str] = []
+    store, now_s = Counting(), 0.0
+    keys = DatasetKeys(store, lambda: now_s)
+    for dataset, reads in ((PETS, 1), (PETS, 2), (PETS._replace(chunks=1), 3), (PETS._replace(chunks=2), 3)):
+        keys.check(dataset, b"")
+        assert len(read) == reads
+    with pytest.raises(InvalidInput):
+        keys.check(PETS._replace(chunks=2), bytes([1] * 16))
+    now_s = PLAIN_S
+    DatasetKeys(store).put(PETS, FIRST, b"")
+    with pytest.raises(InvalidInput):
+        keys.check(PETS._replace(chunks=2), b"")
