@@ -1,7 +1,5 @@
 """Calls wait here for the turn of their user. This module waits; `fair_queue.py` decides."""
 
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from math import inf
 
 import trio
@@ -17,7 +15,7 @@ from dieselfs.limits import (
 )
 from dieselfs.rpc.methods import BUILD, METHODS, RENEWAL
 from dieselfs.telemetry.registry import Registry
-from dieselfs_server.admission.fair_queue import FairQueue
+from dieselfs_server.admission.fair_queue import FairQueue, Turn
 from dieselfs_server.admission.throttle import RENEWAL_WAIT_S_MAX
 
 
@@ -42,37 +40,20 @@ class CallQueue:
     def _waiting(self) -> int:
         return self._queue.waiting + self._builds.waiting
 
-    @asynccontextmanager
-    async def turn(self, user: str, method: str, cost_us: int) -> AsyncIterator[None]:
-        """Wait until the call may begin; it is in flight until the end of the block. Without a wait, there is no
-        checkpoint. Raises Unavailable after TURN_WAIT_S. The renewal of a lease begins anyway, after
+    def turn(self, user: str, method: str, cost_us: int) -> "CallTurn":
+        """A block that begins when the call may begin; it is in flight until the end of the block. Without a wait,
+        there is no checkpoint. Raises Unavailable after TURN_WAIT_S. The renewal of a lease begins anyway, after
         RENEWAL_WAIT_S_MAX. What may take minutes waits for its turn, as long as it takes: calls that may build a
         snapshot in a queue of their own; a job has its own limits, so it then holds nothing.
         """
-        row, may_begin = METHODS[method], trio.Event()
-        is_build, is_job = row.work == BUILD, row.work.limit_s > 0 and row.work != BUILD
-        queue = self._builds if is_build else self._queue
-        turn = queue.enter(user, 1 if is_build else cost_us, may_begin.set)
-        is_held = True
-        try:
-            if not turn.has_begun:
-                is_renewal = row.urgency == RENEWAL
-                patience_s = RENEWAL_WAIT_S_MAX if is_renewal else inf if row.work.limit_s else TURN_WAIT_S
-                await self._wait(may_begin, patience_s)
-                if not turn.has_begun and not is_renewal:
-                    raise Unavailable(
-                        f"the calls of user {user} that are in progress are all that this server "
-                        "does for one user at a time; try again later"
-                    )
-            if is_job:
-                queue.leave(turn)
-                is_held = False
-            yield
-        finally:
-            if is_held:
-                queue.leave(turn)
+        if METHODS[method].work == BUILD:
+            return CallTurn(self, self._builds, user, method, 1)
+        return CallTurn(self, self._queue, user, method, cost_us)
 
-    async def _wait(self, may_begin: trio.Event, patience_s: float) -> None:
+    async def wait(self, turn: Turn, patience_s: float) -> None:
+        """Until the turn has begun, or for so long."""
+        may_begin = trio.Event()
+        turn.begin = may_begin.set
         self._waits.value += 1
         started_s = trio.current_time()
         try:
@@ -80,3 +61,44 @@ class CallQueue:
                 await may_begin.wait()
         finally:
             self._waited_s.value += trio.current_time() - started_s
+
+
+class CallTurn:
+    """The block of `CallQueue.turn`. A class, because each call has one: a generator would take twice as long."""
+
+    __slots__ = ("_calls", "_cost", "_method", "_queue", "_turn", "_user")
+
+    def __init__(self, calls: CallQueue, queue: FairQueue, user: str, method: str, cost: int) -> None:
+        self._calls, self._queue, self._user, self._method, self._cost = calls, queue, user, method, cost
+        self._turn: Turn | None = None
+
+    async def __aenter__(self) -> None:
+        self._turn = turn = self._queue.enter(self._user, self._cost, _begun)
+        row = METHODS[self._method]
+        if not turn.has_begun:
+            is_renewal = row.urgency == RENEWAL
+            patience_s = RENEWAL_WAIT_S_MAX if is_renewal else inf if row.work.limit_s else TURN_WAIT_S
+            try:
+                await self._calls.wait(turn, patience_s)
+                if not turn.has_begun and not is_renewal:
+                    raise Unavailable(
+                        f"the calls of user {self._user} that are in progress are all that this server "
+                        "does for one user at a time; try again later"
+                    )
+            except BaseException:
+                self._leave()
+                raise
+        if row.work.limit_s and row.work != BUILD:
+            self._leave()
+
+    async def __aexit__(self, *_: object) -> None:
+        self._leave()
+
+    def _leave(self) -> None:
+        turn, self._turn = self._turn, None
+        if turn is not None:
+            self._queue.leave(turn)
+
+
+def _begun() -> None:
+    """Nobody waits yet when a turn begins at once."""

@@ -115,7 +115,9 @@ class _CaughtUp:
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
         method = getattr(self._metadata, name)
-        return method if name in _WITHOUT_DATASET else partial(self._call, name, method)
+        found = method if name in _WITHOUT_DATASET else partial(self._call, name, method)
+        self.__dict__[name] = found  # found without this the next time
+        return found
 
     def _call(
         self, name: str, method: Callable[..., Any], dataset_id: bytes, /, *args: Any, **kwargs: Any
