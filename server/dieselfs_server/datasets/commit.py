@@ -276,6 +276,18 @@ def versions_ahead(metadata: MetadataStore, dataset: DatasetRecord, now_ns: int)
     )
 
 
+def _sound_header(
+    store: ObjectStore, dataset: DatasetRecord, chunk_id: bytes
+) -> tuple[Preamble, ChunkHeader] | None:
+    """None, and an error in the log, for a damaged chunk: damaged twice, as a store may give wrong bytes once."""
+    for is_last in (False, True):
+        try:
+            return read_header(store, dataset.dataset_id, chunk_id)
+        except Damaged as error:
+            log.log(logging.ERROR if is_last else logging.WARNING, "dataset %s: %s", dataset.name, error)
+    return None
+
+
 def catch_up_dataset(
     store: ObjectStore,
     metadata: MetadataStore,
@@ -307,11 +319,8 @@ def catch_up_dataset(
             continue
         if applied and not more():
             return applied, chunk_time_s(chunk_id)
-        try:
-            preamble, header = read_header(store, dataset.dataset_id, chunk_id)
-        except Damaged as error:
-            log.error("dataset %s: %s", dataset.name, error)
-            continue
-        metadata.apply(dataset.dataset_id, preamble, header, now_ns)
-        applied += 1
+        found = _sound_header(store, dataset, chunk_id)
+        if found is not None:
+            metadata.apply(dataset.dataset_id, *found, now_ns)
+            applied += 1
     return applied, None

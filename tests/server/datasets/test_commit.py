@@ -90,6 +90,21 @@ def test_a_damaged_chunk_does_not_keep_the_server_from_starting(metadata: Sqlite
     assert catch_up(store, metadata, NOW_NS) == 2
 
 
+def test_a_chunk_that_the_store_gives_damaged_once_is_not_left_out(metadata: SqliteMetadata) -> None:
+    class WrongOnce(MemoryStore):
+        is_wrong = True
+
+        def get_range(self, dataset_id: bytes, chunk_id: bytes, offset: int, length: int) -> bytes:
+            found = super().get_range(dataset_id, chunk_id, offset, length)
+            is_wrong, self.is_wrong = self.is_wrong, False
+            return found if not is_wrong else bytes(len(found))
+
+    store = WrongOnce()
+    chunk_id, data = chunk(b"content")
+    store.put(DATASET, chunk_id, [data])
+    assert catch_up(store, metadata, NOW_NS) == 1
+
+
 def test_sending_again_is_the_same_and_another_chunk_of_this_id_is_refused(metadata: SqliteMetadata) -> None:
     store = MemoryStore()
     chunk_id, data = chunk(b"content")
