@@ -30,7 +30,7 @@ def test_the_wheel_has_all_of_them() -> None:
     packed = {
         str(path.relative_to(REPOSITORY))
         for target, globs in folders.items()
-        if not target.startswith("share/dieselfs/")  # tests/repository/test_deploy.py
+        if not target.startswith("share/dieselfs")  # tests/repository/test_deploy.py
         for glob in globs
         for path in REPOSITORY.glob(glob)
     }

@@ -28,9 +28,9 @@ class CallQueue:
         self._builds = FairQueue(BUILDS_MAX, BUILDS_OF_USER_MAX, 0)  # by their number
         metrics.gauge("calls.waiting", "Calls that wait for the turn of their user.", self._waiting)
         metrics.gauge(
-            "calls.cost_in_flight_us",
-            "What the calls in flight cost, in microseconds by the model of costs.",
-            lambda: self._queue.in_flight,
+            "calls.cost_in_flight_s",
+            "What the calls in flight cost, by the model of costs.",
+            lambda: self._queue.in_flight / 1e6,
         )
         self._waits = metrics.counter("calls.waits", "Calls that have waited for the turn of their user.")
         self._waited_s = metrics.counter(

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
+from dieselfs.limits import NEW_PATH_DEPTH_MAX
 from dieselfs_client.mount.points.options import MountOptions
 from tests.support.dataset import TreeEntry, pack_entries
 from tests.support.mounted import mounted
@@ -18,7 +19,7 @@ pytestmark = pytest.mark.skipif(not os.access("/dev/fuse", os.W_OK), reason="nee
 
 TREES = 10
 """In one dataset, as a mount takes a second."""
-DEPTH = 256
+DEPTH = NEW_PATH_DEPTH_MAX
 CHUNK_BYTES = 50_000
 BORDERS = (4095, 4096, 4097, 8191, 8193, 49_999, 50_000, 50_001, 65_536, 131_073, 200_003)
 """Sizes around those of pages and blocks, of a chunk, and of files in two to five chunks."""

@@ -22,6 +22,7 @@ from tests.support.metadata_chunks import DATASET, DATASET_ID, NOW_NS, Put, chun
 __all__ = ["make", "redis_server"]  # fixtures
 
 IDS = {DATASET: DATASET_ID, OTHER: OTHER_ID}
+FOLDER = b"c/"
 PATHS = [b"a", b"b", b"c/d", b"c/e"]
 EXTENT_BYTES = 200
 
@@ -42,6 +43,19 @@ class Used:
     def add(self, put: Put) -> None:
         self.files[put.path] = put.version
         self.halves.pop(put.path, None)
+
+    def folders(self) -> set[bytes]:
+        return {FOLDER for path in self.files if path.startswith(FOLDER)}
+
+    def counted(self) -> int:
+        """Folders above files count as files."""
+        return len(self.files) + len(self.folders())
+
+    def asked(self, puts: list[Put]) -> int:
+        """What a chunk adds to that, as a server counts before it stores the chunk."""
+        made = [put for put in puts if put.op != Op.DELETE]
+        new = {FOLDER for put in made if put.path.startswith(FOLDER)} - self.folders()
+        return max(len(made), sum(put.op == Op.FILE for put in made) + len(new))
 
     def remove(self, put: Put) -> None:
         del self.files[put.path]
@@ -74,7 +88,7 @@ class Accounting(RuleBasedStateMachine):
             most_bytes, most_files = self.limits.get(account, (math.inf, math.inf))
             if sum(map(self.stored_bytes, counted)) + chunk_bytes > most_bytes:
                 return False
-            if sum(len(self.model[each].files) for each in counted) + files > most_files:
+            if sum(self.model[each].counted() for each in counted) + files > most_files:
                 return False
         return True
 
@@ -82,7 +96,7 @@ class Accounting(RuleBasedStateMachine):
         """Put a chunk; whether it was stored, as the model says."""
         number = next(self.chunks)
         length = len(encode(puts, chunk_id(number), IDS[name]))
-        is_stored = always or self.fits(name, length, sum(put.op == Op.FILE for put in puts))
+        is_stored = always or self.fits(name, length, self.model[name].asked(puts))
         if is_stored:
             self.servers[server].put(number, *puts, name=name)
         else:

@@ -285,7 +285,7 @@ def test_quotas_are_text_beside_their_bars(page: Page, server: RunningServer) ->
     )
     states = [
         r"^6\.\d+\sMiB of 8\sMiB 7\d(\.\d)?\s%$",
-        r"^256 of 250 102\s%, full$",
+        r"^257 of 250 103\s%, full$",
         r"of 6\.50\sMiB 9\d(\.\d)?\s%, nearly full$",
     ]
     expect(quotas.locator("dd")).to_have_text([re.compile(state) for state in states])

@@ -296,6 +296,8 @@ def test_an_ordinary_user_gets_the_clock_alone(
     place.write_text(key.text())
     place.chmod(0o600)
     other = Session(server=server.tcp, key_file=str(place))
+    assert [each.name for each in server_checks(other)] == ["server", "transport"]  # without any right
+    session.client.grant("ada", "*", "read")
     names = [each.name for each in server_checks(other)]
     other.close()
     assert names == ["clock", "transport"]
