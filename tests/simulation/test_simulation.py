@@ -10,7 +10,7 @@ import pytest
 from tests.simulation.oracle import Oracle
 
 ROOT = Path(__file__).parents[2]
-SEEDS_PER_TEST = 40
+SEEDS_PER_TEST = 25
 
 
 def simulated(*arguments: str) -> subprocess.CompletedProcess[str]:
