@@ -1,4 +1,4 @@
-"""One user of each right attacks with everything that the protocol has; another one goes on reading and writing."""
+"""One user of each right attacks with everything that the protocol has; another one reads and writes meanwhile."""
 
 import os
 from collections.abc import Sequence

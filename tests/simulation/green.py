@@ -1,5 +1,5 @@
 """Threads of the simulation: greenlets of one real thread, which trio schedules. So the blocking code of servers and
-clients runs unchanged, and the seed decides who goes on.
+clients runs unchanged, and the seed decides which thread runs.
 
 A green thread waits by `wait_for`: it hands an async function to its driver, a task of trio, which awaits it.
 """

@@ -1,7 +1,7 @@
 """A daemon's client of its supervisor. This module uses the socket between them, and starts the next supervisor.
 
 The daemon sends heartbeats, and descriptors that must outlive it, by name. The supervisor answers each heartbeat, and
-sends orders. When it ends, its keeper goes on at the other end of the socket. Once the mount was ready, a daemon whose
+sends orders. When it ends, its keeper is at the other end of the socket. Once the mount was ready, a daemon whose
 supervisor and keeper both end, or hang, starts another supervisor, which adopts it.
 """
 

@@ -1,7 +1,7 @@
 """A metadata store that catches up with the chunks before it answers, when it may have lost its newest writes.
 
 A Redis that was killed, a replica that took its place, or a restored file lacks what was acknowledged last. Nothing in
-it says so, because all of it is as it once was. Two signs show it: `MetadataStore.lineage`, and a generation of a
+it shows that, because all of it is as it once was. Two signs show it: `MetadataStore.lineage`, and a generation of a
 dataset that is smaller than one seen before. After either, the first call on each dataset applies all its chunks that
 are not applied; other calls on it wait, up to WAIT_S.
 

@@ -62,7 +62,7 @@ def serve(control: socket.socket) -> None:
 
 
 def _await(child: int, control: socket.socket) -> int:
-    """The exit code of a child, or the negative number of its signal. It is ended if `dlcmd` says so, or has ended."""
+    """The exit code of a child, or the negative number of its signal. It is killed if `dlcmd` wants it or has ended."""
     descriptor = os.pidfd_open(child)
     try:
         poll = select.poll()
