@@ -29,7 +29,7 @@ CHUNK_PATH_BYTES_MAX = 16 * MIB
 CHUNK_FOLDERS_MAX = 65_536
 """Distinct folders above the entries of a new chunk; fewer, if it has few entries:"""
 CHUNK_FOLDERS_BASE, CHUNK_FOLDERS_PER_ENTRY_MAX = 10_000, 4
-"""so many, and so many more for each entry."""
+"""a base, and a number for each entry."""
 CHUNK_FOLDER_BYTES_MAX = 16 * MIB
 """The paths of these folders together."""
 CHUNK_EXTENTS_PER_PAYLOAD_MAX = 2

@@ -45,7 +45,7 @@ class FoldersAbove:
             folder = folder.rpartition(b"/")[0]
 
     def are_within(self, entries: int, spare: int = 0, spare_bytes: int = 0) -> bool:
-        """Whether a chunk of so many entries may have them, and so many more, of so many bytes."""
+        """Whether a chunk with this number of entries may have them, and `spare` more with `spare_bytes` of paths."""
         return (
             len(self.paths) + spare
             <= min(CHUNK_FOLDERS_PER_ENTRY_MAX * entries + CHUNK_FOLDERS_BASE, CHUNK_FOLDERS_MAX)
@@ -53,12 +53,12 @@ class FoldersAbove:
         )
 
     def have_room(self, entries: int) -> bool:
-        """Whether a chunk of so many entries can have any path as its next one."""
+        """Whether a chunk with this number of entries can take another path, whatever its length and depth."""
         return self.are_within(entries, PATH_DEPTH_MAX, PATH_DEPTH_MAX * PATH_BYTES_MAX)
 
 
 def folders_above(paths: Iterable[bytes], entries: int) -> FoldersAbove:
-    """Those above `paths`, of a chunk with so many entries; at most a few more than it may have."""
+    """The folders above `paths`. Stops soon after the limit of a chunk with this number of entries."""
     found = FoldersAbove()
     for path in paths:
         found.add(path)

@@ -106,7 +106,7 @@ class Endpoints:
         self.failures = 0
         """Connections and calls of this process that a server failed."""
         self.patience_s: float | None = None
-        """How long patient calls go on; None: READ_PATIENCE_S."""
+        """How long patient calls are retried; None: READ_PATIENCE_S."""
         self.retries = 0
         """Further attempts of calls that a server had failed."""
 

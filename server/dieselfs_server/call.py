@@ -178,7 +178,7 @@ class Call:
         catalog = self.access.catalog
         with trio.move_on_after(METADATA_ANSWER_S if catalog.known_id(name) else math.inf):
             return await self._looked_up(catalog.dataset_id, right, name, abandon_on_cancel=True)
-        catalog.is_silent()
+        catalog.note_silence()
         return await self._looked_up(catalog.known_id, right, name)
 
     async def _looked_up(

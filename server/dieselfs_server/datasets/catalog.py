@@ -74,7 +74,7 @@ class Catalog:
         try:
             record = self.dataset(name)
         except (Unavailable, Damaged):
-            self.is_silent()
+            self.note_silence()
             known = self.known_id(name) or self._stored_id(name)
             if known is None:
                 raise
@@ -86,8 +86,8 @@ class Catalog:
         with self._lock:
             return self._ids.get(name)
 
-    def is_silent(self) -> None:
-        """The metadata store has not answered in time: for METADATA_AWAY_S, reads use the cached IDs."""
+    def note_silence(self) -> None:
+        """Let reads use the cached IDs for METADATA_AWAY_S, as the metadata store has not answered in time."""
         with self._lock:
             self._away_until_s = self._clock() + METADATA_AWAY_S
 

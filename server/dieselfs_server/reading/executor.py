@@ -36,7 +36,7 @@ from dieselfs_server.store.wrapper import Bounds
 GAP_BYTES_MAX = 64 * KIB
 """Ranges with at most this gap are merged: reading the gap costs less than another read."""
 INLINE_RANGES_MAX = 128
-"""Up to so many ranges are merged and cut in the event loop, which takes less than 0.2 ms; more of them in a thread."""
+"""Requests of up to this many ranges are merged and cut in the event loop, in less than 0.2 ms; others in a thread."""
 CUTS_MAX = 2
 """Requests of more ranges that are cut at the same time."""
 JOINED_BYTES_MAX = 256 * KIB
@@ -205,7 +205,7 @@ class ReadQueue:
         return await self._worked(len(ranges), partial(request.shared.take, ranges, cut))
 
     async def _worked(self, count: int, work: Callable[[], Worked]) -> Worked:
-        """What `work` on so many ranges returns; many keep a thread busy, and not the event loop."""
+        """The result of `work` on `count` ranges: in the event loop for few, in a thread for many."""
         if count <= INLINE_RANGES_MAX:
             return work()
         return await trio.to_thread.run_sync(work, limiter=self._cuts)
