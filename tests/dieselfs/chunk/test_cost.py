@@ -29,7 +29,7 @@ def deep_path(number: int, depth: int) -> bytes:
 
 
 def chunk_of_folders(folders: int) -> SealedChunk:
-    """A nested folder of the given depth, in several entries."""
+    """A chunk whose entries have this number of folders above them."""
     builder, number = ChunkBuilder(is_of_old=True), 0
     while folders:
         depth = min(folders, NEW_PATH_DEPTH_MAX - 1)
