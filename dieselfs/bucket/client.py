@@ -15,6 +15,7 @@ from datetime import UTC, datetime, timedelta
 from email.utils import parsedate_to_datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
 
 from dieselfs.bucket.errors import parse_failure
 from dieselfs.bucket.signed import Failed, SignedReads
@@ -90,7 +91,9 @@ class Bucket:
         open_objects = _opener(url, timeout_s)
         self._objects, self._parted = open_objects(0), open_objects(part_retries_max)
         self._signed = None
-        if url.kind == "s3":
+        if (
+            url.kind == "s3" or "endpoint" in url.options
+        ):  # those of Google and Microsoft themselves are believed
             times_s = (CONNECT_TIMEOUT_S, timeout_s)
             self._signed = SignedReads(
                 _signer(url, self._objects), _authority(url), times_s, PART_RETRY_S_MAX
@@ -287,12 +290,12 @@ class _RangeBehindEnd(Unavailable):
     """The object ends before the first requested byte."""
 
 
-def _opener(url: BucketUrl, timeout_s: float, is_for_names: bool = False) -> "Callable[[int], ObjectStore]":
-    """Opens the bucket, for as many retries of a request. `is_for_names`: without right credentials, to make URLs."""
+def _opener(url: BucketUrl, timeout_s: float) -> "Callable[[int], ObjectStore]":
+    """Opens the bucket, for as many retries of a request."""
     from obstore.exceptions import BaseError
     from obstore.store import AzureStore, GCSStore, S3Store
 
-    endpoint = url.options.get("endpoint") or (_aws_endpoint() if url.kind == "s3" else None)
+    endpoint = _endpoint(url)
     client = _client_options(url, endpoint, timeout_s)
     if danger := endpoint_danger(endpoint):
         log.warning("object store %s: %s %s (docs/guide/hardening.md)", url, endpoint, danger)
@@ -308,8 +311,6 @@ def _opener(url: BucketUrl, timeout_s: float, is_for_names: bool = False) -> "Ca
     provider: dict[str, Any] = {}
     if url.kind == "s3":
         provider["credential_provider"], config["region"] = _s3_credentials(url)
-    if is_for_names:
-        config |= {"skip_signature": False, "access_key_id": "none", "secret_access_key": "none"}
 
     def open_objects(retries_max: int) -> Any:
         retry: RetryConfig = {
@@ -336,19 +337,39 @@ def _signer(url: BucketUrl, objects: Any) -> Callable[[str, str], str]:
     import obstore
     from obstore.exceptions import BaseError
 
+    base = ""
     if url.is_anonymous:
-        objects = _opener(url, BUCKET_TIMEOUT_S, is_for_names=True)(0)
+        base = _endpoint(url) or f"https://s3.{_s3_credentials(url)[1]}.amazonaws.com"
 
     make: Any = obstore.sign
 
     def sign(method: str, key: str) -> str:
+        if url.is_anonymous:
+            return "/".join(filter(None, (base.rstrip("/"), url.bucket, url.prefix, quote(key))))
+        if url.kind != "s3" and quote(key) != key:  # obstore signs another name
+            raise InvalidInput(
+                f"object store {url}: {key}: such an endpoint needs a name of A-Z a-z 0-9 . _ ~ - /"
+            )
+        if url.kind == "az":
+            method = "GET"  # obstore signs no rights for HEAD, for which Azure wants those of GET
         try:
             signed: str = make(objects, method, key, timedelta(seconds=SIGNED_S))
         except (BaseError, OSError) as error:
-            raise Unavailable(f"object store {url}: {key}: {parse_failure(str(error)).reason}") from None
-        return signed.partition("?")[0] if url.is_anonymous else signed
+            raise Unavailable(
+                f"object store {url}: {key}: these credentials cannot sign a request{_SIGNING[url.kind]}: "
+                f"{parse_failure(str(error)).reason}"
+            ) from None
+        return signed
 
     return sign
+
+
+_SIGNING: Mapping[str, str] = {
+    "s3": "",
+    "gs": ", which another endpoint than that of Google needs; use the file of a service account",
+    "az": ", which another endpoint than that of Azure needs; use the key of the account",
+}
+"""What to do without them, by kind of store."""
 
 
 def _authority(url: BucketUrl) -> str | None:
@@ -356,8 +377,10 @@ def _authority(url: BucketUrl) -> str | None:
     return url.options.get("ca") or (os.environ.get("AWS_CA_BUNDLE") if url.kind == "s3" else None)
 
 
-def _aws_endpoint() -> str | None:
-    """The endpoint that the environment gives, by the names of the AWS tools."""
+def _endpoint(url: BucketUrl) -> str | None:
+    """The endpoint of the URL; of S3 also that which the environment gives, by the names of the AWS tools."""
+    if url.kind != "s3" or "endpoint" in url.options:
+        return url.options.get("endpoint")
     for name in ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL"):
         if endpoint := os.environ.get(name):
             check_endpoint(endpoint, name)

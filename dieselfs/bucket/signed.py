@@ -1,5 +1,5 @@
-"""Reads of S3 that follow no redirect: obstore signs their URLs, and urllib3 sends them. obstore itself would ask any
-host to which the storage leads it, also one that only this machine reaches. This module opens sockets.
+"""Reads that follow no redirect: obstore signs their URLs, and urllib3 sends them. obstore itself would ask any host to
+which the storage leads it, also one that only this machine reaches. This module opens sockets.
 """
 
 import time

@@ -1,16 +1,22 @@
 """Who may attach what: the roots of the operator, the rights of users, and what the audit log has of it."""
 
+import base64
+import json
 import os
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 
 import pytest
+from cryptography.hazmat.primitives.asymmetric import rsa
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 
+from dieselfs.bucket.client import Bucket
+from dieselfs.bucket.url import parse_object
 from dieselfs.chunk.builder import ChunkBuilder
 from dieselfs.chunk.ids import ChunkIdSource
 from dieselfs.chunk.source import AttachedSource
-from dieselfs.errors import AccessDenied, NotFound, Unavailable
+from dieselfs.errors import AccessDenied, InvalidInput, NotFound, Unavailable
 from dieselfs.rpc.client import ServerClient
 from tests.server.test_logs import audit_of
 from tests.support.http_files import web_file
@@ -95,11 +101,32 @@ def test_users_attach_what_is_below_the_roots(attaching: RunningServer, roots: P
     ]
 
 
-def test_a_storage_leads_the_server_nowhere(tmp_path: Path) -> None:
+def _sign_in(kind: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Credentials of Google's or Azure's kind for this process and those it starts."""
+    if kind == "az":
+        monkeypatch.setenv("AZURE_STORAGE_ACCOUNT_NAME", "account")
+        monkeypatch.setenv("AZURE_STORAGE_ACCOUNT_KEY", base64.b64encode(bytes(64)).decode())
+        return
+    key = rsa.generate_private_key(65537, 2048)
+    pem = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()).decode()
+    account = {"type": "service_account", "client_email": "a@b", "private_key": pem, "private_key_id": "1"}
+    (folder / "account.json").write_text(json.dumps(account))
+    monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", str(folder / "account.json"))
+
+
+@pytest.mark.parametrize(
+    "kind, is_anonymous", [("s3", True), ("gs", True), ("gs", False), ("az", True), ("az", False)]
+)
+def test_a_storage_leads_the_server_nowhere(
+    kind: str, is_anonymous: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     pytest.importorskip("obstore", reason="the extra s3 is not installed")
+    if not is_anonymous:
+        _sign_in(kind, tmp_path, monkeypatch)
     with web_file(b"what only the server reaches", "secret") as inner, web_file(b"x" * 28, "a") as outer:
         endpoint = outer.url.partition("/data/")[0]
-        location = f"s3://pets/shared/a?endpoint={endpoint}&anonymous=true"
+        location = f"{kind}://pets/shared/a?endpoint={endpoint}" + "&anonymous=true" * is_anonymous
+        location += "&account=account" * (kind == "az")
         source = AttachedSource(location.encode(), 28, 'etag="1"')
         root = location.replace("shared/a", "shared")
         with (
@@ -114,3 +141,15 @@ def test_a_storage_leads_the_server_nowhere(tmp_path: Path) -> None:
             outer.redirects.clear()
             attach_source(ann, "pets", source, b"x" * 10)
             assert bytes(ann._value("read_file", dataset="pets", path=b"a")) == b"x" * 10
+
+
+def test_credentials_that_cannot_sign_are_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("obstore", reason="the extra s3 is not installed")
+    monkeypatch.setenv("AZURE_STORAGE_TOKEN", "token")
+    with web_file(b"x" * 28, "a") as file:
+        url = f"az://pets/a?endpoint={file.url.partition('/data/')[0]}&account=account"
+        bucket, key = parse_object(url)
+        with pytest.raises(Unavailable, match=r"cannot sign a request, .* use the key of the account: HTTP"):
+            Bucket(bucket).find(key)
+        with pytest.raises(InvalidInput, match="such an endpoint needs a name of A-Z"):
+            Bucket(bucket).find("a b")

@@ -53,7 +53,7 @@ def web_file(
                 self.close_connection = True
             elif file.statuses:
                 self.send_error(file.statuses.pop(0))
-            elif target := file.redirects.get(self.path):
+            elif target := file.redirects.get(self.path.partition("?")[0]):
                 self.send_response(302)
                 self.send_header("Location", target)
                 self.send_header("Content-Length", "0")
