@@ -19,13 +19,12 @@ import numpy as np
 
 from dieselfs.arrays import Ranges
 from dieselfs.limits import CHUNK_TARGET_BYTES, KIB
-from dieselfs.shuffle.spec import DEFAULT_GROUP_CHUNKS
 
 LOOKUP_SHARE = 0.125
 """Share of the memory of a process that is for remembered places of files."""
 LOOKUP_BYTES = 128
 """Cost of one remembered place, beside the path: measured for CPython 3.11."""
-EVICTABLE_BYTES = DEFAULT_GROUP_CHUNKS * CHUNK_TARGET_BYTES
+EVICTABLE_BYTES = 100 * CHUNK_TARGET_BYTES
 EVICTABLE_SHARE = 0.75
 """The limit of evictable chunks, even if a group of the chunk-wise order does not fit."""
 

@@ -47,7 +47,7 @@ from dieselfs.shuffle.cursor import Cursor
 from dieselfs.shuffle.opportunistic import ServedLog
 from dieselfs.shuffle.plan import Plan, Share, ShuffledPaths
 from dieselfs.shuffle.skips import Skips
-from dieselfs.shuffle.spec import DEFAULT_GROUP_CHUNKS, PlanSpec, ReaderSpec
+from dieselfs.shuffle.spec import PlanSpec, ReaderSpec
 from dieselfs.snapshot.reader import Snapshot, Stat
 from dieselfs.snapshot.store import load_snapshot, save_snapshot
 from dieselfs.sources.server import ServerSource
@@ -222,9 +222,7 @@ class Dataset:
         """Number of files."""
         return self.snapshot.header.files
 
-    def shuffle(
-        self, seed: int = 0, epoch: int = 0, group_chunks: int = DEFAULT_GROUP_CHUNKS
-    ) -> ShuffledPaths:
+    def shuffle(self, seed: int = 0, epoch: int = 0, group_chunks: int | None = None) -> ShuffledPaths:
         """The files in the order of an epoch (DL_shuffle): chunk-wise in groups of `group_chunks`; 0 shuffles fully.
 
         The same on every machine for the same snapshot, seed, epoch and group size. Paths are made when they are
@@ -236,7 +234,7 @@ class Dataset:
         self,
         seed: int = 0,
         epoch: int = 0,
-        group_chunks: int = DEFAULT_GROUP_CHUNKS,
+        group_chunks: int | None = None,
         skips: Skips | Iterable[range] = (),
         folder: Path = "",
     ) -> Plan:
@@ -269,7 +267,7 @@ class Dataset:
         epoch: int = 0,
         folder: Path = "",
         is_opportunistic: bool = True,
-        group_chunks: int = DEFAULT_GROUP_CHUNKS,
+        group_chunks: int | None = None,
         reader: ReaderSpec = NO_OTHERS,
         buffer_bytes: int = DEFAULT_BUFFER_BYTES,
         ahead: int = DEFAULT_BATCHES_AHEAD,

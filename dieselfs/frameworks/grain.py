@@ -11,7 +11,7 @@ from dieselfs.arrays import Numbers
 from dieselfs.errors import InvalidInput
 from dieselfs.samples.order import Ordered, SampleOrder
 from dieselfs.shuffle.cursor import Cursor
-from dieselfs.shuffle.spec import DEFAULT_GROUP_CHUNKS, PlanSpec, ReaderSpec
+from dieselfs.shuffle.spec import PlanSpec, ReaderSpec
 
 try:
     from grain.python import RecordMetadata
@@ -31,9 +31,7 @@ class OrderSampler:
     distributes records to processes, the next to the next one. `cursor` gives the position for another tool.
     """
 
-    def __init__(
-        self, samples: Ordered, epochs: int, seed: int = 0, group_chunks: int = DEFAULT_GROUP_CHUNKS
-    ) -> None:
+    def __init__(self, samples: Ordered, epochs: int, seed: int = 0, group_chunks: int | None = None) -> None:
         """Raises InvalidInput."""
         if epochs < 1:
             raise InvalidInput(f"epochs is {epochs}: give the number of epochs to read, from 1")

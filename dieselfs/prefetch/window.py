@@ -163,12 +163,15 @@ class _Wire:
 
 @dataclass(eq=False, slots=True)
 class PlanWindow:
-    """One plan and its readers on this node. `charge`: the bytes that each of the files takes; `clock`: in seconds."""
+    """One plan and its readers on this node. `charge`: the bytes that each of the files takes; `clock`: in seconds;
+    `ahead_bytes`: two spans are enough only if they have as much, as the first spans of a plan are small.
+    """
 
     plan: Plan
     tripwires: Tripwires
     charge: Callable[[Numbers], Numbers]
     clock: Callable[[], float]
+    ahead_bytes: int = 0
     ahead: int = 0
     """The end of the issued spans: those that `next_span` returned."""
     behind: int = 0
@@ -308,10 +311,14 @@ class PlanWindow:
         return sum(span.end > self.position and not len(span.extra_tripwires) for span in self._spans)
 
     def _is_far_enough(self) -> bool:
-        if self.spans_ahead() < 2:
+        if self.spans_ahead() < 2 or self._bytes_ahead() < self.ahead_bytes:
             return False
         rate = self.rate()
         return rate is None or (self.ahead - self.position) > rate * AHEAD_S
+
+    def _bytes_ahead(self) -> int:
+        unread = (span.nodes for span in self._spans if span.end > self.position)
+        return sum(int(self.charge(nodes).sum()) for nodes in unread)
 
     def _watch(self, positions: Numbers, nodes: Numbers, by_reader: list[tuple[_Reader, Numbers]]) -> Numbers:
         """Enter the tripwires at these positions with their readers; returns the additional tripwires."""

@@ -23,7 +23,7 @@ from dieselfs.samples.worker_times import WorkerTimes
 from dieselfs.shuffle.cursor import Cursor
 from dieselfs.shuffle.partition import Partition
 from dieselfs.shuffle.skips import NO_SKIPS, Skips
-from dieselfs.shuffle.spec import DEFAULT_GROUP_CHUNKS, PlanSpec, ReaderSpec
+from dieselfs.shuffle.spec import PlanSpec, ReaderSpec
 from dieselfs.telemetry.stalls import Stalls
 
 Batch = TypeVar("Batch")
@@ -36,8 +36,8 @@ class SamplerOptions(TypedDict, total=False):
     """The options of all samplers."""
 
     seed: int
-    group_chunks: int
-    """Chunks that are mixed with each other, 0 for all."""
+    group_chunks: int | None
+    """Chunks that are mixed with each other, 0 for all; None for groups that grow."""
     rank: int | None
     world: int | None
     """See `rank_and_world`."""
@@ -70,7 +70,7 @@ class SamplerState:
         batch_size: int,
         *,
         seed: int = 0,
-        group_chunks: int = DEFAULT_GROUP_CHUNKS,
+        group_chunks: int | None = None,
         rank: int | None = None,
         world: int | None = None,
         drop_last: bool = False,

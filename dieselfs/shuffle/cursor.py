@@ -2,8 +2,9 @@
 
     order1.ba591b1014c3337faa03c7f2.s1.e2.g100.p12582912.x12595200-12697599.7e500088
 
-The version of the order, snapshot, seed, epoch, group size, position, skips, and a checksum that detects a truncated or
-mistyped cursor. Only letters, digits, `.` and `-`, so a cursor can be part of a file name, an option, or an address.
+The version of the order, snapshot, seed, epoch, group size (only of version 1), position, skips, and a checksum that
+detects a truncated or mistyped cursor. Only letters, digits, `.` and `-`, so a cursor can be part of a file name, an
+option, or an address.
 """
 
 import re
@@ -13,7 +14,7 @@ from dataclasses import dataclass, replace
 
 from dieselfs.errors import InvalidInput
 from dieselfs.limits import CURSOR_CHARACTERS_MAX, SKIP_RANGES_MAX
-from dieselfs.shuffle.policies import NAME_BY_CURSOR, policy_of
+from dieselfs.shuffle.policies import NAME_BY_KIND, policy_of
 from dieselfs.shuffle.skips import Skips
 from dieselfs.shuffle.spec import PlanSpec
 from dieselfs.snapshot.format import COUNT_MAX
@@ -21,11 +22,13 @@ from dieselfs.snapshot.format import COUNT_MAX
 DIGEST_CHARACTERS = 24
 """96 bits of the snapshot's digest: collisions are infeasible, by accident or on purpose."""
 
+_VERSIONS = ("1", "2")
+
 _NUMBER = "(0|[1-9][0-9]{0,19})"
 _RANGE = f"x{_NUMBER}-{_NUMBER}".replace("(", "(?:")
 _CURSOR = re.compile(
     rf"([a-z]+)([0-9]+)\.([0-9a-f]{{{DIGEST_CHARACTERS}}})"
-    rf"\.s{_NUMBER}\.e{_NUMBER}\.g{_NUMBER}\.p{_NUMBER}((?:\.{_RANGE}){{0,{SKIP_RANGES_MAX}}})\.([0-9a-f]{{8}})"
+    rf"\.s{_NUMBER}\.e{_NUMBER}(?:\.g{_NUMBER})?\.p{_NUMBER}((?:\.{_RANGE}){{0,{SKIP_RANGES_MAX}}})\.([0-9a-f]{{8}})"
 )
 
 
@@ -44,9 +47,8 @@ class Cursor:
     def __str__(self) -> str:
         spec, policy = self.spec, policy_of(self.spec)
         skips = "".join(f".x{one.start}-{one.stop - 1}" for one in spec.skips.ranges)
-        order = (
-            f"{policy.kind}{policy.version}.{self.snapshot}.s{spec.seed}.e{spec.epoch}.g{spec.group_chunks}"
-        )
+        version, group = (2, "") if spec.group_chunks is None else (1, f".g{spec.group_chunks}")
+        order = f"{policy.kind}{version}.{self.snapshot}.s{spec.seed}.e{spec.epoch}{group}"
         text = f"{order}.p{self.position}{skips}"
         return f"{text}.{check_sum(text)}"
 
@@ -58,13 +60,17 @@ class Cursor:
         match = _CURSOR.fullmatch(text)
         if match is None:
             raise InvalidInput(
-                f"{text!r} is not a cursor: a cursor looks like order1.DIGEST.s1.e0.g100.p4096.CHECKSUM"
+                f"{text!r} is not a cursor: a cursor looks like order2.DIGEST.s1.e0.p4096.CHECKSUM"
             )
         kind, version, snapshot, seed, epoch, group_chunks, position, skips, stated = match.groups()
-        policy = NAME_BY_CURSOR.get((kind, int(version)))
-        if policy is None:
-            known = ", ".join(f"{kind} {version}" for kind, version in NAME_BY_CURSOR)
+        policy = NAME_BY_KIND.get(kind)
+        if policy is None or version not in _VERSIONS:
+            known = ", ".join(f"{kind} {version}" for kind in NAME_BY_KIND for version in _VERSIONS)
             raise InvalidInput(f"the cursor is of {kind} {version}, this version of dieselfs has {known}")
+        if (group_chunks is None) != (version == "2"):
+            raise InvalidInput(
+                f"{text!r} is not a cursor: those of version 1 have a group, those of 2 have none"
+            )
         if stated != check_sum(text[: match.start(9) - 1]):
             raise InvalidInput(f"{text!r}: the checksum does not match: the cursor was truncated or changed")
         ranges = [one.split("-") for one in skips.split(".x")[1:]]
@@ -72,7 +78,8 @@ class Cursor:
         if max(int(position), skipped.end) > COUNT_MAX:
             raise InvalidInput(f"{text!r} is not a cursor: a position is too large")
         try:
-            spec = PlanSpec(int(seed), int(epoch), int(group_chunks), skipped, policy=policy)
+            group = None if group_chunks is None else int(group_chunks)
+            spec = PlanSpec(int(seed), int(epoch), group, skipped, policy=policy)
         except InvalidInput as error:
             raise InvalidInput(f"{text!r} is not a cursor: {error}") from None
         cursor = cls(snapshot, spec, int(position))

@@ -1,6 +1,6 @@
 """The order of an epoch: chunk-wise shuffle (DIESEL 4.3), in pure 64-bit integer arithmetic. No I/O.
 
-Shuffle the chunks, cut them into groups of G, shuffle the files of each group; a full shuffle is one group of
+Shuffle the chunks, cut them into groups, shuffle the files of each group; a full shuffle is one group of
 all chunks. The order is a function of (snapshot, folder, selection, seed, epoch, group size) alone, and the same on
 every machine, with every version of Python and NumPy: no library's random numbers are used. `docs/reference/order.md`
 specifies it to the bit.
@@ -18,6 +18,7 @@ from dieselfs.arrays import Keys, Nodes, Numbers, Positions
 from dieselfs.columns import starts_of
 from dieselfs.errors import InvalidInput
 from dieselfs.names import printable
+from dieselfs.shuffle.groups import group_ends
 from dieselfs.shuffle.spec import PlanSpec
 from dieselfs.snapshot.reader import Snapshot
 from dieselfs.snapshot.splice import runs_of
@@ -155,16 +156,13 @@ class Order:
     """The order of one epoch. The files of a group are sorted when they are requested."""
 
     def __init__(self, layout: Layout, spec: PlanSpec, _: object = None) -> None:
-        """Uses `seed`, `epoch`, and `group_chunks` of `spec`; 0 chunks shuffle fully."""
+        """Uses `seed`, `epoch`, and `group_chunks` of `spec`."""
         self._layout = layout
         self._stream = stream(spec.seed, spec.epoch, _FILES)
         chunk_keys = mix(stream(spec.seed, spec.epoch, _CHUNKS) ^ layout.chunk_names)
         self.chunks: Numbers = np.argsort(chunk_keys, kind="stable")  # equal keys: the smaller ID first
-        self._group_chunks = min(spec.group_chunks or len(self.chunks), len(self.chunks))
-        ends = np.cumsum(layout.counts[self.chunks])
-        self.bounds: Positions = np.append(
-            0, np.append(ends[self._group_chunks - 1 : -1 : self._group_chunks], ends[-1])
-        )
+        self._cuts = np.append(0, group_ends(len(self.chunks), spec.group_chunks))
+        self.bounds: Positions = np.append(0, np.cumsum(layout.counts[self.chunks]))[self._cuts]
         """Shape (groups + 1,): the start of each group, and the end of the last one."""
 
     def nodes(self, first_group: int, end_group: int) -> npt.NDArray[Any]:
@@ -205,8 +203,7 @@ class Order:
 
         No two files have the same key, because `mix` is one-to-one: any sort gives the same order.
         """
-        size = self._group_chunks
-        names = self._layout.files_of(self.chunks[first_group * size : end_group * size])
+        names = self._layout.files_of(self.chunks[self._cuts[first_group] : self._cuts[end_group]])
         return names, mix(self._stream ^ mix(names.astype(np.uint64)))
 
     def _sorted(self, first_group: int, end_group: int) -> npt.NDArray[Any]:

@@ -30,28 +30,27 @@ class KnownLosses(Protocol):
 class Policy(NamedTuple):
     """One row.
 
-    - `kind`, `version`: how its cursors begin, as `order1`; never used for another policy or another order. Without a
-      kind it has no cursors
+    - `kind`: how its cursors begin, before the version of the order (1 with groups of a given size, 2 with those that
+      grow); never used for another policy. Without a kind it has no cursors
     - `order`: the `module:name` of a callable that takes a layout, a spec, and the losses of the process or None, and
       returns the order; imported at first use. Empty: a spec does not determine the order
     - `made_by`: what gives the order if a spec does not
     """
 
     kind: str = ""
-    version: int = 0
     order: str = ""
     made_by: str = ""
 
 
 POLICIES = {
-    CHUNKWISE: Policy("order", 1, "dieselfs.shuffle.order:Order"),  # docs/reference/order.md
+    CHUNKWISE: Policy("order", "dieselfs.shuffle.order:Order"),  # docs/reference/order.md
     IMPORTANCE: Policy(order="dieselfs.importance.scored_files:importance_order"),
     OPPORTUNISTIC: Policy(made_by="Dataset.batches"),
-    MIXTURE: Policy("mix", 1, made_by="MixedDataset, with the datasets and weights of the job"),
+    MIXTURE: Policy("mix", made_by="MixedDataset, with the datasets and weights of the job"),
     LISTED: Policy(made_by="samplers"),
 }
 
-NAME_BY_CURSOR = {(policy.kind, policy.version): name for name, policy in POLICIES.items() if policy.kind}
+NAME_BY_KIND = {policy.kind: name for name, policy in POLICIES.items() if policy.kind}
 
 
 def policy_of(spec: PlanSpec) -> Policy:

@@ -83,7 +83,7 @@ class ShareName:
         order = {
             "seed": plan.seed,
             "epoch": plan.epoch,
-            "group": plan.group_chunks,
+            "group": "" if plan.group_chunks is None else plan.group_chunks,
             "skip": "+".join(f"{one.start}-{one.stop - 1}" for one in plan.skips.ranges),
             "policy": plan.policy,
             "start": reader.start,

@@ -13,7 +13,6 @@ from dieselfs.limits import BATCH_FILES_MAX, RANKS_MAX, WORKERS_MAX
 from dieselfs.shuffle.skips import NO_SKIPS, Skips
 
 DEFAULT_POLICY = "chunkwise"
-DEFAULT_GROUP_CHUNKS = 100
 SEED_MAX = (1 << 64) - 1
 GROUP_CHUNKS_MAX = (1 << 32) - 1
 POSITION_MAX = (1 << 64) - 1
@@ -24,7 +23,7 @@ class PlanSpec:
     """An order of files.
 
     - `seed`, `epoch`: 0 to 2^64 - 1
-    - `group_chunks`: chunks that are mixed with each other, 0 for all
+    - `group_chunks`: chunks that are mixed with each other, 0 for all; None: groups that grow, see `groups.group_ends`
     - `skips`: positions of the whole order that are left out
     - `folder`: only the files below this path, as `names.user_path` gives it; empty for the whole dataset
     - `policy`: name of the shuffle policy, a key of `policies.POLICIES`, which checks it
@@ -32,14 +31,16 @@ class PlanSpec:
 
     seed: int = 0
     epoch: int = 0
-    group_chunks: int = DEFAULT_GROUP_CHUNKS
+    group_chunks: int | None = None
     skips: Skips = NO_SKIPS
     folder: bytes = b""
     policy: str = DEFAULT_POLICY
 
     def __post_init__(self) -> None:
         """Raises InvalidInput for a number out of range."""
-        _check(self, {"seed": (0, SEED_MAX), "epoch": (0, SEED_MAX), "group_chunks": (0, GROUP_CHUNKS_MAX)})
+        _check(self, {"seed": (0, SEED_MAX), "epoch": (0, SEED_MAX)})
+        if self.group_chunks is not None:
+            _check(self, {"group_chunks": (0, GROUP_CHUNKS_MAX)})
 
 
 @dataclass(frozen=True, slots=True)

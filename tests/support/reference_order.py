@@ -20,15 +20,36 @@ def chunk_name(chunk_id: bytes) -> int:
     return mix(mix(int.from_bytes(chunk_id[:8], "big")) ^ int.from_bytes(chunk_id[8:], "big"))
 
 
+def group_sizes(chunks: int, group: int | None) -> list[int]:
+    """How many chunks each group has. `group`: None for those that grow."""
+    if group is not None:
+        sizes = [group] * (chunks // group) if group else [chunks]
+        return [*sizes, chunks - sum(sizes)] if sum(sizes) < chunks else sizes
+    sizes = []
+    for size in (4, 8, 16):
+        if chunks - sum(sizes) - size >= 16:
+            sizes.append(size)
+        else:
+            break
+    left = chunks - sum(sizes)
+    groups = max((left + 12) // 25, 1)
+    return [*sizes, *((number + 1) * left // groups - number * left // groups for number in range(groups))]
+
+
 def order(
-    chunk_ids: Sequence[bytes], first_chunks: Mapping[int, int | None], seed: int, epoch: int, group: int
+    chunk_ids: Sequence[bytes],
+    first_chunks: Mapping[int, int | None],
+    seed: int,
+    epoch: int,
+    group: int | None,
 ) -> list[int]:
     """Nodes in order. `first_chunks`: by node, the number of the file's first chunk; None for an empty file."""
     ids = list(chunk_ids) or [bytes(16)]
     chunks = sorted(
         range(len(ids)), key=lambda chunk: (key(seed, epoch, 1, chunk_name(ids[chunk])), ids[chunk])
     )
-    group_of = {chunk: place // (group or len(ids)) for place, chunk in enumerate(chunks)}
+    numbers = [number for number, size in enumerate(group_sizes(len(ids), group)) for _ in range(size)]
+    group_of = dict(zip(chunks, numbers, strict=True))
 
     def place(node: int) -> tuple[int, int]:
         chunk = first_chunks[node]

@@ -16,6 +16,7 @@ from dieselfs.prefetch.window import PlanWindow
 from dieselfs.process.system_limits import room_bytes
 from dieselfs.rpc.client import ServerClient
 from dieselfs.settings.table import ONESHOT
+from dieselfs.shuffle.groups import GROWN_CHUNKS
 from dieselfs.shuffle.order import Layout
 from dieselfs.shuffle.plan import Plan, Share
 from dieselfs.shuffle.share_name import ShareName
@@ -181,10 +182,9 @@ class Node:
         metrics.gauge("importance.batches", "Batches of losses that were written.", lambda: scored.batches)
         metrics.gauge("importance.scored_files", "Files that have a score.", lambda: scored.scored)
         metrics.info("importance_orders", "The orders that were drawn last, with checksums.", scored.orders)
-        chunk_count = self._snapshot.chunk_count
         metrics.declare(
             catalogue.PLANS,
-            lambda: [_plan(window, chunk_count, dataset_bytes) for window in prefetcher.windows],
+            lambda: [_plan(window, dataset_bytes) for window in prefetcher.windows],
         )
 
     def watch_servers(self, client: ServerClient) -> None:
@@ -286,15 +286,15 @@ def _actual_hit_rate(prefetcher: Prefetcher) -> float | None:
     return round(prefetcher.planned_hits.value / planned_bytes, 4) if planned_bytes else None
 
 
-def _plan(window: PlanWindow, chunk_count: int, dataset_bytes: int) -> dict[str, Any]:
+def _plan(window: PlanWindow, dataset_bytes: int) -> dict[str, Any]:
     spec = window.plan.spec
     return {
         "order": str(ShareName.of(Share(window.plan, ReaderSpec()))),
         "policy": spec.policy,
         "seed": spec.seed,
         "epoch": spec.epoch,
-        "group": spec.group_chunks,
-        "group_bytes": _group_bytes(window, max(chunk_count, 1), dataset_bytes),
+        "group": GROWN_CHUNKS if spec.group_chunks is None else spec.group_chunks,
+        "group_bytes": _group_bytes(window, dataset_bytes),
         "positions": len(window.plan),
         "fetched_to": window.ahead,
         "dropped_to": window.behind,
@@ -311,8 +311,7 @@ def _plan(window: PlanWindow, chunk_count: int, dataset_bytes: int) -> dict[str,
     }
 
 
-def _group_bytes(window: PlanWindow, chunks: int, dataset_bytes: int) -> int:
+def _group_bytes(window: PlanWindow, dataset_bytes: int) -> int:
     """The files of an average group that the readers here read."""
-    group_chunks = min(window.plan.spec.group_chunks or chunks, chunks)
     ranks = {(share.rank, share.world) for share, _ in window.positions()}
-    return round(dataset_bytes * group_chunks / chunks * min(sum(1 / world for _, world in ranks), 1))
+    return round(dataset_bytes / window.plan.group_count * min(sum(1 / world for _, world in ranks), 1))

@@ -16,18 +16,20 @@ import numpy as np
 from dieselfs.errors import InvalidInput
 from dieselfs.limits import CHUNK_TARGET_BYTES, FETCHES_AT_ONCE_MAX, MIB
 from dieselfs.prefetch.extent_table import ExtentTable
-from dieselfs.shuffle.spec import DEFAULT_GROUP_CHUNKS
+from dieselfs.shuffle.groups import GROWN_CHUNKS_MAX
 from dieselfs.snapshot.reader import Snapshot
 
 TABLE_BYTES_PER_NODE = 40
-WINDOW_BYTES = 2 * DEFAULT_GROUP_CHUNKS * CHUNK_TARGET_BYTES
-"""Two groups: one is read while the other is fetched."""
+WINDOW_BYTES = 2 * GROWN_CHUNKS_MAX * CHUNK_TARGET_BYTES
+"""Two of the largest default groups: one is read while the other is fetched."""
+WINDOW_BYTES_MAX = 2 * 100 * CHUNK_TARGET_BYTES
+"""Two groups of 100 chunks, for readers that choose larger groups."""
 SPAN_BYTES = 64 * MIB
 """A node fetches its shares of several groups of a shared plan together, up to this size. Otherwise each request on n
 nodes would have a share of a share of a group, which shrinks with the square of n.
 """
-WINDOW_SHARE = 0.8
-"""The largest part for the window, of the memory without the fixed parts."""
+WINDOW_SHARE, WINDOW_SHARE_MAX = 0.4, 0.8
+"""The part for the window, of the memory without the fixed parts; up to the larger share for WINDOW_BYTES."""
 EVICTABLE_BYTES = FETCHES_AT_ONCE_MAX * CHUNK_TARGET_BYTES
 EVICTABLE_SHARE = 0.25
 NODE_CACHE_SHARE = 0.75
@@ -87,8 +89,14 @@ def allot(
     left -= evictable
     node_cache = min(owned_bytes, int(left * NODE_CACHE_SHARE))
     left -= node_cache
-    window = 0 if dataset_bytes <= left else min(WINDOW_BYTES, int(left * WINDOW_SHARE))
+    window = 0 if dataset_bytes <= left else window_bytes(left)
     return Allotment(snapshot_bytes, tables, evictable, window, min(left - window, dataset_bytes), node_cache)
+
+
+def window_bytes(left: int) -> int:
+    """The part for the window, of `left` bytes for files."""
+    least = min(WINDOW_BYTES, int(left * WINDOW_SHARE_MAX))
+    return min(WINDOW_BYTES_MAX, max(least, int(left * WINDOW_SHARE)))
 
 
 def allot_for(snapshot: Snapshot, memory_bytes: int, job_nodes: int = 0, image_bytes: int = 0) -> Allotment:
@@ -123,7 +131,7 @@ def node_cache_evictable_bytes(node_cache_bytes: int, nodes: int) -> int:
     span and fetch another. With less, servers send chunks more than once in an epoch. So this part comes before pinned
     chunks.
     """
-    span_chunks = max(DEFAULT_GROUP_CHUNKS, nodes * SPAN_BYTES // CHUNK_TARGET_BYTES)
+    span_chunks = max(GROWN_CHUNKS_MAX, nodes * SPAN_BYTES // CHUNK_TARGET_BYTES)
     chunks = owned_chunks_most(2 * span_chunks, nodes)
     return min(int(node_cache_bytes * NODE_CACHE_EVICTABLE_SHARE), int(chunks * CHUNK_TARGET_BYTES))
 

@@ -28,7 +28,7 @@ from dieselfs.sources.interface import Source
 from dieselfs.telemetry import catalogue
 from dieselfs.telemetry.registry import LATENCY_BOUNDS_S, Registry
 from dieselfs.telemetry.stalls import METER
-from dieselfs_client.memory.budget import NODE_CACHE_EVICTABLE_SHARE, Allotment, span_bytes
+from dieselfs_client.memory.budget import NODE_CACHE_EVICTABLE_SHARE, WINDOW_BYTES, Allotment, span_bytes
 from dieselfs_client.memory.chunk_cache import ChunkCache
 from dieselfs_client.memory.trio_cache import Foreground
 from dieselfs_client.prefetch.batches import Arrived, Batch, FetchBatches
@@ -186,7 +186,8 @@ class Prefetcher:
         key = share.plan.spec
         following = self._plans.get(key)
         if following is None:
-            window = PlanWindow(share.plan, self.tripwires, self.table.page_bytes, self._clock)
+            ahead_bytes = min(self._allotment.window or WINDOW_BYTES, WINDOW_BYTES) // 2
+            window = PlanWindow(share.plan, self.tripwires, self.table.page_bytes, self._clock, ahead_bytes)
             following = self._plans[key] = _Following(window, trio.Event())
             self._nursery.start_soon(self._follow, following)
         following.is_ahead.set()  # its waiters now wait for the new event

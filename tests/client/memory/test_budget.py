@@ -5,6 +5,7 @@ from dieselfs.limits import GIB, MIB
 from dieselfs_client.memory.budget import (
     SPAN_BYTES,
     WINDOW_BYTES,
+    WINDOW_BYTES_MAX,
     Allotment,
     allot,
     node_cache_bytes_for,
@@ -23,9 +24,15 @@ def test_a_dataset_that_fits_is_kept_whole_and_needs_no_window() -> None:
 
 def test_one_that_does_not_fit_streams_through_two_groups_and_the_rest_is_kept() -> None:
     allotment = allot(4 * GIB, 100 * MIB, 1_000_000, 100 * GIB, CHUNK)
-    assert allotment.window == WINDOW_BYTES
+    assert allotment.window == WINDOW_BYTES_MAX
     assert allotment.pinned > 2 * GIB
     assert allotment.total == 4 * GIB
+
+
+@pytest.mark.parametrize("memory_mib", [512, 700, 1024])
+def test_two_of_the_largest_default_groups_fit_into_little_memory(memory_mib: int) -> None:
+    allotment = allot(memory_mib * MIB, 5 * MIB, 100_000, 100 * GIB, CHUNK)
+    assert WINDOW_BYTES <= allotment.window <= allotment.pinned + WINDOW_BYTES
 
 
 @pytest.mark.parametrize("memory_mib", [64, 100, 500, 1024, 16384])

@@ -222,7 +222,7 @@ def test_reading_declares_and_looking_does_not(control: Path, packed: PackedData
     (control / "shuffle" / name).stat()
     assert ".s99." not in (control / "cursor").read_text()
     (control / "shuffle" / name).read_bytes()
-    assert f"order1.{digest}.s99.e0.g100.p" in (control / "cursor").read_text()
+    assert f"order2.{digest}.s99.e0.p" in (control / "cursor").read_text()
 
 
 def test_a_cursor_that_is_read_can_be_gone_on_from(control: Path, packed: PackedDataset) -> None:

@@ -87,6 +87,18 @@ def test_two_spans_are_handed_out_and_the_next_when_the_first_is_read(plan: Plan
     assert (third.first, third.end) == (2 * GROUP_FILES, 3 * GROUP_FILES)
 
 
+def test_small_groups_at_the_start_are_fetched_further_ahead(packed: PackedDataset) -> None:
+    plan = Plan(packed.snapshot, PlanSpec(seed=3))  # the default groups grow
+    table = ExtentTable(packed.snapshot)
+    sizes = np.diff(plan.group_bounds()) // FILES_PER_CHUNK
+    assert sizes[:3].tolist() == [4, 8, 16]
+    first_bytes = int(table.page_bytes(plan.nodes(0, int(plan.group_bounds()[2]))).sum())
+    for ahead_bytes, expected in ((0, 2), (first_bytes, 2), (first_bytes + 1, 3)):
+        window = PlanWindow(plan, Tripwires(packed.snapshot), table.page_bytes, Clock(), ahead_bytes)
+        window.join(plan.share())
+        assert len(spans(window)) == expected
+
+
 def test_a_fast_reader_is_fetched_for_further_ahead(plan: Plan) -> None:
     clock = Clock()
     window, share = window_of(plan, clock), plan.share()

@@ -23,7 +23,11 @@ SKIPS = st.lists(
     st.builds(lambda first, last: range(first, last + 1), POSITIONS, POSITIONS), max_size=SKIP_RANGES_MAX
 ).map(Skips)
 SPECS = st.builds(
-    PlanSpec, st.integers(0, SEED_MAX), st.integers(0, SEED_MAX), st.integers(0, GROUP_CHUNKS_MAX), SKIPS
+    PlanSpec,
+    st.integers(0, SEED_MAX),
+    st.integers(0, SEED_MAX),
+    st.none() | st.integers(0, GROUP_CHUNKS_MAX),
+    SKIPS,
 )
 CURSORS = st.builds(Cursor, st.text("0123456789abcdef", min_size=24, max_size=24), SPECS, POSITIONS)
 
@@ -34,6 +38,8 @@ def with_check_sum(text: str) -> str:
 
 def test_the_text_is_as_its_page_says() -> None:
     assert str(PLAIN) == TEXT and Cursor.parse(TEXT) == PLAIN
+    text = with_check_sum(f"order2.{DIGEST}.s1.e2.p40")
+    assert Cursor.parse(text) == Cursor(DIGEST, PlanSpec(1, 2), 40) and str(Cursor.parse(text)) == text
 
 
 @given(CURSORS)
@@ -87,8 +93,14 @@ def test_what_is_no_cursor_is_refused(text: str) -> None:
 
 
 def test_another_version_of_the_order_is_refused() -> None:
-    with pytest.raises(InvalidInput, match="of order 2, this version of dieselfs has order 1"):
-        Cursor.parse(with_check_sum(f"order2.{DIGEST}.s1.e0.g1.p0"))
+    with pytest.raises(InvalidInput, match="of order 3, this version of dieselfs has order 1, order 2"):
+        Cursor.parse(with_check_sum(f"order3.{DIGEST}.s1.e0.g1.p0"))
+
+
+@pytest.mark.parametrize("text", [f"order2.{DIGEST}.s1.e0.g1.p0", f"order1.{DIGEST}.s1.e0.p0"])
+def test_only_version_1_has_a_group(text: str) -> None:
+    with pytest.raises(InvalidInput, match="version 1 have a group, those of 2 have none"):
+        Cursor.parse(with_check_sum(text))
 
 
 def test_more_can_be_skipped_ahead_of_a_cursor() -> None:

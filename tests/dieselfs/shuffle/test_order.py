@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dieselfs.errors import InvalidInput
+from dieselfs.shuffle.groups import GROWN_CHUNKS_MAX
 from dieselfs.shuffle.order import Layout, Order, mix, stream
 from dieselfs.shuffle.spec import SEED_MAX, PlanSpec
 from dieselfs.snapshot.reader import Snapshot
@@ -17,13 +18,13 @@ from tests.support.snapshots import SOURCE, file_of, snapshot_bytes
 
 FILES = [TreeEntry(b"d%d/f%03d" % (n % 7, n), 0o100644, n, b"x" * (n % 50)) for n in range(400)]
 SNAPSHOT = pack_entries(FILES, chunk_bytes=200).snapshot
-GRID = list(product((0, 1, SEED_MAX), (0, 1, 7), (1, 3, 10, 0)))
+GRID = list(product((0, 1, SEED_MAX), (0, 1, 7), (1, 3, 10, 0, None)))
 
 NUMBERS = st.integers(0, SEED_MAX)
 
 
 def order_of(
-    snapshot: Snapshot = SNAPSHOT, seed: int = 0, epoch: int = 0, group_chunks: int = 0
+    snapshot: Snapshot = SNAPSHOT, seed: int = 0, epoch: int = 0, group_chunks: int | None = 0
 ) -> list[int]:
     order = Order(Layout.of(snapshot), PlanSpec(seed, epoch, group_chunks))
     return [int(node) for node in order.nodes(0, len(order.bounds) - 1)]
@@ -50,7 +51,7 @@ def test_the_mixer_is_splitmix64() -> None:
 
 @pytest.mark.parametrize(("seed", "epoch", "group_chunks"), GRID)
 def test_every_epoch_is_a_permutation_of_the_files_in_whole_groups(
-    seed: int, epoch: int, group_chunks: int
+    seed: int, epoch: int, group_chunks: int | None
 ) -> None:
     order = order_of(SNAPSHOT, seed, epoch, group_chunks)
     files = first_chunks(SNAPSHOT)
@@ -59,25 +60,26 @@ def test_every_epoch_is_a_permutation_of_the_files_in_whole_groups(
     for chunk in set(chunks):  # the files of a chunk all lie in one group
         places = [place for place, other in enumerate(chunks) if other == chunk]
         inside = set(chunks[places[0] : places[-1] + 1])
-        assert len(inside) <= (group_chunks or SNAPSHOT.chunk_count)
+        largest = GROWN_CHUNKS_MAX if group_chunks is None else group_chunks or SNAPSHOT.chunk_count
+        assert len(inside) <= largest
     assert order == order_of(SNAPSHOT, seed, epoch, group_chunks)
 
 
-@given(NUMBERS, NUMBERS, st.integers(0, 1000))
-def test_the_order_is_that_of_its_page(seed: int, epoch: int, group_chunks: int) -> None:
+@given(NUMBERS, NUMBERS, st.none() | st.integers(0, 1000))
+def test_the_order_is_that_of_its_page(seed: int, epoch: int, group_chunks: int | None) -> None:
     ids = [SNAPSHOT.chunk_id(chunk) for chunk in range(SNAPSHOT.chunk_count)]
     expected = reference_order.order(ids, first_chunks(SNAPSHOT), seed, epoch, group_chunks)
     assert order_of(SNAPSHOT, seed, epoch, group_chunks) == expected
 
 
 @given(
-    st.lists(st.binary(min_size=16, max_size=16), min_size=1, max_size=20, unique=True).map(sorted),
+    st.lists(st.binary(min_size=16, max_size=16), min_size=1, max_size=90, unique=True).map(sorted),
     st.dictionaries(st.integers(0, 2**32 - 1), st.integers(0, 2**32 - 1), max_size=60),
     NUMBERS,
-    st.integers(0, 25),
+    st.none() | st.integers(0, 25),
 )
 def test_any_ids_and_numbers_are_ordered_as_the_page_says(
-    ids: list[bytes], files: dict[int, int], seed: int, group_chunks: int
+    ids: list[bytes], files: dict[int, int], seed: int, group_chunks: int | None
 ) -> None:
     chunk_of = {node: files[node] % len(ids) for node in sorted(files)}
     layout = Layout(
@@ -99,9 +101,9 @@ def test_a_group_can_be_had_without_the_others() -> None:
     assert order.nodes(2, 5).tolist() == whole[order.bounds[2] : order.bounds[5]]
 
 
-@given(NUMBERS, st.sampled_from([1, 3, 10, 0]), st.data())
+@given(NUMBERS, st.sampled_from([1, 3, 10, 0, None]), st.data())
 def test_some_places_of_a_group_are_as_in_all_of_it(
-    seed: int, group_chunks: int, data: st.DataObject
+    seed: int, group_chunks: int | None, data: st.DataObject
 ) -> None:
     order = Order(Layout.of(SNAPSHOT), PlanSpec(seed, 0, group_chunks))
     group = data.draw(st.integers(0, len(order.bounds) - 2))

@@ -5,7 +5,7 @@ import pytest
 from dieselfs.errors import InvalidInput
 from dieselfs.shuffle.cursor import Cursor
 from dieselfs.shuffle.plan import Plan
-from dieselfs.shuffle.policies import IMPORTANCE, NAME_BY_CURSOR, POLICIES, order_of
+from dieselfs.shuffle.policies import IMPORTANCE, NAME_BY_KIND, POLICIES, order_of
 from dieselfs.shuffle.share_name import ShareName
 from dieselfs.shuffle.spec import DEFAULT_POLICY, PlanSpec
 from tests.support.dataset import TreeEntry, pack_entries
@@ -19,15 +19,15 @@ ORDERED = [name for name, policy in POLICIES.items() if policy.order and policy.
 
 def test_what_cursors_name_stays() -> None:
     assert DEFAULT_POLICY in ORDERED
-    assert NAME_BY_CURSOR == {("order", 1): "chunkwise", ("mix", 1): "mixture"}
-    assert len(NAME_BY_CURSOR) == sum(bool(policy.kind) for policy in POLICIES.values())
+    assert NAME_BY_KIND == {"order": "chunkwise", "mix": "mixture"}
+    assert len(NAME_BY_KIND) == sum(bool(policy.kind) for policy in POLICIES.values())
 
 
 @pytest.mark.parametrize("policy", ORDERED)
 @pytest.mark.parametrize("seed", [0, 1])
-@pytest.mark.parametrize("group_chunks", [0, 1, 3])
+@pytest.mark.parametrize("group_chunks", [0, 1, 3, None])
 def test_every_policy_has_each_file_once_and_is_a_function_of_its_spec(
-    policy: str, seed: int, group_chunks: int
+    policy: str, seed: int, group_chunks: int | None
 ) -> None:
     spec = PlanSpec(seed, 3, group_chunks, policy=policy)
     nodes = Plan(SNAPSHOT, spec).nodes().tolist()

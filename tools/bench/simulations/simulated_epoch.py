@@ -17,9 +17,11 @@ from dieselfs.cluster.pooled_source import PEER_BATCH_BYTES
 from dieselfs.limits import CHUNK_TARGET_BYTES
 from dieselfs.shuffle.order import Layout, Order
 from dieselfs.shuffle.partition import Partition
-from dieselfs.shuffle.spec import DEFAULT_GROUP_CHUNKS, PlanSpec, ReaderSpec
+from dieselfs.shuffle.spec import PlanSpec, ReaderSpec
 from dieselfs_client.memory.budget import SPAN_BYTES
 
+GROUP_CHUNKS = 100
+"""As in the DIESEL paper."""
 BATCH_FILES = 32
 """Of one step and node."""
 FILES_MAX = 4_000_000
@@ -73,12 +75,12 @@ def group_shares(
         yield GroupShares(readers, chunks, of_chunk[chunks])
 
 
-def groups_together(nodes: int, group_chunks: int = DEFAULT_GROUP_CHUNKS) -> int:
+def groups_together(nodes: int, group_chunks: int = GROUP_CHUNKS) -> int:
     """Groups that a node fetches together, with enough memory."""
     return max(SPAN_BYTES * nodes // (group_chunks * CHUNK_TARGET_BYTES), 1)
 
 
-def traffic(nodes: int, file_bytes: int, groups: int, group_chunks: int = DEFAULT_GROUP_CHUNKS) -> Row:
+def traffic(nodes: int, file_bytes: int, groups: int, group_chunks: int = GROUP_CHUNKS) -> Row:
     """Requests between nodes that read at READ_BYTES_PER_S and fetch `groups` groups together.
 
     Of one node and one span, as means over the nodes, without reads of a node's own chunks. `of chunks`: the number of

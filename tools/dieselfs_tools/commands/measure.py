@@ -125,7 +125,9 @@ CACHED_GROUPS = 2
 @click.option("--processors", type=click.IntRange(min=1), help="Of each node. [of this machine]")
 @click.option("--batch", type=click.IntRange(min=1), default=256, help="Files of a step of one node. [256]")
 @click.option("--compute", "step_s", type=options.DURATION, default=0.0, help="Computing of a step. [0s]")
-@click.option("--group", type=click.IntRange(min=1), help="Chunks of a group. [100]")
+@click.option(
+    "--group", type=click.IntRange(min=1), help="Chunks of a group.  [default: few at the start, then 25]"
+)
 @click.option("--network", type=options.RATE, help="What a node sends and receives. [as fetched by bench]")
 @click.option("--servers", type=options.RATE, help="What all servers together send. [as fetched by bench]")
 @click.option(
@@ -156,17 +158,16 @@ def plan(
     import os
 
     from dieselfs.shuffle.quality import measure
-    from dieselfs.shuffle.spec import DEFAULT_GROUP_CHUNKS, PlanSpec
+    from dieselfs.shuffle.spec import PlanSpec
     from dieselfs.snapshot.reader import Snapshot
     from dieselfs.snapshot.subtree import subtree_snapshot
+    from dieselfs_tools.commands.orders import groups_text
     from dieselfs_tools.observe import prediction
     from dieselfs_tools.observe.prediction import first_epoch, later_epoch, predicted_job
 
     measured = prediction.load(file or prediction.default_path())
     speeds, output = measured.speeds, session.output
-    order = session.dataset(dataset.state).plan_of(
-        PlanSpec(folder=dataset.path, group_chunks=group or DEFAULT_GROUP_CHUNKS)
-    )
+    order = session.dataset(dataset.state).plan_of(PlanSpec(folder=dataset.path, group_chunks=group))
     quality, files = measure(order), len(order)
     size_bytes = int(order.snapshot.column("sizes")[order.nodes()].sum())
     # The mount of a folder has a snapshot of that folder alone.
@@ -203,7 +204,7 @@ def plan(
         f"{'memory':13} {kept:.0%} of {output.size(size_bytes)} stays on each node ({output.size(memory_bytes)} each)"
         f"{f', {resident:.0%} in the memory of the job' if is_pooled else ''}; "
         f"groups need {output.size(group_bytes)}\n"
-        f"{'order':13} groups of {order.spec.group_chunks} chunks: {quality.entropy_ratio:.0%} of the entropy of "
+        f"{'order':13} {groups_text(order.spec.group_chunks)}: {quality.entropy_ratio:.0%} of the entropy of "
         "a full shuffle\n"
         f"{'speeds':13} of {measured.source}"
     )

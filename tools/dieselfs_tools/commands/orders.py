@@ -14,6 +14,7 @@ from dieselfs.arrays import Nodes, Numbers, Positions
 from dieselfs.errors import InvalidInput
 from dieselfs.names import Location, printable
 from dieselfs.shuffle.cursor import Cursor
+from dieselfs.shuffle.groups import GROWN_CHUNKS
 from dieselfs.shuffle.opportunistic import ServedLog
 from dieselfs.shuffle.plan import Plan, Share
 from dieselfs.shuffle.quality import (
@@ -24,7 +25,7 @@ from dieselfs.shuffle.quality import (
     measure_served,
     served_nodes,
 )
-from dieselfs.shuffle.spec import DEFAULT_GROUP_CHUNKS, PlanSpec, ReaderSpec
+from dieselfs.shuffle.spec import PlanSpec, ReaderSpec
 from dieselfs_tools.cli import options
 from dieselfs_tools.cli.output import name_fields, write_bytes
 from dieselfs_tools.cli.session import Session
@@ -134,7 +135,7 @@ _DECORATORS = (
         "--group",
         "group_chunks",
         type=int,
-        help=f"Chunks that are mixed with each other; 0 for all.  [default: {DEFAULT_GROUP_CHUNKS}]",
+        help=f"Chunks that are mixed with each other; 0 for all.  [default: few at the start, then {GROWN_CHUNKS}]",
     ),
     click.option(
         "--cursor",
@@ -186,7 +187,7 @@ def plan_fields(location: Location, plan: Plan) -> dict[str, object]:
         **(name_fields(location.path, "folder") if location.path else {}),
         "seed": plan.spec.seed,
         "epoch": plan.spec.epoch,
-        "group_chunks": plan.spec.group_chunks,
+        **({} if plan.spec.group_chunks is None else {"group_chunks": plan.spec.group_chunks}),
         "positions": len(plan),
         "skipped": len(plan.skips),
     }
@@ -263,7 +264,7 @@ def _served(session: Session, dataset: Location, log: ServedLog, is_quality: boo
         "world": log.world,
         "chunks": len(log.arrivals),
     }
-    del fields["group_chunks"], fields["skipped"]  # an opportunistic order has none
+    del fields["skipped"]  # an opportunistic order has none
     if not is_quality:
         nodes = served_nodes(plan, log)
         print_files(session, plan, np.arange(len(nodes)), is_null, lambda positions: nodes[positions])
@@ -286,9 +287,16 @@ def _lines_of_order(found: ShuffleQuality | ServedQuality) -> tuple[str, ...]:
     )
 
 
+def groups_text(group_chunks: int | None) -> str:
+    """How the groups of a plan are cut, for people."""
+    if group_chunks is None:
+        return f"groups that grow to about {GROWN_CHUNKS} chunks"
+    return f"groups of {group_chunks} chunks" if group_chunks else "one group of all chunks"
+
+
 def _show_quality(session: Session, dataset: Location, plan: Plan) -> int:
     found, output, group_chunks = measure(plan), session.output, plan.spec.group_chunks
-    groups = f"groups of {group_chunks} chunks" if group_chunks else "one group of all chunks"
+    groups = groups_text(group_chunks)
     lines = (
         f"order           {len(plan)} files, {plan.group_count} groups, {groups}",
         *_lines_of_order(found),

@@ -202,7 +202,7 @@ def test_a_sum_of_datasets_is_read_in_one_order(server: RunningServer, dataset: 
         loader = DataLoader(both, batch_sampler=sampler, collate_fn=list)
         read = [item for batch in sampler.consumed(loader) for item in batch]
         assert sorted(read) == sorted([*items(dataset), *items(val)])
-        assert sampler.state_dict()["cursor"].startswith("mix1.")
+        assert sampler.state_dict()["cursor"].startswith("mix2.")
 
 
 @pytest.mark.filterwarnings("ignore:.*use of fork.*:DeprecationWarning")
