@@ -117,6 +117,7 @@ system: system-demo  # and what the tests need
 	command -v redis-server >/dev/null || missing="$$missing redis-server"; \
 	command -v promtool >/dev/null || missing="$$missing prometheus"; \
 	command -v etcd >/dev/null || missing="$$missing etcd-server"; \
+	command -v softhsm2-util >/dev/null || missing="$$missing softhsm2"; \
 	command -v etcdctl >/dev/null || missing="$$missing etcd-client"; \
 	command -v sshd >/dev/null || missing="$$missing openssh-server"; \
 	/usr/bin/python3 -c 'import ensurepip, venv' 2>/dev/null || missing="$$missing python3-venv"; \

@@ -20,6 +20,7 @@ from threading import local
 from dieselfs.errors import Unavailable
 from dieselfs.limits import KIB
 from dieselfs.net.address import TcpAddress
+from dieselfs.net.auth import pin_of
 
 Buffer = bytes | bytearray | memoryview
 
@@ -60,8 +61,8 @@ class ServerTls:
 
 @dataclass(frozen=True, slots=True)
 class ClientTls:
-    """How a client checks the server: the public key has one of the pins, or the certificate has the fingerprint; with
-    neither, an authority in `context` has been asked.
+    """How a client checks the server: the public key has one of the pins, or a key with such a pin has certified it, or
+    the certificate has the fingerprint; with neither, an authority in `context` has been asked.
     """
 
     context: ssl.SSLContext
@@ -74,12 +75,16 @@ class ClientTls:
             fingerprint(certificate), self.fingerprint
         ):
             raise Unavailable(f"{address} shows another certificate than its record: it is another process")
-        pin = pin_of_certificate(certificate) if self.pins else b""
-        if self.pins and not any(hmac.compare_digest(pin, known) for known in self.pins):
+        if self.pins and not (
+            self._is_pinned(pin_of_certificate(certificate)) or self._is_pinned(certifying_pin(certificate))
+        ):
             raise Unavailable(
                 f"the server at {address} has another key than the one in your key file: it is not the real one; "
                 "check the address (set tls_ca if an authority has made its certificate)"
             )
+
+    def _is_pinned(self, pin: bytes) -> bool:
+        return any(hmac.compare_digest(pin, known) for known in self.pins)
 
 
 def new_context(side: int) -> ssl.SSLContext:
@@ -279,6 +284,31 @@ def pin_of_certificate(certificate: bytes) -> bytes:
     except IndexError:
         return b""
     return hashlib.sha256(certificate[place:end]).digest()
+
+
+def certifying_pin(certificate: bytes, now_s: float | None = None) -> bytes:
+    """The pin of the identity of servers that has certified a server's own key; empty if none has, or not for `now_s`.
+
+    The identifier of the authority's key is its public key (Ed25519).
+    """
+    # By clients of servers with their identity in a token alone.
+    from cryptography import x509
+    from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+
+    malformed = ValueError, x509.InvalidVersion, x509.DuplicateExtension, UnsupportedAlgorithm
+    try:
+        found = x509.load_der_x509_certificate(certificate)
+        signer = (
+            found.extensions.get_extension_for_class(x509.AuthorityKeyIdentifier).value.key_identifier or b""
+        )
+        Ed25519PublicKey.from_public_bytes(signer).verify(found.signature, found.tbs_certificate_bytes)
+    except (*malformed, x509.ExtensionNotFound, InvalidSignature):
+        return b""
+    if found.signature_algorithm_oid != x509.SignatureAlgorithmOID.ED25519:  # not covered by the signature
+        return b""
+    begin, end = found.not_valid_before_utc.timestamp(), found.not_valid_after_utc.timestamp()
+    return pin_of(signer) if begin <= (time.time() if now_s is None else now_s) <= end else b""
 
 
 _VERSION = 0xA0

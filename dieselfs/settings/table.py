@@ -207,6 +207,9 @@ SETTINGS = (
             "Metadata store: sqlite:///FILE, redis://HOST:PORT/DATABASE, redis+cluster://HOST:PORT,..., "
             "redis+unix:///SOCKET, or memory: for trials."),
     Setting("state", FOLDER, _P.SERVER | _P.ETCD, "Folder for snapshots; it can be rebuilt.", "beside the SQLite file"),
+    Setting("server_identity", Kind("FILE|pkcs11:URI"), _P.SERVER | _P.ETCD,
+            "Where the private key of the servers is: a file with mode 0600, the same on each server, or a token.",
+            "in the object store"),
     Setting("admin_key", FILE, _P.SERVER | _P.ETCD,
             "On first start, make user 'admin' and write the key here."),
     Setting("audit_log", FILE, _P.SERVER | _P.ETCD,

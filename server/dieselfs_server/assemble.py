@@ -32,19 +32,16 @@ from dieselfs.telemetry.registry import Registry, Report
 from dieselfs.telemetry.socket import PublishedMetrics, publish
 from dieselfs_server import condition
 from dieselfs_server.access.accounts import ALL_DATASETS, Accounts, Right, StoredKey, with_grant, with_key
-from dieselfs_server.access.identity import (
-    CertificateFiles,
-    Identity,
-    browser_tls,
-    identity_tls,
-    store_identity,
-)
+from dieselfs_server.access.certificates import CertificateFiles, MadeTls, browser_tls, identity_tls
+from dieselfs_server.access.identity import IDENTITY_REFRESH_S, Identity, LiveIdentity
+from dieselfs_server.access.key_places import open_keys
 from dieselfs_server.access.users import UserStore
 from dieselfs_server.admission.room import Room
 from dieselfs_server.audit_sending import AuditSender, parse_target
 from dieselfs_server.datasets.caught_up import catch_up_next, caught_up
 from dieselfs_server.datasets.commit import read_header
-from dieselfs_server.datasets.snapshots import SnapshotCache, TagStore
+from dieselfs_server.datasets.snapshots import SnapshotCache
+from dieselfs_server.datasets.tags import TagStore
 from dieselfs_server.dispatcher import Dispatcher
 from dieselfs_server.logs import AuditLog, noting_log
 from dieselfs_server.metadata.interface import MetadataStore
@@ -179,24 +176,50 @@ def open_metadata(url: str) -> MetadataStore:
     )
 
 
-def open_tls(settings: ServerSettings, identity: Identity) -> Callable[[], ServerTls] | None:
-    """The present certificate for TCP; None if TLS is off. Raises InvalidInput."""
-    if settings.tls == OFF or not any(isinstance(address, TcpAddress) for address in settings.listen):
-        return None
-    return _given_or(settings, lambda: identity_tls(identity))
+class Certificates:
+    """The certificates of a server for TCP and for browsers: from the files of the settings, else made."""
 
+    def __init__(self, settings: ServerSettings, identity: LiveIdentity) -> None:
+        self._settings, self._identity = settings, identity
+        self._made: list[MadeTls] = []
 
-def open_page_tls(settings: ServerSettings, identity: Identity) -> Callable[[], ServerTls]:
-    """The present certificate for browsers. Raises InvalidInput."""
-    return _given_or(settings, lambda: browser_tls(identity, settings.web_names))
+    def for_clients(self) -> Callable[[], ServerTls] | None:
+        """The present one for TCP; None if TLS is off. Raises InvalidInput."""
+        if self._settings.tls == OFF or not any(
+            isinstance(address, TcpAddress) for address in self._settings.listen
+        ):
+            return None
+        return self._given_or(identity_tls)
 
+    def for_browsers(self) -> Callable[[], ServerTls]:
+        """Raises InvalidInput."""
+        return self._given_or(lambda identity: browser_tls(identity, self._settings.web_names))
 
-def _given_or(settings: ServerSettings, make: Callable[[], ServerTls]) -> Callable[[], ServerTls]:
-    """The certificate from the files of the settings, else one that is made."""
-    if settings.tls_certificate is not None and settings.tls_key is not None:
-        return CertificateFiles(settings.tls_certificate, settings.tls_key).current
-    made = make()
-    return lambda: made
+    def _given_or(self, make: Callable[[Identity], ServerTls]) -> Callable[[], ServerTls]:
+        settings = self._settings
+        if settings.tls_certificate is not None and settings.tls_key is not None:
+            return CertificateFiles(settings.tls_certificate, settings.tls_key).current
+        self._made.append(MadeTls(self._identity, make))
+        return self._made[-1].current
+
+    def refresh(self) -> None:
+        """Read the identity again, and make what is made from it if that has changed. Blocks. Raises Unavailable."""
+        self._identity.refresh()
+        for each in self._made:
+            each.refresh()
+
+    async def keep_fresh(self) -> NoReturn:
+        """Refresh until cancelled. An error is logged once."""
+        reason = ""
+        while True:
+            await trio.sleep(IDENTITY_REFRESH_S)
+            try:
+                await trio.to_thread.run_sync(self.refresh, abandon_on_cancel=True)
+                reason = ""
+            except DieselfsError as error:
+                if not reason:
+                    log.warning("the identity of the servers cannot be read again yet: %s", error)
+                reason = str(error)
 
 
 def write_admin_key(users: UserStore, path: Path, pin: bytes, audit: AuditLog | None = None) -> None:
@@ -249,7 +272,7 @@ def _open_audit(stack: AsyncExitStack, settings: ServerSettings) -> AuditLog | N
     return audit
 
 
-def _page(service: Service, settings: ServerSettings, identity: Identity) -> Page | None:
+def _page(service: Service, settings: ServerSettings, certificates: Certificates) -> Page | None:
     """The web page, of an embedded server too. Raises InvalidInput."""
     if settings.web is None:
         return Page(service, None, None, frozenset()) if settings.lock is not None else None
@@ -257,7 +280,7 @@ def _page(service: Service, settings: ServerSettings, identity: Identity) -> Pag
     return Page(
         service,
         settings.web,
-        None if settings.tls == OFF else open_page_tls(settings, identity),
+        None if settings.tls == OFF else certificates.for_browsers(),
         frozenset(settings.web_names),
     )
 
@@ -344,12 +367,14 @@ async def open_server(settings: ServerSettings) -> AsyncIterator[RpcServer]:
         opened_metadata = await trio.to_thread.run_sync(open_metadata, settings.metadata)
         stack.callback(opened_metadata.close)
         metadata = await trio.to_thread.run_sync(partial(caught_up, store, opened_metadata, is_starting=True))
-        identity = await trio.to_thread.run_sync(store_identity, store)
-        tls = open_tls(settings, identity)
+        keys = await trio.to_thread.run_sync(open_keys, settings.server_identity)
+        identity = await trio.to_thread.run_sync(LiveIdentity, store, keys)
+        certificates = Certificates(settings, identity)
+        tls = await trio.to_thread.run_sync(certificates.for_clients)
         users = UserStore(store)
         audit = _open_audit(stack, settings)
         if settings.admin_key:
-            write_admin_key(users, Path(settings.admin_key), identity.pin, audit)
+            write_admin_key(users, Path(settings.admin_key), identity.current.pin, audit)
         service = Service(
             MeasuredStore(store, metrics),
             metadata,
@@ -370,9 +395,9 @@ async def open_server(settings: ServerSettings) -> AsyncIterator[RpcServer]:
             segments_max=allow_descriptors(),
             request_path=settings.request_path,
             sources=Sources(settings.attach_roots),
-            environment_checks=_environment_checks(settings),
+            environment_checks=[*_environment_checks(settings), lambda: condition.identity(identity)],
             room=Room(_disks(settings)),
-            make_page=lambda service: _page(service, settings, identity),
+            make_page=lambda service: _page(service, settings, certificates),
         )
         server = RpcServer(Dispatcher(service), tls, metrics=metrics)
         stack.enter_context(noting_log(service.recent))
@@ -389,6 +414,7 @@ async def open_server(settings: ServerSettings) -> AsyncIterator[RpcServer]:
         stack.callback(nursery.cancel_scope.cancel)
         nursery.start_soon(start_datasets, metadata)
         nursery.start_soon(service.refresh.run)
+        nursery.start_soon(certificates.keep_fresh)
         nursery.start_soon(repeat, *flushed)
         nursery.start_soon(repeat, service.quota_fill.update, "the metrics of quotas are old")
         for listener, is_encrypted in opened:

@@ -17,6 +17,7 @@ from dieselfs.limits import CHUNK_TARGET_BYTES, KIB
 from dieselfs.rpc.records import FAILURE, OK, WARNING, CheckRecord
 from dieselfs.settings.table import OFF
 from dieselfs.units import count, format_size
+from dieselfs_server.access.identity import LiveIdentity
 from dieselfs_server.metadata.interface import MetadataStore
 from dieselfs_server.settings import RegistrySettings
 from dieselfs_server.store.interface import ObjectStore
@@ -112,6 +113,15 @@ def disk(folder: str, devices: Path = DEVICES) -> CheckRecord:
         steps = count(CHUNK_TARGET_BYTES // step_bytes, "step")
         return CheckRecord("disk", WARNING, f"{text}: a chunk is read in {steps}, one after the other", fix)
     return CheckRecord("disk", OK, f"{text}, requests of {format_size(reads.request_bytes)}")
+
+
+def identity(known: LiveIdentity) -> CheckRecord:
+    """Whether this server signs with the identity of the store."""
+    if known.trouble:
+        return CheckRecord(
+            "identity", FAILURE, known.trouble, "give this server the key, as the others have it"
+        )
+    return CheckRecord("identity", OK, f"the one of the store, {known.current.pin.hex()[:16]}")
 
 
 def tls(setting: str, certificate: str | None, now_s: float) -> CheckRecord:

@@ -63,7 +63,12 @@ Exit codes: 0 stopped by a signal, or copied; 1 usage or settings, 2 no room for
     "--new-identity",
     type=click.Choice(("announce", "use")),
     help="'announce': make the identity that the servers will have, so that new key files accept both; they may run. "
-    "'use': replace the present one by it, while no server runs. Then exit.",
+    "'use': replace the present one by it; servers accept both meanwhile. Then exit.",
+)
+@click.option(
+    "--move-identity",
+    is_flag=True,
+    help="Move the private key of the servers from the object store to what server_identity names, and exit.",
 )
 @click.option("--verbose", is_flag=True, help="Log each call of a client.")
 @click.option(
@@ -81,6 +86,7 @@ def serve(
     backup: Path | None,
     restore: Path | None,
     new_identity: str | None,
+    move_identity: bool,
     init_only: bool,
     verbose: bool,
     log_format: str,
@@ -100,8 +106,8 @@ def serve(
         settings = replace(settings, is_new=settings.is_new or is_new or init_only)
         if backup is not None or restore is not None:
             _copy(settings, backup, restore)
-        elif new_identity is not None:
-            _replace_identity(settings, new_identity == "announce")
+        elif new_identity is not None or move_identity:
+            _change_identity(settings, new_identity)
         elif init_only:
             trio.run(initialize, settings)
         else:
@@ -128,19 +134,26 @@ def _copy(settings: ServerSettings, backup: Path | None, restore: Path | None) -
             print(f"restored {put_back(store, database, restore):,} records")
 
 
-def _replace_identity(settings: ServerSettings, is_announced: bool) -> None:
-    """Make or use the next identity, and print the outcome."""
-    from dieselfs_server.access.identity import announce_identity
-    from dieselfs_server.datasets.snapshots import replace_identity
+def _change_identity(settings: ServerSettings, new: str | None) -> None:
+    """Announce or use the next identity, or else move the private key; print the outcome."""
+    from dieselfs_server.access.identity import announce_identity, move_identity
+    from dieselfs_server.access.key_places import open_keys
+    from dieselfs_server.datasets.tags import replace_identity
     from dieselfs_server.store.opening import open_store
 
+    keys = open_keys(settings.server_identity)
     with closing(open_store(settings.store, is_new=False)) as store:
-        if is_announced:
-            pin = announce_identity(store).pin
-            print(f"the next identity is {pin.hex()}: users get it with dlcmd user rotate")
+        if new == "announce":
+            pin = announce_identity(store, keys).pin
+            where = f"; copy {keys} to all servers" if settings.has_identity_file else ""
+            print(f"the next identity is {pin.hex()}: users get it with dlcmd user rotate{where}")
+        elif new is not None:
+            present, tags = replace_identity(store, keys)
+            print(f"the identity is {present.pin.hex()}; signed {tags:,} tags again")
+        elif keys is None:
+            raise InvalidInput("--move-identity needs --server-identity FILE, or a token: pkcs11:...")
         else:
-            new, tags = replace_identity(store)
-            print(f"the identity is {new.pin.hex()}; signed {tags:,} tags again; start the servers")
+            print(f"moved {move_identity(store, keys):,} private keys to {keys}")
 
 
 def main() -> None:

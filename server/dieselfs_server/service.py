@@ -10,7 +10,7 @@ from dieselfs.chunk.ids import ChunkIdSource
 from dieselfs.rpc.records import CheckRecord
 from dieselfs.telemetry import catalogue
 from dieselfs.telemetry.registry import Registry
-from dieselfs_server.access.identity import Identity
+from dieselfs_server.access.identity import Identity, LiveIdentity
 from dieselfs_server.access.users import UserStore
 from dieselfs_server.admission.quotas import Quotas
 from dieselfs_server.admission.room import Room
@@ -19,7 +19,8 @@ from dieselfs_server.call import Access
 from dieselfs_server.datasets.catalog import Catalog
 from dieselfs_server.datasets.dataset_keys import DatasetKeys
 from dieselfs_server.datasets.dataset_names import DatasetNames
-from dieselfs_server.datasets.snapshots import Refresh, SnapshotCache, TagStore
+from dieselfs_server.datasets.snapshots import Refresh, SnapshotCache
+from dieselfs_server.datasets.tags import TagStore
 from dieselfs_server.handlers import handlers_of
 from dieselfs_server.handlers.accounts import AccountCalls
 from dieselfs_server.handlers.administration import DatasetCalls, MaintenanceCalls, ServerCalls, WebPage
@@ -43,7 +44,7 @@ class Service:
         store: ObjectStore,
         metadata: MetadataStore,
         users: UserStore,
-        identity: Identity,
+        identity: Identity | LiveIdentity,
         snapshots: SnapshotCache,
         tags: TagStore,
         scratch: Path,

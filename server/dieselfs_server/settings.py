@@ -64,6 +64,7 @@ class ServerSettings:
     tls: str = ON
     tls_certificate: str | None = None
     tls_key: str | None = None
+    server_identity: str | None = None
     admin_key: str | None = None
     registry: RegistrySettings | None = None
     lock: Path | None = None
@@ -80,6 +81,10 @@ class ServerSettings:
     attach_roots: Sequence[str] | None = ()
     large_reads: int | None = None
     request_path: RequestPath = field(default_factory=RequestPath)
+
+    @property
+    def has_identity_file(self) -> bool:
+        return bool(self.server_identity) and not str(self.server_identity).startswith("pkcs11:")
 
     @property
     def bounds(self) -> Bounds:
@@ -137,6 +142,7 @@ class ServerSettings:
             tls=values.get("tls", ON),
             tls_certificate=values.get("tls_certificate"),
             tls_key=values.get("tls_key"),
+            server_identity=values.get("server_identity"),
             admin_key=values.get("admin_key"),
             audit_log=Path(values["audit_log"]) if "audit_log" in values else None,
             metrics=parse_metrics_address(values["metrics"]) if "metrics" in values else None,

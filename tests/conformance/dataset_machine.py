@@ -17,7 +17,8 @@ from dieselfs.errors import AlreadyExists
 from dieselfs.snapshot.builder import build_snapshot
 from dieselfs.snapshot.reader import Snapshot
 from dieselfs_server.datasets.commit import commit_chunk, read_header
-from dieselfs_server.datasets.snapshots import TagStore, signed
+from dieselfs_server.datasets.snapshots import signed
+from dieselfs_server.datasets.tags import TagStore
 from dieselfs_server.leases.lease import Pin, put_pin, remove_pin
 from dieselfs_server.maintenance.purge import purge
 from dieselfs_server.maintenance.rebuild import rebuild

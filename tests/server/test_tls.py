@@ -22,7 +22,8 @@ from dieselfs.rpc.client import ServerClient
 from dieselfs.rpc.connection import Connection, connected
 from dieselfs.settings.table import OFF, Settings
 from dieselfs.snapshot.store import SnapshotStore
-from dieselfs_server.access.identity import Identity, identity_tls
+from dieselfs_server.access.certificates import identity_tls
+from dieselfs_server.access.identity import Identity
 from tests.support.certificates import make_certificate
 from tests.support.dlcmd import wait_until
 from tests.support.server import RunningServer, running_server

@@ -9,7 +9,8 @@ from dieselfs.rpc.messages import thrift
 from dieselfs_server.access.accounts import Caller
 from dieselfs_server.access.users import UserStore
 from dieselfs_server.call import Call
-from dieselfs_server.datasets.snapshots import SnapshotCache, TagStore
+from dieselfs_server.datasets.snapshots import SnapshotCache
+from dieselfs_server.datasets.tags import TagStore
 from dieselfs_server.metadata.interface import MetadataStore
 from dieselfs_server.service import Service
 from dieselfs_server.store.interface import ObjectStore

@@ -13,6 +13,8 @@ from pathlib import Path
 from tempfile import NamedTemporaryFile
 
 import numpy as np
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from cryptography.hazmat.primitives.serialization import Encoding
 from xxhash import xxh3_64_intdigest, xxh3_128_digest
 
 from dieselfs.bucket.url import BucketUrl
@@ -32,6 +34,7 @@ from dieselfs.digests import DIGEST_BYTES, digest_of
 from dieselfs.names import check_path, parse_location
 from dieselfs.net.address import TcpAddress, parse_etcd, parse_servers
 from dieselfs.net.auth import Key
+from dieselfs.net.tls import certifying_pin
 from dieselfs.rpc.members import decode_members, encode_members
 from dieselfs.rpc.messages import decode_call, decode_reply, encode_call, encode_reply
 from dieselfs.settings.table import Place, read_config
@@ -49,6 +52,7 @@ from dieselfs_client.daemon.progress_keeper import parse_handover
 from dieselfs_client.mount.points.mount_table import parse_mountinfo
 from dieselfs_client.mount.points.options import MountOptions, parse_options
 from dieselfs_client.supervision.status import parse_status
+from dieselfs_server.access.certificates import certificate_of
 from dieselfs_server.access.identity import Identity
 from dieselfs_server.access.users import decode_accounts
 from dieselfs_server.datasets.dataset_names import DatasetNames
@@ -224,6 +228,8 @@ def _parse_resealed_image(data: bytes) -> object:
 
 
 _MEMBER = Member("n1", 0, TcpAddress("10.0.0.1", 7070), 1 << 30, bytes(16)).encode()
+_IDENTITY = Identity(bytes(32), bytes(32))
+_SERVER_KEY = Ed25519PrivateKey.from_private_bytes(bytes(32))
 _MOUNTINFO = (
     b"36 35 0:32 / /mnt/pets\\040x ro,nosuid shared:1 - fuse.dieselfs dl://pets ro,user_id=0\n"
     b"37 35 8:1 / / rw - ext4 /dev/root rw\n"
@@ -310,7 +316,12 @@ TARGETS = (
             b'"quotas": {"ann": {"files": 9, "stored_bytes": 1}}, "owners": {"pets": "ann"}}',
         ],
     ),
-    Target("identity", Identity.decode, [Identity(bytes(32), bytes(32)).encode()]),
+    Target("identity", Identity.decode, [_IDENTITY.encode(), _IDENTITY.encode_public(_IDENTITY)]),
+    Target(
+        "certificate",
+        certifying_pin,
+        [certificate_of(_SERVER_KEY, _IDENTITY, 0.0).public_bytes(Encoding.DER)],
+    ),
     Target(
         "dataset-name",
         _record(_name_record()[0], lambda store: DatasetNames(store).find("pets")),

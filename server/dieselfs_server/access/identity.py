@@ -1,55 +1,78 @@
-"""The identity key of a store: all its servers sign with it, and show it to clients; and the certificate of a server,
-from this identity or from files of an authority.
+"""The identity of a store: the Ed25519 key with which all its servers sign, and which they show to clients.
 
-It is a record of the object store beside the users: anybody with read access to that record can pose as the servers.
+Its private key is in a record of the object store beside the users: anybody with read access to that record can pose as
+the servers. Or it is kept apart (setting `server_identity`), in a private file of each server or in a token with
+PKCS#11 (`key_places.py`); then the records have public keys alone:
 
-A certificate from files is read again when they change; connections in use stay.
+    identity            the present one
+    identity-next       the next one, while it is announced
+    identity-before     the one before, while tags are signed again
+
+A record with a public key of another identity has a signature of the present one: who can only write to the store
+cannot make servers accept a key. This module reads and writes the store.
 """
 
-import datetime
-import hashlib
 import logging
 import os
 import re
-import ssl
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from ipaddress import ip_address
-from pathlib import Path
-from typing import TYPE_CHECKING
+from threading import Lock
+from typing import Protocol
 
-from dieselfs.errors import Damaged, InvalidInput, Unavailable
-from dieselfs.net.auth import PUBLIC_KEY_BYTES, pin_of
-from dieselfs.net.private_file import file_version
-from dieselfs.net.tls import ServerTls, load_pair, new_context
+from dieselfs.errors import AccessDenied, Damaged, DieselfsError, InvalidInput, Unavailable
+from dieselfs.net.auth import PUBLIC_KEY_BYTES, check_signature, pin_of
 from dieselfs_server.store.interface import ObjectStore
-
-if TYPE_CHECKING:
-    from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
-    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-    from cryptography.x509 import Certificate, CertificateBuilder, GeneralName
 
 IDENTITY_RECORD = "identity"
 NEXT_RECORD = "identity-next"
 """The identity that the servers will have. Key files that are made now accept both."""
+BEFORE_RECORD = "identity-before"
 SEED_BYTES = 32
+IDENTITY_REFRESH_S = 2.0
+"""All servers have a new identity within this time, and one second."""
 
-_RECORD = re.compile(rb"dieselfs-identity 1 ([0-9a-f]{64}) ([0-9a-f]{64})\n")
+_RECORD = re.compile(rb"dieselfs-identity (?:1 ([0-9a-f]{64})|2) ([0-9a-f]{64})(?: ([0-9a-f]{128}))?\n")
+_CONTEXT = b"dieselfs identity\0"
+"""Before the public key of another identity that the present one names."""
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """`seed` is the private key; it is not shown when an identity is printed."""
+    """`seed` is the private key; it is not shown when an identity is printed. It is empty if `signer` signs with a key
+    that is elsewhere, or if only the public key is known; then `endorsement` is the signature of the present identity.
+    """
 
     seed: bytes = field(repr=False)
     public_key: bytes
+    signer: Callable[[bytes], bytes] | None = field(default=None, repr=False, compare=False)
+    endorsement: bytes = field(default=b"", repr=False, compare=False)
 
     @property
     def pin(self) -> bytes:
         return pin_of(self.public_key)
 
+    @property
+    def current(self) -> "Identity":
+        """Itself, as of a `LiveIdentity`."""
+        return self
+
+    @property
+    def next(self) -> "Identity | None":
+        return None
+
+    def refresh(self, is_whole: bool = False) -> None:
+        """Nothing: it stays."""
+
+    def accepts(self, public_key: bytes) -> bool:
+        return public_key == self.public_key
+
     def sign(self, message: bytes) -> bytes:
+        """Blocks if the key is in a token. Raises Unavailable then."""
+        if self.signer is not None:
+            return self.signer(message)
         from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
         return Ed25519PrivateKey.from_private_bytes(self.seed).sign(message)
@@ -65,170 +88,214 @@ class Identity:
     def encode(self) -> bytes:
         return f"dieselfs-identity 1 {self.seed.hex()} {self.public_key.hex()}\n".encode()
 
+    def encode_public(self, by: "Identity | None" = None) -> bytes:
+        """The record without the private key; `by`: the present identity, if this is another one."""
+        signature = b"" if by is None else by.sign(_CONTEXT + self.public_key)
+        return f"dieselfs-identity 2 {self.public_key.hex()} {signature.hex()}".strip().encode() + b"\n"
+
     @classmethod
-    def decode(cls, content: bytes) -> "Identity":
+    def decode(cls, content: bytes, record: str = IDENTITY_RECORD) -> "Identity":
         """Raises Damaged."""
         match = _RECORD.fullmatch(content)
         if match is None:
-            raise Damaged(
-                f"the identity of the servers in the object store (record {IDENTITY_RECORD!r}) is invalid"
-            )
-        identity = cls(bytes.fromhex(match[1].decode()), bytes.fromhex(match[2].decode()))
-        assert len(identity.public_key) == PUBLIC_KEY_BYTES
-        return identity
+            raise Damaged(f"the identity of the servers in the object store (record {record!r}) is invalid")
+        seed, public_key, endorsement = (bytes.fromhex((part or b"").decode()) for part in match.groups())
+        assert len(public_key) == PUBLIC_KEY_BYTES
+        return cls(seed, public_key, None, endorsement)
 
 
-def store_identity(store: ObjectStore) -> Identity:
-    """The identity of the servers of this store; the first caller makes it. Raises Damaged, Unavailable."""
+class KeyPlace(Protocol):
+    """A place of private keys apart from the object store; `str` names it in messages. All methods block, and raise
+    AccessDenied, InvalidInput, and Unavailable.
+    """
+
+    def find(self, public_key: bytes) -> Identity | None:
+        """The identity with this public key; with an empty one, any, for a new store."""
+        ...
+
+    def add(self, identity: Identity) -> None:
+        """Add a private key; durable when this returns."""
+        ...
+
+    def generate(self) -> Identity:
+        """Make a private key there."""
+        ...
+
+    def remove(self, public_key: bytes) -> None:
+        """Remove the private key of this public key; no error if there is none."""
+        ...
+
+
+def store_identity(store: ObjectStore, keys: KeyPlace | None = None) -> Identity:
+    """The identity of the servers of this store; the first caller makes it.
+
+    Raises Damaged, Unavailable, AccessDenied; InvalidInput if the private key is not in its place.
+    """
     content = store.get_record(IDENTITY_RECORD)
     if content is None:
-        store.create_record(IDENTITY_RECORD, Identity.generate().encode())
+        made = Identity.generate() if keys is None else keys.find(b"") or keys.generate()
+        store.create_record(IDENTITY_RECORD, made.encode() if keys is None else made.encode_public())
         content = store.get_record(IDENTITY_RECORD)  # perhaps that of another server
     if content is None:
         raise Unavailable(
             f"object store: record {IDENTITY_RECORD!r} was removed at once; start the server again"
         )
-    return Identity.decode(content)
+    return _with_key(Identity.decode(content), keys)
 
 
-def next_identity(store: ObjectStore) -> Identity | None:
-    """Raises Damaged."""
-    content = store.get_record(NEXT_RECORD)
-    return None if content is None else Identity.decode(content)
+def _with_key(found: Identity, keys: KeyPlace | None) -> Identity:
+    """The identity of a record with its private key. Raises InvalidInput."""
+    if keys is None:
+        if not found.seed:
+            raise InvalidInput(
+                "the private key of the servers is kept apart from the object store: set server_identity to its place"
+            )
+        return found
+    if found.seed:
+        raise InvalidInput(
+            "server_identity is set, but the private key of the servers is in the object store: move it with "
+            "dieselfs-server --move-identity"
+        )
+    key = keys.find(found.public_key)
+    if key is None:
+        raise InvalidInput(
+            f"server_identity {keys} lacks the private key of the identity {found.pin.hex()[:16]} of this store: copy "
+            "the file from the server where the key was made, or name the token that has it"
+        )
+    return key
 
 
-def announce_identity(store: ObjectStore) -> Identity:
-    """Make the next identity, unless there is one; servers show its pin to clients from now on."""
-    store.create_record(NEXT_RECORD, Identity.generate().encode())
-    announced = next_identity(store)
+def _named(store: ObjectStore, record: str, present: Identity, keys: KeyPlace | None) -> Identity | None:
+    """The identity of another record, without its private key if that is kept apart; None without a record.
+
+    Raises Damaged if the present identity has not named it.
+    """
+    content = store.get_record(record)
+    if content is None:
+        return None
+    found = Identity.decode(content, record)
+    if found.public_key == present.public_key:  # after an interruption
+        return None
+    if not found.seed or keys is not None:  # else who can write to the store has the private key
+        message = _CONTEXT + found.public_key
+        try:
+            check_signature(present.pin, present.public_key, message, found.endorsement, f"record {record!r}")
+        except AccessDenied as error:
+            raise Damaged(f"{error}; it is not used") from None
+    return found
+
+
+def next_identity(store: ObjectStore, keys: KeyPlace | None = None) -> Identity | None:
+    """The announced one, with its private key. Raises Damaged, InvalidInput, AccessDenied, Unavailable."""
+    found = _named(store, NEXT_RECORD, store_identity(store, keys), keys)
+    return None if found is None else _with_key(found, keys)
+
+
+def announce_identity(store: ObjectStore, keys: KeyPlace | None = None) -> Identity:
+    """Make the next identity, unless there is one; servers show its pin to clients from now on. Raises as
+    `next_identity`.
+    """
+    present = store_identity(store, keys)
+    if store.get_record(NEXT_RECORD) is None:
+        made = Identity.generate() if keys is None else keys.generate()
+        store.create_record(NEXT_RECORD, made.encode() if keys is None else made.encode_public(present))
+    announced = next_identity(store, keys)
     if announced is None:
         raise Unavailable(f"object store: record {NEXT_RECORD!r} was removed at once; try again")
     return announced
 
 
-CHANGES_LOOK_S = 1.0
-"""How often the files are compared with what was read."""
-
-_BEGIN, _END = datetime.datetime(2000, 1, 1), datetime.datetime(9999, 12, 31)
-_SERIAL_BYTES = 16
-_P256_ORDER = 0xFFFFFFFF00000000FFFFFFFFFFFFFFFFBCE6FAADA7179E84F3B9CAC2FC632551
-
-log = logging.getLogger(__name__)
+def use_identity(store: ObjectStore, keys: KeyPlace | None, new: Identity) -> None:
+    """Make `new`, the next identity, the present one. Until `forget_before`, servers accept the one before too."""
+    old = store_identity(store, keys)
+    store.put_record(BEFORE_RECORD, old.encode_public(new))
+    store.put_record(IDENTITY_RECORD, new.encode() if keys is None else new.encode_public())
+    store.delete_record(NEXT_RECORD)
 
 
-def identity_tls(identity: Identity) -> ServerTls:
-    """TLS with a certificate for the identity: the same for all servers of the store, and without an end, because
-    clients compare its key alone.
+def identity_before(store: ObjectStore, present: Identity) -> Identity | None:
+    """The one before, without its private key. Raises Damaged."""
+    return _named(store, BEFORE_RECORD, present, None)
+
+
+def forget_before(store: ObjectStore, keys: KeyPlace | None, before: Identity) -> None:
+    store.delete_record(BEFORE_RECORD)
+    if keys is not None:
+        keys.remove(before.public_key)
+
+
+def move_identity(store: ObjectStore, keys: KeyPlace) -> int:
+    """Move the private keys in records of the store to `keys`; returns their number. Running servers keep theirs. May
+    be repeated after an interruption. Raises NotFound, InvalidInput, AccessDenied, Damaged, Unavailable.
     """
-    from cryptography.hazmat.primitives.asymmetric.ed25519 import (
-        Ed25519PrivateKey,  # by servers with TCP alone
-    )
+    moved, present = 0, None
+    for record in (IDENTITY_RECORD, NEXT_RECORD):
+        content = store.get_record(record)
+        found = None if content is None else Identity.decode(content, record)
+        if found is not None and found.seed:
+            keys.add(found)
+            kept = keys.find(found.public_key)
+            message = b"dieselfs test\0"
+            if kept is None:
+                raise Unavailable(f"{keys} does not have the key that was added; the store still has it")
+            check_signature(found.pin, found.public_key, message, kept.sign(message), str(keys))
+            store.put_record(record, found.encode_public(present))
+            moved += 1
+        present = keys.find(found.public_key) if found is not None and present is None else present
+    return moved
 
-    key = Ed25519PrivateKey.from_private_bytes(identity.seed)
-    return _made_tls(key, "dieselfs", 1, lambda builder: builder.sign(key, None))
 
+class LiveIdentity:
+    """The identity of a server that runs: it follows that of the store. Thread-safe.
 
-def browser_tls(identity: Identity, names: Sequence[str]) -> ServerTls:
-    """TLS for the web page without a certificate of an authority: with a key for P-256, as browsers know no Ed25519.
-
-    Key and signature are derived from the identity, so a server has the same certificate after each start, and
-    browsers warn of it once. With an OpenSSL before 3.2 the signature is random, and browsers warn after each start.
-    `names`: of the server, or its addresses.
+    While the identity is replaced, what the one before or the next one has signed is accepted as well.
     """
-    from cryptography.exceptions import UnsupportedAlgorithm
-    from cryptography.hazmat.primitives import hashes
-    from cryptography.hazmat.primitives.asymmetric import ec
-    from cryptography.hazmat.primitives.kdf.hkdf import HKDF
-    from cryptography.x509 import SubjectAlternativeName
 
-    derived = HKDF(hashes.SHA256(), 48, None, b"dieselfs web page, P-256").derive(identity.seed)
-    key = ec.derive_private_key(1 + int.from_bytes(derived, "big") % (_P256_ORDER - 1), ec.SECP256R1())
-    shown = names or ("localhost",)
-    # Of the names: Firefox refuses two certificates of one issuer with the same number, without a way around.
-    serial = int.from_bytes(hashlib.sha256("\n".join(shown).encode()).digest()[:_SERIAL_BYTES])
+    def __init__(self, store: ObjectStore, keys: KeyPlace | None = None) -> None:
+        """Raises as `store_identity`."""
+        self._store, self._keys = store, keys
+        self._lock = Lock()  # serializes changes of the four below; each is replaced in one step
+        self.current = store_identity(store, keys)
+        self.next: Identity | None = None
+        self._accepted: frozenset[bytes] = frozenset()
+        self.trouble = ""
+        """Why the identity of the store is not the one in use; empty if it is."""
+        self.refresh(is_whole=True)
 
-    def sign(builder: "CertificateBuilder") -> "Certificate":
-        alternatives = SubjectAlternativeName([_general_name(each) for each in shown])
-        builder = builder.add_extension(alternatives, critical=False)
+    def refresh(self, is_whole: bool = False) -> None:
+        """Read the identity again; with `is_whole` also the next one and the one before, which are not expected
+        otherwise. Blocks. Raises Unavailable.
+        """
+        with self._lock:
+            before, trouble = self.current, ""
+            try:
+                found = Identity.decode(self._store.get_record(IDENTITY_RECORD) or b"")
+                if found.public_key != before.public_key:
+                    self.current = _with_key(found, self._keys)
+                    log.warning("the identity of the servers is %s now", found.pin.hex())
+            except Unavailable:
+                raise
+            except DieselfsError as error:
+                trouble = str(error)
+                if trouble != self.trouble:
+                    log.error("%s; the last identity stays in use", error)
+            self.trouble = trouble
+            if is_whole or self._accepted or self.current is not before:
+                self.next, others = self._read(NEXT_RECORD), [self._read(BEFORE_RECORD)]
+                self._accepted = frozenset(each.public_key for each in (self.next, *others) if each)
+
+    def _read(self, record: str) -> Identity | None:
         try:
-            return builder.sign(key, hashes.SHA256(), ecdsa_deterministic=True)
-        except UnsupportedAlgorithm:
-            return builder.sign(key, hashes.SHA256())
+            return _named(self._store, record, self.current, self._keys)
+        except Damaged as error:
+            log.error("%s", error)
+            return None
 
-    return _made_tls(key, "dieselfs web page", serial + 1, sign)
-
-
-def _made_tls(
-    key: "Ed25519PrivateKey | EllipticCurvePrivateKey",
-    common_name: str,
-    serial: int,
-    sign: "Callable[[CertificateBuilder], Certificate]",
-) -> ServerTls:
-    """TLS with a certificate for a key, which `sign` completes."""
-    from cryptography import x509
-    from cryptography.hazmat.primitives import serialization
-
-    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, common_name)])
-    certificate = sign(x509.CertificateBuilder(name, name, key.public_key(), serial, _BEGIN, _END))
-    pem = certificate.public_bytes(serialization.Encoding.PEM)
-    form, encryption = serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
-    context = new_context(ssl.PROTOCOL_TLS_SERVER)
-    load_pair(context, pem, key.private_bytes(serialization.Encoding.PEM, form, encryption))
-    return ServerTls(context, _first_fingerprint(pem))
-
-
-def _general_name(name: str) -> "GeneralName":
-    from cryptography.x509 import DNSName, IPAddress
-
-    try:
-        return IPAddress(ip_address(name))
-    except ValueError:
-        return DNSName(name)
-
-
-class CertificateFiles:
-    """TLS with a certificate from PEM files. Used from one thread."""
-
-    def __init__(self, certificate: str, key: str, clock: Callable[[], float] = time.monotonic) -> None:
-        """Raises InvalidInput."""
-        self._files = certificate, key
-        self._clock = clock
-        self._versions, self._looked_s = self._now(), clock()
-        self._tls = self._read()
-
-    def current(self) -> ServerTls:
-        """Files that changed are read again after CHANGES_LOOK_S. While they do not fit, the last pair stays."""
-        if self._clock() - self._looked_s >= CHANGES_LOOK_S:
-            self._looked_s = self._clock()
-            versions = self._now()
-            if versions != self._versions:
-                try:
-                    self._tls = self._read()
-                    log.info("certificate %s was read again", self._files[0])
-                except InvalidInput as error:
-                    log.warning("%s; the last certificate stays in use", error)
-                self._versions = versions
-        return self._tls
-
-    def _now(self) -> list[tuple[int, ...]]:
-        return [file_version(name) for name in self._files]
-
-    def _read(self) -> ServerTls:
-        certificate, key = self._files
-        context = new_context(ssl.PROTOCOL_TLS_SERVER)
-        try:
-            context.load_cert_chain(certificate, key)
-            return ServerTls(context, _first_fingerprint(Path(certificate).read_bytes()))
-        except (OSError, ValueError) as error:
-            reason = getattr(error, "strerror", None) or error
-            raise InvalidInput(f"TLS certificate {certificate}, key {key}: {reason}") from None
-
-
-def _first_fingerprint(pem: bytes) -> bytes:
-    """SHA-256 of the first certificate, which is that of the server. Raises ValueError."""
-    text = pem.decode("ascii", "replace")
-    begin, end = "-----BEGIN CERTIFICATE-----", "-----END CERTIFICATE-----"
-    first, found, _ = text[text.find(begin) :].partition(end)
-    if not found:
-        raise ValueError("no certificate in the file")
-    return hashlib.sha256(ssl.PEM_cert_to_DER_cert(first + end)).digest()
+    def accepts(self, public_key: bytes) -> bool:
+        """Whether this is the key of the identity, or of the other one while it is replaced. May block. Raises
+        Unavailable.
+        """
+        if public_key == self.current.public_key or public_key in self._accepted:
+            return True
+        self.refresh(is_whole=True)
+        return public_key == self.current.public_key or public_key in self._accepted

@@ -1,19 +1,14 @@
-"""Snapshots, built from the metadata, signed, cached as files, and sent from these; and tags, names for generations
-that are kept (`dl://data@v3`). This module reads metadata and chunk headers.
+"""Snapshots, built from the metadata, signed, cached as files, and sent from these. This module reads metadata and
+chunk headers.
 
 They are built on request, or in the background once a dataset was written. The next one is made from the last one that
 is kept and the chunks applied since: their headers say which paths may have changed, and the live entries at these come
 from the metadata store. That costs as much as the changes, where reading all entries costs as much as the dataset.
-
-A tag is the generation's snapshot as a record in the object store. So it survives the loss of all metadata, and has the
-list of the chunks that it needs. The record's name has the dataset's ID and the tag's name in hexadecimal. Before the
-snapshot, the record has a signature of tag and digest, so that nobody can exchange the tags of a dataset.
 """
 
 import errno
 import logging
 import os
-import re
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -21,21 +16,10 @@ from math import inf
 from pathlib import Path
 from typing import NoReturn
 
-import numpy as np
 import trio
 
 from dieselfs.chunk.format import ChunkHeader
-from dieselfs.errors import (
-    AccessDenied,
-    AlreadyExists,
-    Damaged,
-    DieselfsError,
-    InvalidInput,
-    NotFound,
-    Unavailable,
-)
-from dieselfs.names import check_tag_name
-from dieselfs.net.auth import SIGNATURE_BYTES, check_signature
+from dieselfs.errors import Damaged, DieselfsError, InvalidInput, NotFound, Unavailable
 from dieselfs.records import ChunkRecord, DatasetRecord
 from dieselfs.rpc.records import TagRecord
 from dieselfs.snapshot.builder import build_snapshot
@@ -45,15 +29,8 @@ from dieselfs.snapshot.format import COUNT_MAX, SnapshotHeader, decode_snapshot_
 from dieselfs.snapshot.reader import Snapshot
 from dieselfs.snapshot.signature import check_snapshot_signature, message_of
 from dieselfs.snapshot.successor import chunk_ids, next_snapshot, with_folders
-from dieselfs_server.access.identity import (
-    IDENTITY_RECORD,
-    NEXT_RECORD,
-    Identity,
-    next_identity,
-    store_identity,
-)
+from dieselfs_server.access.identity import Identity, LiveIdentity
 from dieselfs_server.metadata.interface import MetadataStore
-from dieselfs_server.store.interface import ObjectStore
 
 log = logging.getLogger(__name__)
 
@@ -73,9 +50,9 @@ def signed(content: bytes, identity: Identity) -> bytes:
     return with_signature(content, header, identity.public_key, identity.sign(message_of(header.digest)))
 
 
-def check_signed(snapshot: Snapshot, identity: Identity) -> None:
-    """Raise Damaged unless these servers have signed the snapshot."""
-    if snapshot.header.signer != identity.public_key:
+def check_signed(snapshot: Snapshot, identity: Identity | LiveIdentity) -> None:
+    """Raise Damaged unless these servers have signed the snapshot; Unavailable."""
+    if not identity.accepts(snapshot.header.signer):
         raise Damaged(f"{snapshot.source}: not signed by the servers of this store")
     check_snapshot_signature(snapshot.header, snapshot.source)
 
@@ -84,7 +61,11 @@ class SnapshotCache:
     """One folder with a file for each dataset and generation. Concurrent requests share one build."""
 
     def __init__(
-        self, folder: Path, metadata: MetadataStore, identity: Identity, headers: Headers | None = None
+        self,
+        folder: Path,
+        metadata: MetadataStore,
+        identity: Identity | LiveIdentity,
+        headers: Headers | None = None,
     ) -> None:
         """`headers`: of stored chunks, to build a generation from the one before; None builds from all entries."""
         self._folder = folder
@@ -128,7 +109,7 @@ class SnapshotCache:
         unsigned = self._since_last(dataset.dataset_id)
         if unsigned is None:
             unsigned = build_snapshot(self._metadata.entry_table(dataset.dataset_id))
-        content = signed(unsigned, self._identity)
+        content = signed(unsigned, self._identity.current)
         built = Snapshot(content, f"snapshot of {dataset.name}")
         path = self._path(dataset.dataset_id, built.header)  # of the generation built, which may be newer
         is_stored = self._store(dataset.dataset_id, path, content)
@@ -236,9 +217,22 @@ class SnapshotCache:
         )
 
     def _kept(self, path: Path) -> Snapshot | None:
-        """The snapshot in the file `path`, verified when it is first opened; None if there is no valid one."""
-        if self._in_memory is not None and self._in_memory[0] == path:
-            return self._in_memory[1]
+        """The snapshot in the file `path`, verified when it is first opened, and signed again for a new identity; None
+        if there is no valid one.
+        """
+        identity = self._identity.current
+        found = self._in_memory[1] if self._in_memory and self._in_memory[0] == path else self._opened(path)
+        if found is None or found.header.signer == identity.public_key:
+            return found
+        content = signed(bytes(found.content), identity)
+        self._deltas.clear()  # they have the signature
+        if self._store(found.header.dataset_id, path, content):
+            self._open[path] = Snapshot.open(path)
+            return self._open[path]
+        self._in_memory = path, Snapshot(content, str(path))
+        return self._in_memory[1]
+
+    def _opened(self, path: Path) -> Snapshot | None:
         if path not in self._open:
             try:
                 snapshot = Snapshot.open(path)
@@ -387,143 +381,3 @@ def _chunks_since(
         return None
     changes = sum(chunk.entries for chunk in new)
     return new if changes <= min(CHANGES_MAX, CHANGES_SHARE * len(base)) else None
-
-
-_TAG_RECORD = re.compile(r"tag-[0-9a-f]{32}-(?:[0-9a-f]{2})+")
-
-TAGS_MAX = 1000
-"""Of a dataset. A quota counts chunks alone, and each tag takes as much of the object store as a snapshot."""
-
-READS_MAX = 2
-"""Limit of tags that are being read, over all clients: each is a snapshot in memory."""
-
-
-class TagStore:
-    """Handlers hold one of `reads` while they read tags."""
-
-    def __init__(self, store: ObjectStore, identity: Identity) -> None:
-        self._store = store
-        self._identity = identity
-        self.reads = trio.CapacityLimiter(READS_MAX)
-
-    def add(self, snapshot: Snapshot, name: str) -> TagRecord:
-        """Tag a snapshot. Raises AlreadyExists: a tag never changes; and InvalidInput for more than TAGS_MAX."""
-        dataset_id = snapshot.header.dataset_id
-        record = _record_name(dataset_id, check_tag_name(name))
-        if self._store.get_record(record) is not None:
-            raise AlreadyExists(f"dataset {snapshot.dataset} already has a tag {name!r}; remove it first")
-        if len(self.names(dataset_id)) >= TAGS_MAX:
-            raise InvalidInput(
-                f"dataset {snapshot.dataset} has {TAGS_MAX:,} tags, the limit; remove one: "
-                f"dlcmd tag rm dl://{snapshot.dataset} TAG"
-            )
-        signature = self._identity.sign(_message(name, snapshot))
-        self._store.put_record(record, signature + snapshot.content)
-        return _describe(name, snapshot)
-
-    def get(self, dataset: str, dataset_id: bytes, name: str) -> Snapshot:
-        """The snapshot that a tag names. Raises NotFound, Damaged."""
-        content = self._store.get_record(_record_name(dataset_id, check_tag_name(name)))
-        if content is None:
-            raise NotFound(
-                f"dataset {dataset} has no tag {name!r}; list its tags with: dlcmd tag ls dl://{dataset}"
-            )
-        source = f"tag {name} of {dataset}"
-        snapshot = Snapshot(content[SIGNATURE_BYTES:], source)
-        snapshot.verify()
-        check_signed(snapshot, self._identity)
-        if snapshot.header.dataset_id != dataset_id:
-            raise Damaged(f"tag {name} of {dataset} holds the snapshot of another dataset")
-        pin, public_key = self._identity.pin, self._identity.public_key
-        try:
-            check_signature(pin, public_key, _message(name, snapshot), content[:SIGNATURE_BYTES], source)
-        except AccessDenied as error:
-            raise Damaged(str(error)) from None
-        return snapshot
-
-    def names(self, dataset_id: bytes) -> list[str]:
-        prefix = _prefix(dataset_id)
-        found = (record.removeprefix(prefix) for record in self._store.list_records(prefix))
-        return sorted(bytes.fromhex(name).decode("ascii", "replace") for name in found)
-
-    def all(self, dataset: str, dataset_id: bytes) -> list[TagRecord]:
-        """All tags of a dataset, ordered by name. Raises Damaged if one cannot be read."""
-        return [self.record(dataset, dataset_id, name) for name in self.names(dataset_id)]
-
-    def record(self, dataset: str, dataset_id: bytes, name: str) -> TagRecord:
-        """What one tag says. Raises NotFound, Damaged."""
-        return _describe(name, self.get(dataset, dataset_id, name))
-
-    def remove(self, dataset: str, dataset_id: bytes, name: str) -> None:
-        """Remove a tag; a later purge removes the chunks that only it needed. Raises NotFound."""
-        if name not in self.names(dataset_id):
-            raise NotFound(f"dataset {dataset} has no tag {name!r}")
-        self._store.delete_record(_record_name(dataset_id, check_tag_name(name)))
-
-    def drop(self, dataset_id: bytes) -> None:
-        for record in self._store.list_records(_prefix(dataset_id)):
-            self._store.delete_record(record)
-
-    def needed_chunks(self, dataset: str, dataset_id: bytes) -> dict[str, set[bytes]]:
-        """IDs of the chunks of each tagged generation, by tag. Raises Damaged if a tag cannot be read."""
-        needed: dict[str, set[bytes]] = {}
-        for name in self.names(dataset_id):
-            snapshot = self.get(dataset, dataset_id, name)
-            used = np.unique(snapshot.column("extent_chunks")).tolist()
-            needed[name] = {snapshot.chunk_id(chunk) for chunk in used}
-        return needed
-
-
-def replace_identity(store: ObjectStore) -> tuple[Identity, int]:
-    """Make the next identity the present one, and sign all tags with it; returns it, and the number of tags. No server
-    may run. An interrupted call is repeated: then some tags have the new signature already.
-
-    Raises InvalidInput without a next identity, Damaged for a tag that neither has signed; nothing is replaced then.
-    """
-    old, new = store_identity(store), next_identity(store)
-    if new is None:
-        raise InvalidInput(
-            "there is no next identity: make one with --new-identity announce, and give keys time"
-        )
-    records = [name for name in store.list_records("tag-") if _TAG_RECORD.fullmatch(name)]
-    for record in records:
-        content = store.get_record(record)
-        if content is not None:
-            store.put_record(record, _signed_again(record, content, old, new))
-    store.put_record(IDENTITY_RECORD, new.encode())
-    store.delete_record(NEXT_RECORD)
-    return new, len(records)
-
-
-def _signed_again(record: str, content: bytes, old: Identity, new: Identity) -> bytes:
-    """The content of a tag with signatures of `new`. Raises Damaged."""
-    name = bytes.fromhex(record.rpartition("-")[2]).decode("ascii", "replace")
-    snapshot = Snapshot(content[SIGNATURE_BYTES:], f"tag {name}")
-    snapshot.verify()
-    by = new if snapshot.header.signer == new.public_key else old
-    check_signed(snapshot, by)
-    message = _message(name, snapshot)
-    try:
-        check_signature(by.pin, by.public_key, message, content[:SIGNATURE_BYTES], snapshot.source)
-    except AccessDenied as error:
-        raise Damaged(str(error)) from None
-    return new.sign(message) + signed(bytes(snapshot.content), new)
-
-
-def _prefix(dataset_id: bytes) -> str:
-    return f"tag-{dataset_id.hex()}-"
-
-
-def _record_name(dataset_id: bytes, name: str) -> str:
-    return _prefix(dataset_id) + name.encode("ascii").hex()
-
-
-def _message(name: str, snapshot: Snapshot) -> bytes:
-    return b"dieselfs tag\0" + name.encode("ascii") + b"\0" + snapshot.digest
-
-
-def _describe(name: str, snapshot: Snapshot) -> TagRecord:
-    header = snapshot.header
-    return TagRecord(
-        name, header.generation, header.updated_ns, header.files, header.total_bytes, header.digest
-    )

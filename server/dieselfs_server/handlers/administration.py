@@ -34,7 +34,7 @@ from dieselfs.telemetry.activity import SERVER_METRICS
 from dieselfs.telemetry.registry import Registry, Report
 from dieselfs_server import condition
 from dieselfs_server.access.accounts import Accounts, Caller, Right, with_owner
-from dieselfs_server.access.identity import Identity, next_identity
+from dieselfs_server.access.identity import Identity, LiveIdentity
 from dieselfs_server.access.users import UserStore
 from dieselfs_server.admission.quotas import Quotas
 from dieselfs_server.admission.room import Room
@@ -43,7 +43,8 @@ from dieselfs_server.call import Call
 from dieselfs_server.datasets.catalog import Catalog
 from dieselfs_server.datasets.dataset_keys import DatasetKeys
 from dieselfs_server.datasets.dataset_names import DatasetNames
-from dieselfs_server.datasets.snapshots import SnapshotCache, TagStore
+from dieselfs_server.datasets.snapshots import SnapshotCache
+from dieselfs_server.datasets.tags import TagStore
 from dieselfs_server.maintenance import attachments
 from dieselfs_server.maintenance import fsck as checking
 from dieselfs_server.maintenance import purge as purging
@@ -246,7 +247,7 @@ class ServerCalls:
 
     store: ObjectStore
     metadata: MetadataStore
-    identity: Identity
+    identity: Identity | LiveIdentity
     metrics: Registry
     names: tuple[str, str]
     started_s: int
@@ -255,10 +256,10 @@ class ServerCalls:
 
     async def server_pin(self, call: Call) -> bytes:
         """With `with_next`, the pin of the next identity follows, if there is one."""
-        following = None
         if call.arguments.with_next:
-            following = await trio.to_thread.run_sync(next_identity, self.store)
-        return self.identity.pin + (following.pin if following else b"")
+            await trio.to_thread.run_sync(self.identity.refresh, True)
+        following = self.identity.next if call.arguments.with_next else None
+        return self.identity.current.pin + (following.pin if following else b"")
 
     async def status(self, _: Call) -> ServerStatus:
         report = Report({"component": "server"}, self.metrics.families(SERVER_METRICS))

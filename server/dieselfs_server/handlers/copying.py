@@ -31,7 +31,8 @@ from dieselfs_server.copying.copy_plan import CopyPlan, check_request, entry_sna
 from dieselfs_server.datasets.catalog import Catalog
 from dieselfs_server.datasets.commit import ChunkWriter
 from dieselfs_server.datasets.dataset_keys import DatasetKeys
-from dieselfs_server.datasets.snapshots import SnapshotCache, TagStore
+from dieselfs_server.datasets.snapshots import SnapshotCache
+from dieselfs_server.datasets.tags import TagStore
 from dieselfs_server.leases.lease import Pin, put_pin_of, remove_pin
 from dieselfs_server.metadata.interface import MetadataStore
 from dieselfs_server.metadata.rules import implicit_folder

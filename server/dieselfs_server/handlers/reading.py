@@ -28,7 +28,8 @@ from dieselfs.telemetry import catalogue
 from dieselfs.telemetry.registry import Registry
 from dieselfs_server.call import Call, Reply
 from dieselfs_server.datasets.catalog import Catalog
-from dieselfs_server.datasets.snapshots import SnapshotCache, TagStore
+from dieselfs_server.datasets.snapshots import SnapshotCache
+from dieselfs_server.datasets.tags import TagStore
 from dieselfs_server.metadata.interface import MetadataStore
 from dieselfs_server.metadata.rules import implicit_folder
 from dieselfs_server.reading.executor import RequestExecutor, join_ranges

@@ -24,7 +24,8 @@ from dieselfs.rpc.records import FsckReport, Problem
 from dieselfs.snapshot.builder import build_snapshot
 from dieselfs.snapshot.reader import Snapshot
 from dieselfs_server.datasets.commit import check_size, read_chunk, read_header, versions_ahead
-from dieselfs_server.datasets.snapshots import SnapshotCache, TagStore
+from dieselfs_server.datasets.snapshots import SnapshotCache
+from dieselfs_server.datasets.tags import TagStore
 from dieselfs_server.maintenance.jobs import HEADERS_AT_ONCE, PAYLOADS_AT_ONCE, Proceed, read_in_order
 from dieselfs_server.maintenance.rebuild import rebuild, report_line
 from dieselfs_server.metadata.interface import MetadataStore

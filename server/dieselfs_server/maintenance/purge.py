@@ -17,7 +17,7 @@ from dieselfs.limits import REPORT_LINES_MAX
 from dieselfs.records import ChunkRecord, DatasetRecord
 from dieselfs.rpc.records import PurgeReport
 from dieselfs_server.datasets.commit import Admission, ChunkWriter, any_chunk, read_chunk
-from dieselfs_server.datasets.snapshots import TagStore
+from dieselfs_server.datasets.tags import TagStore
 from dieselfs_server.leases.lease import Pin, live_pins
 from dieselfs_server.maintenance.attachments import attached_chunks, is_attached
 from dieselfs_server.maintenance.jobs import Proceed

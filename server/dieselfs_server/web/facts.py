@@ -18,7 +18,7 @@ from dieselfs.records import DatasetRecord
 from dieselfs.rpc.limit_kinds import UsageRecord
 from dieselfs.rpc.records import TagRecord
 from dieselfs_server.admission.usage import Usages
-from dieselfs_server.datasets.snapshots import TagStore
+from dieselfs_server.datasets.tags import TagStore
 from dieselfs_server.leases.lease import JOBS_FOLDER, Head, Lease, Pin, live_pins
 from dieselfs_server.metadata.interface import MetadataStore
 from dieselfs_server.web.views import ChunkFacts, FoundJob

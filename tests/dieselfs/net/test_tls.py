@@ -25,7 +25,8 @@ from dieselfs.net.tls import (
     secured,
 )
 from dieselfs.rpc.wire import Wire
-from dieselfs_server.access.identity import Identity, identity_tls
+from dieselfs_server.access.certificates import identity_tls
+from dieselfs_server.access.identity import Identity
 from tests.support.certificates import make_certificate
 
 IDENTITY = Identity.generate()

@@ -14,15 +14,8 @@ from cryptography.exceptions import UnsupportedAlgorithm
 from dieselfs.errors import AccessDenied, Damaged, InvalidInput
 from dieselfs.net.auth import check_signature
 from dieselfs.net.tls import ServerTls
-from dieselfs_server.access.identity import (
-    CHANGES_LOOK_S,
-    IDENTITY_RECORD,
-    CertificateFiles,
-    Identity,
-    browser_tls,
-    identity_tls,
-    store_identity,
-)
+from dieselfs_server.access.certificates import CHANGES_LOOK_S, CertificateFiles, browser_tls, identity_tls
+from dieselfs_server.access.identity import IDENTITY_RECORD, Identity, store_identity
 from dieselfs_server.store.memory import MemoryStore
 from tests.support.certificates import make_certificate
 

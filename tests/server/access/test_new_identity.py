@@ -13,7 +13,8 @@ from dieselfs.errors import AccessDenied, Damaged, InvalidInput, Unavailable
 from dieselfs.net.auth import Key, read_key_file
 from dieselfs.snapshot.reader import Snapshot
 from dieselfs_server.access.identity import announce_identity, next_identity, store_identity
-from dieselfs_server.datasets.snapshots import TagStore, replace_identity, signed
+from dieselfs_server.datasets.snapshots import signed
+from dieselfs_server.datasets.tags import TagStore, replace_identity
 from dieselfs_server.store.memory import MemoryStore
 from tests.support.server import RunningServer, running_server
 from tests.support.snapshots import SAMPLE, snapshot_bytes
@@ -46,7 +47,7 @@ def test_without_an_announced_identity_nothing_is_replaced() -> None:
     store = MemoryStore()
     before = store_identity(store)
     with pytest.raises(InvalidInput, match="announce"):
-        replace_identity(store)
+        replace_identity(store, pause=lambda _: None)
     assert announce_identity(store) == announce_identity(store) != before
     assert store_identity(store) == before
 
@@ -63,10 +64,12 @@ def test_tags_are_signed_again_also_after_an_interruption() -> None:
     forged = store.get_record(first) or b""
     store.put_record(second, bytes(64) + forged[64:])
     with pytest.raises(Damaged):
-        replace_identity(store)  # the first tag is signed again, the second one nobody has signed
+        replace_identity(
+            store, pause=lambda _: None
+        )  # the first tag is signed again, the second one nobody has signed
     assert store_identity(store) == old
     store.delete_record(second)
-    assert replace_identity(store) == (new, 1)
+    assert replace_identity(store, pause=lambda _: None) == (new, 1)
     assert store_identity(store) == new and next_identity(store) is None
     found = TagStore(store, new).get(snapshot.dataset, dataset_id, "v1")
     assert found.digest == snapshot.digest and found.header.signer == new.public_key

@@ -11,7 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_stat
 from dieselfs.chunk.format import Op
 from dieselfs_server.access.accounts import with_owner
 from dieselfs_server.admission.quotas import QuotaExceeded
-from dieselfs_server.datasets.snapshots import TagStore
+from dieselfs_server.datasets.tags import TagStore
 from dieselfs_server.maintenance.purge import purge
 from dieselfs_server.maintenance.rebuild import rebuild
 from tests.server.admission.test_quotas import OTHER, OTHER_ID, Make, Server, make, redis_server

@@ -29,7 +29,7 @@ from dieselfs_server.admission.quotas import (
     RoomAwaited,
 )
 from dieselfs_server.datasets.commit import StoreFull, commit_chunk, read_header
-from dieselfs_server.datasets.snapshots import TagStore
+from dieselfs_server.datasets.tags import TagStore
 from dieselfs_server.maintenance.purge import purge
 from dieselfs_server.metadata.interface import MetadataStore
 from dieselfs_server.metadata.redis.store import RedisMetadata

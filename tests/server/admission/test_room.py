@@ -22,7 +22,8 @@ from dieselfs_server.admission.room import (
     disk_of,
     reserve_bytes,
 )
-from dieselfs_server.datasets.snapshots import SnapshotCache, TagStore
+from dieselfs_server.datasets.snapshots import SnapshotCache
+from dieselfs_server.datasets.tags import TagStore
 from dieselfs_server.maintenance.fsck import fsck
 from dieselfs_server.metadata.sqlite.store import SqliteMetadata
 from dieselfs_server.store.memory import MemoryStore

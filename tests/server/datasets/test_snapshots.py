@@ -16,7 +16,7 @@ from dieselfs.snapshot.delta_format import decode_delta
 from dieselfs.snapshot.reader import Snapshot
 from dieselfs_server.admission.room import disk_of
 from dieselfs_server.datasets import snapshots as module
-from dieselfs_server.datasets import snapshots as snapshot_records
+from dieselfs_server.datasets import tags as tag_records
 from dieselfs_server.datasets.commit import commit_chunk, read_header
 from dieselfs_server.datasets.snapshots import (
     GENERATIONS_KEPT,
@@ -25,9 +25,9 @@ from dieselfs_server.datasets.snapshots import (
     STALE_S,
     Refresh,
     SnapshotCache,
-    TagStore,
     signed,
 )
+from dieselfs_server.datasets.tags import TagStore
 from dieselfs_server.metadata.sqlite.store import SqliteMetadata
 from dieselfs_server.store.memory import MemoryStore
 from tests.support.identity import IDENTITY, OTHER_IDENTITY
@@ -277,7 +277,7 @@ def test_a_tag_that_stands_in_the_place_of_another_is_damage() -> None:
 def test_a_dataset_has_a_bounded_number_of_tags(monkeypatch: pytest.MonkeyPatch) -> None:
     """They take room that no quota counts."""
     tags = tagged(MemoryStore())
-    monkeypatch.setattr(snapshot_records, "TAGS_MAX", 2)
+    monkeypatch.setattr(tag_records, "TAGS_MAX", 2)
     third = Snapshot(signed(snapshot_bytes({}), IDENTITY), SOURCE)
     with pytest.raises(InvalidInput, match="dlcmd tag rm"):
         tags.add(third, "v3")

@@ -11,7 +11,8 @@ from dieselfs.chunk.ids import ChunkIdSource
 from dieselfs.limits import MIB
 from dieselfs.rpc.records import FsckReport
 from dieselfs_server.datasets.commit import commit_chunk
-from dieselfs_server.datasets.snapshots import SnapshotCache, TagStore
+from dieselfs_server.datasets.snapshots import SnapshotCache
+from dieselfs_server.datasets.tags import TagStore
 from dieselfs_server.maintenance.fsck import fsck
 from dieselfs_server.maintenance.jobs import Proceed
 from dieselfs_server.maintenance.purge import purge

@@ -11,7 +11,8 @@ from dieselfs.rpc.records import PurgeReport
 from dieselfs.snapshot.builder import build_snapshot
 from dieselfs.snapshot.reader import Snapshot
 from dieselfs_server.datasets.commit import commit_chunk, read_header
-from dieselfs_server.datasets.snapshots import TagStore, signed
+from dieselfs_server.datasets.snapshots import signed
+from dieselfs_server.datasets.tags import TagStore
 from dieselfs_server.leases.lease import Pin
 from dieselfs_server.maintenance.purge import purge, removable
 from dieselfs_server.maintenance.rebuild import rebuild

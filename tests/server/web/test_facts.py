@@ -15,7 +15,8 @@ from dieselfs.rpc.members import JobId
 from dieselfs.snapshot.reader import Snapshot
 from dieselfs_server.access.users import UserStore
 from dieselfs_server.admission.usage import Traffic, Usages
-from dieselfs_server.datasets.snapshots import TagStore, signed
+from dieselfs_server.datasets.snapshots import signed
+from dieselfs_server.datasets.tags import TagStore
 from dieselfs_server.leases.lease import JobMembers, JoinRequest, lease_ns
 from dieselfs_server.metadata.sqlite.store import SqliteMetadata
 from dieselfs_server.store.memory import MemoryStore

@@ -10,7 +10,7 @@ from dieselfs.errors import Unavailable
 from dieselfs.net.address import TcpAddress
 from dieselfs.rpc.serving import slots
 from dieselfs.telemetry.budget import ENTRIES_PER_SOURCE
-from dieselfs_server.access.identity import browser_tls
+from dieselfs_server.access.certificates import browser_tls
 from dieselfs_server.web import serving as module
 from dieselfs_server.web.guard import Receive, Scope, Send
 from dieselfs_server.web.serving import CONNECTIONS_PER_ADDRESS_MAX, LOGGED_IN, UNAUTHENTICATED_MAX, serving

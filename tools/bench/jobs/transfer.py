@@ -40,7 +40,8 @@ from dieselfs.snapshot.reader import ExtentRef
 from dieselfs.sources.interface import Wanted
 from dieselfs_client.cluster.peer_service import PeerService
 from dieselfs_client.memory.node_cache import NodeCache
-from dieselfs_server.access.identity import Identity, identity_tls
+from dieselfs_server.access.certificates import identity_tls
+from dieselfs_server.access.identity import Identity
 
 CHUNKS = 16
 REQUEST_CHUNKS = 4
