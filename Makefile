@@ -45,8 +45,8 @@ bench: $(VENV)/installed-bench  ## the figures of docs/internals/performance.md 
 fuzz: $(VENV)/installed-test  ## mutate inputs of all parsers (TIME=3600 seconds, ONLY=chunk, SEED=7)
 	PYTHONPATH=.:client:server:tools $(PYTHON) -m fuzz --time $(TIME) --only "$(ONLY)" --seed $(SEED)
 
-simulate: $(VENV)/installed-test  ## run a whole cluster in one process from seeds (SEEDS=1000, SEED=1 the first one)
-	PYTHONPATH=.:server:client:tools $(PYTHON) -m tests.simulation seeds $(SEED) $(SEEDS)
+simulate: $(VENV)/installed-test  ## run a whole cluster in one process from seeds, on all processors (SEEDS=1000, SEED=1 the first one)
+	PYTHONPATH=.:server:client:tools $(PYTHON) -m tests.simulation seeds $(SEED) $(SEEDS) --jobs 0
 
 release: $(VENV)/installed-release  ## wheel, sdist, SBOM and checksums in dist/, tried in new environments; publishes nothing
 	$(PYTHON) tools/release.py

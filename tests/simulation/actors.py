@@ -17,6 +17,7 @@ from dieselfs.snapshot.reader import Snapshot
 from dieselfs.sources.server import ServerSource
 from dieselfs.transfer.sender import ChunkSender
 from dieselfs.transfer.writer import DatasetWriter
+from tests.simulation.clock import now_s
 from tests.simulation.green import drive, enter, pause
 from tests.simulation.oracle import Content, Oracle
 from tests.simulation.world import World
@@ -53,7 +54,7 @@ class Cluster:
 
     def bounded(self, what: str, call: Callable[[], T], limit_s: float = CALL_S_MAX) -> T:
         """What a call returns or raises; it must end in time, and raise nothing but our errors."""
-        began_s = trio.current_time()
+        began_s = now_s()
         try:
             return call()
         except (DieselfsError, AssertionError):
@@ -62,8 +63,8 @@ class Cluster:
             self.world.violated(f"{what} raised {error!r}")
             raise
         finally:
-            if trio.current_time() - began_s > limit_s:
-                self.world.violated(f"{what} took {trio.current_time() - began_s:.0f} s")
+            if now_s() - began_s > limit_s:
+                self.world.violated(f"{what} took {now_s() - began_s:.0f} s")
 
 
 @dataclass(frozen=True)
@@ -115,7 +116,7 @@ def read(cluster: Cluster, step: Step) -> None:
 
 def check_files(cluster: Cluster, actor: str, what: str) -> None:
     world, oracle, client = cluster.world, cluster.oracle, cluster.client(actor)
-    reading, began_s, found = oracle.read(), trio.current_time(), None
+    reading, began_s, found = oracle.read(), now_s(), None
     try:
         remote = cluster.bounded("snapshot", partial(client.snapshot, DATASET), 700.0)
         assert remote.content is not None
@@ -126,7 +127,7 @@ def check_files(cluster: Cluster, actor: str, what: str) -> None:
         found = _files(cluster, client, snapshot)
         world.note(f"{what}: read {len(found)} files of generation {remote.generation}")
     except NotFound as error:
-        if trio.current_time() - began_s < cluster.grace_s / 2:
+        if now_s() - began_s < cluster.grace_s / 2:
             world.violated(f"{what}: {error}")
     except Damaged as error:
         if not world.chances.get("wrong bytes"):
@@ -214,7 +215,7 @@ async def in_process(world: World, name: str, skew_s: float, work: Callable[[], 
         process = world.start(name, threads, skew_s)
         enter(process)
         await drive(process, work)
-        process.threads.cancel_scope.cancel()
+        threads.cancel_scope.cancel()
 
 
 def create(cluster: Cluster) -> None:

@@ -3,14 +3,13 @@
 from collections.abc import Sequence
 from typing import Any
 
-import trio
-
 from dieselfs.chunk.ids import ChunkIdSource
 from dieselfs.net.address import Address
 from dieselfs.rpc import connection, server_connections
 from dieselfs.transfer import sender
-from tests.simulation.green import current_process, wait_for
-from tests.simulation.network import ClientSocket, Network, first_change
+from tests.simulation.clock import now_s
+from tests.simulation.green import current_process, park
+from tests.simulation.network import ClientSocket, Network
 
 _networks: list[Network] = []
 
@@ -27,17 +26,13 @@ def _open_socket(address: Address, timeout_s: float = 10.0) -> Any:
 def _first_to_answer(connections: Sequence[Any], timeout_s: float) -> int | None:
     """As `connection.first_to_answer`, which polls descriptors."""
     sockets: list[ClientSocket] = [connection._socket for connection in connections]
-
-    async def answered() -> int | None:
-        with trio.move_on_after(max(timeout_s, 0.0)):
-            while True:
-                for place, each in enumerate(sockets):
-                    if each.is_readable:
-                        return place
-                await first_change([each.arriving for each in sockets])
-        return None
-
-    return wait_for(answered)
+    until_s = now_s() + max(timeout_s, 0.0)
+    while True:
+        for place, each in enumerate(sockets):
+            if each.is_readable:
+                return place
+        if not park([each.arriving.changed for each in sockets], until_s):
+            return None
 
 
 class _Ids:

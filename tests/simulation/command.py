@@ -1,8 +1,10 @@
 """The command line of the simulator."""
 
 import argparse
-import faulthandler
+import json
+import os
 import sys
+from dataclasses import asdict, dataclass
 
 from tests.simulation import clients, disk, redis_model, seams, servers
 from tests.simulation.mutants import MUTANTS, mutated
@@ -25,6 +27,7 @@ def main(arguments: list[str]) -> None:
     many.add_argument("count", type=int)
     many.add_argument("--no-shrink", action="store_true")
     many.add_argument("--digests", action="store_true", help="print the digest of each trace")
+    many.add_argument("--jobs", type=int, default=1, help="processes; 0: one for each processor")
     many.add_argument("--time", type=float, default=float("inf"), help="begin no seed after so many seconds")
     old = verbs.add_parser(
         "mutants", help="put known faults into the product, and count the seeds that find them"
@@ -33,7 +36,6 @@ def main(arguments: list[str]) -> None:
     old.add_argument("--shrink", action="store_true", help="make the runs that find them smaller")
     old.add_argument("names", nargs="*")
     options = parser.parse_args(arguments)
-    faulthandler.dump_traceback_later(600, exit=True)  # a run that waits for something real
     if options.verb == "mutants":
         sys.exit(_mutants(options.names or list(MUTANTS), options.seeds, options.shrink))
     if options.verb == "run":
@@ -49,30 +51,78 @@ def _numbers(text: str) -> frozenset[int]:
     return frozenset() if text == "none" else frozenset(map(int, text.split(",")))
 
 
+@dataclass
+class _Tally:
+    """What runs have come to."""
+
+    seeds: int = 0
+    acknowledged: int = 0
+    faults: int = 0
+    failed: int = 0
+
+
 def _seeds(options: argparse.Namespace) -> int:
-    first = options.first
-    began_s, ran, failed, stored, faults = seams.real_monotonic(), 0, 0, 0, 0
-    for seed in range(first, first + options.count):
-        if seams.real_monotonic() - began_s > options.time:
-            break
-        outcome = simulate(Course(seed))
-        if options.digests:
-            print(f"{seed} {outcome.digest}", flush=True)
-        ran, stored, faults = ran + 1, stored + outcome.acknowledged, faults + len(outcome.faults)
-        if outcome.violations:
-            failed += 1
-            _report(shrink(outcome) if not options.no_shrink else outcome)
+    first, jobs = options.first, options.jobs or len(os.sched_getaffinity(0))
+    seeds = range(first, first + options.count)
+    began_s = seams.real_monotonic()
+    if jobs == 1:
+        tallies = [_share(options, seeds)]
+    else:
+        tallies = _in_processes(options, [seeds[number::jobs] for number in range(jobs)])
     took_s = seams.real_monotonic() - began_s
+    ran, failed = sum(each.seeds for each in tallies), sum(each.failed for each in tallies)
     print(
         f"{ran} seeds from {first} in {took_s:.1f} s ({1000 * took_s / max(ran, 1):.0f} s per 1,000): "
-        f"{stored} writes acknowledged, {faults} faults, {failed} seeds failed",
+        f"{sum(each.acknowledged for each in tallies)} writes acknowledged, "
+        f"{sum(each.faults for each in tallies)} faults, {failed} seeds failed",
         flush=True,
     )
     return 1 if failed else 0
 
 
+def _share(options: argparse.Namespace, seeds: range) -> _Tally:
+    """Run seeds one after the other."""
+    began_s, tally = seams.real_monotonic(), _Tally()
+    for seed in seeds:
+        if seams.real_monotonic() - began_s > options.time:
+            break
+        outcome = simulate(Course(seed))
+        if options.digests:
+            print(f"{seed} {outcome.digest}", flush=True)
+        tally.seeds, tally.acknowledged = tally.seeds + 1, tally.acknowledged + outcome.acknowledged
+        tally.faults += len(outcome.faults)
+        if outcome.violations:
+            tally.failed += 1
+            _report(shrink(outcome) if not options.no_shrink else outcome)
+    return tally
+
+
+def _in_processes(options: argparse.Namespace, shares: list[range]) -> list[_Tally]:
+    """Run each share in a process of its own; what each has come to."""
+    children = []
+    for share in shares:
+        reading, writing = os.pipe()
+        child = os.fork()
+        if not child:
+            os.write(writing, json.dumps(asdict(_share(options, share))).encode())
+            os._exit(0)
+        os.close(writing)
+        children.append((child, reading))
+    tallies = []
+    for child, reading in children:
+        with open(reading, "rb") as pipe:
+            content = pipe.read()
+        os.waitpid(child, 0)
+        # One that has ended has printed where it was.
+        tallies.append(_Tally(**json.loads(content)) if content else _Tally(failed=1))
+    return tallies
+
+
 def _report(outcome: Outcome) -> None:
-    print(f"{outcome.violations[0]}\n    {outcome.course.command()}", flush=True)
+    sys.stdout.write(
+        f"{outcome.violations[0]}\n    {outcome.course.command()}\n"
+    )  # other processes print, too
+    sys.stdout.flush()
 
 
 def _mutants(names: list[str], seeds: int, is_shrunk: bool) -> int:

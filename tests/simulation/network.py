@@ -7,7 +7,6 @@ between two hosts until the partition ends.
 import errno
 import socket
 from collections import deque
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from math import inf
 from typing import Any
@@ -17,7 +16,8 @@ import trio
 from dieselfs.errors import Unavailable
 from dieselfs.net import auth
 from dieselfs.net.address import Address
-from tests.simulation.green import Process, current_process, wait_for
+from tests.simulation.clock import now_s, scheduler
+from tests.simulation.green import Process, Signal, current_process, park, pause
 from tests.simulation.world import World
 
 LATENCY_S = 0.0002
@@ -33,11 +33,7 @@ class Pipe:
     arrived_s: float = 0.0
     is_closed: bool = False
     is_reset: bool = False
-    changed: trio.Event = field(default_factory=trio.Event)
-
-    def change(self) -> None:
-        self.changed.set()
-        self.changed = trio.Event()
+    changed: Signal = field(default_factory=Signal)
 
     def take(self, size: int, now_s: float) -> bytes | None:
         """Bytes that have arrived; empty at the end; None if there are none yet. Raises ConnectionResetError."""
@@ -54,25 +50,6 @@ class Pipe:
     def due_s(self) -> float:
         """When the next bytes arrive."""
         return self.segments[0][0] if self.segments else inf
-
-    async def wait(self) -> None:
-        """Until there may be something to take."""
-        changed = self.changed
-        with trio.move_on_at(self.due_s):
-            await changed.wait()
-
-
-async def first_change(pipes: Sequence[Pipe]) -> None:
-    """Until there may be something to take from one of them."""
-    with trio.move_on_at(min(pipe.due_s for pipe in pipes)):
-        async with trio.open_nursery() as nursery:
-
-            async def watch(changed: trio.Event) -> None:
-                await changed.wait()
-                nursery.cancel_scope.cancel()
-
-            for pipe in pipes:
-                nursery.start_soon(watch, pipe.changed)
 
 
 @dataclass(eq=False)
@@ -94,21 +71,21 @@ class Link:
         delay_s = world.delay_s(LATENCY_S)
         if world.fault("stall"):
             delay_s += 60.0 * world.faults.random() ** 2
-        due_s = trio.current_time() + delay_s
+        due_s = now_s() + delay_s
         due_s = max(due_s, self.network.healed_s(self.client, self.server))
         pipe.arrived_s = max(pipe.arrived_s, due_s)
         pipe.segments.append((pipe.arrived_s, content))
-        pipe.change()
+        scheduler().call_at(pipe.arrived_s, pipe.changed.notify)
 
     def reset(self) -> None:
         for pipe in self.pipes:
             pipe.is_reset = True
-            pipe.change()
+            pipe.changed.notify()
 
     def close(self, direction: int) -> None:
         pipe = self.pipes[direction]
         pipe.is_closed = True
-        pipe.change()
+        pipe.changed.notify()
 
 
 class Network:
@@ -126,7 +103,7 @@ class Network:
 
     def part(self, one: str, other: str, duration_s: float) -> None:
         """Nothing arrives between two hosts for a while."""
-        self._parted_until_s[frozenset((one, other))] = trio.current_time() + duration_s
+        self._parted_until_s[frozenset((one, other))] = now_s() + duration_s
 
     def healed_s(self, one: Process, other: Process) -> float:
         return self._parted_until_s.get(frozenset((one.name, other.name)), 0.0)
@@ -140,12 +117,8 @@ class Network:
         assert process is not None
         self.world.pause(LATENCY_S)
         listener = self._listeners.get(address)
-        if listener is not None and self.healed_s(process, listener.process) > trio.current_time():
-
-            async def silence() -> None:
-                await trio.sleep(timeout_s)
-
-            wait_for(silence)
+        if listener is not None and self.healed_s(process, listener.process) > now_s():
+            pause(timeout_s)
             raise Unavailable(f"cannot reach the server at {address}: no answer in time")
         if listener is None or listener.process.is_dead or self.world.fault("refused"):
             raise Unavailable(f"cannot reach the server at {address}: Connection refused") from (
@@ -199,7 +172,7 @@ class ClientSocket:
         """Whether a receive would not wait."""
         pipe = self.arriving
         at_end = pipe.is_reset or (pipe.is_closed and not pipe.segments)
-        return at_end or pipe.due_s <= trio.current_time()
+        return at_end or pipe.due_s <= now_s()
 
     def settimeout(self, timeout_s: float | None) -> None:
         """Each wait is bounded by LOOK_S."""
@@ -216,24 +189,17 @@ class ClientSocket:
         return len(content)
 
     def recv(self, size: int, flags: int = 0) -> bytes:
-        found = self._link.pipes[1].take(size, trio.current_time())
+        found = self._link.pipes[1].take(size, now_s())
         if found is None:
             raise BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable")
         return found
 
     def recv_into(self, destination: memoryview, size: int = 0, flags: int = 0) -> int:
         pipe = self._link.pipes[1]
-
-        async def received() -> bytes | None:
-            with trio.move_on_after(LOOK_S):
-                while True:
-                    found = pipe.take(len(destination), trio.current_time())
-                    if found is not None:
-                        return found
-                    await pipe.wait()
-            return None
-
-        found = wait_for(received)
+        self._link.client.check()
+        until_s = now_s() + LOOK_S
+        while (found := pipe.take(len(destination), now_s())) is None and park((pipe.changed,), until_s):
+            pass
         if found is None:
             raise BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable")
         destination[: len(found)] = found
@@ -258,13 +224,12 @@ class ServerSocket:
 
     async def recv_into(self, destination: memoryview) -> int:
         pipe = self.link.pipes[0]
-        await trio.lowlevel.checkpoint()
-        while True:
-            found = pipe.take(len(destination), trio.current_time())
-            if found is not None:
-                destination[: len(found)] = found
-                return len(found)
-            await pipe.wait()
+        if pipe.is_reset or pipe.due_s <= now_s():
+            await trio.lowlevel.checkpoint()
+        while (found := pipe.take(len(destination), now_s())) is None:
+            await pipe.changed.wait()
+        destination[: len(found)] = found
+        return len(found)
 
     def write(self, views: Any) -> int:
         """In the place of `os.writev`: the network takes all."""

@@ -10,12 +10,12 @@ from collections.abc import Sequence
 from typing import Any
 
 import msgpack
-import trio
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import NoScriptError, OutOfMemoryError
 
 from dieselfs_server.metadata.redis import client
 from dieselfs_server.metadata.redis.fields import READ, SCAN, SWAP
+from tests.simulation.clock import now_s
 from tests.simulation.green import current_process
 from tests.simulation.world import World
 
@@ -47,7 +47,7 @@ class Redis:
             self._do(command)
         self._scripts.clear()
         self.run += 1
-        self.away_until_s = trio.current_time() + away_s
+        self.away_until_s = now_s() + away_s
         self.world.note(f"redis restarts, {forgotten} writes are forgotten")
 
     def sync(self) -> None:
@@ -56,7 +56,7 @@ class Redis:
 
     @property
     def is_away(self) -> bool:
-        return trio.current_time() < self.away_until_s
+        return now_s() < self.away_until_s
 
     def answer(self, command: Sequence[Any]) -> Any:
         """The reply to a command, or an error of Redis."""

@@ -1,5 +1,6 @@
 """Runs one seed: a cluster, its clients, faults; then calm, and what must hold at the end."""
 
+import faulthandler
 import gc
 import logging
 import shutil
@@ -34,6 +35,8 @@ from tests.support.identity import IDENTITY
 
 RUN_S_MAX = 48 * 3600.0
 """Virtual time after which a run counts as hanging."""
+REAL_S_MAX = 600.0
+"""A run that takes longer waits for something real: the process ends."""
 SETTLE_S = 700.0
 """After the faults: leases have expired, and what was in flight has ended."""
 
@@ -55,12 +58,14 @@ def simulate(course: Course, is_verbose: bool = False) -> Outcome:
     """Run a course. Deterministic: the same course has the same trace."""
     logging.disable(logging.CRITICAL)
     gc.disable()
+    faulthandler.dump_traceback_later(REAL_S_MAX, exit=True)
     folder = Path(tempfile.mkdtemp(prefix="simulation-", dir="/dev/shm"))
     try:
         outcome: Outcome = seams.run(lambda: _run(course, folder, is_verbose), course.seed)
         return outcome
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+        faulthandler.cancel_dump_traceback_later()
         gc.enable()
         gc.collect(1)
 

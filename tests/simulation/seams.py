@@ -13,10 +13,9 @@ from collections.abc import Callable
 from typing import Any
 
 import trio
-import trio.testing
 from trio._core import _run
 
-from tests.simulation import green
+from tests.simulation import clock, green
 
 EPOCH_S = 1_800_000_000
 """The wall clock at the begin of each run, in seconds since 1970."""
@@ -34,14 +33,14 @@ def _is_simulated() -> bool:
 
 
 def _monotonic() -> float:
-    return trio.current_time() + 1000.0 if _is_simulated() else real_monotonic()
+    return clock.now_s() + 1000.0 if _is_simulated() else real_monotonic()
 
 
 def _time_ns() -> int:
     process = green.current_process()
     if process is None:
         return _real_time_ns()
-    return EPOCH_S * 10**9 + int((trio.current_time() + process.skew_s) * 10**9)
+    return EPOCH_S * 10**9 + int((clock.now_s() + process.skew_s) * 10**9)
 
 
 def _time() -> float:
@@ -74,7 +73,8 @@ def _getpid() -> int:
 def install() -> None:
     """Once, in a process that does nothing else."""
     replaced: list[tuple[Any, dict[str, Any]]] = [
-        (time, {"monotonic": _monotonic, "time": _time, "time_ns": _time_ns, "sleep": _sleep}),
+        (time, {"monotonic": _monotonic, "perf_counter": _monotonic, "time": _time, "time_ns": _time_ns}),
+        (time, {"sleep": _sleep}),
         (os, {"urandom": _urandom, "getpid": _getpid}),
         (random, {"_urandom": _urandom, "Random": _Random}),
         (uuid, {"getnode": lambda: 0x0242AC110002}),
@@ -104,4 +104,4 @@ def run(main: Callable[[], Any], seed: int) -> Any:
     _source.seed(seed)
     _run._r.seed(seed)
     random.seed(seed)
-    return trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0))
+    return clock.run(main, seed)

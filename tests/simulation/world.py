@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 import trio
 
+from tests.simulation.clock import now_s
 from tests.simulation.green import Process, current_green, current_process, pause
 
 
@@ -56,7 +57,7 @@ class World:
     def note(self, text: str) -> None:
         """Add a line to the trace."""
         process = current_process()
-        line = f"{trio.current_time():12.6f} {process.name if process else '-':10} {text}"
+        line = f"{now_s():12.6f} {process.name if process else '-':10} {text}"
         self.trace.update(line.encode() + b"\n")
         self.lines.append(line)
         if self.is_verbose:
@@ -80,8 +81,11 @@ class World:
         return True
 
     def start(self, name: str, threads: trio.Nursery, skew_s: float = 0.0) -> Process:
+        """A new process, whose threads end when the nursery is cancelled."""
         self.processes += 1
-        return Process(name, self.processes, threads, skew_s)
+        process = Process(name, self.processes, skew_s)
+        threads.start_soon(process.reap)
+        return process
 
     def delay_s(self, usual_s: float) -> float:
         """A random duration: mostly about `usual_s`, seldom much more."""
