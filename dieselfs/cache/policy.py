@@ -216,6 +216,11 @@ class CachePolicy(Generic[Key, Held]):
         if handed[:, 1].sum() >= self._live_bytes(key):
             self._finished[key] = None
 
+    def resize_evictable(self, evictable_max_bytes: int) -> None:
+        """Change the budget of what is not pinned."""
+        self.evictable_max_bytes = evictable_max_bytes
+        self._evict()
+
     def clear(self) -> None:
         """Drop everything, and accept nothing more."""
         self.pinned_max_bytes = self.evictable_max_bytes = 0

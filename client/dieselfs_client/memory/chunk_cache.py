@@ -9,7 +9,7 @@ A damaged chunk is not held. Its extents are fetched one at a time and compared 
 the damaged files fail.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import NamedTuple
 
 import numpy as np
@@ -65,6 +65,11 @@ class ChunkCache(TrioCache[Key, memoryview]):
         self.node_cache = node_cache
         policy = CachePolicy[Key, memoryview](self._length_bytes, 0, memory_bytes, reserves_in_flight=True)
         super().__init__(policy, self._fetch, name, nursery, timeout_s, fetches_at_once, foreground)
+
+    def lend(self, chunks: Collection[int]) -> None:
+        """Have room for these chunks in addition to the budget; those that were lent before lose theirs."""
+        lent_bytes = sum(map(self._length_bytes, chunks))
+        self.policy.resize_evictable(self._memory_bytes + lent_bytes)
 
     def held_extent(self, extent: ExtentRef, start: int, length: int) -> memoryview | None:
         """`length` bytes at `start` of an extent, if they are in memory; counts as a use."""

@@ -101,6 +101,10 @@ class PrefetchBudget:
         push = self._pushes.get(chunk)
         return push is None or self._clock() >= push.at_s + push.again_after_s
 
+    def was_pushed(self, chunk: int) -> bool:
+        """Whether this daemon has pushed a chunk."""
+        return chunk in self._pushes
+
     def will_stay(self, chunk: int) -> bool:
         """Whether to fetch and push all of a chunk for a small part of it: the whole dataset will be pinned, and the
         kernel has not just reclaimed the chunk.

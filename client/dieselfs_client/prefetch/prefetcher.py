@@ -33,6 +33,7 @@ from dieselfs_client.memory.chunk_cache import ChunkCache
 from dieselfs_client.memory.trio_cache import Foreground
 from dieselfs_client.prefetch.batches import Arrived, Batch, FetchBatches
 from dieselfs_client.prefetch.budget import CHUNKS_AT_ONCE, LOOK_AGAIN_S, PrefetchBudget, sampled, spread
+from dieselfs_client.prefetch.lending import Lending
 from dieselfs_client.prefetch.tripwires import HitRate, Tripwires
 
 BATCHES_AT_ONCE_MAX = FETCHES_AT_ONCE_MAX // 2
@@ -104,6 +105,7 @@ class Prefetcher:
         self._nursery = nursery
         self._clock = clock
         self._foreground = foreground or Foreground()
+        self._lending = Lending(chunk_cache, nursery, clock)
         self._is_over = False  # the mount has ended
         self._looked_s, self._looks = -np.inf, 0
         self._plans: dict[Hashable, _Following] = {}
@@ -118,6 +120,7 @@ class Prefetcher:
 
     def note_read(self, node: int) -> None:
         """Note that a reader asks for a file."""
+        self._lending.note_read()
         self.tripwires.spring(node)
         self._hit_rate.requested(node)
         if self._plans and self.budget.has_first(node) and not self.tripwires.is_set(node):
@@ -151,8 +154,15 @@ class Prefetcher:
         return self.is_busy and any(window.is_starved(node) for window in self.windows)
 
     def keeps(self, chunk: int) -> bool:
-        """Whether to fetch a chunk whole for a waiting reader, because it is pinned."""
-        return self.budget.is_due(chunk) and self.budget.pin(chunk)
+        """Whether to fetch a chunk whole for a waiting reader, because it is pinned. One that was pushed before has
+        been reclaimed, so it then stays in memory.
+        """
+        if not self.budget.pin(chunk):
+            return False
+        is_due = self.budget.is_due(chunk)
+        if is_due and self.budget.was_pushed(chunk):
+            self._lending.lend(chunk)
+        return is_due or chunk in self._lending
 
     def expects(self, chunk: int) -> bool:
         """Whether a chunk is in flight or will be soon, so that a reader of one of its files waits for it."""
@@ -164,7 +174,10 @@ class Prefetcher:
 
     def note_fetched(self, chunk: int, payload: memoryview) -> None:
         """Push a chunk that was fetched for a reader, if it is pinned, and was not just pushed for another reader."""
-        if self._is_over or not self.budget.is_pinned(chunk) or self.budget.was_just_pushed(chunk):
+        if self._is_over or not self.budget.is_pinned(chunk):
+            return
+        if self.budget.was_just_pushed(chunk):
+            self._lending.lend(chunk)
             return
         extents = self.table.of_chunk(chunk)
         if self.budget.push(chunk):

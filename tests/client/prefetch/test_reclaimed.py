@@ -1,5 +1,7 @@
 """Which extents are looked at, and that what the kernel has reclaimed is fetched again."""
 
+from collections import Counter
+
 import numpy as np
 import pytest
 import trio
@@ -8,12 +10,15 @@ from dieselfs.prefetch.extent_table import ExtentTable
 from dieselfs_client.prefetch.budget import (
     CHUNKS_AT_ONCE,
     LOOK_AGAIN_S,
+    PUSHED_AGAIN_S,
     SAMPLES_PER_CHUNK,
     sampled,
     spread,
 )
+from dieselfs_client.prefetch.lending import LENT_S
 from tests.support.dataset import PackedDataset, TreeEntry, pack_entries
 from tests.support.prefetch_rig import (
+    CHUNK_BYTES,
     CHUNKS,
     FILES,
     FILES_PER_CHUNK,
@@ -119,6 +124,44 @@ def test_a_read_for_a_file_that_is_there_fetches_nothing(packed: PackedDataset) 
 
     rig = run(packed, scenario)
     assert rig.prefetcher.metrics.numbers()["prefetch.reclaimed_chunks"] == 0
+
+
+def test_chunks_that_the_kernel_reclaims_all_the_time_are_fetched_twice(packed: PackedDataset) -> None:
+    """The memory for chunks in flight has room for 8 of them: they take the place of their lost pages."""
+
+    async def scenario(rig: Rig) -> None:
+        for _ in range(20):
+            for chunk in range(CHUNKS):
+                rig.prefetcher.note_read(int(rig.prefetcher.table.of_chunk(chunk).nodes[0]))
+                if rig.chunk_cache.held(chunk) is None and rig.prefetcher.keeps(chunk):
+                    rig.prefetcher.note_fetched(chunk, await rig.chunk_cache.fetch(chunk))
+            await rig.resolve()
+            rig.pages.files.clear()
+            await trio.sleep(PUSHED_AGAIN_S / 2)
+
+    rig = run(packed, scenario)
+    times = Counter(rig.source.fetched_chunks)
+    assert len(times) == CHUNKS and max(times.values()) == 2
+
+
+def test_memory_that_was_lent_is_given_back(packed: PackedDataset) -> None:
+    async def scenario(rig: Rig) -> None:
+        least = rig.chunk_cache.policy.evictable_max_bytes
+        for _ in range(2):
+            assert rig.prefetcher.keeps(3)
+            rig.prefetcher.note_fetched(3, await rig.chunk_cache.fetch(3))
+            await rig.resolve()
+            rig.pages.files.clear()
+            await trio.sleep(PUSHED_AGAIN_S)
+        assert rig.chunk_cache.policy.evictable_max_bytes == least + CHUNK_BYTES
+        for _ in range(3):  # the kernel still lacks pages
+            await trio.sleep(LENT_S * 0.6)
+            rig.prefetcher.note_read(1)
+        assert rig.chunk_cache.policy.evictable_max_bytes == least + CHUNK_BYTES
+        await trio.sleep(LENT_S * 1.1)
+        assert rig.chunk_cache.policy.evictable_max_bytes == least
+
+    run(packed, scenario)
 
 
 def test_warming_fetches_what_was_reclaimed(packed: PackedDataset) -> None:

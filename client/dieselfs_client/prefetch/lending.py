@@ -1,0 +1,48 @@
+"""Chunks that stay in the memory of the daemon because the kernel reclaims their pages.
+
+The kernel may reclaim the pages of a pinned chunk again and again: in a control group, on a busy node. If the daemon
+kept nothing, it would fetch the chunk each time. Its part of the memory is free then, so the chunk stays here, and is
+served from here, until no reader has asked for anything for LENT_S.
+"""
+
+from collections.abc import Callable
+
+import trio
+
+from dieselfs_client.memory.chunk_cache import ChunkCache
+
+LENT_S = 30.0
+
+
+class Lending:
+    """Used from one trio thread; its task runs in `nursery`. `clock` is in seconds."""
+
+    def __init__(self, chunk_cache: ChunkCache, nursery: trio.Nursery, clock: Callable[[], float]) -> None:
+        self._chunk_cache = chunk_cache
+        self._nursery = nursery
+        self._clock = clock
+        self._lent: set[int] = set()
+        self._read_s = 0.0
+
+    def __contains__(self, chunk: int) -> bool:
+        return chunk in self._lent
+
+    def lend(self, chunk: int) -> None:
+        """Give a chunk the room to stay in memory, in addition to the others."""
+        if chunk not in self._lent:
+            if not self._lent:
+                self._nursery.start_soon(self._end)
+            self._lent.add(chunk)
+            self._chunk_cache.lend(self._lent)
+        self.note_read()
+
+    def note_read(self) -> None:
+        """A reader asked the daemon for a file, so the kernel did not have it."""
+        if self._lent:
+            self._read_s = self._clock()
+
+    async def _end(self) -> None:
+        while (left_s := self._read_s + LENT_S - self._clock()) > 0:
+            await trio.sleep(left_s)
+        self._lent.clear()
+        self._chunk_cache.lend(self._lent)
