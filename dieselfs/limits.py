@@ -162,7 +162,10 @@ LOST_MACHINE_S = 3.0
 READ_PATIENCE_S = 25.0
 """A read that failed on all servers is retried on all of them until it has taken this long."""
 VERB_PATIENCE_S = 4.0
-"""The same for a read of dlcmd, for which somebody waits. A server whose store is away takes up to 10 s to say so."""
+"""The same for a read of dlcmd, for which somebody waits, and for its connection attempts. A server whose store is away
+takes up to 10 s to say so."""
+VERB_SILENCE_S = 1.5
+"""A server that is silent for this long during a call of dlcmd must take a new connection within twice this time."""
 SERVERS_REFRESH_S = 10.0
 """A client that needs a connection reads the servers from etcd again if its list is older than this."""
 SERVER_LEASE_S = 10
@@ -302,7 +305,7 @@ assert READ_GONE_S + ETCD_PATIENCE_S < LOST_MACHINE_S
 assert OTHER_CONNECT_TIMEOUT_S + ETCD_PATIENCE_S < LOST_MACHINE_S
 assert METADATA_ANSWER_S < LOST_MACHINE_S
 assert PEER_SILENCE_S + WAIT_LOOK_S < LOST_MACHINE_S
-assert VERB_PATIENCE_S < READ_PATIENCE_S
+assert 3 * VERB_SILENCE_S < VERB_PATIENCE_S + 1 < READ_PATIENCE_S
 assert 2 * ETCD_TIMEOUT_S < SERVER_LEASE_S
 assert JOB_NODES_MAX < NOTES_AT_ONCE_MAX <= REDIS_SCAN_ENTRIES
 assert JOB_NAME_CHARACTERS_MAX + NODE_NAME_CHARACTERS_MAX < MEMBER_BYTES_MAX

@@ -459,6 +459,23 @@ def connect(
 
     Raises NotFound, AccessDenied, Unavailable, InvalidInput.
     """
+    settings = Settings.load(server, key_file, home=home)
+    return connect_with(
+        settings, dataset, generation, create, memory_bytes, job, job_secret, job_memory_bytes
+    )
+
+
+def connect_with(
+    settings: Settings,
+    dataset: str,
+    generation: int = 0,
+    create: bool = False,
+    memory_bytes: int = LIBRARY_MEMORY_BYTES,
+    job: str | None = None,
+    job_secret: str | os.PathLike[str] | None = None,
+    job_memory_bytes: int | None = None,
+) -> Dataset:
+    """As `connect`, with these settings."""
     location = parse_location(dataset if is_location(dataset) else SCHEME + dataset)
     if location.path:
         folder = printable(location.path)
@@ -466,6 +483,6 @@ def connect(
             f"connect opens whole datasets: write connect({location.state!r}) and give paths below {folder!r}, "
             f"as in ls({folder!r}) or plan(folder={folder!r})"
         )
-    settings = Settings.load(server, key_file, home=home).in_job(job, job_secret, job_memory_bytes)
+    settings = settings.in_job(job, job_secret, job_memory_bytes)
     access = JobAccess.find(settings, location.dataset, location.tag, is_required=job is not None)
     return Dataset(settings, location.dataset, generation, location.tag, not create, memory_bytes, access)

@@ -92,9 +92,15 @@ class Endpoints:
     """Chooses servers for new connections. Safe between threads."""
 
     def __init__(
-        self, source: ServerDirectory, start: int | None = None, clock: Clock = time.monotonic
+        self,
+        source: ServerDirectory,
+        start: int | None = None,
+        clock: Clock = time.monotonic,
+        patience_s: float = READ_PATIENCE_S,
     ) -> None:
-        """`start`: the place in the list where this process starts; None for a random one."""
+        """`start`: the place in the list where this process starts; None for a random one. `patience_s`: how long
+        patient calls are retried.
+        """
         self._source = source
         self.clock = clock
         self._lock = Lock()  # guards the three below, and the numbers
@@ -105,16 +111,13 @@ class Endpoints:
         """Why the last call to a server failed; empty after a call that succeeded."""
         self.failures = 0
         """Connections and calls of this process that a server failed."""
-        self.patience_s: float | None = None
-        """How long patient calls are retried; None: READ_PATIENCE_S."""
+        self.patience_s = patience_s
         self.retries = 0
         """Further attempts of calls that a server had failed."""
 
     def forked(self) -> "Endpoints":
         """For a forked child: it starts at another place."""
-        forked = Endpoints(self._source.forked(), None, self.clock)
-        forked.patience_s = self.patience_s
-        return forked
+        return Endpoints(self._source.forked(), None, self.clock, self.patience_s)
 
     def choose(self, tried: Container[Address]) -> Address | None:
         """The first server in the ring that was not tried and is not avoided; of avoided ones, the one whose time ends
@@ -186,8 +189,7 @@ class Tries:
         self._clock = endpoints.clock
         self._is_patient = is_patient
         self._pause = pause
-        patience_s = READ_PATIENCE_S if endpoints.patience_s is None else endpoints.patience_s
-        self._deadline_s = self._clock() + (patience_s if is_patient else FAILOVER_TIMEOUT_S)
+        self._deadline_s = self._clock() + (endpoints.patience_s if is_patient else FAILOVER_TIMEOUT_S)
         self._failed: dict[Address, Unavailable] = {}  # in order
         self.has_failed = False
 
@@ -225,11 +227,13 @@ class Tries:
         self._endpoints.avoid(server)
 
 
-def open_endpoints(servers: Servers, access: EtcdAccess, start: int | None = None) -> Endpoints:
+def open_endpoints(
+    servers: Servers, access: EtcdAccess, start: int | None = None, patience_s: float = READ_PATIENCE_S
+) -> Endpoints:
     """Raises InvalidInput if etcd is configured and its package is not installed."""
     if isinstance(servers, EtcdAddress):
         etcd = Etcd(servers, access)
-        return Endpoints(ServerDirectory((), lambda: read_values(etcd, SERVERS_PREFIX), str(servers)), start)
-    return Endpoints(
-        ServerDirectory(servers.servers if isinstance(servers, ServerList) else [servers]), start
-    )
+        source = ServerDirectory((), lambda: read_values(etcd, SERVERS_PREFIX), str(servers))
+    else:
+        source = ServerDirectory(servers.servers if isinstance(servers, ServerList) else [servers])
+    return Endpoints(source, start, patience_s=patience_s)

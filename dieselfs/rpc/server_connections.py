@@ -6,6 +6,7 @@ Thread-safe: each call takes its own connection from a pool. Fork-safe: a child 
 
 import time
 from collections.abc import Callable, Hashable, Sequence
+from functools import partial
 from threading import Lock
 from typing import TypeVar
 
@@ -18,6 +19,8 @@ from dieselfs.limits import (
     REQUEST_TIMEOUT_S,
     SERVER_GONE_S,
     SERVER_SILENCE_S,
+    VERB_PATIENCE_S,
+    VERB_SILENCE_S,
 )
 from dieselfs.net.address import Address, Servers, UnixAddress, parse_servers
 from dieselfs.process.embedded_server import connect_embedded, socket_path
@@ -50,7 +53,7 @@ class ServerConnections:
         if settings.server and settings.tls == OFF:
             warn_of_plain_tcp(self.address)
         self._lock = Lock()  # guards the two below
-        self._endpoints = open_endpoints(self.address, settings.etcd, start)
+        self._endpoints = open_endpoints(self.address, settings.etcd, start, settings.patience_s)
         self._idle: list[Connection] = []
         self._hedging = Hedging()
         self._is_closed = False
@@ -62,7 +65,7 @@ class ServerConnections:
         self._endpoints, self._access = self._endpoints.forked(), self._access.forked()
 
     def be_patient_for(self, patience_s: float) -> None:
-        """A read that failed on all servers is retried for this long, instead of READ_PATIENCE_S."""
+        """From now on instead of `settings.patience_s`."""
         self._endpoints.patience_s = patience_s
 
     def close(self) -> None:
@@ -114,8 +117,20 @@ class ServerConnections:
                     raise
 
     def _connect_to(self, server: Address, tries: Tries, access: Access) -> Connection:
-        timeout_s = OTHER_CONNECT_TIMEOUT_S if tries.has_other(server) else CONNECT_TIMEOUT_S
+        patience_s = min(CONNECT_TIMEOUT_S, self._endpoints.patience_s)
+        timeout_s = OTHER_CONNECT_TIMEOUT_S if tries.has_other(server) else patience_s
         return Connection(connected(server, access.tls, timeout_s), server, access.key, timeout_s)
+
+    def _is_alive(self, server: Address) -> bool:
+        """Whether a server that is silent takes a new connection."""
+        access, timeout_s = self._access.current(), 2 * VERB_SILENCE_S
+        try:
+            Connection(connected(server, access.tls, timeout_s), server, access.key, timeout_s).close()
+        except Unavailable as error:  # one that refuses it has answered
+            return not isinstance(error.__cause__, TimeoutError)
+        except AccessDenied:
+            return True
+        return True
 
     def _connect_embedded(self) -> Connection:
         """Retries: a server that exits may accept a connection and drop it; the retry starts another server."""
@@ -185,6 +200,8 @@ class ServerConnections:
                 try:
                     is_impatient = is_urgent and tries.has_other(connection.address)
                     connection.gone_s = READ_GONE_S if is_impatient else SERVER_GONE_S
+                    if self._endpoints.patience_s <= VERB_PATIENCE_S:  # somebody waits for dlcmd
+                        connection.is_alive = partial(self._is_alive, connection.address)
                     if ask is not None and is_impatient and not connection.is_asked:
                         kind = kind_of(row.name, length_bytes)
                         connection, second = self._raced(connection, ask, tries, kind)
@@ -195,8 +212,9 @@ class ServerConnections:
                     if connection.is_open or not row.is_repeatable:
                         raise
                     self._close_idle(connection.address)
-                    # An old connection may have failed because the server has restarted.
-                    tries.failed(connection.address, error, is_final=is_new)
+                    # An old connection may have failed because the server has restarted, but not by silence.
+                    is_final = is_new or isinstance(error.__cause__, TimeoutError)
+                    tries.failed(connection.address, error, is_final)
                 except AccessDenied:
                     if self._access.current(is_urgent=True).key is connection.key:
                         raise

@@ -14,7 +14,7 @@ from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
-from dieselfs.limits import KIB, SERVER_GONE_S, WAIT_LOOK_S
+from dieselfs.limits import KIB, SERVER_GONE_S, VERB_SILENCE_S, WAIT_LOOK_S
 from dieselfs.net.sockets import receive_with_descriptors, set_keepalive
 
 if TYPE_CHECKING:
@@ -39,6 +39,8 @@ class Wire:
     def __init__(self, sock: "socket.socket | TlsSocket") -> None:
         self._socket = sock
         self._silence_s = self._end_s = math.inf
+        self.is_alive: Callable[[], bool] | None = None
+        """Asked while no byte has moved for VERB_SILENCE_S, and again after as long; if not, the wait ends."""
         self.gone_s = self._probed_s = SERVER_GONE_S
         """How long the other machine may acknowledge nothing; the second one is what the kernel has been told."""
         self._arrived = memoryview(bytearray(_ARRIVED_BYTES))
@@ -106,7 +108,7 @@ class Wire:
     def _moved(self, move: Callable[..., _T], *arguments: object) -> _T:
         """What `move` returns, as soon as it moves a byte; it times out every WAIT_LOOK_S."""
         now_s = time.monotonic()
-        end_s = min(now_s + self._silence_s, self._end_s)
+        end_s, asked_s = min(now_s + self._silence_s, self._end_s), now_s + VERB_SILENCE_S
         while now_s < self._end_s:
             try:
                 return move(*arguments)
@@ -115,6 +117,10 @@ class Wire:
                 is_kernels = isinstance(error, TimeoutError) and error.errno is not None
                 if is_kernels or now_s >= end_s:  # the kernel found the peer dead
                     raise TimeoutError from error
+                if self.is_alive is not None and now_s >= asked_s:
+                    if not self.is_alive():
+                        raise TimeoutError from error
+                    asked_s = time.monotonic() + VERB_SILENCE_S
                 self.watch()
         raise TimeoutError
 

@@ -21,7 +21,7 @@ from typing import Any, Self, TypeVar
 
 from dieselfs.errors import InvalidInput
 from dieselfs.etcd.client import EtcdAccess
-from dieselfs.limits import MOUNT_MEMORY_BYTES, READ_TIMEOUT_S
+from dieselfs.limits import MOUNT_MEMORY_BYTES, READ_PATIENCE_S, READ_TIMEOUT_S
 from dieselfs.settings.kinds import (
     ADDRESS,
     ADDRESSES,
@@ -349,6 +349,8 @@ class Settings:
     snapshots: str | None = None
     identity: str = ""
     passphrase_file: str = ""
+    patience_s: float = READ_PATIENCE_S
+    """How long a read that failed on all servers is retried, and a connection may take; not a setting of users."""
 
     @classmethod
     def load(

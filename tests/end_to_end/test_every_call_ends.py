@@ -1,10 +1,14 @@
 """Every public call and every verb ends, with an error, against a server that refuses, hangs, closes or drips."""
 
 import contextlib
+import os
+import signal
 import tarfile
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,7 +18,8 @@ import pytest
 
 from dieselfs.cache.file_reader import FileReader
 from dieselfs.dataset import Dataset
-from dieselfs.errors import EXIT_PARTIAL, EXIT_UNAVAILABLE, DieselfsError
+from dieselfs.errors import EXIT_OK, EXIT_PARTIAL, EXIT_UNAVAILABLE, EXIT_USAGE, DieselfsError, Unavailable
+from dieselfs.limits import VERB_PATIENCE_S
 from dieselfs.records import DatasetRecord
 from dieselfs.rpc.client import ServerClient
 from dieselfs.rpc.limit_kinds import QuotaRecord, RateRecord
@@ -25,8 +30,11 @@ from dieselfs.shuffle.plan import Plan
 from dieselfs.shuffle.spec import PlanSpec
 from dieselfs.sources.server import ServerSource
 from dieselfs_tools.cli.command_line import VERBS
+from tests.end_to_end.test_redis_servers import options
 from tests.support.dataset import TreeEntry, pack_entries
-from tests.support.dlcmd import Dlcmd
+from tests.support.dlcmd import Dlcmd, Ran
+from tests.support.redis import needs_redis, running_redis
+from tests.support.server import running_server
 from tests.support.speeds import write_speeds
 from tests.support.troublemaker import TROUBLES, troublemaker
 
@@ -151,6 +159,19 @@ WITHOUT_SERVER = {
     "chaos",
 }
 """They ask daemons of this machine, or nobody; `mount` and `cache` start one, which has the bounds of the library."""
+STARTING = {
+    "mount": ["mount", "d", "mnt"],
+    "run": ["run", "d", "--", "true"],
+    "cache": ["cache", "d"],
+}
+"""They start a daemon, which asks the server."""
+VERB_S_MAX = 15.0
+"""Most take 1 to 5 s; this is for a busy machine. A call may take 60 s, and a reader's 25 s."""
+AT_ONCE = 12
+HANGING_SERVER, HANGING_METADATA, LOST_STORE = "hanging server", "hanging metadata", "lost store"
+ANSWERED = dict.fromkeys(("du", "group", "info", "limit", "quota", "server", "tag", "user"), EXIT_OK)
+ANSWERED |= dict.fromkeys(("erase", "key"), EXIT_USAGE)
+"""Exit codes of verbs that need not always what is away: servers know users and records for a while."""
 
 
 def _in_threads(calls: dict[str, Callable[[], object]]) -> dict[str, object]:
@@ -214,6 +235,68 @@ def test_reading_ahead_of_a_plan_ends_with_an_error(tmp_path: Path) -> None:
         ended = _in_threads(calls)
     assert set(calls) - set(ended) == set()
     assert {name for name, error in ended.items() if not isinstance(error, DieselfsError)} == set()
+
+
+@contextlib.contextmanager
+def _stopped(process: int) -> Iterator[None]:
+    os.kill(process, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        os.kill(process, signal.SIGCONT)
+
+
+def test_a_server_that_hangs_while_somebody_waits_is_left_soon(tmp_path: Path) -> None:
+    """A server that works takes new connections meanwhile; see `test_every_method_ends_with_an_error`."""
+    with running_server(tmp_path / "server") as server:
+        settings = replace(server.settings(), patience_s=VERB_PATIENCE_S)
+        with contextlib.closing(ServerClient(settings)) as client:
+            assert client.datasets() == []
+            with _stopped(server.process.pid):
+                began_s = time.monotonic()
+                with pytest.raises(Unavailable, match="no answer in time"):
+                    client.datasets()
+                assert time.monotonic() - began_s < VERB_S_MAX
+            assert client.datasets() == []
+
+
+@needs_redis
+@pytest.mark.parametrize("fault", [HANGING_SERVER, HANGING_METADATA, LOST_STORE])
+def test_every_verb_says_soon_what_is_away(tmp_path: Path, fault: str) -> None:
+    (tmp_path / "mnt").mkdir()
+    (tmp_path / "f").write_bytes(bytes(200_000))
+    write_speeds(tmp_path / "speeds.json")
+    with tarfile.open(tmp_path / "f.tar", "w") as tar:
+        tar.add(tmp_path / "f", "g")
+    with (
+        running_redis(tmp_path / "redis") as redis,
+        running_server(tmp_path / "server", options(tmp_path, redis, "one")) as server,
+        contextlib.ExitStack() as stack,
+    ):
+        dlcmd = Dlcmd(tmp_path / "home", tmp_path, {"DIESELFS_SERVER": server.unix})
+        dlcmd("put", "f", "dl://d/")
+        dlcmd("cat", "dl://d/f")  # the snapshot is known
+        if fault == LOST_STORE:
+            (tmp_path / "chunks").rename(tmp_path / "away")
+        else:
+            process = server.process.pid if fault == HANGING_SERVER else redis.pid
+            stack.enter_context(_stopped(process))
+        if fault == HANGING_METADATA:  # the first calls wait for a Redis that is being replaced
+            dlcmd("ls", "dl://d/", exit_code=EXIT_UNAVAILABLE)
+        verbs = {verb: words for verb, words in VERB_ARGUMENTS.items() if verb in VERBS} | STARTING
+        with ThreadPoolExecutor(AT_ONCE) as threads:
+            ran = dict(zip(verbs, threads.map(partial(_timed, dlcmd), verbs.values()), strict=True))
+    assert {verb: took_s for verb, (_, took_s) in ran.items() if took_s > VERB_S_MAX} == {}
+    expected = dict.fromkeys(verbs, EXIT_UNAVAILABLE) | {"doctor": EXIT_PARTIAL}
+    differing = {verb: each.exit_code for verb, (each, _) in ran.items() if each.exit_code != expected[verb]}
+    assert differing.items() <= (set() if fault == HANGING_SERVER else ANSWERED.items())
+    for verb, (each, _) in ran.items():
+        assert len(each.stderr.splitlines()) == (each.exit_code != EXIT_OK), (verb, each.stderr)
+
+
+def _timed(dlcmd: Dlcmd, words: list[str]) -> tuple[Ran, float]:
+    began_s = time.monotonic()
+    return dlcmd.forked(words), time.monotonic() - began_s
 
 
 @pytest.mark.parametrize("trouble", ["says-unavailable", "hangs"])

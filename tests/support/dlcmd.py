@@ -112,14 +112,14 @@ class Dlcmd:
 
     def __call__(self, *arguments: str | bytes | Path, exit_code: int = 0, stdin: bytes = b"") -> Ran:
         """Run one command and require `exit_code`; an error must be printed in clear lines."""
-        ran = self._forked([os.fsdecode(argument) for argument in arguments], stdin)
+        ran = self.forked([os.fsdecode(argument) for argument in arguments], stdin)
         assert ran.exit_code == exit_code, f"{arguments}: {ran}"
         assert "Traceback" not in ran.stderr
         if exit_code:
             assert ran.stderr.startswith("dlcmd: ")
         return ran
 
-    def _forked(self, words: Sequence[str], stdin: bytes = b"", code: str = "") -> Ran:
+    def forked(self, words: Sequence[str], stdin: bytes = b"", code: str = "") -> Ran:
         """Run one command, in a process that has run `code` before."""
         with tempfile.TemporaryDirectory() as folder:
             streams = [Path(folder, name) for name in ("stdin", "stdout", "stderr")]
@@ -155,7 +155,7 @@ class Dlcmd:
         `module:Class.method`) has returned `times` times.
         """
         code = _STRUCK.format(signum=signum, process=process, function=function, times=times)
-        ran = self._forked(arguments, code=code)
+        ran = self.forked(arguments, code=code)
         assert ran.exit_code is not None
         return subprocess.CompletedProcess(arguments, ran.exit_code, ran.text, ran.stderr)
 

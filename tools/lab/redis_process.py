@@ -33,6 +33,12 @@ class RedisProcess:
             )
         wait_for(self._answers, f"redis-server listens on port {self.port}", START_TIMEOUT_S)
 
+    @property
+    def pid(self) -> int:
+        """While it runs."""
+        assert self._process is not None
+        return self._process.pid
+
     def kill(self) -> None:
         if self._process is not None:
             self._process.kill()

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, NamedTuple
 import trio
 
 from dieselfs.cluster.node_lock import NodeLock
-from dieselfs.dataset import connect as connect_dataset
+from dieselfs.dataset.dataset import connect_with
 from dieselfs.errors import MountError, Unavailable
-from dieselfs.limits import MIB
+from dieselfs.limits import MIB, READ_PATIENCE_S, VERB_PATIENCE_S
 from dieselfs.names import SCHEME, is_file_path, is_location, parse_location
 from dieselfs.process.state_dirs import open_private
 from dieselfs.rpc.client import ServerClient
@@ -65,15 +65,22 @@ def open_dataset(dataset: str, options: CacheOptions, snapshot_file: str | None)
 
     Raises what `dieselfs.connect` raises, and Damaged for a broken file.
     """
-    if is_file_path(dataset):
-        return _open_saved(dataset, options, snapshot_file)
+    settings = Settings.load(options.server, options.key_file, home=options.home)
+    open_one = _open_saved if is_file_path(dataset) else _open_stored
+    # Whoever starts the daemon waits for it.
+    opened = open_one(dataset, options, snapshot_file, replace(settings, patience_s=VERB_PATIENCE_S))
+    opened.client.be_patient_for(READ_PATIENCE_S)
+    return opened
+
+
+def _open_stored(
+    dataset: str, options: CacheOptions, snapshot_file: str | None, settings: Settings
+) -> Opened:
     location = parse_location(dataset if is_location(dataset) else SCHEME + dataset)
-    opened = connect_dataset(
+    opened = connect_with(
+        settings,
         location.state,
-        server=options.server,
-        key_file=options.key_file,
-        home=options.home,
-        generation=options.generation,
+        options.generation,
         job="",  # the daemon takes part in the job by itself
         create=snapshot_file is not None,  # then the dataset need not exist on the server at the moment
     )
@@ -88,19 +95,11 @@ def open_dataset(dataset: str, options: CacheOptions, snapshot_file: str | None)
     return Opened(snapshot, ServerSource(opened.client, snapshot), opened.client)
 
 
-def _open_saved(path: str, options: CacheOptions, snapshot_file: str | None) -> Opened:
+def _open_saved(path: str, _: CacheOptions, snapshot_file: str | None, settings: Settings) -> Opened:
     """As `open_dataset`, for a saved snapshot. No request to the server is needed, so its metadata may be away."""
     snapshot = Snapshot.open(snapshot_file or path)
-    client = connect_dataset(
-        snapshot.dataset,
-        server=options.server,
-        key_file=options.key_file,
-        home=options.home,
-        job="",
-        create=True,
-    ).client
+    client = connect_with(settings, snapshot.dataset, job="", create=True).client
     if snapshot_file is None:
-        settings = Settings.load(options.server, options.key_file, home=options.home)
         snapshot = SnapshotStore.of(settings).adopt(path, client.servers_pins)
         cipher = None
         with suppress(Unavailable):  # of a dataset that is not encrypted, nothing is needed now

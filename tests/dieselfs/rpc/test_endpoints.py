@@ -177,8 +177,7 @@ def test_a_patient_call_begins_again_until_its_time_is_over() -> None:
 
 def test_how_long_a_patient_call_goes_on_may_be_set_also_for_forks() -> None:
     clock = Clock()
-    endpoints = Endpoints(ServerDirectory([A]), 0, clock)
-    endpoints.patience_s = VERB_PATIENCE_S
+    endpoints = Endpoints(ServerDirectory([A]), 0, clock, VERB_PATIENCE_S)
     tries = [each.tries(is_patient=True) for each in (endpoints, endpoints.forked())]
     for each in tries:
         each.failed(each.next(), GONE)

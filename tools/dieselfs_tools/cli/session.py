@@ -4,17 +4,17 @@ processes.
 
 import time
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from threading import Thread
 from typing import TYPE_CHECKING
 
-import dieselfs
 from dieselfs.errors import DieselfsError
 from dieselfs.limits import VERB_PATIENCE_S
 from dieselfs_tools.cli.output import Output
 
 if TYPE_CHECKING:  # imported when a verb needs a server: help and completion start without
+    import dieselfs
     from dieselfs.rpc.client import ServerClient
     from dieselfs.settings import Settings
 
@@ -36,7 +36,7 @@ class Session:
         """Options, then environment, then configuration file. Raises InvalidInput."""
         from dieselfs.settings import Settings
 
-        return Settings.load(self.server, self.key_file)
+        return replace(Settings.load(self.server, self.key_file), patience_s=VERB_PATIENCE_S)
 
     @property
     def client(self) -> "ServerClient":
@@ -44,7 +44,6 @@ class Session:
             from dieselfs.rpc.client import ServerClient
 
             self._client = ServerClient(self.settings())
-            self._client.be_patient_for(VERB_PATIENCE_S)
             self._closing.callback(self._client.close)
         return self._client
 
@@ -59,10 +58,9 @@ class Session:
 
     def dataset(self, name: str, generation: int = 0, job: str | None = None) -> "dieselfs.Dataset":
         """A dataset that exists; `generation` and `job` as for `dieselfs.connect`. Raises NotFound."""
-        dataset = dieselfs.connect(
-            name, server=self.server, key_file=self.key_file, generation=generation, job=job
-        )
-        dataset.client.be_patient_for(VERB_PATIENCE_S)
+        from dieselfs.dataset.dataset import connect_with
+
+        dataset = connect_with(self.settings(), name, generation, job=job)
         # Closing discards what was put and not flushed: the verb failed before its flush.
         self._closing.push(dataset)
         return dataset

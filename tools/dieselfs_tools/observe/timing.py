@@ -115,6 +115,10 @@ def run(
     Raises MountError if nothing can be mounted; DieselfsError, OSError.
     """
     began_s = clock()
+    rate = None
+    if chunks is not None:  # first, for servers that do not answer
+        note("fetching chunks")
+        rate = fetch_rate(chunks)
     with private_home(folder) as home:
         settings = Settings(home=home, cache=home / "cache")
         store(FEW, settings)
@@ -136,8 +140,9 @@ def run(
         medians = {each: _medians(times) for each, times in seen.items()}
         few = medians.pop((FEW, MOUNT))
         timings = [Timing(form, name, *times) for (form, name), times in medians.items()]
-        note("fetching chunks")
-        rate = scratch_fetch_rate(forms[-1], settings) if chunks is None else fetch_rate(chunks)
+        if rate is None:
+            note("fetching chunks")
+            rate = scratch_fetch_rate(forms[-1], settings)
     return SpeedTest(timings, rate, mount.view, done, clock() - began_s, few)
 
 
@@ -181,7 +186,11 @@ def fetch_rate(chunks: ServerSource, seconds: float = FETCH_S, bytes_max: int = 
         known += lengths[chunk]
     start_s = time.perf_counter()
     with ThreadPoolExecutor(PREFETCH_REQUESTS) as threads:
-        fetched = sum(threads.map(fetch, wanted))
+        try:
+            fetched = sum(threads.map(fetch, wanted))
+        except BaseException:
+            threads.shutdown(wait=False, cancel_futures=True)
+            raise
     return fetched / (time.perf_counter() - start_s)
 
 

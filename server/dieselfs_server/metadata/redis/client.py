@@ -376,6 +376,8 @@ class RedisClient:
                 raise
             finally:
                 pool.release(connection)
+            if isinstance(lost, exceptions.TimeoutError):  # each other one would wait as long
+                pool.disconnect(inuse_connections=False)
             return iter(found)
 
         return answers
@@ -417,12 +419,18 @@ class RedisClient:
         )
 
     def _greet(self, node: _Node, connection: Any) -> None:
-        """Log in, and compare the node's `run_id` with that of earlier connections. Raises redis' errors."""
+        """Log in, and compare the node's `run_id` with that of earlier connections. Raises redis' errors, within
+        REDIS_CONNECT_TIMEOUT_S for each answer, so that calls do not wait long for a node that hangs.
+        """
+        connection._sock.settimeout(REDIS_CONNECT_TIMEOUT_S)
         connection.on_connect()
         connection.send_command(b"INFO", b"server")
         try:
             run = run_id(connection.read_response())
         except NoPermissionError:  # `condition` warns
+            run = None
+        connection._sock.settimeout(REDIS_REQUEST_TIMEOUT_S)
+        if run is None:
             return
         with self._lock:
             known = self._runs.get(node, run)
