@@ -269,20 +269,21 @@ def diff(session: Session, first: Location, second: Location, patterns: Patterns
     """Print what differs between two folders: '+' only in the second, '-' only in the first, '*' other content, type or
     target, '~' other mode or time.
 
-    Contents are compared by their digests; only large files whose parts are stored differently are read. Exit code 2:
-    they differ.
+    Contents are compared by their digests; only large files whose parts are stored differently are read, and encrypted
+    files that were stored twice. Exit code 2: they differ.
     """
     from dieselfs.transfer.tree_digest import content_digest
 
     datasets = [session.dataset(place.state) for place in (first, second)]
     snapshots = [dataset.snapshot for dataset in datasets]
+    has_digests = not any(snapshot.header.is_encrypted for snapshot in snapshots)  # else of ciphertext
 
     def has_same_content(*nodes: int) -> bool:
         """Whether two files of equal size have equal bytes. Raises Damaged, Unavailable if they must be read."""
         parts, others = map(_parts, snapshots, nodes)
         if parts == others:
             return True
-        if [length for length, _ in parts] == [length for length, _ in others]:
+        if has_digests and [length for length, _ in parts] == [length for length, _ in others]:
             return False
         read = zip(datasets, nodes, strict=True)
         return len({content_digest(dataset.snapshot, dataset.chunks, node) for dataset, node in read}) == 1
