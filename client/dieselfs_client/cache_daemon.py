@@ -84,7 +84,7 @@ async def serve_cache(
             service.join(lock, memory_bytes, nursery, Foreground())
             metrics, shared = service.metrics, None
             if listener is not None:
-                reader = service.reader or source
+                reader = service.plain_reader() or source
                 shared = _share(snapshot, reader, options, memory_bytes, listener, nursery, metrics)
             role = service.role
             used = _used_bytes(lambda: shared if role is None else role.node_cache)

@@ -146,9 +146,9 @@ class ThreadCache:
         if job is None:
             error = self._take_extents(self._reader, wanted, contents)
         else:
-            # The node master has refused its chunks that there is room for here.
+            # The node master has refused its chunks that there is room for here, if they are not encrypted.
             with self.lock:
-                roomy = [*filter(self.policy.has_room, wanted)]
+                roomy = [] if self._decrypted else [*filter(self.policy.has_room, wanted)]
             refused = {*filter(job.is_own, roomy)}
             pooled = wanted.of(chunk for chunk in wanted if chunk not in refused)
             error = self._take_extents(self._source, pooled, contents)
@@ -298,7 +298,7 @@ class ThreadCache:
     def _map(self, chunk: int, load: Load) -> _Shared | None:
         """A chunk that the daemon of this node shares, or the server; one that is kept there is held here."""
         memory = None
-        if self._daemon is not None and load.asks_daemon and self._decrypted is None:
+        if self._daemon is not None and load.asks_daemon and self._decrypted is None:  # else it is ciphertext
             length_bytes = self._snapshot.chunk_payload_length(chunk)
             memory = self._daemon.memory(chunk, length_bytes, load.asked_bytes)
         if memory is not None:

@@ -83,9 +83,7 @@ class FrozenReader:
         settings = self._settings
         chunks = node_source(self._client, snapshot, settings.disk, settings.disk_size_bytes)
         daemon: NodeClient | Attachment | None
-        if self.job is None and snapshot.header.is_encrypted:
-            daemon = None  # it has no key, and shares encrypted chunks
-        elif self.job is None:
+        if self.job is None:
             path = socket_path(runtime_folder(), snapshot.dataset, snapshot.digest)
             daemon = NodeClient(path, snapshot.digest)
         else:

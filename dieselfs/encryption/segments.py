@@ -55,9 +55,9 @@ def extent_context(path: bytes, size: int, place: int, length: int, mtime_ns: in
     return _CONTEXT.pack(size, place, length, mtime_ns) + path
 
 
-def derived_key(secret: bytes, info: bytes) -> bytes:
-    """HKDF-Expand (RFC 5869) with SHA-256, of a random secret of 32 bytes, to 32 bytes; in a third of the time."""
-    return hmac.digest(secret, info + b"\x01", "sha256")
+def segment_key(data_key: bytes, salt: bytes | memoryview) -> bytes:
+    """HKDF-Expand (RFC 5869) with SHA-256 of the data key, to 32 bytes; in a third of the time of the class for it."""
+    return hmac.digest(data_key, b"".join((_LABEL, salt, b"\x01")), "sha256")
 
 
 def seal_extent(
@@ -67,7 +67,7 @@ def seal_extent(
     view, bodies, trailers = memoryview(content), [], []
     for number in range(segments_of(len(view))):
         salt = salts[number] if salts else os.urandom(SALT_BYTES)
-        cipher = AESGCM(derived_key(data_key, _LABEL + salt))
+        cipher = AESGCM(segment_key(data_key, salt))
         plain = view[number * SEGMENT_BYTES : (number + 1) * SEGMENT_BYTES]
         sealed = cipher.encrypt(_NONCES[number], plain, context)
         bodies.append(memoryview(sealed)[:-TAG_BYTES])
@@ -75,25 +75,30 @@ def seal_extent(
     return b"".join([*bodies, *trailers])
 
 
-def open_segment(
-    data_key: bytes, context: bytes, number: int, body: bytes | memoryview, trailer: bytes | memoryview
-) -> bytes:
-    """A segment of an extent, from its ciphertext and its trailer. Raises Damaged if it is not this one, or changed."""
-    cipher = AESGCM(derived_key(data_key, _LABEL + bytes(trailer[TAG_BYTES:])))
+def open_extent(
+    data_key: bytes, context: bytes, sealed: memoryview, plain: memoryview, first: int = 0
+) -> None:
+    """Decrypt an extent, with which `sealed` begins, into memory of its plain length, which may be that of `sealed`.
+    `first`: the number of its first segment, if it is only a part of an extent. Raises Damaged if it is not this
+    extent, or changed; then the content of the memory is undefined.
+    """
+    size = len(plain)
+    if size <= SEGMENT_BYTES:  # the tag follows the ciphertext
+        body, salt = bytes(sealed[: size + TAG_BYTES]), sealed[size + TAG_BYTES : size + TRAILER_BYTES]
+        _open_segment(data_key, context, first, body, salt, plain)
+        return
+    for number in range(segments_of(size)):
+        start, at = number * SEGMENT_BYTES, size + number * TRAILER_BYTES
+        part = plain[start : start + SEGMENT_BYTES]
+        body = b"".join((sealed[start : start + len(part)], sealed[at : at + TAG_BYTES]))
+        salt = sealed[at + TAG_BYTES : at + TRAILER_BYTES]
+        _open_segment(data_key, context, first + number, body, salt, part)
+
+
+def _open_segment(
+    data_key: bytes, context: bytes, number: int, body: bytes, salt: memoryview, plain: memoryview
+) -> None:
     try:
-        return cipher.decrypt(_NONCES[number], b"".join((body, trailer[:TAG_BYTES])), context)
+        AESGCM(segment_key(data_key, salt)).decrypt_into(_NONCES[number], body, context, plain)
     except InvalidTag:
         raise Damaged("is not what was encrypted for this place") from None
-
-
-def open_extent(data_key: bytes, context: bytes, sealed: bytes | memoryview, plain_bytes: int) -> bytes:
-    """A whole extent. Raises Damaged as `open_segment`."""
-    view = memoryview(sealed)
-    if plain_bytes <= SEGMENT_BYTES:
-        return open_segment(data_key, context, 0, view[:plain_bytes], view[plain_bytes:])
-    parts = []
-    for number in range(segments_of(plain_bytes)):
-        start, at = number * SEGMENT_BYTES, plain_bytes + number * TRAILER_BYTES
-        body = view[start : min(start + SEGMENT_BYTES, plain_bytes)]
-        parts.append(open_segment(data_key, context, number, body, view[at : at + TRAILER_BYTES]))
-    return b"".join(parts)

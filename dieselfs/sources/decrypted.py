@@ -1,8 +1,8 @@
 """Decrypts the bytes of an encrypted dataset, after the source below has verified the ciphertext. This module waits for
 its source.
 
-Everything below stays encrypted: bytes from servers, on the disk of the node, in the memory that nodes of a job pool,
-and that processes share. Everything above is plain: the caches of one process.
+Everything below stays encrypted: bytes from servers, on the disk of the node, and in the memory that nodes of a job
+pool. Everything above is plain: the caches of one process, and what `dlcmd cache` shares with processes of its user.
 
     fetch_chunk    the payload, in which each live extent is decrypted in place; the rest of it is not touched
     fetch_many     whole extents
@@ -17,14 +17,13 @@ import numpy as np
 from dieselfs.arrays import Numbers
 from dieselfs.chunk.blocks import block_range, bytes_of
 from dieselfs.chunk.ids import chunk_name
-from dieselfs.chunk.segment import Segment
+from dieselfs.chunk.segment import Segment, readonly_view
 from dieselfs.encryption.cipher import DatasetCipher
 from dieselfs.encryption.segments import (
     SEGMENT_BYTES,
     TRAILER_BYTES,
     extent_context,
     open_extent,
-    open_segment,
     sealed_length,
     segments_of,
 )
@@ -63,50 +62,74 @@ class Decryption:
             self._cipher = self._make()
         return self._cipher.data_key
 
-    def of_chunk(self, chunk: int) -> list[tuple[int, ExtentRef]]:
-        """The nodes and the extents in a chunk, by offset."""
+    def of_chunk(self, chunk: int) -> list[ExtentRef]:
+        """The extents in a chunk, by offset."""
         first, end = np.searchsorted(self._keys, [chunk << 32, (chunk + 1) << 32]).tolist()
-        refs = self._snapshot.extent_refs(self._extents[first:end])
-        return list(zip(self._owners[first:end].tolist(), refs, strict=True))
-
-    def node(self, extent: ExtentRef) -> int:
-        """The file of an extent of the snapshot."""
-        place = int(np.searchsorted(self._keys, extent.chunk << 32 | extent.offset))
-        return int(self._owners[place])
+        return self._snapshot.extent_refs(self._extents[first:end])
 
     def sealed(self, extent: ExtentRef) -> ExtentRef:
         """The extent as it is stored."""
         return extent._replace(place=sealed_length(extent.place), length=sealed_length(extent.length))
 
-    def context(self, node: int, extent: ExtentRef) -> bytes:
-        status = self._snapshot.stat(node)
-        path = self._full_path(node)
-        return extent_context(path, status.size, extent.place, extent.length, status.mtime_ns)
+    def opened(self, extents: Sequence[ExtentRef], sealed: Iterable[memoryview]) -> Slices:
+        """The plain bytes of extents of a chunk, from memory that begins with each. Raises Damaged, with the file."""
+        slices = Slices.joined(memoryview(bytearray(sum([extent.length for extent in extents]))), extents)
+        self._open_into(extents, sealed, slices)
+        return slices
 
-    def _full_path(self, node: int) -> bytes:
-        folder, path = self._snapshot.folder, self._snapshot.path(node)
-        return folder + b"/" + path if folder else path
+    def opened_part(self, extent: ExtentRef, sealed: memoryview, length: int, first: int) -> memoryview:
+        """The `length` plain bytes of segments of an extent, from number `first` on. Raises as `opened`."""
+        plain = memoryview(bytearray(length))
+        self._open_into([extent], [sealed], [plain], first)
+        return plain
 
-    def opened(self, node: int, extent: ExtentRef, content: bytes | memoryview) -> bytes:
-        """The plain bytes of an extent. Raises Damaged, which names the file."""
-        try:
-            return open_extent(self._key, self.context(node, extent), content, extent.length)
-        except Damaged as error:
-            raise self.damaged(node, extent, error) from None
+    def _open_into(
+        self,
+        extents: Sequence[ExtentRef],
+        sealed: Iterable[memoryview],
+        plain: Iterable[memoryview],
+        first: int = 0,
+    ) -> None:
+        if extents:
+            keys = np.array([extent.chunk << 32 | extent.offset for extent in extents], np.int64)
+            owners = self._owners[np.searchsorted(self._keys, keys)]
+            places, lengths = [extent.place for extent in extents], [extent.length for extent in extents]
+            self._open(extents[0].chunk, owners, zip(places, lengths, sealed, plain, strict=True), first)
 
-    def opened_segment(
-        self, node: int, extent: ExtentRef, number: int, body: memoryview, trailer: memoryview
-    ) -> bytes:
-        """As `opened`, of one segment."""
-        try:
-            return open_segment(self._key, self.context(node, extent), number, body, trailer)
-        except Damaged as error:
-            raise self.damaged(node, extent, error) from None
+    def open_chunk(self, chunk: int, payload: memoryview, destination: memoryview) -> None:
+        """Decrypt the extents in a payload into memory of the same length, which may be that of the payload. Raises as
+        `opened`; then the content of the memory is undefined.
+        """
+        here = slice(*np.searchsorted(self._keys, [chunk << 32, (chunk + 1) << 32]))
+        columns = (self._snapshot.column(f"extent_{name}") for name in ("places", "offsets", "lengths"))
+        places, offsets, lengths = (column[self._extents[here]].tolist() for column in columns)
+        sealed = (payload[offset:] for offset in offsets)
+        plain = (destination[at : at + length] for at, length in zip(offsets, lengths, strict=True))
+        self._open(chunk, self._owners[here], zip(places, lengths, sealed, plain, strict=True))
 
-    def damaged(self, node: int, extent: ExtentRef, error: Damaged) -> Damaged:
-        chunk = chunk_name(self._snapshot.chunk_id(extent.chunk))
-        path = printable(self._snapshot.path(node))
-        return Damaged(f"dl://{self._snapshot.location}/{path}: what chunk {chunk} has {error}")
+    def _open(
+        self,
+        chunk: int,
+        owners: Numbers,
+        extents: Iterable[tuple[int, int, memoryview, memoryview]],
+        first: int = 0,
+    ) -> None:
+        """Decrypt extents: place, length, ciphertext, and memory for the plain bytes. `owners`: their files."""
+        snapshot, key = self._snapshot, self._key
+        sizes, times = (snapshot.column(name)[owners].tolist() for name in ("sizes", "mtimes_ns"))
+        folder = snapshot.folder + b"/" if snapshot.folder else b""
+        paths = snapshot.path_many(owners)
+        with METER.timed("verification"):
+            for size, mtime_ns, path, (place, length, sealed, plain) in zip(
+                sizes, times, paths, extents, strict=True
+            ):
+                try:
+                    context = extent_context(folder + path, size, place, length, mtime_ns)
+                    open_extent(key, context, sealed, plain, first)
+                except Damaged as error:
+                    where = f"dl://{snapshot.location}/{printable(path)}"
+                    name = chunk_name(snapshot.chunk_id(chunk))
+                    raise Damaged(f"{where}: what chunk {name} has {error}") from None
 
 
 class DecryptedSource:
@@ -115,7 +138,7 @@ class DecryptedSource:
     def __init__(self, inner: Callable[[], Source], decryption: Decryption, snapshot: Snapshot) -> None:
         """`inner` is called for each request."""
         self._inner = inner
-        self._decryption = decryption
+        self.decryption = decryption
         self._plain = snapshot
         self._trailer_lock = Lock()  # guards the one below
         self._trailers: dict[tuple[int, int], bytes] = {}
@@ -127,61 +150,43 @@ class DecryptedSource:
 
     def fetch_chunk_into(self, chunk: int, destination: memoryview) -> None:
         self._inner().fetch_chunk_into(chunk, destination)
-        opened = self._decryption.opened
-        with METER.timed("verification"):
-            for node, extent in self._decryption.of_chunk(chunk):
-                start = extent.offset
-                content = opened(node, extent, destination[start : start + sealed_length(extent.length)])
-                destination[start : start + extent.length] = content
+        self.decryption.open_chunk(chunk, destination, destination)
 
     def fetch_many(self, wanted: Wanted) -> Iterator[Arrival]:
         sealed = Wanted(
-            {chunk: [*map(self._decryption.sealed, extents)] for chunk, extents in wanted.items()},
+            {chunk: [*map(self.decryption.sealed, extents)] for chunk, extents in wanted.items()},
             wanted.is_shared_plan,
         )
         for arrival in self._inner().fetch_many(sealed):
-            yield {
-                chunk: result if isinstance(result, DieselfsError) else self._opened(wanted[chunk], result)
-                for chunk, result in arrival.items()
-            }
+            yield {chunk: self._opened(wanted[chunk], result) for chunk, result in arrival.items()}
 
-    def _opened(self, extents: Sequence[ExtentRef], slices: Slices) -> Slices | DieselfsError:
-        decryption = self._decryption
+    def _opened(self, extents: Sequence[ExtentRef], result: Slices | DieselfsError) -> Slices | DieselfsError:
         try:
-            with METER.timed("verification"):
-                parts = [
-                    decryption.opened(decryption.node(extent), extent, content)
-                    for extent, content in zip(extents, slices, strict=True)
-                ]
+            return self.decryption.opened(extents, result) if isinstance(result, Slices) else result
         except DieselfsError as error:
             return error
-        return Slices.joined(memoryview(b"".join(parts)), extents)
 
     def fetch_blocks(self, chunk: int, first: int, end: int) -> memoryview:
         start, length = bytes_of(first, end, self._plain.chunk_payload_length(chunk))
         plain = bytearray(length)
-        for node, extent in self._decryption.of_chunk(chunk):
+        for extent in self.decryption.of_chunk(chunk):
             low, high = max(extent.offset, start), min(extent.offset + extent.length, start + length)
             if low < high:
-                found, at = self._segments(node, extent, low, high)
+                found, at = self._segments(extent, low, high)
                 plain[low - start : high - start] = found[low - at : high - at]
         return memoryview(plain)
 
-    def _segments(self, node: int, extent: ExtentRef, low: int, high: int) -> tuple[bytes, int]:
+    def _segments(self, extent: ExtentRef, low: int, high: int) -> tuple[memoryview, int]:
         """The plain segments with the bytes of an extent at the payload offsets `low` up to `high`; and the offset of
         the first.
         """
         numbers = range((low - extent.offset) // SEGMENT_BYTES, segments_of(high - extent.offset))
         start = extent.offset + numbers.start * SEGMENT_BYTES
         stop = min(extent.offset + numbers.stop * SEGMENT_BYTES, extent.offset + extent.length)
-        bodies, trailers = self._bytes(extent.chunk, start, stop), self._trailers_of(extent)
-        parts = []
-        for number in numbers:
-            at = (number - numbers.start) * SEGMENT_BYTES
-            trailer = memoryview(trailers)[number * TRAILER_BYTES : (number + 1) * TRAILER_BYTES]
-            body = bodies[at : at + SEGMENT_BYTES]
-            parts.append(self._decryption.opened_segment(node, extent, number, body, trailer))
-        return b"".join(parts), start
+        trailers = memoryview(self._trailers_of(extent))
+        trailers = trailers[numbers.start * TRAILER_BYTES : numbers.stop * TRAILER_BYTES]
+        sealed = memoryview(b"".join((self._bytes(extent.chunk, start, stop), trailers)))
+        return self.decryption.opened_part(extent, sealed, stop - start, numbers.start), start
 
     def _trailers_of(self, extent: ExtentRef) -> bytes:
         key = extent.chunk, extent.offset
@@ -208,12 +213,13 @@ class DecryptedSource:
 
 
 class DecryptedServerSource(DecryptedSource, ServerSource):
-    """A `ServerSource`, for callers with a cache of their own; it shares no memory of others, which is encrypted."""
+    """A `ServerSource`, for callers with a cache of their own. Ciphertext in memory that an own server shares is
+    decrypted from there. Plain memory is shared by `dlcmd cache` alone.
+    """
 
     def __init__(self, inner: ServerSource, decryption: Decryption) -> None:
         DecryptedSource.__init__(self, lambda: inner, decryption, inner.snapshot)
         self.snapshot, self.metrics, self.inner = inner.snapshot, inner.metrics, inner
-        self.decryption = decryption
 
     @property
     def disk_bytes(self) -> int:
@@ -225,25 +231,53 @@ class DecryptedServerSource(DecryptedSource, ServerSource):
     def close(self) -> None:
         self.inner.close()
 
+    def fetch_chunk(self, chunk: int) -> bytearray:
+        # Not from shared memory: `dlcmd verify` wants what is stored now.
+        payload = bytearray(self.snapshot.chunk_payload_length(chunk))
+        DecryptedSource.fetch_chunk_into(self, chunk, memoryview(payload))
+        return payload
+
+    def fetch_chunk_into(self, chunk: int, destination: memoryview) -> None:
+        payload = self._shared(chunk, len(destination))
+        if payload is None:
+            super().fetch_chunk_into(chunk, destination)
+        else:
+            self.decryption.open_chunk(chunk, payload, destination)
+
     def fetch_segment(self, chunk: int) -> Segment:
-        return self.inner.fetch_segment(chunk)
+        segment = Segment.create(self.snapshot.chunk_payload_length(chunk))
+        try:
+            self.fetch_chunk_into(chunk, segment.view)
+            segment.seal()
+        except BaseException:
+            segment.close()
+            raise
+        return segment
 
     def shared(self, chunks: Sequence[int], wanted_bytes: int) -> dict[int, SharedMemory]:
         return {}
 
+    def _shared(self, chunk: int, wanted_bytes: int) -> memoryview | None:
+        """The ciphertext of a chunk, if an own server shares it."""
+        found = self.inner.shared([chunk], wanted_bytes).get(chunk)
+        return None if found is None else readonly_view(found.memory)
+
+    def fetch_many(self, wanted: Wanted) -> Iterator[Arrival]:
+        return ServerSource.fetch_many(self, wanted)
+
     def fetch_joined(self, chunk: int, extents: Sequence[ExtentRef]) -> Slices:
-        result = self._opened(
-            extents, self.inner.fetch_joined(chunk, [*map(self.decryption.sealed, extents)])
-        )
-        if isinstance(result, DieselfsError):
-            raise result
-        return result
+        sealed = [*map(self.decryption.sealed, extents)]
+        payload = self._shared(chunk, sum(extent.length for extent in sealed))
+        if payload is None:
+            return self.decryption.opened(extents, self.inner.fetch_joined(chunk, sealed))
+        return self.decryption.opened(extents, Slices.of_payload(payload, sealed))
 
 
-def decryption_of(client: ServerClient, snapshot: Snapshot) -> Decryption | None:
-    """What decrypts the bytes of a snapshot; None if they are not encrypted. The key is asked for at the first use."""
-    if not snapshot.header.is_encrypted:
-        return None
+def readable(source: ServerSource, client: ServerClient) -> ServerSource:
+    """A source of plain bytes over `source`: itself, unless the dataset is encrypted. The key is asked for at the first
+    use.
+    """
+    snapshot = source.snapshot
 
     def cipher() -> DatasetCipher:
         found = client.known_cipher(snapshot.dataset)
@@ -251,13 +285,9 @@ def decryption_of(client: ServerClient, snapshot: Snapshot) -> Decryption | None
             raise Damaged(f"dl://{snapshot.dataset} was encrypted, and is not any more")
         return found
 
-    return Decryption(snapshot, cipher)
-
-
-def readable(source: ServerSource, client: ServerClient) -> ServerSource:
-    """A source of plain bytes over `source`: itself, unless the dataset is encrypted."""
-    decryption = decryption_of(client, source.snapshot)
-    return source if decryption is None else DecryptedServerSource(source, decryption)
+    if not snapshot.header.is_encrypted:
+        return source
+    return DecryptedServerSource(source, Decryption(snapshot, cipher))
 
 
 def decrypted(inner: Callable[[], Source], reader: ServerSource) -> DecryptedSource | None:

@@ -91,8 +91,8 @@ def test_the_metadata_is_made_again_from_chunks_and_opens_with_the_key(tmp_path:
         data.delete("scans/3.dcm")
         data.flush()
     del files["scans/3.dcm"]
-    for path in tmp_path.glob("metadata.db*"):
-        path.unlink()
+    for lost in tmp_path.glob("metadata.db*"):
+        lost.unlink()
     with running_server(tmp_path) as server:
         client = server.client()
         assert client.lost_datasets() == ["mri"]

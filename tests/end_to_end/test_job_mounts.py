@@ -29,10 +29,15 @@ FILE_BYTES = 100_000
 CHUNKS = FILES * FILE_BYTES // (4 * MIB) + 1
 
 
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
-    with running_server(tmp_path_factory.mktemp("server")) as server:
+@pytest.fixture(scope="module", params=["plain", "encrypted"])
+def server(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[RunningServer]:
+    with running_server(tmp_path_factory.mktemp("server")) as server, pytest.MonkeyPatch.context() as patch:
+        patch.setenv("DIESELFS_IDENTITY", str(server.settings().home / "identity"))
         with Dataset(server.settings(), "job", must_exist=False) as data:
+            if request.param == "encrypted":
+                data.client.encrypt(data.create())
             for number in range(FILES):
                 data.put(f"{number}", content(number))
         yield server

@@ -58,10 +58,14 @@ PROGRAM = PROGRAM.replace("MEMORY_BYTES", f"{MEMORY_BYTES}")
 PROGRAM = PROGRAM.replace("NODES", f"{NODES}").replace("DATASET", DATASET)
 
 
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
+@pytest.fixture(scope="module", params=["plain", "encrypted"])
+def server(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[RunningServer]:
     with running_server(tmp_path_factory.mktemp("server")) as server:
         with Dataset(server.settings(), DATASET, must_exist=False) as data:
+            if request.param == "encrypted":
+                data.client.encrypt(data.create())
             store(data, tmp_path_factory.mktemp("files"))
         yield server
 
@@ -109,6 +113,7 @@ class Nodes:
             "DIESELFS_HOME": str(self.folder / "home"),
             "DIESELFS_SERVER": self.server.tcp,
             "DIESELFS_KEY_FILE": str(self.key_file),
+            "DIESELFS_IDENTITY": str(self.server.settings().home / "identity"),
             "DIESELFS_JOB": "auto",
             "DIESELFS_JOB_NODE": f"node-{node}",
             "DIESELFS_JOB_HOST": "127.0.0.1",

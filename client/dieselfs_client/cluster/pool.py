@@ -9,10 +9,12 @@ import socket
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 import numpy as np
 import trio
 
+from dieselfs.cluster.chunk_requests import PeerRequest
 from dieselfs.cluster.credential import JobCredential
 from dieselfs.cluster.job import Job, expected_nodes, find_job, required_job
 from dieselfs.cluster.member import INCARNATION_BYTES, Member
@@ -22,7 +24,12 @@ from dieselfs.cluster.pooled_source import PooledSource
 from dieselfs.cluster.secret import JobSecret, find_secret
 from dieselfs.cluster.warmth import Warmth
 from dieselfs.errors import DieselfsError
-from dieselfs.limits import CONNECT_TIMEOUT_S, JOB_GATHER_TIMEOUT_S, PEER_PROBE_INTERVAL_S
+from dieselfs.limits import (
+    CONNECT_TIMEOUT_S,
+    FETCHES_AT_ONCE_MAX,
+    JOB_GATHER_TIMEOUT_S,
+    PEER_PROBE_INTERVAL_S,
+)
 from dieselfs.net.address import EtcdAddress, ServerList, Servers, TcpAddress
 from dieselfs.net.sockets import addresses
 from dieselfs.rpc.client import ServerClient
@@ -148,12 +155,31 @@ class Pool:
         self._membership: Membership | None = None
         self._on_change = on_change
         self._refusal: DieselfsError | None = None
-        self.source = PooledSource(snapshot, self._ownership.owner, None, self.peers, reader, metrics=metrics)
-        """The source of this node's bytes, except for those in its node cache."""
+        own = self._own_payload() if snapshot.header.is_encrypted else None
+        self.source = PooledSource(snapshot, self._ownership.owner, own, self.peers, reader, metrics=metrics)
+        """The source of this node's bytes, except for those in its node cache that are not encrypted."""
         metrics.gauge("job.own_chunks", "Owned chunks.", lambda: len(self._ownership.own_chunks()))
         metrics.gauge("job.warmth", "Pinned share of own chunks.", lambda: round(self.warmth().share, 4))
         self.gathered = trio.Event()
         """Set when the expected nodes are members, or after JOB_GATHER_TIMEOUT_S."""
+
+    def _own_payload(self) -> Callable[[PeerRequest], memoryview | None]:
+        """Reads chunks of this node from its node cache, in any thread; for readers that decrypt them."""
+        token, limiter = trio.lowlevel.current_trio_token(), trio.CapacityLimiter(FETCHES_AT_ONCE_MAX)
+
+        def own_payload(wanted: PeerRequest) -> memoryview | None:
+            ranges = (
+                np.array([(extent.offset, extent.length) for extent in wanted.extents])
+                if wanted.extents
+                else None
+            )
+            read = partial(self.node_cache.read, wanted.chunk, ranges, limiter)
+            try:
+                return trio.from_thread.run(read, trio_token=token)
+            except (DieselfsError, trio.RunFinishedError, trio.Cancelled):
+                return None  # a server has it, or explains
+
+        return own_payload
 
     @property
     def members(self) -> Members:

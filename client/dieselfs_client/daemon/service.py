@@ -23,7 +23,7 @@ from dieselfs.settings.table import ONESHOT, CacheOptions, Settings
 from dieselfs.snapshot.pin import holder_name, keep_pinned, unpin
 from dieselfs.snapshot.reader import Snapshot
 from dieselfs.snapshot.store import SnapshotStore, stored_plain, stored_subtree
-from dieselfs.sources.decrypted import DecryptedSource, decryption_of
+from dieselfs.sources.decrypted import decrypted, readable
 from dieselfs.sources.disk import node_source
 from dieselfs.sources.interface import Source
 from dieselfs.sources.server import ServerSource
@@ -165,17 +165,23 @@ class Service:
         self.published_metrics.others = self.role.reports
         self.role.start(self.options.policy == ONESHOT, is_resumed=is_resumed)
 
+    def plain_reader(self) -> ServerSource | None:
+        """As `reader`, decrypted if the dataset is encrypted."""
+        if self.client is None or self.reader is None:
+            return None
+        return readable(self.reader, self.client)
+
     def plain_source(self) -> Callable[[], Source]:
         """The current source of bytes for readers: of the job, if there is one, and decrypted."""
+        reader = self.plain_reader()
+        pooled = reader and decrypted(lambda: self.source if self.role is None else self.role.source, reader)
 
         def current() -> Source:
-            return self.source if self.role is None else self.role.source
+            if self.role is None:
+                return reader or self.source
+            return pooled or self.role.source
 
-        decryption = None if self.client is None else decryption_of(self.client, self.snapshot)
-        if decryption is None:
-            return current
-        plain = DecryptedSource(current, decryption, self.snapshot)
-        return lambda: plain
+        return current
 
     async def keep_pinned(self) -> None:
         if self.client is not None:

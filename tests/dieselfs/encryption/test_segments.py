@@ -9,13 +9,12 @@ from cryptography.hazmat.primitives.kdf.hkdf import HKDFExpand
 from dieselfs.encryption.segments import (
     SEGMENT_BYTES,
     TRAILER_BYTES,
-    derived_key,
     extent_context,
     open_extent,
-    open_segment,
     plain_length,
     seal_extent,
     sealed_length,
+    segment_key,
 )
 from dieselfs.errors import Damaged
 
@@ -24,16 +23,30 @@ LENGTHS = (1, 100, SEGMENT_BYTES - 1, SEGMENT_BYTES, SEGMENT_BYTES + 1, 3 * SEGM
 CONTEXT = extent_context(b"train/cat.jpg", 5, 0, 5, 7)
 
 
+def opened(key: bytes, context: bytes, sealed: bytes, length: int, first: int = 0) -> bytes:
+    plain = bytearray(length)
+    open_extent(key, context, memoryview(sealed), memoryview(plain), first)
+    return bytes(plain)
+
+
 @pytest.mark.parametrize("length", LENGTHS)
 def test_what_was_sealed_opens_whole_and_by_segment(length: int) -> None:
     content = os.urandom(length)
     sealed = seal_extent(KEY, CONTEXT, content)
     assert len(sealed) == sealed_length(length)
     assert plain_length(len(sealed)) == length
-    assert open_extent(KEY, CONTEXT, sealed, length) == content
+    assert opened(KEY, CONTEXT, sealed, length) == content
     last = (length - 1) // SEGMENT_BYTES
-    body = sealed[last * SEGMENT_BYTES : length]
-    assert open_segment(KEY, CONTEXT, last, body, sealed[-TRAILER_BYTES:]) == content[last * SEGMENT_BYTES :]
+    rest = sealed[last * SEGMENT_BYTES : length] + sealed[-TRAILER_BYTES:]
+    assert opened(KEY, CONTEXT, rest, length - last * SEGMENT_BYTES, last) == content[last * SEGMENT_BYTES :]
+
+
+@pytest.mark.parametrize("length", LENGTHS)
+def test_an_extent_is_opened_where_it_is(length: int) -> None:
+    content = os.urandom(length)
+    memory = memoryview(bytearray(seal_extent(KEY, CONTEXT, content)))
+    open_extent(KEY, CONTEXT, memory, memory[:length])
+    assert memory[:length] == content
 
 
 def test_the_same_bytes_are_never_sealed_alike() -> None:
@@ -53,9 +66,9 @@ def test_the_same_bytes_are_never_sealed_alike() -> None:
 def test_an_extent_opens_at_its_place_alone(context: bytes) -> None:
     sealed = seal_extent(KEY, CONTEXT, b"meow\n")
     with pytest.raises(Damaged):
-        open_extent(KEY, context, sealed, 5)
+        opened(KEY, context, sealed, 5)
     with pytest.raises(Damaged):
-        open_extent(bytes(32), CONTEXT, sealed, 5)
+        opened(bytes(32), CONTEXT, sealed, 5)
 
 
 def test_no_bit_can_be_changed_and_no_segment_moved() -> None:
@@ -65,18 +78,18 @@ def test_no_bit_can_be_changed_and_no_segment_moved() -> None:
         changed = bytearray(sealed)
         changed[place] ^= 1
         with pytest.raises(Damaged):
-            open_extent(KEY, CONTEXT, bytes(changed), len(content))
+            opened(KEY, CONTEXT, bytes(changed), len(content))
     bodies, trailers = sealed[: len(content)], sealed[len(content) :]
     swapped = (
         bodies[SEGMENT_BYTES:] + bodies[:SEGMENT_BYTES] + trailers[TRAILER_BYTES:] + trailers[:TRAILER_BYTES]
     )
     with pytest.raises(Damaged):
-        open_extent(KEY, CONTEXT, swapped, len(content))
+        opened(KEY, CONTEXT, swapped, len(content))
 
 
-def test_the_derived_key_is_that_of_hkdf() -> None:
+def test_the_key_of_a_segment_is_that_of_hkdf() -> None:
     info = b"dieselfs segment 1" + bytes(16)
-    assert derived_key(KEY, info) == HKDFExpand(SHA256(), 32, info).derive(KEY)
+    assert segment_key(KEY, bytes(16)) == HKDFExpand(SHA256(), 32, info).derive(KEY)
 
 
 def test_a_length_that_no_extent_has_is_damage() -> None:
