@@ -1,7 +1,9 @@
 """What encryption costs: a dataset that is encrypted beside one that is not, in one process over one server."""
 
 import os
-from collections.abc import Callable, Generator
+from collections import deque
+from collections.abc import Callable, Generator, Iterable, Iterator
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from itertools import count
 from pathlib import Path
@@ -13,6 +15,8 @@ from bench.harness.stopwatch import measure
 from dieselfs.dataset import Dataset
 from dieselfs.limits import MIB
 from dieselfs.settings import Settings
+from dieselfs.settings.table import CacheOptions
+from dieselfs_client.daemon.cache_daemons import start_cache, stop_cache
 
 SIDES = ("plain", "encrypted")
 SIZES = {"files of 4 KiB": (4096, 8192), "files of 128 KiB": (131_072, 512), "files of 4 MiB": (4 * MIB, 16)}
@@ -37,13 +41,15 @@ def encryption(folder: Path, scale: Scale) -> Generator[Trial]:
                 with _dataset(home, f"read-{side}-{size}", side) as dataset:
                     _put(dataset, files, contents)
 
-            def read(side: str, size: int = size) -> Run:
-                with _dataset(home, f"read-{side}-{size}", side) as dataset:
-                    paths = list(dataset.shuffle(seed=1))
-                    parts = [paths[at : at + READ_AT_ONCE] for at in range(0, len(paths), READ_AT_ONCE)]
-                    return measure(lambda: [dataset.get_many(part) for part in parts])
-
-            yield Trial(f"Read of {files:,} {title}", _sides(read, size, files), scale.rounds, SIDES[0])
+            names = {side: f"read-{side}-{size}" for side in SIDES}
+            yield Trial(
+                f"Read of {files:,} {title}", _reads(home, names, size, files), scale.rounds, SIDES[0]
+            )
+            again = _reads(home, names, size, files, passes=2)
+            yield Trial(f"Second read of {files:,} {title}", again, scale.rounds, SIDES[0])
+            with _cached(home, names.values()):
+                reads = _reads(home, names, size, files)
+                yield Trial(f"Read of {files:,} {title}, with dlcmd cache", reads, scale.rounds, SIDES[0])
 
         size, files = SIZES["files of 4 KiB"]
 
@@ -55,16 +61,49 @@ def encryption(folder: Path, scale: Scale) -> Generator[Trial]:
         yield Trial("First opening of the snapshot", _sides(opened, 0, files), scale.rounds, SIDES[0])
 
 
+def _reads(home: Home, names: dict[str, str], size: int, files: int, passes: int = 1) -> list[Side]:
+    """Readers with memory of their own; the last of `passes` is measured."""
+
+    def read(side: str) -> Run:
+        with _dataset(home, names[side], side) as dataset:
+            paths = list(dataset.shuffle(seed=1))
+            parts = [paths[at : at + READ_AT_ONCE] for at in range(0, len(paths), READ_AT_ONCE)]
+            for _ in range(passes - 1):
+                deque(map(dataset.get_many, parts), maxlen=0)
+            return measure(lambda: deque(map(dataset.get_many, parts), maxlen=0))
+
+    return _sides(read, size, files)
+
+
+@contextmanager
+def _cached(home: Home, names: Iterable[str]) -> Iterator[None]:
+    """Daemons that share these datasets, whole, until the end of the block."""
+    os.environ["DIESELFS_IDENTITY"] = str(home.folder / "identity")
+    options = CacheOptions(home=str(home.folder), server="embedded")
+    with ExitStack() as stack:
+        for name in names:
+            start_cache(name, options)
+            with Dataset(_settings(home), name) as dataset:
+                stack.callback(stop_cache, dataset.snapshot)
+                dataset.get_many(list(dataset.files()))
+        yield
+    del os.environ["DIESELFS_IDENTITY"]
+
+
 def _sides(run: Callable[[str], Run], size: int, files: int) -> list[Side]:
     return [Side(side, partial(run, side), files, "files", size * files) for side in SIDES]
 
 
 def _dataset(home: Home, name: str, side: str) -> Dataset:
-    dataset = Dataset(Settings(home=home.folder, cache=home.folder / "cache"), name, must_exist=False)
+    dataset = Dataset(_settings(home), name, must_exist=False)
     record = dataset.create()
     if side == "encrypted":
         dataset.client.encrypt(record)
     return dataset
+
+
+def _settings(home: Home) -> Settings:
+    return Settings(home=home.folder, cache=home.folder / "cache")
 
 
 def _put(dataset: Dataset, files: int, contents: list[bytes]) -> None:
