@@ -21,7 +21,7 @@ from dieselfs.digests import DIGESTS
 from dieselfs.errors import InvalidInput
 from dieselfs.names import split_path
 from dieselfs.records import EntryTable
-from dieselfs.snapshot.format import COUNT_MAX, SnapshotHeader, encode_columns
+from dieselfs.snapshot.format import COUNT_MAX, SnapshotHeader, encode_columns, without_unused_chunks
 from dieselfs.snapshot.hash_index import hash_slots
 
 IMPLICIT_FOLDER_MODE = 0o755
@@ -33,7 +33,8 @@ _TYPE_BITS[[Op.FILE, Op.DIRECTORY, Op.SYMLINK]] = (stat.S_IFREG, stat.S_IFDIR, s
 def build_snapshot(table: EntryTable, header: SnapshotHeader | None = None) -> bytes:
     """The snapshot file of a generation. Takes 2 to 4 us per entry. Raises InvalidInput beyond COUNT_MAX entries.
 
-    `header`: what the file says about the dataset, by default what the table says.
+    `header`: of a snapshot with other names of the same entries. What it says about the dataset, and its chunks, stay;
+    by default the table says it, and only chunks in which an extent lies are listed.
     """
     tree = _Tree.of(table)
     if max(len(tree.rows), len(table.extents.rows) + len(table.ops)) > COUNT_MAX:
@@ -58,28 +59,28 @@ def build_snapshot(table: EntryTable, header: SnapshotHeader | None = None) -> b
 
     links = sorted((int(node_of_row[row]), table.targets[row]) for row in link_rows)
     link_targets = [target for _, target in links]
-    return encode_columns(
-        header or table.dataset,
-        {
-            "path_ends": ends_of(tree.paths),
-            "name_lengths": tree.name_lengths,
-            "parents": tree.parents,
-            "modes": modes | _TYPE_BITS[ops],
-            "sizes": sizes,
-            "mtimes_ns": mtimes_ns,
-            "firsts": firsts,
-            "counts": counts,
-            "paths": np.frombuffer(b"".join(tree.paths), np.uint8),
-            **{f"extent_{name}": column for name, column in extents.items()},
-            "link_nodes": np.array([node for node, _ in links], np.uint32),
-            "link_ends": ends_of(link_targets),
-            "links": np.frombuffer(b"".join(link_targets), np.uint8),
-            "chunk_ids": np.frombuffer(b"".join(c.chunk_id for c in table.chunk_table), np.uint8),
-            "chunk_digests": np.frombuffer(b"".join(c.payload_digest for c in table.chunk_table), DIGESTS),
-            "chunk_payload_lengths": np.array([c.payload_length for c in table.chunk_table], np.uint32),
-            "hash_slots": hash_slots(tree.paths, table.dataset.dataset_id),
-        },
-    )
+    columns = {
+        "path_ends": ends_of(tree.paths),
+        "name_lengths": tree.name_lengths,
+        "parents": tree.parents,
+        "modes": modes | _TYPE_BITS[ops],
+        "sizes": sizes,
+        "mtimes_ns": mtimes_ns,
+        "firsts": firsts,
+        "counts": counts,
+        "paths": np.frombuffer(b"".join(tree.paths), np.uint8),
+        **{f"extent_{name}": column for name, column in extents.items()},
+        "link_nodes": np.array([node for node, _ in links], np.uint32),
+        "link_ends": ends_of(link_targets),
+        "links": np.frombuffer(b"".join(link_targets), np.uint8),
+        "chunk_ids": np.frombuffer(b"".join(c.chunk_id for c in table.chunk_table), np.uint8),
+        "chunk_digests": np.frombuffer(b"".join(c.payload_digest for c in table.chunk_table), DIGESTS),
+        "chunk_payload_lengths": np.array([c.payload_length for c in table.chunk_table], np.uint32),
+        "hash_slots": hash_slots(tree.paths, table.dataset.dataset_id),
+    }
+    if header is not None:
+        return encode_columns(header, columns)
+    return encode_columns(table.dataset, without_unused_chunks(columns))
 
 
 @dataclass(frozen=True, eq=False)

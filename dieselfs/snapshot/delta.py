@@ -19,7 +19,7 @@ from dieselfs.arrays import Hashes, Keys, Numbers
 from dieselfs.columns import split_blob, starts_of
 from dieselfs.errors import Damaged
 from dieselfs.snapshot.delta_format import Delta
-from dieselfs.snapshot.format import SIGNATURE_BYTES, SIGNER_BYTES, encode_columns
+from dieselfs.snapshot.format import EXTENT_COLUMNS, encode_columns
 from dieselfs.snapshot.hash_index import changed_slots, hash_bits_for, hash_slots, path_hashes
 from dieselfs.snapshot.reader import ROOT, Snapshot
 from dieselfs.snapshot.splice import Splice, is_ascending, runs_of
@@ -28,7 +28,6 @@ _TYPE_MASK = np.uint32(0o170000)
 _BLOCK_BYTES = 1 << 20
 _BLOCK_NODES = 1 << 16
 _ATTRIBUTES = ("modes", "sizes", "mtimes_ns")
-_EXTENT_COLUMNS = ("extent_chunks", "extent_offsets", "extent_lengths", "extent_places", "extent_digests")
 
 Columns = Mapping[str, npt.NDArray[Any]]
 
@@ -44,20 +43,15 @@ def apply_delta(base: Snapshot, delta: Delta, source: str) -> bytes:
     if delta.base_digest != base.digest:
         raise Damaged(f"{source}: it is for another snapshot")
     try:
-        seal = delta.signer, delta.signature
-        return spliced(base, delta.columns, delta.generation, delta.updated_ns, seal)
+        columns = spliced(base, delta.columns)
+        header = replace(base.header, generation=delta.generation, updated_ns=delta.updated_ns)
+        return encode_columns(header, columns, (delta.signer, delta.signature))
     except (IndexError, ValueError, OverflowError) as error:
         raise Damaged(f"{source}: its columns do not fit the snapshot: {error}") from None
 
 
-def spliced(
-    base: Snapshot,
-    changes: Columns,
-    generation: int,
-    updated_ns: int,
-    seal: tuple[bytes, bytes] = (bytes(SIGNER_BYTES), bytes(SIGNATURE_BYTES)),
-) -> bytes:
-    """The snapshot file of `base` with the columns of a delta; `seal`: signer and signature.
+def spliced(base: Snapshot, changes: Columns) -> Columns:
+    """The columns of `base` with those of a delta.
 
     Raises IndexError, ValueError and OverflowError if they do not fit.
     """
@@ -98,14 +92,13 @@ def spliced(
     columns["counts"] = np.where(is_folder, child_counts, extent_counts)
     columns["firsts"] = np.where(is_folder, 1 + starts_of(child_counts), starts_of(extent_counts))
     columns["hash_slots"] = _index(base, nodes, paths, ends)
-    header = replace(base.header, generation=generation, updated_ns=updated_ns)
-    return encode_columns(header, columns, seal)
+    return columns
 
 
 def _check_lengths(changes: Columns) -> None:
     counts = {
         **dict.fromkeys(("path_lengths", "parents", *_ATTRIBUTES, "extent_counts"), len(changes["nodes"])),
-        **dict.fromkeys(_EXTENT_COLUMNS, int(changes["extent_counts"].sum(dtype=np.uint64))),
+        **dict.fromkeys(EXTENT_COLUMNS, int(changes["extent_counts"].sum(dtype=np.uint64))),
         "chunk_ids": 16 * len(changes["chunks"]),
         **dict.fromkeys(("chunk_digests", "chunk_payload_lengths"), len(changes["chunks"])),
     }
@@ -155,7 +148,7 @@ def _extent_columns(
             old_chunks if name == "extent_chunks" else base.column(name),
             changes[name],
         )
-        for name in _EXTENT_COLUMNS
+        for name in EXTENT_COLUMNS
     }
     return {**columns, "extent_counts": counts}
 
@@ -254,7 +247,7 @@ def delta_between(base: Snapshot, new: Snapshot) -> Delta | None:
             **{name: new.column(name)[nodes] for name in _ATTRIBUTES},
             "extent_counts": extent_counts,
             "paths": new.column("paths")[runs_of(ends[nodes] - lengths[nodes], path_lengths)],
-            **{name: new.column(name)[extents] for name in _EXTENT_COLUMNS},
+            **{name: new.column(name)[extents] for name in EXTENT_COLUMNS},
             "links": new.column("links")[
                 runs_of(link_ends[link_places] - link_lengths[link_places], link_lengths[link_places])
             ],
@@ -359,7 +352,7 @@ def _changed(
     old_extents = runs_of(base.column("firsts")[old_nodes[same]].astype(np.int64), counts[same])
     new_extents = runs_of(new.column("firsts")[new_nodes[same]].astype(np.int64), counts[same])
     differs = chunks[new.column("extent_chunks")[new_extents]] != base.column("extent_chunks")[old_extents]
-    for name in _EXTENT_COLUMNS[1:]:
+    for name in EXTENT_COLUMNS[1:]:
         differs |= new.column(name)[new_extents] != base.column(name)[old_extents]
     is_changed[owners[differs]] = True
     return is_changed | _links_differ(base, new, new_nodes, old_nodes)

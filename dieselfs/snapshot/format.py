@@ -78,6 +78,8 @@ SECTION_TYPES: dict[str, np.dtype[np.generic]] = {
 }
 """The sections, in the order of the file."""
 
+EXTENT_COLUMNS = tuple(name for name in SECTION_TYPES if name.startswith("extent_"))
+
 _SECTION = struct.Struct("<QQ")
 
 _NUMBERS = (
@@ -282,6 +284,22 @@ def encode_columns(
         return encode_snapshot(header.name, header.dataset_id, numbers, columns, seal)
     flags = ENCRYPTED if header.is_encrypted else 0
     return encode_snapshot(header.dataset, header.dataset_id, numbers, columns, seal, flags)
+
+
+def without_unused_chunks(columns: Mapping[str, npt.NDArray[Any]]) -> Mapping[str, npt.NDArray[Any]]:
+    """The columns without the chunks in which no extent lies: which of these still exist depends on the last purge, so
+    they cannot be part of a generation. The same object if there is none.
+    """
+    is_used = np.zeros(len(columns["chunk_payload_lengths"]), np.bool_)
+    is_used[columns["extent_chunks"]] = True
+    if is_used.all():
+        return columns
+    return {
+        **columns,
+        "extent_chunks": (np.cumsum(is_used) - 1)[columns["extent_chunks"]],
+        "chunk_ids": columns["chunk_ids"].reshape(-1, 16)[is_used].reshape(-1),
+        **{name: columns[name][is_used] for name in ("chunk_digests", "chunk_payload_lengths")},
+    }
 
 
 def with_signature(data: bytes, header: SnapshotHeader, signer: bytes, signature: bytes) -> bytes:

@@ -10,7 +10,7 @@ import numpy as np
 
 from dieselfs.arrays import Numbers
 from dieselfs.columns import U8, ends_of, starts_of
-from dieselfs.snapshot.format import encode_columns
+from dieselfs.snapshot.format import EXTENT_COLUMNS, encode_columns, without_unused_chunks
 from dieselfs.snapshot.hash_index import hash_slots
 from dieselfs.snapshot.reader import ROOT, Snapshot
 from dieselfs.snapshot.splice import runs_of
@@ -66,31 +66,22 @@ def subtree_snapshot(snapshot: Snapshot, path: bytes) -> bytes:
     child_counts = np.where(types == stat.S_IFDIR, counts, 0)
     extent_counts = counts - child_counts
     extents = runs_of(snapshot.column("firsts")[nodes].astype(np.int64), extent_counts)
-    chunks, extent_chunks = np.unique(snapshot.column("extent_chunks")[extents], return_inverse=True)
     link_nodes = np.flatnonzero(types == stat.S_IFLNK)
     targets = [snapshot.target(node) for node in nodes[link_nodes].tolist()]
-    return encode_columns(
-        snapshot.header,
-        {
-            "path_ends": ends_of(paths),
-            "name_lengths": name_lengths,
-            "parents": parents,
-            "modes": modes,
-            **{name: snapshot.column(name)[nodes] for name in ("sizes", "mtimes_ns")},
-            "firsts": np.where(types == stat.S_IFDIR, 1 + starts_of(child_counts), starts_of(extent_counts)),
-            "counts": counts,
-            "paths": np.frombuffer(b"".join(paths), U8),
-            "extent_chunks": extent_chunks,
-            **{
-                name: snapshot.column(name)[extents]
-                for name in ("extent_offsets", "extent_lengths", "extent_places", "extent_digests")
-            },
-            "link_nodes": link_nodes,
-            "link_ends": ends_of(targets),
-            "links": np.frombuffer(b"".join(targets), U8),
-            "chunk_ids": snapshot.column("chunk_ids").reshape(-1, 16)[chunks].reshape(-1),
-            "chunk_digests": snapshot.column("chunk_digests")[chunks],
-            "chunk_payload_lengths": snapshot.column("chunk_payload_lengths")[chunks],
-            "hash_slots": hash_slots(paths, snapshot.header.dataset_id),
-        },
-    )
+    columns = {
+        "path_ends": ends_of(paths),
+        "name_lengths": name_lengths,
+        "parents": parents,
+        "modes": modes,
+        **{name: snapshot.column(name)[nodes] for name in ("sizes", "mtimes_ns")},
+        "firsts": np.where(types == stat.S_IFDIR, 1 + starts_of(child_counts), starts_of(extent_counts)),
+        "counts": counts,
+        "paths": np.frombuffer(b"".join(paths), U8),
+        **{name: snapshot.column(name)[extents] for name in EXTENT_COLUMNS},
+        "link_nodes": link_nodes,
+        "link_ends": ends_of(targets),
+        "links": np.frombuffer(b"".join(targets), U8),
+        **{name: snapshot.column(name) for name in ("chunk_ids", "chunk_digests", "chunk_payload_lengths")},
+        "hash_slots": hash_slots(paths, snapshot.header.dataset_id),
+    }
+    return encode_columns(snapshot.header, without_unused_chunks(columns))

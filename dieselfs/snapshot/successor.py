@@ -20,6 +20,7 @@ from dieselfs.records import ChunkRecord, DatasetRecord, FileRecord
 from dieselfs.snapshot.builder import IMPLICIT_FOLDER_MODE
 from dieselfs.snapshot.delta import spliced
 from dieselfs.snapshot.delta_format import COLUMN_TYPES
+from dieselfs.snapshot.format import encode_columns, without_unused_chunks
 from dieselfs.snapshot.reader import Snapshot
 
 _TYPES = {Op.FILE: stat.S_IFREG, Op.DIRECTORY: stat.S_IFDIR, Op.SYMLINK: stat.S_IFLNK}
@@ -47,7 +48,7 @@ def next_snapshot(base: Snapshot, dataset: DatasetRecord, chunks: Sequence[Chunk
     try:
         columns = {**changes.columns(chunks), **_chunk_columns(base, chunks)}
         typed = {name: np.asarray(columns[name], dtype) for name, dtype in COLUMN_TYPES.items()}
-        return spliced(base, typed, dataset.generation, dataset.updated_ns)
+        return encode_columns(dataset, without_unused_chunks(spliced(base, typed)))
     except (IndexError, ValueError, OverflowError, KeyError) as error:
         raise Damaged(f"{base.source}: the changes since do not fit: {error!r}") from None
 

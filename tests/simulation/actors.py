@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import trio
-from blake3 import blake3
 
 from dieselfs.errors import AlreadyExists, Damaged, DieselfsError, NotFound
 from dieselfs.rpc.client import ServerClient
@@ -122,7 +121,7 @@ def check_files(cluster: Cluster, actor: str, what: str) -> None:
         assert remote.content is not None
         snapshot = Snapshot(bytes(remote.content), "snapshot")
         snapshot.verify()
-        if wrong := oracle.snapshot(remote.generation, remote.updated_ns, _digest_of(snapshot)):
+        if wrong := oracle.snapshot(remote.generation, remote.updated_ns, snapshot.digest):
             world.violated(wrong)
         found = _files(cluster, client, snapshot)
         world.note(f"{what}: read {len(found)} files of generation {remote.generation}")
@@ -135,18 +134,6 @@ def check_files(cluster: Cluster, actor: str, what: str) -> None:
     finally:
         for wrong in oracle.end(reading, found):
             world.violated(f"{what}: {wrong}")
-
-
-def _digest_of(snapshot: Snapshot) -> bytes:
-    """Of all entries. The digest of the snapshot itself also covers dead chunks, until a purge removes them."""
-    digest = blake3()
-    for node in snapshot.walk():
-        extents = [
-            (snapshot.chunk_id(extent.chunk), extent.offset, extent.length, extent.digest)
-            for extent in (snapshot.extents(node) if snapshot.stat(node).is_file else ())
-        ]
-        digest.update(repr((snapshot.path(node), snapshot.stat(node), extents)).encode())
-    return digest.digest()
 
 
 def _files(cluster: Cluster, client: ServerClient, snapshot: Snapshot) -> dict[bytes, bytes]:

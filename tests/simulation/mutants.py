@@ -7,6 +7,7 @@ from typing import Any
 
 from dieselfs.chunk.format import PREAMBLE_BYTES
 from dieselfs.errors import AlreadyExists, DieselfsError, Unavailable
+from dieselfs.snapshot import builder
 from dieselfs_server import assemble
 from dieselfs_server.datasets import commit, snapshots
 from dieselfs_server.maintenance import purge
@@ -158,6 +159,12 @@ MUTANTS = {
         snapshots.SnapshotCache,
         "_path",
         _generation_alone,
+    ),
+    "dead-chunks": Mutant(
+        "a snapshot lists dead chunks too, until a purge removes them",
+        builder,
+        "without_unused_chunks",
+        lambda right: lambda columns: columns,
     ),
     "new-versions": Mutant("purge gives new versions to what it copies", purge, "ChunkWriter", _new_versions),
     "rebuilt-twice": Mutant(

@@ -3,13 +3,15 @@ chunk headers.
 
 They are built on request, or in the background once a dataset was written. The next one is made from the last one that
 is kept and the chunks applied since: their headers say which paths may have changed, and the live entries at these come
-from the metadata store. That costs as much as the changes, where reading all entries costs as much as the dataset.
+from the metadata store. That costs as much as the changes, where reading all entries costs as much as the dataset. A
+snapshot lists the chunks that its files need, and no other; so a purge does not change it. The IDs of all chunks that
+were applied are in a file beside it, which no client gets.
 """
 
 import errno
 import logging
 import os
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence, Set
 from contextlib import suppress
 from dataclasses import dataclass
 from math import inf
@@ -19,16 +21,26 @@ from typing import NoReturn
 import trio
 
 from dieselfs.chunk.format import ChunkHeader
+from dieselfs.chunk.ids import CHUNK_ID_BYTES
+from dieselfs.digests import DIGEST_BYTES, digest_of
 from dieselfs.errors import Damaged, DieselfsError, InvalidInput, NotFound, Unavailable
 from dieselfs.records import ChunkRecord, DatasetRecord
 from dieselfs.rpc.records import TagRecord
 from dieselfs.snapshot.builder import build_snapshot
 from dieselfs.snapshot.delta import delta_between
 from dieselfs.snapshot.delta_format import encode_delta
-from dieselfs.snapshot.format import COUNT_MAX, SnapshotHeader, decode_snapshot_header, with_signature
+from dieselfs.snapshot.format import (
+    COUNT_MAX,
+    SECTION_TYPES,
+    SnapshotHeader,
+    decode_snapshot_header,
+    encode_columns,
+    with_signature,
+    without_unused_chunks,
+)
 from dieselfs.snapshot.reader import Snapshot
 from dieselfs.snapshot.signature import check_snapshot_signature, message_of
-from dieselfs.snapshot.successor import chunk_ids, next_snapshot, with_folders
+from dieselfs.snapshot.successor import next_snapshot, with_folders
 from dieselfs_server.access.identity import Identity, LiveIdentity
 from dieselfs_server.metadata.interface import MetadataStore
 
@@ -55,6 +67,12 @@ def check_signed(snapshot: Snapshot, identity: Identity | LiveIdentity) -> None:
     if not identity.accepts(snapshot.header.signer):
         raise Damaged(f"{snapshot.source}: not signed by the servers of this store")
     check_snapshot_signature(snapshot.header, snapshot.source)
+
+
+def tag_record(name: str, header: SnapshotHeader) -> TagRecord:
+    return TagRecord(
+        name, header.generation, header.updated_ns, header.files, header.total_bytes, header.digest
+    )
 
 
 class SnapshotCache:
@@ -106,13 +124,15 @@ class SnapshotCache:
             return self._older(dataset, generation)
         if (kept := self.kept(dataset)) is not None:
             return kept
-        unsigned = self._since_last(dataset.dataset_id)
-        if unsigned is None:
-            unsigned = build_snapshot(self._metadata.entry_table(dataset.dataset_id))
+        made = self._since_last(dataset.dataset_id)
+        if made is None:
+            table = self._metadata.entry_table(dataset.dataset_id)
+            made = build_snapshot(table), table.chunk_table
+        unsigned, chunks = made
         content = signed(unsigned, self._identity.current)
         built = Snapshot(content, f"snapshot of {dataset.name}")
         path = self._path(dataset.dataset_id, built.header)  # of the generation built, which may be newer
-        is_stored = self._store(dataset.dataset_id, path, content)
+        is_stored = self._store(dataset.dataset_id, path, content, chunks)
         for unused in [each for each in self._ahead if each.name.startswith(dataset.dataset_id.hex())]:
             self._ahead.discard(unused)
             self._open.pop(unused, None)
@@ -124,12 +144,19 @@ class SnapshotCache:
         self._open[path] = Snapshot.open(path)
         return self._open[path]
 
-    def _store(self, dataset_id: bytes, path: Path, content: bytes) -> bool:
-        """Write a snapshot; False if the disk is full, also without the older ones of the dataset."""
+    def _store(
+        self, dataset_id: bytes, path: Path, content: bytes, chunks: Sequence[ChunkRecord] | None = None
+    ) -> bool:
+        """Write a snapshot, and the IDs of the chunks in its generation; False if the disk is full, also without the
+        older ones of the dataset.
+        """
         for is_retry in (False, True):
             try:
                 if is_retry:
                     self.drop(dataset_id)
+                if chunks is not None:
+                    applied = b"".join(chunk.chunk_id for chunk in chunks)
+                    self._write(_applied_path(path), digest_of(applied) + applied)
                 self._write(path, content)
                 return True
             except OSError as error:
@@ -140,13 +167,20 @@ class SnapshotCache:
                 log.warning("no room for a snapshot of %d bytes in %s", len(content), self._folder)
         return False
 
-    def _since_last(self, dataset_id: bytes) -> bytes | None:
+    def _since_last(self, dataset_id: bytes) -> "Made | None":
         """The newest generation made from the last one that is kept; None where that is not possible."""
         last = max(self._folder.glob(f"{dataset_id.hex()}-*.snapshot"), default=None)
-        base = None if last is None or self._headers is None else self._kept(last)
-        if base is None or self._headers is None:
+        if last is None or self._headers is None:
             return None
-        return content_since(base, self._metadata, self._headers)
+        try:
+            content = _applied_path(last).read_bytes()
+        except OSError:  # of an older server
+            return None
+        base, packed = self._kept(last), content[DIGEST_BYTES:]
+        if base is None or digest_of(packed) != content[:DIGEST_BYTES]:  # written before a power cut
+            return None
+        applied = {packed[at : at + CHUNK_ID_BYTES] for at in range(0, len(packed), CHUNK_ID_BYTES)}
+        return content_since(base, applied, self._metadata, self._headers)
 
     async def delta(self, snapshot: Snapshot, bases: Sequence[bytes]) -> tuple[bytes, bytes] | None:
         """The digest of the newest of `bases` that is kept here, and the delta from it to the snapshot.
@@ -180,17 +214,7 @@ class SnapshotCache:
         found = []
         for path in sorted(self._folder.glob(f"{dataset_id.hex()}-*.snapshot")):
             with suppress(Damaged, NotFound):
-                header = Snapshot.open(path).header
-                found.append(
-                    TagRecord(
-                        "",
-                        header.generation,
-                        header.updated_ns,
-                        header.files,
-                        header.total_bytes,
-                        header.digest,
-                    )
-                )
+                found.append(tag_record("", Snapshot.open(path).header))
         return found
 
     def _base(self, dataset_id: bytes, bases: frozenset[bytes]) -> Snapshot | None:
@@ -199,8 +223,8 @@ class SnapshotCache:
                 is_base = Snapshot.open(path).digest in bases
             except (Damaged, NotFound):
                 continue
-            if is_base and (kept := self._kept(path)) is not None:
-                return kept
+            if is_base and (base := self._open.get(path) or self._verified(path)) is not None:
+                return base
         return None
 
     def kept(self, dataset: DatasetRecord) -> Snapshot | None:
@@ -224,27 +248,40 @@ class SnapshotCache:
         found = self._in_memory[1] if self._in_memory and self._in_memory[0] == path else self._opened(path)
         if found is None or found.header.signer == identity.public_key:
             return found
-        content = signed(bytes(found.content), identity)
+        return self._replaced(path, found, bytes(found.content))
+
+    def _opened(self, path: Path) -> Snapshot | None:
+        """The file of an older server is replaced if it lists chunks without an extent."""
+        if path not in self._open:
+            if (snapshot := self._verified(path)) is None:
+                return None
+            columns = {name: snapshot.column(name) for name in SECTION_TYPES}
+            if (listed := without_unused_chunks(columns)) is not columns:
+                return self._replaced(path, snapshot, encode_columns(snapshot.header, listed))
+            self._open[path] = snapshot
+        return self._open[path]
+
+    def _replaced(self, path: Path, snapshot: Snapshot, content: bytes) -> Snapshot:
+        """The snapshot file `content` in the place of a kept one, with a new signature."""
+        content = signed(content, self._identity.current)
         self._deltas.clear()  # they have the signature
-        if self._store(found.header.dataset_id, path, content):
+        if self._store(snapshot.header.dataset_id, path, content):
             self._open[path] = Snapshot.open(path)
             return self._open[path]
         self._in_memory = path, Snapshot(content, str(path))
         return self._in_memory[1]
 
-    def _opened(self, path: Path) -> Snapshot | None:
-        if path not in self._open:
-            try:
-                snapshot = Snapshot.open(path)
-                snapshot.verify()
-                check_signed(snapshot, self._identity)
-            except NotFound:
-                return None
-            except (Damaged, InvalidInput) as error:
-                log.error("%s; building it again", error)
-                return None
-            self._open[path] = snapshot
-        return self._open[path]
+    def _verified(self, path: Path) -> Snapshot | None:
+        try:
+            snapshot = Snapshot.open(path)
+            snapshot.verify()
+            check_signed(snapshot, self._identity)
+            return snapshot
+        except NotFound:
+            return None
+        except (Damaged, InvalidInput) as error:
+            log.error("%s; building it again", error)
+            return None
 
     def _path(self, dataset_id: bytes, state: DatasetRecord | SnapshotHeader) -> Path:
         """Files sort by age: the time is in the name, because generations can restart after a loss of metadata."""
@@ -268,6 +305,16 @@ class SnapshotCache:
         for path in paths[kept:]:
             self._open.pop(path, None)
             path.unlink(missing_ok=True)
+        for path in self._folder.glob(f"{dataset_id.hex()}-*.chunks"):
+            if not path.with_suffix(".snapshot").exists():
+                path.unlink(missing_ok=True)
+
+
+def _applied_path(path: Path) -> Path:
+    """The file with the IDs of all chunks in the generation of the snapshot file `path`, dead ones too, behind their
+    BLAKE3.
+    """
+    return path.with_suffix(".chunks")
 
 
 QUIET_S = 1.0
@@ -341,15 +388,22 @@ ATTEMPTS_MAX = 3
 """The live entries are read again if a chunk is applied meanwhile."""
 
 
-def content_since(base: Snapshot, metadata: MetadataStore, headers: Headers) -> bytes | None:
-    """The snapshot file of the newest generation, without a signature; None where it must be built from all entries.
+Made = tuple[bytes, Sequence[ChunkRecord]]
+"""A snapshot file without a signature, and the chunks in its generation."""
+
+
+def content_since(
+    base: Snapshot, applied: Set[bytes], metadata: MetadataStore, headers: Headers
+) -> Made | None:
+    """The newest generation; None where it must be built from all entries. `applied`: the IDs of the chunks in the
+    generation of `base`.
 
     Blocks. Raises what the metadata store raises.
     """
     for _ in range(ATTEMPTS_MAX):
         dataset = metadata.dataset(base.dataset)
         chunks = metadata.chunks(base.header.dataset_id)
-        new = _chunks_since(base, dataset, chunks)
+        new = _chunks_since(base, applied, dataset, chunks)
         if new is None:
             return None
         try:
@@ -363,19 +417,18 @@ def content_since(base: Snapshot, metadata: MetadataStore, headers: Headers) -> 
             log.warning("the snapshot of %s is built from all entries: %s", base.dataset, error)
             return None
         is_right = (header.files, header.total_bytes) == (dataset.files, dataset.total_bytes)
-        return content if is_right and header.nodes <= COUNT_MAX else None
+        return (content, chunks) if is_right and header.nodes <= COUNT_MAX else None
     return None
 
 
 def _chunks_since(
-    base: Snapshot, dataset: DatasetRecord, chunks: list[ChunkRecord]
+    base: Snapshot, applied: Set[bytes], dataset: DatasetRecord, chunks: list[ChunkRecord]
 ) -> list[ChunkRecord] | None:
     """The chunks applied since `base`; None if they do not say all that changed, or are too many."""
     header = base.header
     if dataset.dataset_id != header.dataset_id or dataset.updated_ns <= header.updated_ns:
         return None
-    known = set(chunk_ids(base))
-    new = [chunk for chunk in chunks if chunk.chunk_id not in known]
+    new = [chunk for chunk in chunks if chunk.chunk_id not in applied]
     # Each raises the generation by one. Purge may have removed others since, with their deletes.
     if not new or dataset.generation - header.generation != len(new):
         return None

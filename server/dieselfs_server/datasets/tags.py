@@ -29,7 +29,7 @@ from dieselfs_server.access.identity import (
     store_identity,
     use_identity,
 )
-from dieselfs_server.datasets.snapshots import check_signed, signed
+from dieselfs_server.datasets.snapshots import check_signed, signed, tag_record
 from dieselfs_server.store.interface import ObjectStore
 
 _TAG_RECORD = re.compile(r"tag-[0-9a-f]{32}-(?:[0-9a-f]{2})+")
@@ -67,7 +67,7 @@ class TagStore:
             else signed(bytes(snapshot.content), by)
         )
         self._store.put_record(record, by.sign(_message(name, snapshot)) + content)
-        return _describe(name, snapshot)
+        return tag_record(name, snapshot.header)
 
     def get(self, dataset: str, dataset_id: bytes, name: str) -> Snapshot:
         """The snapshot that a tag names. Raises NotFound, Damaged."""
@@ -95,7 +95,7 @@ class TagStore:
 
     def record(self, dataset: str, dataset_id: bytes, name: str) -> TagRecord:
         """What one tag says. Raises NotFound, Damaged."""
-        return _describe(name, self.get(dataset, dataset_id, name))
+        return tag_record(name, self.get(dataset, dataset_id, name).header)
 
     def remove(self, dataset: str, dataset_id: bytes, name: str) -> None:
         """Remove a tag; a later purge removes the chunks that only it needed. Raises NotFound."""
@@ -183,10 +183,3 @@ def _record_name(dataset_id: bytes, name: str) -> str:
 
 def _message(name: str, snapshot: Snapshot) -> bytes:
     return b"dieselfs tag\0" + name.encode("ascii") + b"\0" + snapshot.digest
-
-
-def _describe(name: str, snapshot: Snapshot) -> TagRecord:
-    header = snapshot.header
-    return TagRecord(
-        name, header.generation, header.updated_ns, header.files, header.total_bytes, header.digest
-    )

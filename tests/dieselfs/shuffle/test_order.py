@@ -151,9 +151,10 @@ def test_a_full_shuffle_does_not_depend_on_how_files_lie_in_chunks() -> None:
 
 def test_files_without_bytes_are_spread_over_the_chunks() -> None:
     tree = {b"%03d" % number: file_of() for number in range(300)}
+    tree |= {b"with bytes %d" % chunk: file_of((chunk, 0, 5)) for chunk in range(3)}
     snapshot = Snapshot(snapshot_bytes(tree, chunks=3), SOURCE)
     order = Order(Layout.of(snapshot), PlanSpec(0, 0, 1))
-    assert np.diff(order.bounds).tolist() == [100, 100, 100]
+    assert np.diff(order.bounds).tolist() == [101, 101, 101]
     assert order_of(snapshot, 1, 1, 1) == reference_order.order(
         [snapshot.chunk_id(chunk) for chunk in range(3)], first_chunks(snapshot), 1, 1, 1
     )

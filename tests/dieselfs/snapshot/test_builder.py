@@ -55,7 +55,9 @@ def build(tree: Tree) -> Snapshot:
 
 
 def shown(snapshot: Snapshot) -> dict[bytes, Entry]:
-    """Everything that a snapshot says, in the order of its nodes, in the form of the model."""
+    """Everything that a snapshot says, in the order of its nodes, in the form of the model. Extents have the number of
+    their chunk in the table, which is in its ID.
+    """
     op_by_type = {stat.S_IFREG: Op.FILE, stat.S_IFDIR: Op.DIRECTORY, stat.S_IFLNK: Op.SYMLINK}
     entries = {}
     for node in range(len(snapshot)):
@@ -65,9 +67,11 @@ def shown(snapshot: Snapshot) -> dict[bytes, Entry]:
         assert said.size == (
             len(target) if op is Op.SYMLINK else sum(extent.length for extent in snapshot.extents(node))
         )
-        entries[snapshot.path(node)] = Entry(
-            op, stat.S_IMODE(said.mode), said.mtime_ns, tuple(snapshot.extents(node)), target
+        extents = tuple(
+            extent._replace(chunk=int.from_bytes(snapshot.chunk_id(extent.chunk), "big") - 1)
+            for extent in snapshot.extents(node)
         )
+        entries[snapshot.path(node)] = Entry(op, stat.S_IMODE(said.mode), said.mtime_ns, extents, target)
     return entries
 
 
@@ -82,6 +86,8 @@ def test_a_snapshot_shows_what_the_model_says(tree: dict[bytes, Entry], root: En
     contents = [entry for entry in expected.values() if entry.op is Op.FILE]
     assert snapshot.header.files == len(contents)
     assert snapshot.header.total_bytes == sum(extent.length for entry in contents for extent in entry.extents)
+    needed = {extent.chunk for entry in contents for extent in entry.extents}
+    assert snapshot.chunk_count == len(needed), "chunks without an extent are not listed"
 
 
 @settings(max_examples=50)

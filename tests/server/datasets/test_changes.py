@@ -11,7 +11,7 @@ from dieselfs.errors import Damaged, DieselfsError, NotFound, Unavailable
 from dieselfs.snapshot.builder import build_snapshot
 from dieselfs.snapshot.reader import Snapshot
 from dieselfs_server.datasets import snapshots
-from dieselfs_server.datasets.snapshots import content_since
+from dieselfs_server.datasets.snapshots import Headers, content_since
 from dieselfs_server.metadata.sqlite.store import SqliteMetadata
 from tests.support.metadata_chunks import DATASET, DATASET_ID, NOW_NS, Put, chunk_id, delete, pack
 from tests.support.snapshots import SOURCE
@@ -26,6 +26,7 @@ class Chunks:
         self.metadata = metadata
         self.headers: dict[bytes, ChunkHeader] = {}
         self.read = 0
+        self.applied: dict[bytes, set[bytes]] = {}  # by the digest of the snapshot
 
     def apply(self, puts: Sequence[Put]) -> bytes:
         identity = chunk_id(next(NUMBERS))
@@ -39,10 +40,16 @@ class Chunks:
         return self.headers[identity]
 
     def snapshot(self) -> Snapshot:
-        return Snapshot(build_snapshot(self.metadata.entry_table(DATASET_ID)), SOURCE)
+        snapshot = Snapshot(build_snapshot(self.metadata.entry_table(DATASET_ID)), SOURCE)
+        self.applied[snapshot.digest] = {chunk.chunk_id for chunk in self.metadata.chunks(DATASET_ID)}
+        return snapshot
 
-    def since(self, base: Snapshot) -> bytes | None:
-        return content_since(base, self.metadata, self.header)
+    def since(self, base: Snapshot, header: Headers | None = None) -> bytes | None:
+        made = content_since(base, self.applied[base.digest], self.metadata, header or self.header)
+        if made is None:
+            return None
+        assert list(made[1]) == self.metadata.chunks(DATASET_ID)
+        return made[0]
 
 
 @pytest.fixture
@@ -94,7 +101,7 @@ def test_a_header_that_cannot_be_read_is_no_obstacle(chunks: Chunks, error: type
     def unreadable(_dataset_id: bytes, _chunk_id: bytes) -> ChunkHeader:
         raise error("this chunk, or the whole object store")
 
-    assert content_since(base, chunks.metadata, unreadable) is None
+    assert chunks.since(base, unreadable) is None
 
 
 def test_a_chunk_that_purge_removed_may_have_deleted_something(chunks: Chunks) -> None:
@@ -103,6 +110,19 @@ def test_a_chunk_that_purge_removed_may_have_deleted_something(chunks: Chunks) -
     chunks.apply([delete(b"short-lived", 201)])
     chunks.metadata.forget_chunk(DATASET_ID, gone)
     assert chunks.since(base) is None
+
+
+def test_a_purge_of_dead_chunks_is_no_change(chunks: Chunks) -> None:
+    dead = chunks.apply([Put(b"a", 200, size=5)])
+    folders = chunks.apply([Put(b"b", 201, Op.DIRECTORY)])
+    chunks.apply([Put(b"a", 202, size=6)])
+    base = chunks.snapshot()
+    listed = {base.chunk_id(number) for number in range(base.chunk_count)}
+    assert not {dead, folders} & listed
+    chunks.metadata.forget_chunk(DATASET_ID, dead)
+    assert chunks.snapshot().digest == base.digest
+    chunks.apply([Put(b"c", 300, size=5)])
+    assert chunks.since(base) == bytes(chunks.snapshot().content)
 
 
 def test_a_chunk_that_is_applied_meanwhile_is_in_it(chunks: Chunks) -> None:
@@ -115,4 +135,4 @@ def test_a_chunk_that_is_applied_meanwhile_is_in_it(chunks: Chunks) -> None:
             chunks.apply(puts)
         return chunks.headers[identity]
 
-    assert content_since(base, chunks.metadata, header) == bytes(chunks.snapshot().content)
+    assert chunks.since(base, header) == bytes(chunks.snapshot().content)

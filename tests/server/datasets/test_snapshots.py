@@ -1,5 +1,6 @@
 """Snapshots on the shelf: built once, kept, built again when the disk has spoilt them."""
 
+import errno
 import os
 from pathlib import Path
 
@@ -11,8 +12,10 @@ from dieselfs.chunk.builder import ChunkBuilder
 from dieselfs.chunk.ids import ChunkIdSource
 from dieselfs.errors import Damaged, InvalidInput, NotFound, Unavailable
 from dieselfs.records import EntryTable
-from dieselfs.snapshot.delta import apply_delta
-from dieselfs.snapshot.delta_format import decode_delta
+from dieselfs.snapshot import builder
+from dieselfs.snapshot.builder import build_snapshot
+from dieselfs.snapshot.delta import apply_delta, delta_between
+from dieselfs.snapshot.delta_format import decode_delta, encode_delta
 from dieselfs.snapshot.reader import Snapshot
 from dieselfs_server.admission.room import disk_of
 from dieselfs_server.datasets import snapshots as module
@@ -55,12 +58,16 @@ def metadata() -> CountingMetadata:
     return store
 
 
-def write(metadata: SqliteMetadata, name: bytes, store: MemoryStore | None = None) -> None:
+def write(
+    metadata: SqliteMetadata, name: bytes, store: MemoryStore | None = None, content: bytes = b"content"
+) -> bytes:
+    """Write a file; returns the ID of its chunk."""
     builder = ChunkBuilder()
-    builder.add_file(name, name, 0o644, 0)
+    builder.add_file(name, content, 0o644, 0)
     chunk_id = IDS.next()
     parts = builder.seal().encode(chunk_id, "data", DATASET, metadata.reserve_versions(DATASET, 1, 1))
     commit_chunk(store or MemoryStore(), metadata, DATASET, chunk_id, b"".join(parts), 10**18)
+    return chunk_id
 
 
 async def test_many_who_ask_at_once_get_one_snapshot(metadata: CountingMetadata, tmp_path: Path) -> None:
@@ -89,13 +96,14 @@ async def test_older_generations_are_kept_for_a_while(metadata: CountingMetadata
     for gone in (1, 999):
         with pytest.raises(NotFound, match="not kept"):
             await snapshots.get(newest, gone)
-    assert len(list(tmp_path.iterdir())) == GENERATIONS_KEPT
+    for kind in ("snapshot", "chunks"):
+        assert len(list(tmp_path.glob(f"*.{kind}"))) == GENERATIONS_KEPT
 
 
 async def test_a_spoilt_file_is_built_again(metadata: CountingMetadata, tmp_path: Path) -> None:
     write(metadata, b"file")
     digest = (await SnapshotCache(tmp_path, metadata, IDENTITY).get(metadata.dataset("data"))).digest
-    (path,) = tmp_path.iterdir()
+    (path,) = tmp_path.glob("*.snapshot")
     for position in (0, 20, 100, -1):
         content = bytearray(path.read_bytes())
         content[position] ^= 1
@@ -117,8 +125,8 @@ async def test_snapshots_are_private_and_go_with_their_dataset(
     write(metadata, b"file")
     snapshots = SnapshotCache(tmp_path / "shelf", metadata, IDENTITY)
     await snapshots.get(metadata.dataset("data"))
-    (path,) = (tmp_path / "shelf").iterdir()
-    assert path.stat().st_mode & 0o077 == 0 and path.parent.stat().st_mode & 0o077 == 0
+    for path in (tmp_path / "shelf", *(tmp_path / "shelf").iterdir()):
+        assert path.stat().st_mode & 0o077 == 0
     snapshots.drop(DATASET)
     assert not list((tmp_path / "shelf").iterdir())
 
@@ -190,6 +198,119 @@ async def test_what_is_built_ahead_is_ready_to_send(
     assert found is not None
     assert apply_delta(first, decode_delta(found[1], "delta"), "delta") == second.content
     second.verify()
+
+
+async def test_a_purge_changes_no_digest(metadata: CountingMetadata, tmp_path: Path) -> None:
+    """Of two servers, one makes the snapshot before the purge, the other one after it."""
+    dead = write(metadata, b"file")
+    write(metadata, b"file")
+    before = await SnapshotCache(tmp_path / "one", metadata, IDENTITY).get(metadata.dataset("data"))
+    metadata.forget_chunk(DATASET, dead)
+    after = await SnapshotCache(tmp_path / "other", metadata, IDENTITY).get(metadata.dataset("data"))
+    assert before.content == after.content and before.chunk_count == 1
+
+
+async def test_the_next_generation_is_made_of_the_last_one_after_a_restart(
+    metadata: CountingMetadata, tmp_path: Path
+) -> None:
+    """Dead chunks, and those of folders, are not in the last one, and were applied before it all the same."""
+    store = MemoryStore()
+
+    def started() -> SnapshotCache:
+        return SnapshotCache(
+            tmp_path, metadata, IDENTITY, lambda dataset, chunk: read_header(store, dataset, chunk)[1]
+        )
+
+    for number in range(100):
+        write(metadata, b"file%d" % number, store)
+    for content in (b"first", b"second"):
+        write(metadata, b"file7", store, content)
+    await started().get(metadata.dataset("data"))
+    write(metadata, b"more", store)
+    spoilt = next(tmp_path.glob("*.chunks"))
+    content = spoilt.read_bytes()
+    made = await started().get(metadata.dataset("data"))
+    assert metadata.tables == 1
+    assert made.digest == Snapshot(build_snapshot(metadata.entry_table(DATASET)), SOURCE).digest
+    assert made.chunk_count == 101
+    for path in tmp_path.glob("*.chunks"):
+        path.write_bytes(content[: len(content) // 2])  # as a power cut may leave it
+    write(metadata, b"more still", store)
+    assert (await started().get(metadata.dataset("data"))).header.files == 102
+    assert metadata.tables == 3, "all entries were read"
+
+
+class TestUpgrade:
+    """Older servers listed dead chunks in their snapshots; their files are in the folder of a new server."""
+
+    @pytest.fixture
+    def old(self, metadata: CountingMetadata, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Snapshot:
+        """The snapshot of an older server, as a client has it."""
+        for number in range(100):
+            write(metadata, b"file%d" % number)
+        write(metadata, b"file7")
+        content = self.as_before(metadata, monkeypatch)
+        header = Snapshot(content, SOURCE).header
+        name = f"{DATASET.hex()}-{header.updated_ns:016x}-{header.generation:x}.snapshot"
+        (tmp_path / "one").mkdir()
+        (tmp_path / "one" / name).write_bytes(content)
+        (tmp_path / "client").write_bytes(content)
+        found = Snapshot.open(tmp_path / "client")
+        found.verify()
+        assert found.chunk_count == 101 and found.header.generation == 101
+        return found
+
+    @staticmethod
+    def as_before(metadata: SqliteMetadata, monkeypatch: pytest.MonkeyPatch) -> bytes:
+        with monkeypatch.context() as older:
+            older.setattr(builder, "without_unused_chunks", lambda columns: columns)
+            return signed(build_snapshot(metadata.entry_table(DATASET)), IDENTITY)
+
+    async def test_two_servers_send_the_same(
+        self, old: Snapshot, metadata: CountingMetadata, tmp_path: Path
+    ) -> None:
+        dataset = metadata.dataset("data")
+        one = await SnapshotCache(tmp_path / "one", metadata, IDENTITY).get(dataset)
+        other = await SnapshotCache(tmp_path / "other", metadata, IDENTITY).get(dataset)
+        assert one.content == other.content and one.digest != old.digest
+        again = await SnapshotCache(tmp_path / "one", metadata, IDENTITY).get(dataset)
+        again.verify()
+        assert again.content == one.content
+        write(metadata, b"more")
+        await SnapshotCache(tmp_path / "other", metadata, IDENTITY).get(metadata.dataset("data"))
+        newest = metadata.dataset("data")
+        for folder in ("one", "other"):
+            cache = SnapshotCache(tmp_path / folder, metadata, IDENTITY)
+            assert (await cache.get(newest, dataset.generation)).digest == one.digest
+
+    async def test_a_client_with_the_old_one_gets_a_delta(
+        self, old: Snapshot, metadata: CountingMetadata, tmp_path: Path
+    ) -> None:
+        write(metadata, b"more")
+        server = SnapshotCache(tmp_path / "one", metadata, IDENTITY)
+        newest = await server.get(metadata.dataset("data"))
+        found = await server.delta(newest, [old.digest])
+        assert found is not None and found[0] == old.digest
+        assert apply_delta(old, decode_delta(found[1], "delta"), "delta") == newest.content
+
+    async def test_a_delta_of_an_older_server_is_applied(
+        self, old: Snapshot, metadata: CountingMetadata, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        write(metadata, b"more")
+        newest = Snapshot(self.as_before(metadata, monkeypatch), SOURCE)
+        made = delta_between(old, newest)
+        assert made is not None
+        assert apply_delta(old, decode_delta(encode_delta(made), "delta"), "delta") == newest.content
+
+    async def test_without_room_the_newest_is_built(
+        self, old: Snapshot, metadata: CountingMetadata, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def full(self: SnapshotCache, path: Path, content: bytes) -> None:
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+        monkeypatch.setattr(SnapshotCache, "_write", full)
+        found = await SnapshotCache(tmp_path / "one", metadata, IDENTITY).get(metadata.dataset("data"))
+        assert found.chunk_count == 100
 
 
 class Builds:
