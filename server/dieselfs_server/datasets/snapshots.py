@@ -135,8 +135,9 @@ class SnapshotCache:
         is_stored = self._store(dataset.dataset_id, path, content, chunks)
         for unused in [each for each in self._ahead if each.name.startswith(dataset.dataset_id.hex())]:
             self._ahead.discard(unused)
-            self._open.pop(unused, None)
-            unused.unlink(missing_ok=True)
+            if unused != path:  # else built again, for a caller whose record was older
+                self._open.pop(unused, None)
+                unused.unlink(missing_ok=True)
         self.drop(dataset.dataset_id, GENERATIONS_KEPT)
         if not is_stored:
             self._in_memory = path, Snapshot(content, str(path))

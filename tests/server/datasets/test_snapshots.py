@@ -179,6 +179,18 @@ async def test_snapshots_that_nobody_asked_for_take_no_room(
     assert names_in(tmp_path) == [1, 7, 8]
 
 
+async def test_what_is_built_ahead_stays_for_a_caller_who_knows_an_older_generation(
+    metadata: CountingMetadata, tmp_path: Path
+) -> None:
+    snapshots = SnapshotCache(tmp_path, metadata, IDENTITY)
+    write(metadata, b"file1")
+    older = metadata.dataset("data")
+    write(metadata, b"file2")
+    await snapshots.prepare(metadata.dataset("data"))
+    assert (await snapshots.get(older)).generation == 2
+    assert names_in(tmp_path) == [2]
+
+
 async def test_what_is_built_ahead_is_ready_to_send(
     metadata: CountingMetadata, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
