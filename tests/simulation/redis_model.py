@@ -231,6 +231,10 @@ class _Connection:
         self._redis, self._greet = redis, greet
         self._run = 0
         self._replies: list[Any] = []
+        self._sock = self  # what the client does with its socket, see `settimeout`
+
+    def settimeout(self, _: float) -> None:
+        """The model answers within REDIS_S, or with an error: no time limit is reached."""
 
     def connect(self) -> None:
         if self._run:
