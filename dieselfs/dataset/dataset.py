@@ -77,14 +77,16 @@ class Dataset:
         must_exist: bool = True,
         memory_bytes: int = LIBRARY_MEMORY_BYTES,
         job: JobAccess | None = None,
+        encrypt: bool = False,
     ) -> None:
         """Use `connect`. `generation` 0: the one of `tag`, else the newest. Without `must_exist`, the first put
-        creates a missing dataset. `job`: the job whose nodes pool their memory.
+        creates a missing dataset. `job`: the job whose nodes pool their memory. `encrypt`: see `connect`.
         """
         self._settings = settings
         self._name = check_dataset_name(name)
         self._client = ServerClient(settings)
         self._frozen = FrozenReader(self._client, settings, name, generation, tag, memory_bytes, job)
+        self._encrypt = encrypt  # what is written
         self._lock = RLock()  # guards the two below
         self._record: DatasetRecord | None = None
         self._writing: tuple[int, ChunkSender, DatasetWriter] | None = None  # and the ID of the process
@@ -316,13 +318,12 @@ class Dataset:
             return self._writing[2]
 
     def create(self) -> DatasetRecord:
-        """Create the dataset unless it exists."""
+        """Create the dataset unless it exists; with its key if it is to be encrypted."""
         with self._lock:
             if self._record is None:
-                try:
-                    self._record = self._client.create_dataset(self._name)
-                except AlreadyExists:
-                    self._record = self._client.dataset(self._name)
+                self._record = self._client.ensure_dataset(self._name)
+            if self._encrypt:
+                self._client.encrypt(self._record)
             return self._record
 
     def put(self, path: Path, data: bytes, mode: int = 0o644, mtime_ns: int | None = None) -> None:
@@ -405,6 +406,7 @@ class Dataset:
             "tag": self._frozen.tag,
             "memory_bytes": self._frozen.memory_bytes,
             "is_in_job": self._frozen.job is not None,
+            "encrypt": self._encrypt,
             "meta": snapshot.source,
         }
 
@@ -419,6 +421,7 @@ class Dataset:
             must_exist=False,
             memory_bytes=state["memory_bytes"],
             job=JobAccess.find(settings, name, tag) if state["is_in_job"] else None,
+            encrypt=state.get("encrypt", False),  # states of earlier versions have none
         )
         self.__dict__.update(dataset.__dict__)
         with suppress(DieselfsError):  # the file may be gone; then the server is asked at first use
@@ -441,6 +444,7 @@ def connect(
     home: str | os.PathLike[str] | None = None,
     generation: int = 0,
     create: bool = False,
+    encrypt: bool = False,
     memory_bytes: int = LIBRARY_MEMORY_BYTES,
     job: str | None = None,
     job_secret: str | os.PathLike[str] | None = None,
@@ -453,6 +457,9 @@ def connect(
     server over `home` is used. The key file determines the user. With `create`, the first put creates a missing
     dataset. `memory_bytes` limits the chunk cache of each process that reads.
 
+    `encrypt`: the first put gives a dataset without files a key, as `dlcmd put --encrypt` does; it raises InvalidInput
+    if the dataset has files that are not encrypted. A dataset that has a key needs no `encrypt`.
+
     `job`: the nodes of this job pool their memory, and the servers send each chunk once (docs/guide/python.md). `auto`:
     the job that Slurm, torchrun or Open MPI has started; empty: none, whatever the configuration says. `job_secret`: a
     file with the same content on all nodes, by default the key. `job_memory_bytes`: memory that this node offers.
@@ -461,7 +468,7 @@ def connect(
     """
     settings = Settings.load(server, key_file, home=home)
     return connect_with(
-        settings, dataset, generation, create, memory_bytes, job, job_secret, job_memory_bytes
+        settings, dataset, generation, create, memory_bytes, job, job_secret, job_memory_bytes, encrypt
     )
 
 
@@ -474,6 +481,7 @@ def connect_with(
     job: str | None = None,
     job_secret: str | os.PathLike[str] | None = None,
     job_memory_bytes: int | None = None,
+    encrypt: bool = False,
 ) -> Dataset:
     """As `connect`, with these settings."""
     location = parse_location(dataset if is_location(dataset) else SCHEME + dataset)
@@ -485,4 +493,5 @@ def connect_with(
         )
     settings = settings.in_job(job, job_secret, job_memory_bytes)
     access = JobAccess.find(settings, location.dataset, location.tag, is_required=job is not None)
-    return Dataset(settings, location.dataset, generation, location.tag, not create, memory_bytes, access)
+    at = location.dataset, generation, location.tag
+    return Dataset(settings, *at, not create, memory_bytes, access, encrypt)

@@ -127,6 +127,13 @@ class ServerClient(ServerConnections):
         """Raises InvalidInput, AlreadyExists."""
         return _copy(DatasetRecord, self._value("create_dataset", name=name))
 
+    def ensure_dataset(self, name: str) -> DatasetRecord:
+        """The dataset, which is created unless it exists. Raises InvalidInput, AccessDenied."""
+        try:
+            return self.create_dataset(name)
+        except AlreadyExists:
+            return self.dataset(name)
+
     def dataset(self, name: str) -> DatasetRecord:
         """Raises NotFound."""
         return _copy(DatasetRecord, self._value("get_dataset", name=name))

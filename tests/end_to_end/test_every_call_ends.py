@@ -69,6 +69,7 @@ METHODS: dict[str, Callable[[Any], object]] = {
     "put_keys": lambda client: client.put_keys("d", b"dieselfs-keys 1", b""),
     "cipher": lambda client: client.cipher(DatasetRecord(bytes(16), "d", 1, 1, 0, 0, 0)),
     "known_cipher": lambda client: client.known_cipher("d"),
+    "ensure_dataset": lambda client: client.ensure_dataset("d"),
     "encrypt": lambda client: client.encrypt(DatasetRecord(bytes(16), "d", 1, 1, 0, 0, 0)),
     "reserve_versions": lambda client: client.reserve_versions("d", 1),
     "put_chunk": lambda client: client.put_chunk("d", _CHUNK, [bytes(1000)]),

@@ -13,7 +13,7 @@ import pytest
 from dieselfs.chunk.builder import ChunkBuilder
 from dieselfs.chunk.ids import ChunkIdSource
 from dieselfs.chunk.source import AttachedSource
-from dieselfs.dataset import Dataset
+from dieselfs.dataset import Dataset, connect
 from dieselfs.encryption.names import PLAIN_NAME_BYTES_MAX
 from dieselfs.errors import AccessDenied, Damaged, DieselfsError, InvalidInput
 from dieselfs.rpc.client import ServerClient
@@ -204,3 +204,26 @@ def test_the_plain_snapshot_is_private_and_consistent(secret: Dataset) -> None:
     assert os.stat(snapshot.source).st_mode & 0o777 == 0o600
     assert snapshot.header.total_bytes == sum(map(len, FILES.values()))
     assert np.array_equal(np.sort(snapshot.column("extent_lengths").astype(int))[-1:], [4 << 20])
+
+
+def test_a_program_makes_an_encrypted_dataset(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DIESELFS_IDENTITY", settings.identity or "")
+    monkeypatch.setenv("DIESELFS_CACHE", str(settings.cache))
+    name = f"secret-{next(_NUMBERS)}"
+    with connect(name, server=settings.server, create=True, encrypt=True) as data:
+        data.put("f", b"text")
+    with connect(name, server=settings.server) as data:
+        assert data.snapshot.header.is_encrypted and data.get("f") == b"text"
+        data.put("g", b"more")
+    with connect(name, server=settings.server, encrypt=True) as data:
+        assert data.get("g") == b"more"
+        data.put("h", b"again")
+    with connect("plain-files", server=settings.server, create=True) as data:
+        data.put("f", b"text")
+    with connect("plain-files", server=settings.server, encrypt=True) as data:
+        spawned = ForkingPickler.loads(ForkingPickler.dumps(data))
+        for each in (data, spawned):
+            assert each.get("f") == b"text"
+            with pytest.raises(InvalidInput, match="has files that are not encrypted"):
+                each.put("g", b"secret")
+        spawned.close()

@@ -13,7 +13,6 @@ from functools import partial
 from pathlib import Path
 
 from dieselfs.errors import (
-    AlreadyExists,
     DieselfsError,
     InvalidInput,
     NotFound,
@@ -126,12 +125,7 @@ class Target:
 
     def made(self) -> DatasetRecord:
         """The dataset, which is created if it does not exist."""
-        if self.dataset is not None:
-            return self.dataset
-        try:
-            return self.client.create_dataset(self.location.dataset)
-        except AlreadyExists:
-            return self.client.dataset(self.location.dataset)
+        return self.dataset or self.client.ensure_dataset(self.location.dataset)
 
     def holds(self, entry: UploadEntry) -> bool:
         """Whether the entry is stored with the same type, size, time and mode. Sends one request to the server."""
