@@ -23,9 +23,9 @@ def _open_socket(address: Address, timeout_s: float = 10.0) -> Any:
     return _networks[0].connect(address, timeout_s)
 
 
-def _first_to_answer(connections: Sequence[Any], timeout_s: float) -> int | None:
+def first_to_answer(connections: Sequence[Any], timeout_s: float) -> int | None:
     """As `connection.first_to_answer`, which polls descriptors."""
-    sockets: list[ClientSocket] = [connection._socket for connection in connections]
+    sockets: list[ClientSocket] = [getattr(each, "_socket", each) for each in connections]
     until_s = now_s() + max(timeout_s, 0.0)
     while True:
         for place, each in enumerate(sockets):
@@ -46,6 +46,6 @@ class _Ids:
 
 
 def install() -> None:
-    setattr(server_connections, "first_to_answer", _first_to_answer)  # noqa: B010  # as below
+    setattr(server_connections, "first_to_answer", first_to_answer)  # noqa: B010  # as below
     setattr(connection, "open_socket", _open_socket)  # noqa: B010  # mypy takes the assignment for a mistake
     sender._IDS = _Ids()  # type: ignore[assignment]  # stands in for a source

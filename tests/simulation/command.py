@@ -6,15 +6,17 @@ import os
 import sys
 from dataclasses import asdict, dataclass
 
-from tests.simulation import clients, disk, redis_model, seams, servers
+from tests.simulation import clients, disk, jobs, redis_model, seams, servers
+from tests.simulation.job_mutants import JOB_FAULTS
 from tests.simulation.mutants import MUTANTS, mutated
 from tests.simulation.runner import Outcome, simulate
+from tests.simulation.scenario import scenario_of
 from tests.simulation.shrinking import shrink
 from tests.simulation.world import Course
 
 
 def main(arguments: list[str]) -> None:
-    for part in (disk, servers, clients, redis_model):
+    for part in (disk, servers, clients, redis_model, jobs):
         part.install()
     parser = argparse.ArgumentParser("python -m tests.simulation", description=__doc__)
     verbs = parser.add_subparsers(dest="verb", required=True)
@@ -26,6 +28,7 @@ def main(arguments: list[str]) -> None:
     many.add_argument("first", type=int)
     many.add_argument("count", type=int)
     many.add_argument("--no-shrink", action="store_true")
+    many.add_argument("--with-job", action="store_true", help="only those that have a job of nodes")
     many.add_argument("--digests", action="store_true", help="print the digest of each trace")
     many.add_argument("--jobs", type=int, default=1, help="processes; 0: one for each processor")
     many.add_argument("--time", type=float, default=float("inf"), help="begin no seed after so many seconds")
@@ -86,6 +89,8 @@ def _share(options: argparse.Namespace, seeds: range) -> _Tally:
     for seed in seeds:
         if seams.real_monotonic() - began_s > options.time:
             break
+        if options.with_job and scenario_of(seed).job is None:
+            continue
         outcome = simulate(Course(seed))
         if options.digests:
             print(f"{seed} {outcome.digest}", flush=True)
@@ -130,7 +135,10 @@ def _mutants(names: list[str], seeds: int, is_shrunk: bool) -> int:
     missed = 0
     for name in names:
         with mutated(name):
-            outcomes = (simulate(Course(seed)) for seed in range(seeds))
+            tried = (
+                seed for seed in range(seeds) if name not in JOB_FAULTS or scenario_of(seed).job is not None
+            )
+            outcomes = (simulate(Course(seed)) for seed in tried)
             found = next((outcome for outcome in outcomes if outcome.violations), None)
             if found is not None and is_shrunk:
                 found = shrink(found)

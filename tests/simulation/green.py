@@ -42,6 +42,8 @@ class Process:
     """How many have been made."""
     jobs: dict["Job", None] = field(default_factory=dict)
     """What its threads do, in the order of their begin."""
+    on_wait: Callable[[], None] = lambda: None
+    """Called when one of its threads waits; may end the process."""
 
     def __post_init__(self) -> None:
         self.limiter = trio.CapacityLimiter(40)  # trio's own limit of threads
@@ -132,6 +134,8 @@ def park(signals: Sequence[Signal] = (), until_s: float = inf) -> bool:
     green = getcurrent()
     if not isinstance(green, Green):
         raise RuntimeError("the event loop would wait for a thread: its lock is held across I/O")
+    green.process.check()
+    green.process.on_wait()
     green.process.check()
     turn = green.turn
     wake = partial(green.wake, turn, True)

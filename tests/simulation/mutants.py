@@ -13,6 +13,7 @@ from dieselfs_server.datasets import commit, snapshots
 from dieselfs_server.maintenance import purge
 from dieselfs_server.metadata.redis.apply import ChunkApplication
 from dieselfs_server.metadata.redis.store import RedisMetadata
+from tests.simulation.job_mutants import JOB_FAULTS
 
 
 @dataclass(frozen=True)
@@ -179,6 +180,7 @@ MUTANTS = {
         "purge",
         _record_first,
     ),
+    **{name: Mutant(*fault) for name, fault in JOB_FAULTS.items()},
 }
 
 

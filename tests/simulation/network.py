@@ -60,19 +60,23 @@ class Link:
     client: Process
     server: Process
     pipes: tuple[Pipe, Pipe] = field(default_factory=lambda: (Pipe(), Pipe()))  # to the server, to the client
+    kind: str = ""
+    """What the names of its faults begin with."""
 
     def send(self, direction: int, content: bytes) -> None:
         world, pipe = self.network.world, self.pipes[direction]
         if pipe.is_reset or pipe.is_closed:
             raise BrokenPipeError(errno.EPIPE, "Broken pipe")
-        if world.fault("reset"):
+        if world.fault(f"{self.kind}reset"):
             self.reset()
             raise ConnectionResetError(errno.ECONNRESET, "Connection reset by peer")
         delay_s = world.delay_s(LATENCY_S)
-        if world.fault("stall"):
+        if world.fault(f"{self.kind}stall"):
             delay_s += 60.0 * world.faults.random() ** 2
         due_s = now_s() + delay_s
         due_s = max(due_s, self.network.healed_s(self.client, self.server))
+        if self.kind and world.fault(f"{self.kind}wrong bytes") and content:
+            content = flipped(content, world)
         pipe.arrived_s = max(pipe.arrived_s, due_s)
         pipe.segments.append((pipe.arrived_s, content))
         scheduler().call_at(pipe.arrived_s, pipe.changed.notify)
@@ -88,6 +92,13 @@ class Link:
         pipe.changed.notify()
 
 
+def flipped(content: bytes, world: World) -> bytes:
+    """With one bit that is wrong."""
+    place = world.faults.randrange(len(content))
+    wrong = content[place] ^ 1 << world.faults.randrange(8)
+    return content[:place] + bytes([wrong]) + content[place + 1 :]
+
+
 class Network:
     """Who listens where, and which connections are open."""
 
@@ -96,9 +107,11 @@ class Network:
         self._listeners: dict[Address, Listener] = {}
         self._links: list[Link] = []
         self._parted_until_s: dict[frozenset[str], float] = {}
+        self._hung_until_s: dict[Process, float] = {}
 
-    def listen(self, address: Address, process: Process) -> "Listener":
-        listener = self._listeners[address] = Listener(process)
+    def listen(self, address: Address, process: Process, kind: str = "") -> "Listener":
+        """`kind`: that of its connections (`Link.kind`)."""
+        listener = self._listeners[address] = Listener(process, kind)
         return listener
 
     def part(self, one: str, other: str, duration_s: float) -> None:
@@ -106,10 +119,19 @@ class Network:
         self._parted_until_s[frozenset((one, other))] = now_s() + duration_s
 
     def healed_s(self, one: Process, other: Process) -> float:
-        return self._parted_until_s.get(frozenset((one.name, other.name)), 0.0)
+        parted_s = self._parted_until_s.get(frozenset((one.name, other.name)), 0.0)
+        return max(parted_s, self.hung_s(one), self.hung_s(other))
+
+    def hung_s(self, process: Process) -> float:
+        """Until when a process is stopped: nothing that is sent to it, or by it, arrives."""
+        return self._hung_until_s.get(process, 0.0)
+
+    def hang(self, process: Process, duration_s: float) -> None:
+        self._hung_until_s[process] = now_s() + duration_s
 
     def heal(self) -> None:
         self._parted_until_s.clear()
+        self._hung_until_s = {process: min(end_s, now_s()) for process, end_s in self._hung_until_s.items()}
 
     def connect(self, address: Address, timeout_s: float = 10.0) -> "ClientSocket":
         """As `dieselfs.net.sockets.open_socket`."""
@@ -120,11 +142,11 @@ class Network:
         if listener is not None and self.healed_s(process, listener.process) > now_s():
             pause(timeout_s)
             raise Unavailable(f"cannot reach the server at {address}: no answer in time")
-        if listener is None or listener.process.is_dead or self.world.fault("refused"):
+        if listener is None or listener.process.is_dead or self.world.fault(f"{listener.kind}refused"):
             raise Unavailable(f"cannot reach the server at {address}: Connection refused") from (
                 ConnectionRefusedError(errno.ECONNREFUSED, "Connection refused")
             )
-        link = Link(self, process, listener.process)
+        link = Link(self, process, listener.process, kind=listener.kind)
         self._links.append(link)
         listener.arrive(link)
         return ClientSocket(link)
@@ -142,8 +164,8 @@ class Network:
 class Listener:
     """As `trio.SocketListener`."""
 
-    def __init__(self, process: Process) -> None:
-        self.process = process
+    def __init__(self, process: Process, kind: str = "") -> None:
+        self.process, self.kind = process, kind
         self._send, self._receive = trio.open_memory_channel[Link](1000)
 
     def arrive(self, link: Link) -> None:

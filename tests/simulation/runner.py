@@ -14,6 +14,7 @@ import trio
 from dieselfs.errors import DieselfsError
 from dieselfs.net.auth import Key
 from dieselfs_server.access.accounts import ALL_DATASETS, Right, StoredKey, with_grant, with_key
+from dieselfs_server.access.identity import IDENTITY_RECORD
 from dieselfs_server.access.users import UserStore
 from dieselfs_server.maintenance.fsck import _rows
 from dieselfs_server.maintenance.rebuild import rebuild
@@ -25,6 +26,7 @@ from tests.simulation import clients, seams
 from tests.simulation.actors import DATASET, Cluster, act, check_files, create, in_process
 from tests.simulation.disk import open_copy
 from tests.simulation.green import enter
+from tests.simulation.jobs import SimulatedJob
 from tests.simulation.network import Network
 from tests.simulation.oracle import Oracle
 from tests.simulation.redis_model import FORGOTTEN_MAX, Redis
@@ -39,6 +41,8 @@ REAL_S_MAX = 600.0
 """A run that takes longer waits for something real: the process ends."""
 SETTLE_S = 700.0
 """After the faults: leases have expired, and what was in flight has ended."""
+JOB_SETTLE_S = 40.0
+"""The same for a job: nodes that were out of it have asked again."""
 
 
 @dataclass(frozen=True)
@@ -97,7 +101,7 @@ async def _run(course: Course, folder: Path, is_verbose: bool) -> Outcome:
         world.trace.hexdigest(),
         tuple(world.violations),
         tuple(world.applied_faults),
-        len(scenario.steps),
+        len(scenario.numbers),
         oracle.acknowledged,
         virtual_s,
         tuple(world.lines),
@@ -124,7 +128,8 @@ def _host(
 
 
 def _key_file(objects: MemoryStore, folder: Path) -> Path:
-    """The key of a user who may do everything."""
+    """The key of a user who may do everything; it names the identity of the servers, which is stored too."""
+    objects.create_record(IDENTITY_RECORD, IDENTITY.encode())
     key = Key("admin", "0123abcd", bytes(range(32)), IDENTITY.pin)
     stored = StoredKey(key.verifier(), 0, 0)
     UserStore(objects).change(
@@ -150,10 +155,21 @@ async def _live(
     for host in hosts:  # a dataset without a chunk may be lost (docs/internals/durability.md)
         if host.redis is not None:
             host.redis.sync()
+    names = [host.name for host in hosts]
+    job = SimulatedJob(cluster, scenario, network, nursery) if scenario.job is not None else None
+    if job is not None:
+        await job.begin(names)
+        for host in hosts:
+            if host.redis is not None:
+                host.redis.sync()
     world.is_calm = False
     async with trio.open_nursery() as working:
         working.start_soon(_disturb, cluster, scenario, hosts, network, working.cancel_scope)
+        if job is not None:
+            working.start_soon(job.disturb, names)
         async with trio.open_nursery() as acting:
+            if job is not None:
+                acting.start_soon(job.act)
             for actor in scenario.actors:
                 chosen = [
                     step
@@ -165,6 +181,12 @@ async def _live(
     world.is_calm = True
     network.heal()
     world.note("calm")
+    if job is not None:
+        await trio.sleep(JOB_SETTLE_S)
+        await _all_ready(hosts)
+        await job.end()
+        if not scenario.job_needs_servers:
+            return  # no server has failed
     await trio.sleep(SETTLE_S)
     await _all_ready(hosts)
     await in_process(world, "checker", 0.0, lambda: _check_served(cluster))

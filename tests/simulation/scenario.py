@@ -1,9 +1,10 @@
 """What a seed means: the steps of each client, the faults and how likely they are, clocks. No I/O."""
 
 import random
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from tests.simulation.actors import Step
+from tests.simulation.job_plan import ALL, OUTAGE, JobPlan, job_plan_of
 
 FILES_OF_WRITER = 5
 FAULTS = {
@@ -38,6 +39,18 @@ class Scenario:
     grace_s: int
     servers: int
     has_redis: bool
+    job: JobPlan | None = None
+
+    @property
+    def job_needs_servers(self) -> bool:
+        """Whether servers fail beside the job."""
+        return self.job is not None and self.job.what_fails == ALL
+
+    @property
+    def numbers(self) -> frozenset[int]:
+        """Of all steps, and of the reads of the job."""
+        reads = [read.number for read in self.job.reads] if self.job else []
+        return frozenset([*(step.number for step in self.steps), *reads])
 
     def of(self, actor: str) -> list[Step]:
         return [step for step in self.steps if step.actor == actor]
@@ -76,7 +89,31 @@ def scenario_of(seed: int) -> Scenario:
             skews_s[name] = source.choice([0.0, 0.5, -0.5, 100.0, -100.0, 3000.0, -3000.0])
     has_redis = source.random() < 0.6
     servers = source.randint(1, 2) if has_redis else 1
-    return Scenario(tuple(steps), chances, skews_s, source.choice([0, 60, 600]), servers, has_redis)
+    scenario = Scenario(tuple(steps), chances, skews_s, source.choice([0, 60, 600]), servers, has_redis)
+    job = job_plan_of(seed, len(steps))
+    return scenario if job is None else _with_job(scenario, job)
+
+
+STEPS_BESIDE_A_JOB = 6
+PAUSE_BESIDE_A_JOB_S = 5.0
+
+
+def _with_job(scenario: Scenario, job: JobPlan) -> Scenario:
+    """Less happens beside a job; and servers fail only if the job is to live with that."""
+    steps = tuple(
+        replace(step, pause_s=min(step.pause_s, PAUSE_BESIDE_A_JOB_S))
+        for step in scenario.steps[:STEPS_BESIDE_A_JOB]
+    )
+    if job.what_fails == ALL:
+        # Chunks of the future are refused, so the dataset of the job could not be stored.
+        skews_s = {name: skew_s for name, skew_s in scenario.skews_s.items() if abs(skew_s) < 900}
+        chances = scenario.chances | job.chances
+        return replace(scenario, steps=steps, chances=chances, skews_s=skews_s, job=job)
+    has_redis = scenario.has_redis and job.what_fails == OUTAGE
+    servers = scenario.servers if has_redis else 1
+    return replace(
+        scenario, steps=steps, chances=job.chances, skews_s={}, job=job, has_redis=has_redis, servers=servers
+    )
 
 
 def _changes(source: random.Random, writer: str) -> list[tuple[bytes, int | None]]:

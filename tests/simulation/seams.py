@@ -22,7 +22,7 @@ EPOCH_S = 1_800_000_000
 
 _source = random.Random(0)
 """Random numbers of the product: keys, names, pauses."""
-_PROCESS_ID = 1000
+PROCESS_ID = 1000
 
 real_monotonic, _real_time, _real_time_ns = time.monotonic, time.time, time.time_ns
 _real_sleep, _real_urandom = time.sleep, os.urandom
@@ -67,7 +67,7 @@ class _Random(random.Random):
 
 def _getpid() -> int:
     process = green.current_process()
-    return _PROCESS_ID if process is None else _PROCESS_ID + process.number
+    return PROCESS_ID if process is None else PROCESS_ID + process.number
 
 
 def install() -> None:

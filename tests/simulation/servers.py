@@ -25,7 +25,6 @@ from tests.simulation.green import Killed, Process, current_process, enter
 from tests.simulation.network import Network
 from tests.simulation.redis_model import Redis
 from tests.simulation.world import World
-from tests.support.identity import IDENTITY
 
 PORT = 7000
 
@@ -146,7 +145,6 @@ def install() -> None:
     replaced = {
         "open_store": _open_store,
         "open_metadata": _open_metadata,
-        "store_identity": lambda store: IDENTITY,
         "_listening": _listening,
         "publish": _publish,
         "step_watch": lambda metrics: nullcontext(),

@@ -20,7 +20,7 @@ def shrink(outcome: Outcome) -> Outcome:
         found = simulate(replace(outcome.course, steps=steps, faults=faults))
         return found if _kinds(found) & kinds else None
 
-    steps = frozenset(step.number for step in scenario_of(outcome.course.seed).steps)
+    steps = scenario_of(outcome.course.seed).numbers
     best = tried(steps, frozenset(outcome.faults))
     if best is None:
         return outcome

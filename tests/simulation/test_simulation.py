@@ -36,6 +36,16 @@ def test_seeds_hold(first: int) -> None:
     assert result.returncode == 0, result.stdout + result.stderr
 
 
+def test_seeds_with_a_job_hold() -> None:
+    result = simulated("seeds", "50001", "40", "--with-job", "--time", "12")
+    assert result.returncode == 0, result.stdout + result.stderr
+
+
+def test_a_known_fault_of_a_job_is_found() -> None:
+    result = simulated("mutants", "not-gathered", "--seeds", "30")
+    assert result.returncode == 0, result.stdout + result.stderr
+
+
 def test_a_seed_has_the_same_trace_in_each_process_and_after_other_seeds() -> None:
     alone = simulated("run", "7").stdout.splitlines()[-1]
     again = simulated("run", "7").stdout.splitlines()[-1]

@@ -1,0 +1,586 @@
+"""A simulated job: daemons, mounts without a kernel, and programs with the library, on several machines. They run the
+real code of cluster, peers, placement, membership, node cache and look-ahead.
+"""
+
+import os
+import random
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import trio
+
+from dieselfs.cluster import access, daemon, node_client, peer_hedge
+from dieselfs.cluster.access import JobAccess
+from dieselfs.dataset import Dataset, reader
+from dieselfs.errors import DieselfsError
+from dieselfs.net.address import TcpAddress
+from dieselfs.rpc.client import ServerClient
+from dieselfs.settings.table import OFF, CacheOptions, JobSettings, Settings
+from dieselfs.shuffle.plan import ShuffledPaths
+from dieselfs.snapshot.reader import Snapshot
+from dieselfs.sources.server import ServerSource
+from dieselfs.transfer.sender import ChunkSender
+from dieselfs.transfer.writer import DatasetWriter
+from dieselfs_client import cache_daemon
+from dieselfs_client.cluster import local_service, node_paths, pool, role
+from tests.simulation import clients, machines
+from tests.simulation.actors import CALL_S_MAX, Cluster, in_process
+from tests.simulation.clock import now_s
+from tests.simulation.green import Process, Signal, current_process, drive, park
+from tests.simulation.job_oracle import READ_S_MAX, JobOracle
+from tests.simulation.job_plan import ALL, OUTAGE, Read
+from tests.simulation.machines import Life, Machine
+from tests.simulation.mounts import Mount
+from tests.simulation.network import Listener, Network
+from tests.simulation.scenario import Scenario
+from tests.simulation.seams import PROCESS_ID
+
+DATASET = "train"
+JOB = "job"
+RESTART_S = 2.0
+OUTAGE_S = 25.0
+RETURN_S = 12.0
+"""A peer that answers again gets all requests after this time."""
+IDLE_S_MAX = 90.0
+"""Without programs, a daemon ends after this time."""
+
+
+class SimulatedJob:
+    """One job of a run. `begin` and `end` are called while nothing fails."""
+
+    def __init__(self, cluster: Cluster, scenario: Scenario, network: Network, nursery: trio.Nursery) -> None:
+        assert scenario.job is not None
+        self.plan, self._cluster, self._network = (plan := scenario.job), cluster, network
+        clocks_s = [scenario.skews_s.get(f"server{number}", 0.0) for number in range(scenario.servers)]
+        self._has_close_clocks = plan.has_close_clocks and max(clocks_s) - min(clocks_s) < 1
+        self._world = world = cluster.world
+        self.oracle = JobOracle(world, {})
+        self.machines = [
+            Machine(world, network, f"node{number}", cluster.folder / f"node{number}", skew_s, nursery)
+            for number, skew_s in enumerate(plan.skews_s)
+        ]
+        self._programs: dict[str, Program] = {}
+        self._snapshot = b""
+        self._is_over = False
+
+    # -- phases ------------------------------------------------------------------------------------------------
+
+    async def begin(self, servers: Sequence[str]) -> None:
+        """Store the dataset, start the nodes, and read everything once."""
+        await in_process(self._world, "setup", 0.0, self._store)
+        for number, machine in enumerate(self.machines):
+            machine.folder.mkdir(mode=0o700)
+            machine.parts = {"job": self}
+            if self.plan.has_cache[number]:
+                self.start_daemon(machine, number, False)
+            for place in range(self.plan.mounts[number]):
+                self.start_mount(machine, number, 10 * number + place)
+            for place in range(self.plan.programs):
+                name = f"{machine.name}.{place}"
+                self._programs[name] = Program(self, machine, name, 100 * number + place)
+        await self._each(lambda program: program.start(self.plan.starts_s[program.node]))
+        await self._each(lambda program: program.read_all("the begin"))
+        if self.plan.fits and self._has_close_clocks:
+            self.oracle.check_once("the begin")
+        if self.plan.what_fails == OUTAGE:
+            await self._outage(servers)
+
+    async def act(self) -> None:
+        """The reads of all programs, among faults."""
+        steps = self._world.course.steps
+
+        async def read(program: Program) -> None:
+            for each in self.plan.of(program.name):
+                if steps is None or each.number in steps:
+                    await program.read(each)
+
+        self.oracle.failures_excused = self.plan.what_fails == ALL
+        await self._each(read)
+
+    async def disturb(self, servers: Sequence[str]) -> None:
+        """Crashes and partitions of nodes that come at any time, until cancelled."""
+        world = self._world
+        while True:
+            await trio.sleep(5 * world.faults.random() ** 2)
+            one, other = world.faults.sample(self.machines, 2)
+            server, long_s = world.faults.choice(servers), 60 * world.faults.random() ** 2
+            victim = world.faults.choice(living) if (living := one.living) else None
+            if victim is not None and world.fault("node crash"):
+                one.kill(victim, "node crash")
+            if victim is not None and "program" not in victim.parts and world.fault("node hangs"):
+                self._network.hang(victim, long_s)
+            if victim is not None and world.fault("daemon stops"):
+                victim.parts["life"].stopping.set()
+            if world.fault("nodes parted"):
+                self._network.part(one.name, other.name, long_s)
+            if world.fault("node parted from a server"):
+                self._network.part(one.name, server, long_s)
+
+    async def _outage(self, servers: Sequence[str]) -> None:
+        """No server is reached for longer than a lease, while the nodes read. They keep what they know."""
+        for machine in self.machines:
+            for server in servers:
+                self._network.part(machine.name, server, OUTAGE_S)
+        await trio.sleep(OUTAGE_S / 2)
+        await self._each(lambda program: program.read_all("in the outage", False))
+        await trio.sleep(OUTAGE_S)
+        await self._each(lambda program: program.read_all("after the outage"))
+        self.oracle.check_once("after the outage")
+
+    async def end(self) -> None:
+        """Nothing fails any more, and has not for a while: all agree, and nothing that was fetched is fetched again."""
+        self.oracle.failures_excused = False
+        await self._each(lambda program: program.start(0.0))
+        await self._each(lambda program: program.read_all("awake", paths=1))  # starts daemons that have ended
+        await trio.sleep(RETURN_S)
+        before = self.oracle.sent.copy()
+        await self._each(lambda program: program.read_all("the end"))
+        if self._has_close_clocks:
+            self._check_agreement()
+            if self.plan.fits:
+                self.oracle.check_once("the end", before)
+                before = self.oracle.sent.copy()
+                await next(iter(self._programs.values())).read_all("the end again")
+                self.oracle.check_once("the end again", before, 0)
+        self._world.note(f"job: {self.oracle.reads} reads, slowest {self.oracle.slowest_s:.1f} s")
+        await self._stop()
+
+    def _check_agreement(self) -> None:
+        masters = [
+            (process, process.parts["pool"])
+            for machine in self.machines
+            for process in machine.living
+            if "pool" in process.parts
+        ]
+        lists = [
+            (f"program {program.name}", program.members)
+            for program in self._programs.values()
+            if program.members
+        ]
+        self.oracle.check_agreement(masters, lists)
+
+    async def _stop(self) -> None:
+        """Programs end, and so do the daemons that they have started."""
+        self._is_over = True
+        await self._each(Program.stop)
+        lives = [life for machine in self.machines for life in machine.lives.values()]
+        for life in lives:
+            if not self.plan.ends_idle or life.is_operators:
+                life.stopping.set()
+        with trio.move_on_after(IDLE_S_MAX):
+            for life in lives:
+                await life.ended.wait()
+        if left := [life.number for life in lives if not life.ended.is_set()]:
+            self._world.violated(f"processes {left} do not end")
+
+    async def _each(self, do: Callable[["Program"], Any]) -> None:
+        async with trio.open_nursery() as nursery:
+            for program in self._programs.values():
+                nursery.start_soon(do, program)
+
+    # -- what processes use ------------------------------------------------------------------------------------
+
+    def _store(self) -> None:
+        """The files of the job, so many in each chunk; no two have the same content."""
+        source, plan = random.Random(f"{self._world.course.seed} files"), self.plan
+        client = self._cluster.client("setup")
+        sender = ChunkSender(client, client.create_dataset(DATASET))
+        try:
+            writer = DatasetWriter(sender)
+            for chunk in range(plan.chunks):
+                for number in range(plan.files_per_chunk):
+                    path = f"{number}/{chunk}"
+                    content = source.randbytes(source.randint(1, 2 * plan.file_bytes))
+                    self.oracle.contents[path] = content
+                    writer.put(path.encode(), content)
+                writer.flush()
+        finally:
+            sender.close()
+        served = client.snapshot(DATASET).content
+        assert served is not None
+        self._snapshot = bytes(served)
+
+    def snapshot(self) -> Snapshot:
+        return Snapshot(self._snapshot, "snapshot")
+
+    def settings(self, machine: Machine, node: int, rank: int) -> Settings:
+        options = JobSettings(
+            job=JOB, job_nodes=self.plan.nodes, job_node=machine.name, job_rank=rank, job_host=machine.name
+        )
+        return Settings(
+            machine.folder,
+            machine.folder / "cache",
+            server=self._cluster.servers,
+            key_file=str(self._cluster.key_file),
+            tls=OFF,
+            job=options,
+            job_memory_bytes=self.plan.memory_bytes[node],
+        )
+
+    def start_daemon(
+        self, machine: Machine, node: int, is_until_idle: bool, snapshot: Snapshot | None = None
+    ) -> Life:
+        """`dlcmd cache`, or what a program starts."""
+        settings = self.settings(machine, node, 1000 + node)
+        options = CacheOptions(
+            **{name: getattr(settings.job, name) for name in JobSettings.__slots__},
+            server=settings.server,
+            key_file=settings.key_file,
+            memory_bytes=settings.job_memory_bytes,
+        )
+
+        async def serve(process: Process) -> None:
+            self._may_crash(process)
+            await trio.sleep(self._world.delay_s(0.3))  # Python starts
+            client = ServerClient(settings)
+            served = snapshot or self.snapshot()
+            await cache_daemon.serve_cache(
+                served, ServerSource(client, served), options, client=client, is_until_idle=is_until_idle
+            )
+
+        return machine.start(serve, is_operators=not is_until_idle)
+
+    def start_mount(self, machine: Machine, node: int, rank: int) -> None:
+        """A mount, which its supervisor starts again when it dies."""
+
+        async def serve(process: Process) -> None:
+            self._may_crash(process)
+            settings = self.settings(machine, node, rank)
+            mount = Mount(self._world, self.oracle, settings, self.snapshot(), not self.plan.fits, rank)
+            await mount.run(process)
+
+        async def supervise() -> None:
+            while True:
+                life = machine.start(serve, is_operators=True)
+                await life.ended.wait()
+                if self._is_over:
+                    return
+                await trio.sleep(self._world.delay_s(0.1))
+
+        machine.nursery.start_soon(supervise)
+
+    def _may_crash(self, process: Process) -> None:
+        def wait() -> None:
+            if self._world.fault("crash at a wait"):
+                process.parts["machine"].kill(process, "crash at a wait")
+
+        process.on_wait = wait
+
+
+class Todo:
+    """What a program is to do, one after the other."""
+
+    def __init__(self) -> None:
+        self._work: deque[tuple[Callable[[], None], trio.Event]] = deque()
+        self._is_closed = False
+        self._changed = Signal()
+
+    def add(self, do: Callable[[], None], done: trio.Event) -> None:
+        self._work.append((do, done))
+        self._changed.notify()
+
+    def close(self) -> None:
+        self._is_closed = True
+        self._changed.notify()
+
+    def take(self) -> tuple[Callable[[], None], trio.Event] | None:
+        """In the program: the next; None at the end."""
+        while not self._work and not self._is_closed:
+            park((self._changed,))
+        return self._work.popleft() if self._work else None
+
+
+class Program:
+    """A training program: a process that reads with the library. Its launcher starts it again when it dies."""
+
+    def __init__(self, job: SimulatedJob, machine: Machine, name: str, rank: int) -> None:
+        self._job, self._machine, self.name, self._rank = job, machine, name, rank
+        self.node = rank // 100
+        self._life: Life | None = None
+        self._dataset: Dataset | None = None
+        self._todo = Todo()
+
+    @property
+    def members(self) -> tuple[Any, ...]:
+        """The members that it knows."""
+        reader = None if self._dataset is None else self._dataset._frozen.reader
+        attached = None if reader is None else reader._held._job
+        return () if attached is None else attached.members
+
+    # -- in tasks of the run -----------------------------------------------------------------------------------
+
+    async def start(self, after_s: float) -> None:
+        """Start it, unless it runs."""
+        if self._life is None or self._life.ended.is_set():
+            await trio.sleep(after_s)
+            self._dataset = None
+            self._todo = todo = Todo()
+            self._life = self._machine.start(lambda process: self._run(process, todo))
+
+    async def _run(self, process: Process, todo: "Todo") -> None:
+        process.parts["program"] = self
+        await drive(process, lambda: self._work(todo))
+
+    def _work(self, todo: "Todo") -> None:
+        while (work := todo.take()) is not None:
+            do, done = work
+            do()
+            done.set()
+        if self._dataset is not None:
+            self._dataset.close()
+
+    async def _do(self, work: Callable[[], None]) -> None:
+        """Do something in the process; return when it is done, or the process has died."""
+        assert self._life is not None
+        done = trio.Event()
+        async with trio.open_nursery() as nursery:
+
+            async def watch(ended: trio.Event) -> None:
+                await ended.wait()
+                nursery.cancel_scope.cancel()
+
+            nursery.start_soon(watch, self._life.ended)
+            self._todo.add(work, done)
+            await done.wait()
+            nursery.cancel_scope.cancel()
+
+    async def read(self, read: Read) -> None:
+        await trio.sleep(read.pause_s)
+        await self.start(RESTART_S)
+        await self._do(partial(self._read, read))
+
+    async def read_all(self, what: str, is_cold: bool = True, paths: int | None = None) -> None:
+        """Everything, or so many files; `is_cold`: with nothing in its own memory."""
+        await self._do(partial(self._read_all, what, is_cold, paths))
+
+    async def stop(self) -> None:
+        self._todo.close()
+        assert self._life is not None
+        with trio.move_on_after(IDLE_S_MAX):
+            await self._life.ended.wait()
+
+    # -- in its process ----------------------------------------------------------------------------------------
+
+    def _opened(self) -> Dataset:
+        if self._dataset is None:
+            job = self._job
+            settings = job.settings(self._machine, self.node, self._rank)
+            found = JobAccess.find(settings, DATASET, is_required=True, environment={})
+            self._dataset = Dataset(settings, DATASET, memory_bytes=job.plan.program_bytes, job=found)
+        return self._dataset
+
+    def _bounded(self, what: str, do: Callable[[], object], reads: int = 1) -> None:
+        """Do what must end in time. Errors of the product are answers, if servers may fail."""
+        oracle, began_s = self._job.oracle, trio.current_time()
+        limit_s = READ_S_MAX + (reads * CALL_S_MAX if oracle.failures_excused else 0.0)
+        try:
+            do()
+        except DieselfsError as error:
+            oracle.failed(what, error)
+        except Exception as error:
+            self._job._world.violated(f"{what} raised {error!r}")
+            raise
+        oracle.took(what, now_s() - began_s, limit_s)
+
+    def _read_all(self, what: str, is_cold: bool, paths: int | None) -> None:
+        what = f"{what}: {self.name}"
+        if is_cold:
+            self._bounded(what, lambda: self._opened().refresh())
+        for path in [*self._job.oracle.contents][:paths]:
+            self._bounded(what, partial(self._get, what, path))
+
+    def _get(self, what: str, path: str) -> None:
+        self._job.oracle.check_read(what, path, self._opened().get(path))
+
+    def _read(self, read: Read) -> None:
+        what = f"step {read.number}"
+        self._job._world.note(f"{what}: {read.kind}")
+        READS[read.kind](self, what, random.Random(read.choice))
+
+    def _read_some(self, what: str, source: random.Random) -> None:
+        for path in source.sample(paths := [*self._job.oracle.contents], min(8, len(paths))):
+            self._bounded(what, partial(self._get, what, path))
+
+    def _read_many(self, what: str, source: random.Random) -> None:
+        paths = source.sample(every := [*self._job.oracle.contents], min(12, len(every)))
+
+        def get() -> None:
+            for path, content in zip(paths, self._opened().get_many(paths), strict=True):
+                self._job.oracle.check_read(what, path, content)
+
+        self._bounded(what, get, len(paths))
+
+    def _read_range(self, what: str, source: random.Random) -> None:
+        path, content = source.choice([*self._job.oracle.contents.items()])
+        begin, end = sorted(source.randint(0, len(content)) for _ in range(2))
+
+        def get() -> None:
+            found = self._opened().get_range(path, begin, end)
+            self._job.oracle.check_read(what, path, found, begin, end)
+
+        self._bounded(what, get)
+
+    def _read_plan(self, what: str, source: random.Random, is_ahead: bool = False) -> None:
+        """An epoch that all programs share, each its part."""
+        programs = sorted(self._job._programs)
+        rank, world = programs.index(self.name), len(programs)
+
+        shares: list[ShuffledPaths] = []
+
+        def share() -> None:
+            plan = self._opened().plan(epoch=source.randrange(4), group_chunks=4)
+            shares.append(plan.share(rank, world).paths)
+
+        self._bounded(what, share)
+        paths: Sequence[str] = shares[0] if shares else ()
+        if is_ahead and shares:
+            for path in self._opened().ahead(shares[0]):
+                self._bounded(what, partial(self._get, what, path))
+            return
+        for first in range(0, len(paths), 5):
+            some = paths[first : first + 5]
+
+            def get(some: Sequence[str] = some) -> None:
+                for path, content in zip(some, self._opened().get_many(some), strict=True):
+                    self._job.oracle.check_read(what, path, content)
+
+            self._bounded(what, get, len(some))
+
+    def _refresh(self, what: str, source: random.Random) -> None:
+        self._bounded(what, lambda: self._opened().refresh())
+
+
+READS: dict[str, Callable[[Program, str, random.Random], None]] = {
+    "get": Program._read_some,
+    "many": Program._read_many,
+    "range": Program._read_range,
+    "plan": Program._read_plan,
+    "ahead": partial(Program._read_plan, is_ahead=True),
+    "refresh": Program._refresh,
+}
+
+
+# -- seams -------------------------------------------------------------------------------------------------------
+
+
+class _PeerListener(Listener):
+    """With the `socket` of a `trio.SocketListener`."""
+
+    def __init__(self, listener: Listener, address: TcpAddress) -> None:
+        self.accept = listener.accept  # type: ignore[method-assign]  # it stands for the listener
+        where = (address.host, address.port)
+        self.socket = SimpleNamespace(getsockname=lambda: where, close=lambda: None)
+
+
+@asynccontextmanager
+async def _open_listeners(address: TcpAddress) -> AsyncIterator[list[_PeerListener]]:
+    machine, process = machines.machine(), current_process()
+    assert process is not None
+    machine.last_port += 1
+    address = replace(address, port=machine.last_port)
+    yield [_PeerListener(machine.network.listen(address, process, "peer "), address)]
+
+
+def _start(command: Sequence[str], log: Path, descriptors: Sequence[int] = (), folder: str = "/") -> int:
+    """As `launch.start`, of the daemon of a node."""
+    machine = machines.machine()
+    job: SimulatedJob = machine.parts["job"]
+    snapshot = Snapshot.open(command[command.index("--snapshot") + 1])
+    life = job.start_daemon(machine, job.machines.index(machine), True, snapshot)
+    machine.world.note(f"starts process {life.number}")
+    return PROCESS_ID + life.number
+
+
+def _counted(right: Callable[..., Any]) -> Callable[..., Any]:
+    """A method of `ServerSource` that brings bytes of a chunk."""
+
+    def fetch(self: ServerSource, chunk: int, *args: Any) -> Any:
+        result = right(self, chunk, *args)
+        process = current_process()
+        if process is not None and "machine" in process.parts and self.snapshot.dataset == DATASET:
+            job: SimulatedJob = process.parts["machine"].parts["job"]
+            job.oracle.came(chunk)
+            machines.machine().world.note(f"process {process.number} got chunk {chunk} from a server")
+        return result
+
+    return fetch
+
+
+class _Pool(pool.Pool):
+    """Notes who is the master of a node."""
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        process = current_process()
+        assert process is not None
+        machine: Machine = process.parts["machine"]
+        process.parts["pool"] = self
+        machine.world.note(f"process {process.number} is the node master")
+        machine.parts["job"].oracle.check_masters(machine.living)
+
+    async def run(self, *args: Any) -> None:
+        try:
+            await super().run(*args)
+        finally:  # it has left the job, and another process of the node may take its place
+            process = current_process()
+            assert process is not None
+            process.parts.pop("pool", None)
+
+
+async def _publish(*_: object) -> None:
+    """Nobody asks for metrics."""
+
+
+def install() -> None:
+    """Give the processes of jobs the simulated machines."""
+    replaced: list[tuple[Any, dict[str, Any]]] = [
+        (trio, {"open_signal_receiver": machines.open_signal_receiver}),
+        (pool, {"open_listeners": _open_listeners}),
+        (role, {"bound": machines.bound, "Pool": _Pool}),
+        (local_service, {"peer_user": lambda connection: os.getuid()}),
+        (node_paths, {"runtime_folder": machines.runtime_folder, "NodeLock": machines.Lock}),
+        (access, {"runtime_folder": machines.runtime_folder}),
+        (reader, {"runtime_folder": machines.runtime_folder}),
+        (
+            node_client,
+            {
+                "connect_private": machines.connect_private,
+                "receive_with_descriptors": machines.receive_with_descriptors,
+            },
+        ),
+        (
+            daemon,
+            {
+                "connect_private": machines.connect_private,
+                "peer_process": lambda connection: PROCESS_ID + connection.server.number,
+                "ProcessHandle": machines.Handle,
+                "NodeLock": machines.Lock,
+                "locked": machines.locked,
+                "start": _start,
+            },
+        ),
+        (
+            peer_hedge,
+            {
+                "first_to_answer": clients.first_to_answer,
+                "socket": SimpleNamespace(socketpair=machines.bells),
+            },
+        ),
+        (cache_daemon, {"room_bytes": lambda: (None, ""), "publish": _publish}),
+        (
+            ServerSource,
+            {
+                "fetch_parts": _counted(ServerSource.fetch_parts),
+                "fetch_joined": _counted(ServerSource.fetch_joined),
+            },
+        ),
+    ]
+    for module, names in replaced:
+        for name, value in names.items():
+            setattr(module, name, value)
