@@ -85,3 +85,7 @@ RPC_SENT_BYTES = Family("counter", "rpc.sent_bytes", "Bulk bytes sent over close
 STORE_ANSWERED_S = Family(
     "histogram", "store.answered_s", "Time of calls of the object store.", ("operation",), LATENCY_BOUNDS_S
 )
+USERS_RECEIVED_BYTES = Family(
+    "counter", "users.received_bytes", "Bulk bytes received from a user.", ("user",)
+)
+USERS_SENT_BYTES = Family("counter", "users.sent_bytes", "Bulk bytes sent to a user.", ("user",))

@@ -204,11 +204,11 @@ class Registry:
 
     def declare(self, family: Family, read: Read | None = None, **labels: str) -> Metric:
         """A counter, a gauge or an info of the catalogue, with the values of its labels."""
-        return self._declare(family, Metric(read), labels)
+        return self._declare(family, Metric, read, labels)
 
     def declare_histogram(self, family: Family, **labels: str) -> Histogram:
         """A histogram of the catalogue, with the values of its labels."""
-        return self._declare(family, Histogram(family.bounds), labels)
+        return self._declare(family, Histogram, None, labels)
 
     def counter(self, name: str, help: str, read: Read | None = None, **labels: str) -> Metric:
         """A number that only rises."""
@@ -226,14 +226,23 @@ class Registry:
         """A value for JSON that is no number."""
         self.declare(Family("info", name, help), read)
 
-    def _declare(self, family: Family, metric: _Kind, labels: Mapping[str, str]) -> _Kind:
+    def _declare(
+        self, family: Family, kind: type[_Kind], read: Read | None, labels: Mapping[str, str]
+    ) -> _Kind:
         name, key = family.name, (family.name, tuple(labels.values()))
+        if read is None and self._families.get(name) is family:  # as each call of a server does
+            known = self._metrics.get(key)
+            if known is not None:
+                assert isinstance(known, kind)
+                return known
         assert tuple(labels) == family.labels, f"metric {name} has the labels {family.labels}"
+        metric = Histogram(family.bounds) if kind is Histogram else Metric(read)
+        assert isinstance(metric, kind)
         with self.lock:
             assert self._families.setdefault(name, family) == family, f"metric {name} is declared twice"
-            if metric.read is None:
+            if read is None:
                 found = self._metrics.setdefault(key, metric)
-                assert isinstance(found, type(metric))
+                assert isinstance(found, kind)
                 return found
             self._metrics[key] = metric  # reads the part that is in use now
             return metric

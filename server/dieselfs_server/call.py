@@ -24,6 +24,7 @@ from dieselfs_server.store.interface import Buffer, OpenPayload
 _RIGHTS = {READ: Right.READ, WRITE: Right.WRITE, ADMIN: Right.ADMIN}
 
 Found = TypeVar("Found", DatasetRecord, bytes)
+Worked = TypeVar("Worked")
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,13 +117,15 @@ class Call:
     async def rights(self, datasets: Iterable[str]) -> dict[str, Right]:
         """The rights of the caller on datasets, which may be thousands, by their names."""
         if self.caller.is_trusted:
+            return self._rights(datasets)
+        return await trio.to_thread.run_sync(self._rights, datasets)
+
+    def _rights(self, datasets: Iterable[str]) -> dict[str, Right]:
+        """As `rights`; blocks."""
+        if self.caller.is_trusted:
             return dict.fromkeys(datasets, Right.ADMIN)
-
-        def look_up() -> dict[str, Right]:
-            accounts, now_s = self.access.users.current(), time.time()
-            return {name: self.caller.right_on(name, accounts, now_s) for name in datasets}
-
-        return await trio.to_thread.run_sync(look_up)
+        accounts, now_s = self.access.users.current(), time.time()
+        return {name: self.caller.right_on(name, accounts, now_s) for name in datasets}
 
     async def require_right(self, right: Right | None = None, name: str | None = None) -> None:
         """Raise AccessDenied, or NotFound if the caller may not see the dataset. `right`: by default the one that the
@@ -130,7 +133,9 @@ class Call:
         """
         right, name = self._defaults(right, name)
         check_dataset_name(name)
-        has = await self.right(name)
+        self._check_right(right, name, await self.right(name))
+
+    def _check_right(self, right: Right, name: str, has: Right) -> None:
         if has < Right.READ:
             raise _no_dataset(name)
         if has < right:
@@ -167,7 +172,13 @@ class Call:
 
         Without the right to read, NotFound is raised whether or not the dataset exists.
         """
-        return await self._looked_up(self.access.catalog.dataset, *self._defaults(right, name))
+        return await self._looked_up(self.access.catalog.dataset, *self._defaults(right, name), _itself)
+
+    async def on_dataset(self, work: Callable[[DatasetRecord], Worked]) -> Worked:
+        """The result of `work` on the dataset that the arguments name; raises as `dataset`. Both block, and share a
+        worker thread: to begin in one costs more than a look-up.
+        """
+        return await self._looked_up(self.access.catalog.dataset, *self._defaults(None, None), work)
 
     async def dataset_id(self) -> bytes:
         """The ID of the dataset that the arguments name, also while its metadata is away or lost.
@@ -177,26 +188,36 @@ class Call:
         right, name = self._defaults(None, None)
         catalog = self.access.catalog
         with trio.move_on_after(METADATA_ANSWER_S if catalog.known_id(name) else math.inf):
-            return await self._looked_up(catalog.dataset_id, right, name, abandon_on_cancel=True)
+            return await self._looked_up(catalog.dataset_id, right, name, _itself, abandon_on_cancel=True)
         catalog.note_silence()
-        return await self._looked_up(catalog.known_id, right, name)
+        return await self._looked_up(catalog.known_id, right, name, _itself)
 
     async def _looked_up(
-        self, look_up: Callable[[str], Found | None], right: Right, name: str, abandon_on_cancel: bool = False
-    ) -> Found:
+        self,
+        look_up: Callable[[str], Found | None],
+        right: Right,
+        name: str,
+        work: Callable[[Found], Worked],
+        abandon_on_cancel: bool = False,
+    ) -> Worked:
+        """Look up the dataset and the right, and work, in one worker thread."""
         check_dataset_name(name)
-        found: Found | None = None
-        failure: Unavailable | None = None
-        try:
-            found = await trio.to_thread.run_sync(look_up, name, abandon_on_cancel=abandon_on_cancel)
-        except Unavailable as error:
-            failure = error
-        await self.require_right(right, name)  # before any reply about the dataset
-        if failure is not None:
-            raise failure
-        if found is None:
-            raise _no_dataset(name)
-        return found
+
+        def looked_up() -> Worked:
+            found: Found | None = None
+            failure: Unavailable | None = None
+            try:
+                found = look_up(name)
+            except Unavailable as error:
+                failure = error
+            self._check_right(right, name, self._rights((name,))[name])  # before any reply about the dataset
+            if failure is not None:
+                raise failure
+            if found is None:
+                raise _no_dataset(name)
+            return work(found)
+
+        return await trio.to_thread.run_sync(looked_up, abandon_on_cancel=abandon_on_cancel)
 
     async def bulk_length(self) -> int:
         """The number of bulk bytes that follow the call. Raises if the caller has no right to send them."""
@@ -208,6 +229,10 @@ class Call:
             raise InvalidInput(f"a chunk of {length} bytes, limit {limit_bytes}")
         await self.dataset()
         return length
+
+
+def _itself(found: Found) -> Found:
+    return found
 
 
 def _no_dataset(name: str) -> NotFound:

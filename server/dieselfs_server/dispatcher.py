@@ -2,7 +2,7 @@
 
 import logging
 import time
-from contextlib import AsyncExitStack, ExitStack
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -20,6 +20,7 @@ from dieselfs.limits import (
     PROGRESS_S,
     REPLY_BYTES_MAX,
     REPLY_BYTES_PER_USER_MAX,
+    SMALL_REPLY_BYTES,
 )
 from dieselfs.names import printable
 from dieselfs.rpc.messages import decode_call, encode_refusal, encode_reply
@@ -169,20 +170,18 @@ class Dispatcher:
         trio.lowlevel.current_task().name = method  # in the metrics of long steps
         dataset = getattr(arguments, "dataset", "")
         paced = self._throttle.call(user, method, connection.peer, dataset, len(message))
-        async with AsyncExitStack() as reply_bytes:
-            call = Call(
-                self._service.access,
-                user,
-                method,
-                arguments,
-                hold=partial(self._hold, reply_bytes, user.name),
-            )
-            if paced is not None:
-                call.pace = paced.announce
+        held: list[int] = []
+        call = Call(self._service.access, user, method, arguments, hold=partial(self._hold, held, user.name))
+        if paced is not None:
+            call.pace = paced.announce
+        try:
             await self._answer(connection, call, sequence, paced)
+        finally:
+            for reply_bytes in held:
+                self._replies.give(user.name, reply_bytes)
 
-    async def _hold(self, reply_bytes: AsyncExitStack, user: str, size_bytes: int) -> None:
-        await reply_bytes.enter_async_context(self._replies.held(user, size_bytes))
+    async def _hold(self, held: list[int], user: str, size_bytes: int) -> None:
+        held.append(await self._replies.take(user, size_bytes))
 
     async def _answer(
         self, connection: ClientConnection, call: Call, sequence: int, paced: PacedCall | None
@@ -194,24 +193,9 @@ class Dispatcher:
         try:
             if paced is not None:
                 await paced.begin()
-            async with AsyncExitStack() as holding:
-                try:
-                    length = await call.bulk_length()
-                    if length and paced is not None:
-                        await paced.announce(length)
-                    if length:
-                        await holding.enter_async_context(self._uploads.held(user.name, length))
-                except InvalidInput:
-                    raise ProtocolError(f"bulk of {arguments.bulk_length} bytes") from None
-                except DieselfsError:
-                    with trio.fail_after(_longest_s(arguments.bulk_length)):
-                        await connection.discard_bulk(arguments.bulk_length)
-                    raise
-                if length:
-                    with trio.fail_after(_longest_s(length)):
-                        pace = None if paced is None else paced.move
-                        call.bulk = await connection.receive_bulk(length, pace)
-                self._requests.value += 1
+            if METHODS[method].sizes.bulk_bytes:
+                reply, message = await self._received_and_worked(connection, call, sequence, paced)
+            else:
                 reply, message = await self._worked(connection, call, sequence)
             noted.end("ok")
             if method == "join_job":
@@ -237,8 +221,32 @@ class Dispatcher:
             noted.end("interrupted")
             self._count_bytes(call, connection, *before_bytes)
 
+    async def _received_and_worked(
+        self, connection: ClientConnection, call: Call, sequence: int, paced: PacedCall | None
+    ) -> tuple[Reply, bytes]:
+        """As `_worked`, of a call with bulk bytes, which are received first; their memory is held until then."""
+        arguments, user, taken_bytes = call.arguments, call.caller.name, 0
+        try:
+            try:
+                length = await call.bulk_length()
+                if paced is not None:
+                    await paced.announce(length)
+                taken_bytes = await self._uploads.take(user, length)
+            except InvalidInput:
+                raise ProtocolError(f"bulk of {arguments.bulk_length} bytes") from None
+            except DieselfsError:
+                with trio.fail_after(_longest_s(arguments.bulk_length)):
+                    await connection.discard_bulk(arguments.bulk_length)
+                raise
+            with trio.fail_after(_longest_s(length)):
+                call.bulk = await connection.receive_bulk(length, None if paced is None else paced.move)
+            return await self._worked(connection, call, sequence)
+        finally:
+            self._uploads.give(user, taken_bytes)
+
     async def _worked(self, connection: ClientConnection, call: Call, sequence: int) -> tuple[Reply, bytes]:
         """What the handler returns, and its message. Meanwhile a client that waits long gets signs of life."""
+        self._requests.value += 1
         work = METHODS[call.method].work
         if not work.limit_s:
             return await self._in_turn(call, sequence)
@@ -263,11 +271,9 @@ class Dispatcher:
         metrics, user = self._service.metrics, call.caller.name
         moved = Transferred(connection.bulk_bytes_sent - sent, connection.bulk_bytes_received - received)
         if moved.written:
-            counter = metrics.counter("users.received_bytes", "Bulk bytes received from a user.", user=user)
-            counter.value += moved.written
+            metrics.declare(catalogue.USERS_RECEIVED_BYTES, user=user).value += moved.written
         if moved.read:
-            counter = metrics.counter("users.sent_bytes", "Bulk bytes sent to a user.", user=user)
-            counter.value += moved.read
+            metrics.declare(catalogue.USERS_SENT_BYTES, user=user).value += moved.read
         if any(moved):
             self._service.traffic.count(user, getattr(call.arguments, "dataset", ""), moved)
 
@@ -277,8 +283,12 @@ async def _send(connection: ClientConnection, message: bytes, reply: Reply, pace
         length = sum(len(part) for part in reply.bulk)
         if paced is not None:
             await paced.reply(len(message))
+        move = None if paced is None else paced.move
+        if length <= SMALL_REPLY_BYTES:  # which the kernel takes at once
+            await connection.send(message, reply.bulk, move)
+            return
         with trio.fail_after(_longest_s(length)):
-            await connection.send(message, reply.bulk, None if paced is None else paced.move)
+            await connection.send(message, reply.bulk, move)
         return
     with ExitStack() as stack:
         files = [stack.enter_context(file) for file in reply.files]

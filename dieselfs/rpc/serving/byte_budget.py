@@ -3,8 +3,6 @@ its bytes before the memory for them. This module waits for other calls.
 """
 
 from collections import Counter
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 
 import trio
 
@@ -28,27 +26,27 @@ class ByteBudget:
         self._waiting = 0
         self._freed = trio.Event()
 
-    @asynccontextmanager
-    async def held(self, user: str, size_bytes: int) -> AsyncIterator[None]:
-        """Hold this many bytes until the end of the block; of more than a user may have, hold all that.
+    async def take(self, user: str, size_bytes: int) -> int:
+        """Take this many bytes; of more than a user may have, all that. Returns what to give back.
 
-        Waits while others hold them; raises Unavailable after the wait. Without a wait, there is no checkpoint.
+        Waits while others have them; raises Unavailable after the wait. Without a wait, there is no checkpoint.
         """
         size_bytes = min(size_bytes, self._user_bytes)
         if not self._is_free(user, size_bytes):
             await self._wait(user, size_bytes)
         self._held[user] += size_bytes
         self._held_bytes += size_bytes
-        try:
-            yield
-        finally:
-            self._held_bytes -= size_bytes
-            self._held[user] -= size_bytes
-            if not self._held[user]:
-                del self._held[user]
-            if self._waiting:
-                self._freed.set()
-                self._freed = trio.Event()
+        return size_bytes
+
+    def give(self, user: str, taken_bytes: int) -> None:
+        """Give back what `take` has returned."""
+        self._held_bytes -= taken_bytes
+        self._held[user] -= taken_bytes
+        if not self._held[user]:
+            del self._held[user]
+        if self._waiting:
+            self._freed.set()
+            self._freed = trio.Event()
 
     async def _wait(self, user: str, size_bytes: int) -> None:
         self._waiting += 1

@@ -35,7 +35,7 @@ class _Flow:
 
 
 class FairQueue:
-    """For one thread. Costs are whole numbers of one unit."""
+    """For one thread. Costs are whole numbers of one unit, above 0."""
 
     def __init__(self, cost_max: int, user_cost_max: int, small_cost: int) -> None:
         """`cost_max`, `user_cost_max`: of the calls in flight of all users, and of each; a call that costs more than
@@ -52,6 +52,7 @@ class FairQueue:
 
     def enter(self, user: str, cost: int, begin: Callable[[], None]) -> Turn:
         """Put a call into the queue; `begin` is called when it may begin, maybe at once."""
+        assert cost > 0
         turn = Turn(user, cost, begin)
         flow = self._flows.get(user)
         if flow is None:
@@ -80,8 +81,8 @@ class FairQueue:
             del self._flows[turn.user]
         if self.waiting:
             self._advance()
-        elif not self.in_flight:  # nobody is behind others
-            self._flows = {user: flow for user, flow in self._flows.items() if flow.running}
+        elif not self.in_flight:  # nobody has calls, or is behind others
+            self._flows.clear()
 
     def _advance(self) -> None:
         while (flow := self._next()) is not None:
@@ -90,7 +91,8 @@ class FairQueue:
             self._begin(flow, turn)
 
     def _begin(self, flow: _Flow, turn: Turn) -> None:
-        self._virtual = max(self._virtual, flow.finish)
+        if flow.finish > self._virtual:
+            self._virtual = flow.finish
         flow.finish = self._virtual + turn.cost
         flow.in_flight += turn.cost
         flow.running += 1

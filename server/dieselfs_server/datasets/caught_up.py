@@ -107,7 +107,7 @@ class _CaughtUp:
         self._clock = clock
         self._first = metadata.lineage()
         self._waiting = Semaphore(WAITING_MAX)
-        self._lock = Lock()  # guards the four below
+        self._lock = Lock()  # guards changes of the four below; one item is read without it
         self.starting: dict[bytes, _Left] = {}  # not caught up since the start
         self._seen: dict[bytes, _Seen] = {}
         self._copies: dict[bytes, int] = {}  # lineage at the start of each rebuild, by the ID of the copy
@@ -199,21 +199,23 @@ class _CaughtUp:
         self._metadata.cancel_rebuild(dataset_id, copy_id)
 
     def _is_behind(self, dataset_id: bytes, lineage: int) -> bool:
-        with self._lock:
-            seen = self._seen.get(dataset_id)
-            is_copy, is_starting = dataset_id in self._copies, dataset_id in self.starting
-        return is_starting or (not is_copy and lineage != (self._first if seen is None else seen.lineage))
+        if dataset_id in self.starting:
+            return True
+        seen = self._seen.get(dataset_id)
+        if lineage == (self._first if seen is None else seen.lineage):
+            return False
+        return dataset_id not in self._copies
 
     def _is_older(self, record: DatasetRecord) -> bool:
         """Whether the record, just read, may lack writes; one that does not is noted."""
-        with self._lock:
-            if record.dataset_id in self.starting:
-                return True
-        return self._has_lost(record)
+        return record.dataset_id in self.starting or self._has_lost(record)
 
     def _has_lost(self, record: DatasetRecord) -> bool:
         """As `_is_older`, but for what the start of this server has still to apply."""
         lineage = self._metadata.lineage()
+        known = self._seen.get(record.dataset_id)
+        if known is not None and known.lineage == lineage and known.generation == record.generation:
+            return False
         with self._lock:
             seen = self._seen.get(record.dataset_id, _Seen(self._first, 0))
             if seen.lineage != lineage or record.generation < seen.generation:

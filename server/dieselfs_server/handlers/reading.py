@@ -168,22 +168,23 @@ class ReadCalls:
 
     async def _found(self, call: Call) -> tuple[DatasetRecord, FileRecord]:
         """The dataset and the entry that the arguments name, for a caller who may read them. Raises NotFound."""
-        dataset, path = await call.dataset(), check_path(call.arguments.path)
-        return dataset, await trio.to_thread.run_sync(_find, self.metadata, dataset, path)
+        metadata, path = self.metadata, call.arguments.path
+        return await call.on_dataset(lambda dataset: (dataset, _find(metadata, dataset, check_path(path))))
 
     async def list_folder(self, call: Call) -> Sequence[RemoteEntry]:
-        dataset, after, limit = await call.dataset(), call.arguments.after, call.arguments.limit
-        path = check_path(call.arguments.path)
-        if not 0 < limit <= LISTING_ENTRIES_MAX:
-            raise InvalidInput(f"a listing of {limit} entries is out of range (1 to {LISTING_ENTRIES_MAX})")
-        metadata = self.metadata
+        metadata, arguments = self.metadata, call.arguments
 
-        def listing() -> Sequence[FileRecord]:
+        def listing(dataset: DatasetRecord) -> Sequence[FileRecord]:
+            path, after, limit = check_path(arguments.path), arguments.after, arguments.limit
+            if not 0 < limit <= LISTING_ENTRIES_MAX:
+                raise InvalidInput(
+                    f"a listing of {limit} entries is out of range (1 to {LISTING_ENTRIES_MAX})"
+                )
             if _find(metadata, dataset, path).op != Op.DIRECTORY:
                 raise InvalidInput(f"dl://{dataset.name}/{printable(path)}: not a folder")
             return page_of(metadata.list_folder(dataset.dataset_id, path, after, limit))
 
-        return [_remote_entry(record) for record in await trio.to_thread.run_sync(listing)]
+        return [_remote_entry(record) for record in await call.on_dataset(listing)]
 
     async def read_file(self, call: Call) -> bytes:
         dataset, record = await self._found(call)

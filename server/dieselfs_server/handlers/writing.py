@@ -69,21 +69,26 @@ class WriteCalls:
         )
 
     async def reserve_versions(self, call: Call) -> int:
-        dataset, count = await call.dataset(), call.arguments.count
-        if not 0 < count <= VERSIONS_PER_REQUEST_MAX:
-            raise InvalidInput(f"{count} versions are out of range (1 to {VERSIONS_PER_REQUEST_MAX})")
-        return await self._reserve(dataset, count)
+        count = call.arguments.count
 
-    async def _reserve(self, dataset: DatasetRecord, count: int) -> int:
-        reserve = self.metadata.reserve_versions
-        return await trio.to_thread.run_sync(reserve, dataset.dataset_id, count, time.time_ns())
+        def reserved(dataset: DatasetRecord) -> int:
+            if not 0 < count <= VERSIONS_PER_REQUEST_MAX:
+                raise InvalidInput(f"{count} versions are out of range (1 to {VERSIONS_PER_REQUEST_MAX})")
+            return self.metadata.reserve_versions(dataset.dataset_id, count, time.time_ns())
+
+        return await call.on_dataset(reserved)
+
+    def _writable(self, key_id: bytes, dataset: DatasetRecord) -> DatasetRecord:
+        """The dataset, if what was encrypted with this key may be stored in it. Raises InvalidInput."""
+        self.keys.check(dataset, key_id)
+        return dataset
 
     async def put_chunk(self, call: Call) -> int:
         chunk_id = call.arguments.chunk_id
         if len(chunk_id) != CHUNK_ID_BYTES:
             raise InvalidInput(f"a chunk ID of {len(chunk_id)} bytes; it must have {CHUNK_ID_BYTES}")
-        dataset, name = await call.dataset(), f"chunk {chunk_name(chunk_id)}"
-        await trio.to_thread.run_sync(self.keys.check, dataset, call.arguments.key_id or b"")
+        dataset = await call.on_dataset(partial(self._writable, call.arguments.key_id or b""))
+        name = f"chunk {chunk_name(chunk_id)}"
         preamble = decode_preamble(call.bulk[:PREAMBLE_BYTES], name, chunk_id)
         if preamble.is_attached:
             self._check_attached(call, dataset, preamble, name)
@@ -152,14 +157,17 @@ class WriteCalls:
                 return generation
 
     async def write_file(self, call: Call) -> int:
-        dataset, arguments = await call.dataset(), call.arguments
-        if len(arguments.content) > INLINE_FILE_BYTES_MAX:
-            raise InvalidInput(f"write_file accepts at most {INLINE_FILE_BYTES_MAX} bytes; use put_chunk")
-        await trio.to_thread.run_sync(self.keys.check, dataset, b"")
-        builder = ChunkBuilder()
-        builder.add_file(arguments.path, arguments.content, arguments.mode, arguments.mtime_ns)
+        arguments, builder = call.arguments, ChunkBuilder()
+
+        def reserved(dataset: DatasetRecord) -> tuple[DatasetRecord, int]:
+            if len(arguments.content) > INLINE_FILE_BYTES_MAX:
+                raise InvalidInput(f"write_file accepts at most {INLINE_FILE_BYTES_MAX} bytes; use put_chunk")
+            self._writable(b"", dataset)
+            builder.add_file(arguments.path, arguments.content, arguments.mode, arguments.mtime_ns)
+            return dataset, self.metadata.reserve_versions(dataset.dataset_id, 1, time.time_ns())
+
+        dataset, first = await call.on_dataset(reserved)
         sealed = builder.seal()
-        first = await self._reserve(dataset, 1)
         while True:
             chunk_id = self.ids.next()
             data = b"".join(sealed.encode(chunk_id, dataset.name, dataset.dataset_id, first))
@@ -170,8 +178,10 @@ class WriteCalls:
                 continue  # another writer has used the same ID: take the next one
 
     async def get_pending(self, call: Call) -> Any:
-        dataset, path = await call.dataset(), check_path(call.arguments.path)
-        pending = await trio.to_thread.run_sync(self.metadata.pending, dataset.dataset_id, path)
+        path = call.arguments.path
+        pending = await call.on_dataset(
+            lambda dataset: self.metadata.pending(dataset.dataset_id, check_path(path))
+        )
         extents = np.array(sorted(pending.extents), "<u8").tobytes()
         return thrift.PendingInfo(
             version=pending.version, size=pending.size, mtime_ns=pending.mtime_ns, extents=extents

@@ -48,15 +48,23 @@ def merge_ranges(ranges: Ranges, gap_bytes_max: int = GAP_BYTES_MAX) -> Ranges:
     """Ascending disjoint spans that cover `ranges`. Both have shape (n, 2), dtype int64: offset, length. With a
     `gap_bytes_max` of -1 only ranges that overlap are merged.
     """
-    filled = ranges[ranges[:, 1] > 0]
+    filled = _filled(ranges)
     if len(filled) == 0:
         return np.empty((0, 2), np.int64)
-    filled = filled[np.argsort(filled[:, 0], kind="stable")]
-    reached = np.maximum.accumulate(filled.sum(axis=1))
-    firsts = np.flatnonzero(np.concatenate(([True], filled[1:, 0] > reached[:-1] + gap_bytes_max)))
-    lasts = np.concatenate((firsts[1:], [len(filled)])) - 1
-    starts = filled[firsts, 0]
-    return np.stack((starts, reached[lasts] - starts), axis=1)
+    offsets, lengths = filled[np.argsort(filled[:, 0], kind="stable")].T
+    reached = np.maximum.accumulate(offsets + lengths)
+    firsts = np.flatnonzero(offsets[1:] > reached[:-1] + gap_bytes_max) + 1
+    spans = np.empty((len(firsts) + 1, 2), np.int64)
+    spans[0, 0], spans[1:, 0] = offsets[0], offsets[firsts]
+    spans[:-1, 1], spans[-1, 1] = reached[firsts - 1], reached[-1]
+    spans[:, 1] -= spans[:, 0]
+    return spans
+
+
+def _filled(ranges: Ranges) -> Ranges:
+    """The ranges that are not empty."""
+    lengths = ranges[:, 1]
+    return ranges if lengths.all() else ranges[lengths > 0]
 
 
 def span_of(ranges: Ranges, spans: Ranges) -> npt.NDArray[np.int64]:
@@ -79,7 +87,7 @@ Cut = Callable[[Ranges, Ranges, list[bytes]], list[memoryview]]
 def cut_ranges(ranges: Ranges, spans: Ranges, contents: list[bytes]) -> list[memoryview]:
     """The bytes of each non-empty range, in order, from the `contents` of the spans."""
     views = [memoryview(content) for content in contents]
-    filled = ranges[ranges[:, 1] > 0]
+    filled = _filled(ranges)
     if len(filled) == 0:
         return []
     owners = span_of(filled, spans)
@@ -121,12 +129,13 @@ class SharedRead:
     def take(self, ranges: Ranges, cut: Cut) -> list[memoryview]:
         """The bytes of ranges that the spans cover. Raises the error of a span that they need."""
         assert self.outcomes is not None
-        uses = np.bincount(span_of(ranges[ranges[:, 1] > 0], self.spans))
-        for span in np.flatnonzero(uses).tolist():
-            failure = self.outcomes[span]
-            if isinstance(failure, DieselfsError):
-                raise type(failure)(*failure.args) from failure
-        contents = [outcome if isinstance(outcome, bytes) else b"" for outcome in self.outcomes]
+        contents = [outcome for outcome in self.outcomes if isinstance(outcome, bytes)]
+        if len(contents) < len(self.outcomes):
+            for span in np.unique(span_of(ranges[ranges[:, 1] > 0], self.spans)).tolist():
+                failure = self.outcomes[span]
+                if isinstance(failure, DieselfsError):
+                    raise type(failure)(*failure.args) from failure
+            contents = [outcome if isinstance(outcome, bytes) else b"" for outcome in self.outcomes]
         return cut(ranges, self.spans, contents)
 
 
@@ -212,7 +221,11 @@ class ReadQueue:
 
     async def _read_all(self) -> None:
         """Make one read for all requests in the queue."""
-        async with self._tokens:
+        try:
+            self._tokens.acquire_nowait()  # without a checkpoint if one is free
+        except trio.WouldBlock:
+            await self._tokens.acquire()
+        try:
             requests, self._waiting = self._waiting, []
             ranges = np.concatenate([request.ranges for request in requests])
             shared: SharedRead | None = None
@@ -234,6 +247,8 @@ class ReadQueue:
                 self._in_flight = None
                 if shared is not None:
                     shared.done.set()
+        finally:
+            self._tokens.release()
 
 
 def _read_spans(read: Callable[[int, int], bytes], spans: Ranges) -> list[Outcome]:

@@ -20,7 +20,6 @@ import random
 import secrets
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from threading import BoundedSemaphore
 from typing import TypeVar, TypeVarTuple
@@ -149,24 +148,26 @@ class LimitedStore(StoreWrapper):
 
     def _pass(self, call: Callable[[*Arguments], Result], *args: *Arguments) -> Result:
         tokens = self._tokens.get(call.__name__)
-        with self._holding(tokens) if tokens else nullcontext():
-            return call(*args)
+        return call(*args) if tokens is None else self._with(tokens, call, *args)
 
     def get_range(self, dataset_id: bytes, chunk_id: bytes, offset: int, length: int) -> bytes:
+        read, wanted = super().get_range, (dataset_id, chunk_id, offset, length)
+        if length < self._bounds.large_read_bytes:
+            return read(*wanted)
         # First, so that a waiting large read holds no token that a small read could use.
-        is_large = length >= self._bounds.large_read_bytes
-        with self._holding(self._large_reads) if is_large else nullcontext():
-            return super().get_range(dataset_id, chunk_id, offset, length)
+        return self._with(self._large_reads, read, *wanted)
 
-    @contextmanager
-    def _holding(self, tokens: BoundedSemaphore) -> Iterator[None]:
+    def _with(
+        self, tokens: BoundedSemaphore, call: Callable[[*Arguments], Result], *args: *Arguments
+    ) -> Result:
+        """The result of a call that has one of the tokens."""
         if not tokens.acquire(timeout=self._bounds.wait_s_max):
             raise Unavailable(
                 f"object store: still busy with other calls after {self._bounds.wait_s_max:g} s; "
                 "it hangs or is overloaded: try again later"
             )
         try:
-            yield
+            return call(*args)
         finally:
             tokens.release()
 

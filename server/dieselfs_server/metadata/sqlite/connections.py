@@ -9,6 +9,7 @@ numbers, its halves, because `group_concat` joins numbers.
 
 import errno
 import logging
+import math
 import os
 import sqlite3
 import time
@@ -233,6 +234,8 @@ LOG_PAGES = 4096
 LOG_BYTES_KEPT = 64 << 20
 """A larger log is truncated to this once its content is in the database."""
 STATEMENTS_CACHED = 256
+FOLLOW_S = 0.05
+"""Transactions that read look this often for another file of that name; those that write always do."""
 CONNECTION_FILES = 4
 """A connection opens the database, its log, the index of the log, and for a moment their folder."""
 
@@ -286,6 +289,7 @@ class Connections:
         self._idle_readers: list[sqlite3.Connection] = []
         self._is_closed = False
         self._lineage = 0
+        self._followed_s = -math.inf  # changed without the lock: any thread may look at the file
         self._files: list[_File] = []  # the database, its log and its index, as this process has opened them
         with self._translated():
             if path != MEMORY:
@@ -304,12 +308,15 @@ class Connections:
 
     def lineage(self) -> int:
         """How often another file has taken the place of the database."""
-        with self._readers_lock:
-            return self._lineage
+        return self._lineage
 
     def _follow_file(self) -> None:
         """Open the database again if another file has its name: a restored one. Without a file, the old one serves."""
-        if self._path == MEMORY or not self._is_replaced():
+        if self._path == MEMORY:
+            return
+        now_s = time.monotonic()
+        if not self._is_replaced():
+            self._followed_s = now_s
             return
         with self._write_lock, self._readers_lock:
             self._check_open()
@@ -329,8 +336,11 @@ class Connections:
             self._writer = self._open_writer()
 
     def _is_replaced(self) -> bool:
-        present = _file_at(self._path)
-        return present is not None and present not in self._files[:1]
+        try:
+            present = os.stat(self._path)
+        except FileNotFoundError:
+            return False
+        return [(present.st_dev, present.st_ino)] != self._files[:1]
 
     @contextmanager
     def writing(self, is_durable: bool = False) -> Iterator[sqlite3.Connection]:
@@ -354,11 +364,16 @@ class Connections:
                 yield connection
             return
         with self._translated():
-            self._follow_file()
+            if time.monotonic() >= self._followed_s + FOLLOW_S:
+                self._follow_file()
             reader, lineage = self._take_reader()
             try:
-                with _transaction(reader, "BEGIN"):
+                reader.execute("BEGIN")
+                try:
                     yield reader
+                finally:
+                    if reader.in_transaction:
+                        reader.execute("COMMIT")  # it has changed nothing
             finally:
                 self._give_back(reader, lineage)
 
