@@ -109,6 +109,8 @@ CALL_COST_MAX_US = 400_000
 """What calls in flight may cost together, by the model in `dieselfs/rpc/methods.py`; a call of more is alone."""
 CALL_COST_OF_USER_MAX_US = 100_000
 """The same for the calls of one user, over all connections: 12 look-ups, or 38 payloads of chunks."""
+CALL_DEBT_MAX_US = 1_000_000
+"""What calls have cost beyond that model puts the next ones of their user behind those of others, by this at most."""
 SMALL_CALL_COST_US = 10_000
 """A call of this cost waits only for others of its user."""
 BUILDS_OF_USER_MAX = 2

@@ -65,6 +65,12 @@ PEERS_FAILURES = Family("counter", "peers.failures", "Requests that brought noth
 
 # Servers.
 
+CALLS_BEYOND_COST_S = Family(
+    "counter",
+    "calls.beyond_cost_s",
+    "Processor time of threads for calls, beyond what the model of costs says.",
+    ("method",),
+)
 PAYLOADS_SENT_BYTES = Family("counter", "payloads.sent_bytes", "Bytes of chunks sent.")
 RATES_WAITED_S = Family("counter", "rates.waited_s", "Time that calls of users waited for their rates.")
 READING_REQUESTS = Family("counter", "reading.requests", "Requests for ranges of chunk objects.")

@@ -34,6 +34,7 @@ from dieselfs.telemetry import catalogue
 from dieselfs_server.access.accounts import Caller
 from dieselfs_server.access.users import UserStore
 from dieselfs_server.admission.call_queue import CallQueue
+from dieselfs_server.admission.processor_time import in_thread
 from dieselfs_server.admission.throttle import PacedCall, Throttle
 from dieselfs_server.admission.usage import Transferred
 from dieselfs_server.call import Call, Reply
@@ -263,7 +264,7 @@ class Dispatcher:
             reply = value if isinstance(value, Reply) else Reply(value)
             encoded = partial(encode_reply, call.method, sequence, reply.value)
             if row.sizes.reply_values == VALUES_MAX and len(reply.value) > INLINE_ENTRIES_MAX:
-                return reply, await trio.to_thread.run_sync(encoded, limiter=self._encodings)
+                return reply, await in_thread(encoded, limiter=self._encodings)
             return reply, encoded()
 
     def _count_bytes(self, call: Call, connection: ClientConnection, received: int, sent: int) -> None:

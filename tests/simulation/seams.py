@@ -25,7 +25,7 @@ _source = random.Random(0)
 PROCESS_ID = 1000
 
 real_monotonic, _real_time, _real_time_ns = time.monotonic, time.time, time.time_ns
-_real_sleep, _real_urandom = time.sleep, os.urandom
+_real_sleep, _real_urandom, real_thread_time = time.sleep, os.urandom, time.thread_time
 
 
 def _is_simulated() -> bool:
@@ -75,6 +75,7 @@ def install() -> None:
     replaced: list[tuple[Any, dict[str, Any]]] = [
         (time, {"monotonic": _monotonic, "perf_counter": _monotonic, "time": _time, "time_ns": _time_ns}),
         (time, {"sleep": _sleep}),
+        (time, {"thread_time": lambda: 0.0 if _is_simulated() else real_thread_time()}),
         (os, {"urandom": _urandom, "getpid": _getpid}),
         (random, {"_urandom": _urandom, "Random": _Random}),
         (uuid, {"getnode": lambda: 0x0242AC110002}),

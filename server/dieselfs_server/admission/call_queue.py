@@ -1,5 +1,7 @@
 """Calls wait here for the turn of their user. This module waits; `fair_queue.py` decides."""
 
+import time
+from collections.abc import Callable
 from math import inf
 
 import trio
@@ -10,21 +12,27 @@ from dieselfs.limits import (
     BUILDS_OF_USER_MAX,
     CALL_COST_MAX_US,
     CALL_COST_OF_USER_MAX_US,
+    CALL_DEBT_MAX_US,
     SMALL_CALL_COST_US,
     TURN_WAIT_S,
 )
 from dieselfs.rpc.methods import BUILD, METHODS, RENEWAL
+from dieselfs.telemetry import catalogue
 from dieselfs.telemetry.registry import Registry
 from dieselfs_server.admission.fair_queue import FairQueue, Turn
+from dieselfs_server.admission.processor_time import SPENDING, Spending
 from dieselfs_server.admission.throttle import RENEWAL_WAIT_S_MAX
 
 
 class CallQueue:
     """For one event loop."""
 
-    def __init__(self, metrics: Registry) -> None:
+    def __init__(self, metrics: Registry, thread_clock: Callable[[], float] | None = None) -> None:
+        """`thread_clock`: processor time of the present thread in seconds; `time.thread_time`."""
+        self.metrics, self.thread_clock = metrics, thread_clock or time.thread_time
         # Changed only between checkpoints.
-        self._queue = FairQueue(CALL_COST_MAX_US, CALL_COST_OF_USER_MAX_US, SMALL_CALL_COST_US)
+        limits = CALL_COST_MAX_US, CALL_COST_OF_USER_MAX_US, SMALL_CALL_COST_US, CALL_DEBT_MAX_US
+        self._queue = FairQueue(*limits)
         self._builds = FairQueue(BUILDS_MAX, BUILDS_OF_USER_MAX, 0)  # by their number
         metrics.gauge("calls.waiting", "Calls that wait for the turn of their user.", self._waiting)
         metrics.gauge(
@@ -42,9 +50,10 @@ class CallQueue:
 
     def turn(self, user: str, method: str, cost_us: int) -> "CallTurn":
         """A block that begins when the call may begin; it is in flight until the end of the block. Without a wait,
-        there is no checkpoint. Raises Unavailable after TURN_WAIT_S. The renewal of a lease begins anyway, after
-        RENEWAL_WAIT_S_MAX. What may take minutes waits for its turn, as long as it takes: calls that may build a
-        snapshot in a queue of their own; a job has its own limits, so it then holds nothing.
+        there is no checkpoint. Processor time of its threads beyond `cost_us` is charged to the user. Raises
+        Unavailable after TURN_WAIT_S. The renewal of a lease begins anyway, after RENEWAL_WAIT_S_MAX. What may take
+        minutes waits for its turn, as long as it takes: calls that may build a snapshot in a queue of their own; a job
+        has its own limits, so it then holds nothing.
         """
         if METHODS[method].work == BUILD:
             return CallTurn(self, self._builds, user, method, 1)
@@ -66,11 +75,12 @@ class CallQueue:
 class CallTurn:
     """The block of `CallQueue.turn`. A class, because each call has one: a generator would take twice as long."""
 
-    __slots__ = ("_calls", "_cost", "_method", "_queue", "_turn", "_user")
+    __slots__ = ("_calls", "_cost", "_method", "_queue", "_spending", "_turn", "_user")
 
     def __init__(self, calls: CallQueue, queue: FairQueue, user: str, method: str, cost: int) -> None:
         self._calls, self._queue, self._user, self._method, self._cost = calls, queue, user, method, cost
         self._turn: Turn | None = None
+        self._spending = Spending(calls.thread_clock)
 
     async def __aenter__(self) -> None:
         self._turn = turn = self._queue.enter(self._user, self._cost, _begun)
@@ -90,8 +100,16 @@ class CallTurn:
                 raise
         if row.work.limit_s and row.work != BUILD:
             self._leave()
+        elif row.work != BUILD:  # which holds a place, not a cost
+            SPENDING.set(self._spending)
 
     async def __aexit__(self, *_: object) -> None:
+        beyond_us = int(self._spending.processor_s * 1e6) - self._cost
+        if beyond_us > 0:
+            self._calls.metrics.declare(catalogue.CALLS_BEYOND_COST_S, method=self._method).value += (
+                beyond_us / 1e6
+            )
+            self._queue.charge(self._user, beyond_us)
         self._leave()
 
     def _leave(self) -> None:

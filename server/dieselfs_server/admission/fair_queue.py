@@ -7,6 +7,9 @@ user's last call if that is later, so who has begun little comes first. The virt
 that has begun. A user who asks for much therefore waits for their own calls, and others for about one of them.
 
 A call that costs little waits only for other calls of its user: thousands of them are no more than one large one.
+
+Costs are said before a call begins. What it has cost beyond that is charged afterwards: the next calls of its user come
+that much later, as if the call had said it.
 """
 
 from collections import deque
@@ -37,11 +40,13 @@ class _Flow:
 class FairQueue:
     """For one thread. Costs are whole numbers of one unit, above 0."""
 
-    def __init__(self, cost_max: int, user_cost_max: int, small_cost: int) -> None:
+    def __init__(self, cost_max: int, user_cost_max: int, small_cost: int, debt_max: int = 0) -> None:
         """`cost_max`, `user_cost_max`: of the calls in flight of all users, and of each; a call that costs more than
-        that is alone. Calls up to `small_cost` do not wait for other users.
+        that is alone. Calls up to `small_cost` do not wait for other users. `debt_max`: how far what is charged
+        afterwards puts a user behind others.
         """
         self._cost_max, self._user_cost_max, self._small_cost = cost_max, user_cost_max, small_cost
+        self._debt_max = debt_max
         self._flows: dict[str, _Flow] = {}  # of users who have calls, or had more than others
         self._waiting: dict[str, _Flow] = {}  # of users whose calls wait
         self._virtual = 0
@@ -66,6 +71,11 @@ class FairQueue:
             self._waiting[user] = flow
             self._advance()
         return turn
+
+    def charge(self, user: str, cost: int) -> None:
+        """A call of the user in flight has cost that much more than it had said."""
+        flow = self._flows[user]
+        flow.finish = max(flow.finish, min(flow.finish + cost, self._virtual + self._debt_max))
 
     def leave(self, turn: Turn) -> None:
         """The call has ended, or waits no longer. Others may begin."""

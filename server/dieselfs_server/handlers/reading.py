@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import trio
 
 from dieselfs.chunk.format import Op
 from dieselfs.chunk.ids import CHUNK_ID_BYTES
@@ -26,6 +25,7 @@ from dieselfs.rpc.messages import thrift
 from dieselfs.rpc.records import RemoteEntry
 from dieselfs.telemetry import catalogue
 from dieselfs.telemetry.registry import Registry
+from dieselfs_server.admission.processor_time import in_thread
 from dieselfs_server.call import Call, Reply
 from dieselfs_server.datasets.catalog import Catalog
 from dieselfs_server.datasets.snapshots import SnapshotCache
@@ -60,13 +60,13 @@ class ReadCalls:
             dataset_id = await call.dataset_id()
             named = arguments.dataset, dataset_id, arguments.tag
             async with self.tags.reads:
-                snapshot = await trio.to_thread.run_sync(self.tags.get, *named)
+                snapshot = await in_thread(self.tags.get, *named)
                 await call.hold_first(len(snapshot.content))
             # Not in the block: a slow user would keep others from their tags.
             await call.pace(len(snapshot.content))
         else:
             dataset = await call.dataset()
-            await trio.to_thread.run_sync(self.catalog.check_built, dataset, time.time_ns())
+            await in_thread(self.catalog.check_built, dataset, time.time_ns())
             snapshot = await self.snapshots.get(dataset, arguments.generation)
         packed = arguments.bases or b""
         if len(packed) % DIGEST_BYTES or len(packed) > DIGEST_BYTES * SNAPSHOT_BASES_MAX:

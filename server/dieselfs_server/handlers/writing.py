@@ -20,6 +20,7 @@ from dieselfs.names import check_path
 from dieselfs.records import DatasetRecord
 from dieselfs.rpc.messages import thrift
 from dieselfs.telemetry.registry import Registry
+from dieselfs_server.admission.processor_time import in_thread
 from dieselfs_server.admission.quotas import QUOTA_WAIT_S, Quotas, RoomAwaited
 from dieselfs_server.call import Call
 from dieselfs_server.datasets.commit import store_chunk, verified_chunk
@@ -113,7 +114,7 @@ class WriteCalls:
 
     async def _in_thread(self, call: Call, work: Callable[..., Result], *arguments: object) -> Result:
         async with self._writes_of[call.caller.name]:
-            return await trio.to_thread.run_sync(work, *arguments, limiter=self._writes)
+            return await in_thread(work, *arguments, limiter=self._writes)
 
     async def _verified(
         self, call: Call, dataset: DatasetRecord, chunk_id: bytes, data: bytes | bytearray

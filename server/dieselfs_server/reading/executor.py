@@ -29,6 +29,7 @@ from dieselfs.errors import Damaged, DieselfsError, InvalidInput, NotFound, Unav
 from dieselfs.limits import CHUNK_OBJECT_BYTES_MAX, KIB
 from dieselfs.telemetry import catalogue
 from dieselfs.telemetry.registry import Registry
+from dieselfs_server.admission.processor_time import in_thread
 from dieselfs_server.store.attached import Sources
 from dieselfs_server.store.interface import ObjectStore, OpenPayload
 from dieselfs_server.store.wrapper import Bounds
@@ -217,7 +218,7 @@ class ReadQueue:
         """The result of `work` on `count` ranges: in the event loop for few, in a thread for many."""
         if count <= INLINE_RANGES_MAX:
             return work()
-        return await trio.to_thread.run_sync(work, limiter=self._cuts)
+        return await in_thread(work, limiter=self._cuts)
 
     async def _read_all(self) -> None:
         """Make one read for all requests in the queue."""
@@ -234,9 +235,7 @@ class ReadQueue:
                 self._in_flight = shared = SharedRead(spans)
                 for request in requests:
                     request.shared = shared
-                shared.outcomes = await trio.to_thread.run_sync(
-                    _read_spans, self._read, spans, limiter=self._threads
-                )
+                shared.outcomes = await in_thread(_read_spans, self._read, spans, limiter=self._threads)
                 self._metrics.reads.value += len(shared.outcomes)
                 self._metrics.read.value += sum(len(o) for o in shared.outcomes if isinstance(o, bytes))
             finally:
@@ -389,7 +388,7 @@ class RequestExecutor:
         """
         _check_chunk_id(chunk_id)
         async with self._tokens:
-            return await trio.to_thread.run_sync(
+            return await in_thread(
                 open_payload, self._store, dataset_id, chunk_id, self._sources, limiter=self._threads
             )
 
@@ -422,9 +421,7 @@ class RequestExecutor:
         if checksums is None:
             preamble = await self.preamble(dataset_id, chunk_id)
             payload = await self.payload(dataset_id, chunk_id)
-            checksums = await trio.to_thread.run_sync(
-                _verified_checksums, preamble, payload, limiter=self._hashing
-            )
+            checksums = await in_thread(_verified_checksums, preamble, payload, limiter=self._hashing)
         self._block_checksums[key] = checksums
         while len(self._block_checksums) > CHECKSUMS_KEPT:
             del self._block_checksums[next(iter(self._block_checksums))]

@@ -9,6 +9,7 @@ from dieselfs.errors import Unavailable
 from dieselfs.limits import BUILDS_OF_USER_MAX, CALL_COST_OF_USER_MAX_US, TURN_WAIT_S
 from dieselfs.telemetry.registry import Registry
 from dieselfs_server.admission.call_queue import CallQueue
+from dieselfs_server.admission.processor_time import in_thread
 from dieselfs_server.admission.throttle import RENEWAL_WAIT_S_MAX
 
 WHOLE = CALL_COST_OF_USER_MAX_US
@@ -73,6 +74,55 @@ async def _end_later(scopes: list[trio.CancelScope], delay_s: float) -> None:
     await trio.sleep(delay_s)
     for scope in scopes:
         scope.cancel()
+
+
+class _Threads:
+    """Work in threads, by a clock that only it moves."""
+
+    def __init__(self) -> None:
+        self.now_s = 0.0
+        self.done = trio.Event()
+
+    def clock(self) -> float:
+        return self.now_s
+
+    def work(self, took_s: float) -> None:
+        self.now_s += took_s
+
+
+async def test_what_a_call_took_beyond_its_cost_is_charged_to_its_user(autojump_clock: MockClock) -> None:
+    metrics, threads, order = Registry(), _Threads(), list[str]()
+    queue, ends = CallQueue(metrics, threads.clock), {user: trio.Event() for user in ("mal", "ada", "bob")}
+    half = WHOLE // 2
+
+    async def call(user: str, cost_us: int, took_s: float = 0.0) -> None:
+        async with queue.turn(user, "get_ranges", cost_us):
+            order.append(user)
+            if took_s:
+                await in_thread(threads.work, took_s)
+                threads.done.set()
+            await ends[user].wait()
+
+    async with trio.open_nursery() as nursery:
+        for user, cost_us in (("mal", half), ("ada", WHOLE), ("bob", WHOLE)):
+            took_s = 3 * WHOLE / 1e6 if user == "mal" else 0.0
+            nursery.start_soon(call, user, cost_us, took_s)
+            await trio.testing.wait_all_tasks_blocked()
+        for user in ("eve", "dan"):
+            ends[user] = trio.Event()
+            nursery.start_soon(call, user, half if user == "dan" else WHOLE)
+            await trio.testing.wait_all_tasks_blocked()
+        await threads.done.wait()
+        for user in ("mal", "ada"):  # both wait; without the charge, mal would be the next one
+            nursery.start_soon(call, user, WHOLE)
+            await trio.testing.wait_all_tasks_blocked()
+        begun = len(order)
+        for user in ("mal", "ada", "bob", "eve", "dan"):
+            ends[user].set()
+            await trio.testing.wait_all_tasks_blocked()
+        assert order[begun] == "ada" and order[begun:].count("mal") == 1
+    beyond = metrics.as_dict()["calls"]["beyond_cost_s"]
+    assert beyond == {"get_ranges": pytest.approx(2.5 * WHOLE / 1e6)}
 
 
 async def test_a_call_that_is_cancelled_while_it_waits_leaves_nothing(autojump_clock: MockClock) -> None:

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from dieselfs_server.admission.fair_queue import FairQueue, Turn
 
-TOTAL, OF_USER, SMALL = 100, 40, 5
+TOTAL, OF_USER, SMALL, DEBT = 100, 40, 5, 400
 USERS = "abcd"
 
 
@@ -15,7 +15,7 @@ class Simulated:
     """Calls of users, which end when they are told to."""
 
     def __init__(self) -> None:
-        self.queue = FairQueue(TOTAL, OF_USER, SMALL)
+        self.queue = FairQueue(TOTAL, OF_USER, SMALL, DEBT)
         self.running: list[Turn] = []
         self.waiting: list[Turn] = []
         self.begun: list[Turn] = []
@@ -113,6 +113,38 @@ def test_a_flood_of_one_user_delays_another_by_at_most_one_of_its_calls(costs: l
         assert len(simulated.running) == 1
         simulated.end(simulated.running[0])
     assert other.has_begun
+
+
+@given(st.integers(1, 10), st.integers(SMALL + 1, OF_USER))
+@settings(max_examples=50)
+def test_who_says_less_than_calls_cost_gets_no_more(times: int, cost: int) -> None:
+    """Five users have always something to do; the calls of one cost several times what they say."""
+    simulated, users = Simulated(), "abcde"
+    spent = Counter[str]()
+    for _ in range(600):
+        for user in users:
+            while sum(turn.user == user for turn in simulated.waiting) < 4:
+                simulated.enter(user, cost)
+        ended = simulated.running[0]
+        if ended.user == "a":
+            simulated.queue.charge("a", (times - 1) * cost)
+        spent[ended.user] += cost * (times if ended.user == "a" else 1)
+        simulated.end(ended)
+    others = min(spent[user] for user in "bcde")
+    assert spent["a"] <= others + 2 * TOTAL * times
+
+
+def test_what_is_charged_puts_nobody_further_behind_than_the_limit() -> None:
+    simulated = Simulated()
+    first, other = simulated.enter("a", OF_USER), simulated.enter("b", OF_USER)
+    simulated.queue.charge("a", 1000 * DEBT)
+    simulated.end(first)
+    late = simulated.enter("a", OF_USER)
+    while not late.has_begun:
+        simulated.enter("b", OF_USER)
+        simulated.end(next(turn for turn in simulated.running if turn.user == "b"))
+    begun = [turn for turn in simulated.begun if turn.user == "b"]
+    assert late.has_begun and other in begun and len(begun) <= (DEBT + TOTAL) // OF_USER + 2
 
 
 def test_small_calls_do_not_wait_for_other_users() -> None:
