@@ -9,6 +9,7 @@ import os
 import subprocess
 import sys
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, suppress
 from dataclasses import asdict, dataclass
@@ -21,10 +22,13 @@ import numpy as np
 
 from dieselfs.chunk.builder import ChunkBuilder
 from dieselfs.chunk.ids import ChunkIdSource
+from dieselfs.chunk.source import AttachedSource
 from dieselfs.dataset import Dataset
 from dieselfs.errors import DieselfsError
 from dieselfs.limits import (
     BULK_BYTES_PER_USER_MAX,
+    CHUNK_OBJECT_BYTES_MAX,
+    CHUNK_PAYLOAD_BYTES_MAX,
     INLINE_FILE_BYTES_MAX,
     LISTING_ENTRIES_MAX,
     MIB,
@@ -45,9 +49,17 @@ from lab.server import RunningServer, start_server
 
 SHARED, OWN, OTHER = "shared", "of-attacker", "of-other"
 """Datasets: one that all read, one of the attackers, and one of the user who suffers."""
+BYSTANDERS = tuple(f"bystander-{number}" for number in range(8))
+"""Datasets that nobody uses during the attack."""
 CALL_TIMEOUT_S = 15.0
 CONNECTIONS = {"none": 6, "read": 16, "write": 8, "admin": 4}
 """Of each attacker, by its right."""
+SLOW_CONNECTIONS = 8
+"""Further ones of each attacker, on which bytes move slowly, or not at all."""
+SLOW_PAUSE_S = 0.05
+"""Between two bytes of a slow connection."""
+ASKED = 32
+"""Calls whose replies nobody reads."""
 NICE = 10
 """Of the attackers: as if they were on machines of their own."""
 PAUSE_S = 0.02
@@ -55,12 +67,18 @@ PAUSE_S = 0.02
 ROOM_BYTES = 256 * MIB
 """The attackers' quota: the test is about time, not about disks."""
 
+SOURCES = "sources"
+SOURCE_BYTES = 32 * MIB
+SHARED_FILES = 4_000
+
 Call = tuple[str, dict[str, object], Sequence[bytes]]
 
 
 @dataclass(frozen=True)
 class Attacker:
-    """`chunk`: the ID of a chunk of SHARED in hexadecimal, with `payload_bytes`; `until_s`: on the monotonic clock."""
+    """`chunk`: the ID of a chunk of SHARED in hexadecimal, with `payload_bytes`; `source`: a file of SOURCE_BYTES that
+    may be attached; `until_s`: on the monotonic clock.
+    """
 
     server: str
     key_file: str
@@ -68,6 +86,7 @@ class Attacker:
     right: str
     chunk: str
     payload_bytes: int
+    source: str
     until_s: float
     dataset_id: str
 
@@ -77,6 +96,7 @@ class Attacker:
         threads = [
             Thread(target=self._attack, args=(calls, place)) for place in range(CONNECTIONS[self.right])
         ]
+        threads += [Thread(target=self._dawdle, args=(place,)) for place in range(SLOW_CONNECTIONS)]
         threads += [Thread(target=self._send_junk)] if self.right == "none" else []
         for thread in threads:
             thread.start()
@@ -84,26 +104,44 @@ class Attacker:
             thread.join()
 
     def _attack(self, calls: list[Callable[[], Call]], place: int) -> None:
-        key_file = self.key_file
-        access = read_access(Settings(Path(self.home), Path(self.home), self.server, key_file=key_file))
-        address, wanted = (
-            parse_address(self.server),
-            cycle(calls[place % len(calls) :] + calls[: place % len(calls)]),
-        )
+        wanted = cycle(calls[place % len(calls) :] + calls[: place % len(calls)])
+        for connection in self._connections():
+            while time.monotonic() < self.until_s and connection.is_open:
+                method, arguments, bulk = next(wanted)()
+                with suppress(DieselfsError):
+                    connection.call(
+                        method, arguments, bulk, CALL_TIMEOUT_S, bulk_bytes_max=BULK_BYTES_PER_USER_MAX
+                    )
+
+    def _connections(self) -> Iterator[Connection]:
+        """One after another, each until its user is done with it, or it fails."""
+        settings = Settings(Path(self.home), Path(self.home), self.server, key_file=self.key_file)
+        access, address = read_access(settings), parse_address(self.server)
         while time.monotonic() < self.until_s:
             with suppress(DieselfsError, OSError):
                 sock = connected(address, access.tls, CALL_TIMEOUT_S)
                 with closing(Connection(sock, address, access.key, CALL_TIMEOUT_S)) as connection:
-                    while time.monotonic() < self.until_s and connection.is_open:
-                        method, arguments, bulk = next(wanted)()
-                        with suppress(DieselfsError):
-                            connection.call(
-                                method,
-                                arguments,
-                                bulk,
-                                CALL_TIMEOUT_S,
-                                bulk_bytes_max=BULK_BYTES_PER_USER_MAX,
-                            )
+                    yield connection
+
+    def _dawdle(self, place: int) -> None:
+        """Ask and read nothing, read byte by byte, send a call byte by byte, or the bulk bytes behind one."""
+        payload: dict[str, object] = {"dataset": SHARED, "chunk_id": bytes.fromhex(self.chunk)}
+        wanted = frame(encode_call("get_payload", 1, payload))
+        chunk = {"dataset": OWN, "chunk_id": bytes(16), "bulk_length": CHUNK_OBJECT_BYTES_MAX}
+        announced, way = frame(encode_call("put_chunk", 1, chunk)), place % 4
+        for connection in self._connections():
+            ends_s = min(self.until_s, time.monotonic() + CALL_TIMEOUT_S)
+            with suppress(DieselfsError, OSError):
+                connection.limit(CALL_TIMEOUT_S)
+                connection.send([(wanted * ASKED, wanted, b"", announced)[way]])
+                for byte in cycle(wanted):
+                    if time.monotonic() >= ends_s:
+                        break
+                    time.sleep(SLOW_PAUSE_S)
+                    if way == 1:
+                        connection.receive(1)
+                    elif way:
+                        connection.send([bytes((byte,))])
 
     def _send_junk(self) -> None:
         """Bytes without a key: noise, a long hello, a call before the handshake."""
@@ -112,7 +150,7 @@ class Attacker:
         for junk in cycle((noise, early, b"\0\0\x10\0" + noise)):
             if time.monotonic() >= self.until_s:
                 return
-            with suppress(OSError), closing(open_socket(parse_address(self.server))) as sock:
+            with suppress(DieselfsError, OSError), closing(open_socket(parse_address(self.server))) as sock:
                 sock.settimeout(1.0)
                 sock.sendall(junk)
                 sock.recv(1)
@@ -165,7 +203,8 @@ class Attacker:
 
     def _of_writer(self) -> list[Callable[[], Call]]:
         file = {"dataset": OWN, "mode": 0o644, "mtime_ns": 0}
-        numbers, ids = count(os.getpid() << 20), ChunkIdSource()
+        numbers, ids = count(os.getpid() << 20, 1 << 12), ChunkIdSource()
+        attached = deque((bytes(16),), maxlen=1)
 
         def put(entries: int, parts: int, size_bytes: int) -> Call:
             builder, first, chunk_id = ChunkBuilder(), next(numbers), ids.next()
@@ -178,6 +217,30 @@ class Attacker:
             arguments = {"dataset": OWN, "chunk_id": chunk_id, "bulk_length": len(content)}
             return "put_chunk", arguments, (content,)
 
+        def share(extent_bytes: int, is_attached: bool = False) -> Call:
+            """Files that share bytes: each begins a byte after the one before."""
+            builder, first, chunk_id = ChunkBuilder(CHUNK_PAYLOAD_BYTES_MAX), next(numbers), ids.next()
+            size_bytes = SOURCE_BYTES if is_attached else SHARED_FILES + extent_bytes
+            payload = bytes(size_bytes)
+            for number in range(SHARED_FILES):
+                name, extent = b"s/%x" % (first + number), payload[number : number + extent_bytes]
+                builder.add_file(name, extent, 0o644, 0, offset=number)
+            status = os.stat(self.source)
+            source = AttachedSource(os.fsencode(self.source), SOURCE_BYTES, f"mtime_ns={status.st_mtime_ns}")
+            sealed, own = (
+                builder.seal(payload, source if is_attached else None),
+                bytes.fromhex(self.dataset_id),
+            )
+            content = b"".join(sealed.encode(chunk_id, OWN, own, first << 20))
+            attached.append(chunk_id if is_attached else attached[-1])
+            arguments = {"dataset": OWN, "chunk_id": chunk_id, "bulk_length": len(content)}
+            return "put_chunk", arguments, (content,)
+
+        def read_attached() -> Call:
+            """The first read of an attached chunk compares its whole payload with its digest."""
+            ranges = np.array([[0, 1]], "<u4").tobytes()
+            return "get_ranges", {"dataset": OWN, "chunk_id": attached[-1], "ranges": ranges}, ()
+
         def write(size_bytes: int) -> Call:
             content = bytes(size_bytes)
             return "write_file", {**file, "path": b"w/%x" % next(numbers), "content": content}, ()
@@ -187,10 +250,18 @@ class Attacker:
             lambda: put(400, 100, 1),
             lambda: put(4000, 3, 1),
             lambda: put(1, 1, 4 * MIB),
+            lambda: share(1, is_attached=True),
+            read_attached,
+            lambda: share(2),
+            lambda: share(1 << 12),  # more than may be shared
             lambda: write(1),
             lambda: write(INLINE_FILE_BYTES_MAX),
             lambda: ("reserve_versions", {"dataset": OWN, "count": VERSIONS_PER_REQUEST_MAX}, ()),
-            lambda: ("put_tag", {"dataset": OWN, "tag": f"t{next(numbers) % 20}", "generation": 0}, ()),
+            lambda: (
+                "put_tag",
+                {"dataset": OWN, "tag": f"t{(next(numbers) >> 12) % 20}", "generation": 0},
+                (),
+            ),
             lambda: ("copy_entries", copy, ()),
             lambda: ("get_snapshot", _snapshot(OWN), ()),
         ]
@@ -221,7 +292,8 @@ def _snapshot(dataset: str) -> dict[str, object]:
 @dataclass(frozen=True)
 class Suffered:
     """What another user had of the server during an attack: seconds of each small read and write, and errors; the
-    memory of the server; how long it took after `kill -9` until the dataset was read again.
+    memory of the server; how long it took after `kill -9` until their file and those in all other datasets but the
+    attackers' were read again.
     """
 
     reads_s: Sequence[float]
@@ -237,10 +309,14 @@ def percentile(values: Sequence[float], share: float) -> float:
 
 def attack(folder: Path, duration_s: float, options: Sequence[str] = ()) -> Suffered:
     """Attack a new server for this time. `options`: of the server, besides those of `start_server`."""
+    sources = folder / SOURCES
+    sources.mkdir(parents=True)
+    options = (*options, "--attach-roots", str(sources))
     server = start_server(folder, options)
     processes: list[subprocess.Popen[bytes]] = []
     try:
-        attackers = list(_prepared(server, time.monotonic() + duration_s + 1))
+        # They do not stop before the server is killed.
+        attackers = list(_prepared(server, time.monotonic() + duration_s + 1 + CALL_TIMEOUT_S))
         command = [sys.executable, "-m", "lab.attack"]
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
         for attacker in attackers:
@@ -249,7 +325,7 @@ def attack(folder: Path, duration_s: float, options: Sequence[str] = ()) -> Suff
             assert process.stdin is not None
             with process.stdin as stdin:
                 stdin.write(json.dumps(asdict(attacker)).encode())
-        reads_s, writes_s, failures = _suffer(server, attackers[0].until_s)
+        reads_s, writes_s, failures = _suffer(server, attackers[0].until_s - CALL_TIMEOUT_S)
         resident = _resident_bytes(server.process.pid)
         server.kill()
         for process in processes:
@@ -257,7 +333,9 @@ def attack(folder: Path, duration_s: float, options: Sequence[str] = ()) -> Suff
         started_s = time.monotonic()
         server = start_server(folder, options, is_new=False)
         with closing(server.client()) as client:
-            client._value("read_file", dataset=OTHER, path=b"small")
+            for dataset in (OTHER, *BYSTANDERS):
+                client._value("read_file", dataset=dataset, path=b"small")
+            client._value("read_file", dataset=SHARED, path=b"d/7")
         restart_s = time.monotonic() - started_s
     finally:
         for process in processes:
@@ -268,7 +346,9 @@ def attack(folder: Path, duration_s: float, options: Sequence[str] = ()) -> Suff
 
 
 def _prepared(server: RunningServer, until_s: float) -> Iterator[Attacker]:
-    """Datasets and users."""
+    """Datasets, users, and a file that they may attach."""
+    source = server.folder / SOURCES / "source"
+    source.write_bytes(bytes(SOURCE_BYTES))
     with closing(Dataset(server.settings(), SHARED, must_exist=False)) as data:
         for number in range(2000):
             data.put(f"d/{number}", np.random.default_rng(number).bytes(1500))
@@ -276,8 +356,9 @@ def _prepared(server: RunningServer, until_s: float) -> Iterator[Attacker]:
     with closing(server.client()) as client:
         dataset_id = client.create_dataset(OWN).dataset_id
         client.set_quota(QuotaRecord(f"dataset:{OWN}", ROOM_BYTES))
-        client.create_dataset(OTHER)
-        _write(client, b"small")
+        for dataset in (OTHER, *BYSTANDERS):
+            client.create_dataset(dataset)
+            _write(client, b"small", dataset)
         content = client.snapshot(SHARED).content
     assert content is not None
     snapshot = Snapshot(bytes(content), SHARED)
@@ -288,7 +369,7 @@ def _prepared(server: RunningServer, until_s: float) -> Iterator[Attacker]:
             {} if right == "none" else {SHARED: "read"} if right == "read" else {SHARED: "read", OWN: right}
         )
         key = server.user(right, **grants)
-        fields = right, chunk_id.hex(), payload_bytes, until_s, dataset_id.hex()
+        fields = right, chunk_id.hex(), payload_bytes, str(source), until_s, dataset_id.hex()
         yield Attacker(server.tcp, str(key), home, *fields)
 
 
@@ -311,8 +392,8 @@ def _read(client: Any, path: bytes) -> None:
     client._value("read_file", dataset=OTHER, path=path)
 
 
-def _write(client: Any, path: bytes) -> None:
-    client._value("write_file", dataset=OTHER, path=path, content=b"small", mode=0o644, mtime_ns=0)
+def _write(client: Any, path: bytes, dataset: str = OTHER) -> None:
+    client._value("write_file", dataset=dataset, path=path, content=b"small", mode=0o644, mtime_ns=0)
 
 
 def _resident_bytes(process: int) -> int:
