@@ -280,7 +280,7 @@ def connect_private(path: Path) -> LocalSocket:
         raise FileNotFoundError(2, "No such file or directory")
     if listener.process.is_dead:
         raise ConnectionRefusedError(111, "Connection refused")
-    if here.world.fault("queue of readers full"):
+    if here.network.hung_s(listener.process) > now_s() and here.world.fault("queue of readers full"):
         raise BlockingIOError(11, "Resource temporarily unavailable")
     link = LocalLink(here.network, process, listener.process)
     listener.arrive(link)
