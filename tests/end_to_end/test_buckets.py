@@ -81,10 +81,7 @@ def test_lost_metadata_is_rebuilt_from_the_bucket(gateway: S3Server, tmp_path: P
         assert data.client.fsck("data", is_deep=True, is_repair=False).problem_count == 0
 
 
-def test_a_bucket_that_hangs_costs_a_reader_a_bounded_time(
-    gateway: S3Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("dieselfs.rpc.endpoints.READ_PATIENCE_S", 1.0)  # one try, of those that a reader has
+def test_a_bucket_that_hangs_costs_a_reader_a_bounded_time(gateway: S3Server, tmp_path: Path) -> None:
     with (
         http_proxy(gateway.endpoint) as proxy,
         running_server(tmp_path / "server", ["--store", gateway.url("hung", proxy.endpoint)]) as server,
@@ -93,6 +90,7 @@ def test_a_bucket_that_hangs_costs_a_reader_a_bounded_time(
         data.create()
         put_all(data)
         data.refresh()
+        data.client.be_patient_for(1.0)  # one try, of those that a reader has
         proxy.obey(lambda request, number: Silence())
         started_s = time.monotonic()
         with pytest.raises(Unavailable, match="no answer in time"):

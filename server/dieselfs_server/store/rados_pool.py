@@ -19,6 +19,9 @@ CONNECT_TIMEOUT_S = 10.0
 OPERATION_TIMEOUT_S = 10.0
 """After this time without a reply of the cluster, a call raises Unavailable."""
 
+AWAY_TIMEOUT_S = 1.0
+"""The same after such a call, until one succeeds: a request of a client needs several calls, one after the other."""
+
 KEYS_PER_READ_MAX = 1000
 STATS_AT_ONCE_MAX = 128
 
@@ -58,6 +61,8 @@ class RadosPool:
     ) -> None:
         self._librados = load_librados()
         self._pool = pool
+        self._operation_timeout_s = operation_timeout_s
+        self._is_away = False
         timeouts = {
             "client_mount_timeout": f"{CONNECT_TIMEOUT_S:g}",
             "rados_mon_op_timeout": f"{operation_timeout_s:g}",
@@ -194,13 +199,23 @@ class RadosPool:
             fill(operation)
             self._objects.operate_write_op(operation, name)
 
+    def _note(self, is_away: bool) -> None:
+        """Change the limit of calls from now on; threads may do it at the same time."""
+        self._is_away = is_away
+        limit_s = min(AWAY_TIMEOUT_S, self._operation_timeout_s) if is_away else self._operation_timeout_s
+        self._cluster.conf_set("rados_osd_op_timeout", f"{limit_s:g}")
+
     @contextmanager
     def _translated(self, name: str, is_pool: bool = False) -> Iterator[None]:
         """Turn an error of librados into a DieselfsError with the object and the cause."""
         try:
             yield
+            if self._is_away:
+                self._note(is_away=False)
         except self._librados.Error as error:
             number = getattr(error, "errno", None)
+            if number == errno.ETIMEDOUT and not self._is_away:
+                self._note(is_away=True)
             where = f"object store: pool {self._pool}" + ("" if is_pool else f": {name}")
             if number in (errno.ENOENT, errno.ECANCELED):  # cancelled: its comparison with the mark failed
                 raise NotFound(f"{where}: there is no such {'pool' if is_pool else 'object'}") from None

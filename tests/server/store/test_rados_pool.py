@@ -11,7 +11,7 @@ import pytest
 
 from dieselfs.errors import AlreadyExists, InvalidInput, NotFound, StorageFull, Unavailable
 from dieselfs_server.store import rados_pool
-from dieselfs_server.store.rados_pool import KEYS_PER_READ_MAX, RadosPool, load_librados
+from dieselfs_server.store.rados_pool import AWAY_TIMEOUT_S, KEYS_PER_READ_MAX, RadosPool, load_librados
 from tests.support.ceph import CEPHX, USER, RunningCeph, needs_ceph, running_ceph
 
 pytestmark = needs_ceph
@@ -85,6 +85,19 @@ def test_a_hung_cluster_is_given_up_in_time(ceph: RunningCeph, pool: RadosPool, 
                 call()
             assert time.monotonic() - started_s < SHORT_S + MARGIN_S
     assert pool.read("object", 0, 9) in (b"content", b"later")
+
+
+def test_later_calls_of_a_hung_cluster_are_given_up_sooner(ceph: RunningCeph) -> None:
+    pool = RadosPool("data", ceph.conf, USER, operation_timeout_s=4 * AWAY_TIMEOUT_S)
+    pool.replace("object", b"content")
+    with ceph.hung():
+        for number in range(3):
+            started_s = time.monotonic()
+            with pytest.raises(Unavailable, match="Connection timed out"):
+                pool.read("object", 0, 9)
+            assert number == 0 or time.monotonic() - started_s < 3 * AWAY_TIMEOUT_S
+    assert pool.read("object", 0, 9) == b"content"
+    pool.close()
 
 
 def test_what_cannot_be_opened_says_why(ceph: RunningCeph, tmp_path: Path) -> None:
