@@ -90,15 +90,19 @@ class ChunkBuilder:
             raise InvalidInput(f"chunk size must be between 1 and {CHUNK_PAYLOAD_BYTES_MAX} bytes")
         self._target_bytes = target_bytes
         self._is_of_old = is_of_old
+        self._memory = memoryview(b"")  # given out by `space`; kept from chunk to chunk
         self._clear()
 
     def _clear(self) -> None:
         self._entries: list[_Entry] = []
         self._contents: list[Buffer] = []
+        self._given_bytes = 0
         self._targets: list[bytes] = []
         self._target_end = 0
         self._path_bytes = 0  # of paths and link targets
         self._folders = FoldersAbove()
+        self._has_folder_room = True
+        self._last_folder = b"/"  # of the last entry: most entries follow another one of their folder
         self.payload_bytes = 0
 
     def __len__(self) -> int:
@@ -115,8 +119,20 @@ class ChunkBuilder:
             self.payload_bytes >= self._target_bytes
             or len(self._entries) >= CHUNK_ENTRIES_MAX
             or self._path_bytes >= CHUNK_PATH_BYTES_MAX - 2 * PATH_BYTES_MAX
-            or not self._folders.have_room(len(self._entries))
+            or not self._has_folder_room
         )
+
+    def space(self, size: int) -> memoryview:
+        """Memory for the data of a file that is added next. It is used again after the chunk is sealed: memory that
+        the kernel gives and takes back for each file takes longer than reading the file.
+        """
+        start, end = self._given_bytes, self._given_bytes + size
+        if end > len(self._memory):
+            if start or size > self._target_bytes + 1:
+                return memoryview(bytearray(size))
+            self._memory = memoryview(bytearray(self._target_bytes + CHUNK_ENTRIES_MAX))
+        self._given_bytes = end
+        return self._memory[start:end]
 
     def add_file(
         self,
@@ -187,8 +203,9 @@ class ChunkBuilder:
         digest: bytes,
         version: int,
     ) -> None:
+        entries = self._entries
         path_bytes = self._path_bytes + len(path) + (length if op == _SYMLINK else 0)
-        if path_bytes > CHUNK_PATH_BYTES_MAX or len(self._entries) >= CHUNK_ENTRIES_MAX:
+        if path_bytes > CHUNK_PATH_BYTES_MAX or len(entries) >= CHUNK_ENTRIES_MAX:
             raise InvalidInput(
                 f"{printable(path)}: the chunk is full: it holds at most {CHUNK_ENTRIES_MAX} entries and "
                 f"{CHUNK_PATH_BYTES_MAX} bytes of paths"
@@ -202,11 +219,13 @@ class ChunkBuilder:
             raise InvalidInput(f"{printable(path)}: version {version} is out of range")
         if not _TIME_NS_MIN <= mtime_ns <= _TIME_NS_MAX:  # a file system may have years after 2262
             mtime_ns = _TIME_NS_MIN if mtime_ns < 0 else _TIME_NS_MAX
-        self._entries.append(
-            (path, op, mode & MODE_MAX, mtime_ns, size, place, offset, length, digest, version)
-        )
+        entries.append((path, op, mode & MODE_MAX, mtime_ns, size, place, offset, length, digest, version))
         self._path_bytes = path_bytes
-        self._folders.add(path)
+        folder = path.rpartition(b"/")[0]
+        if folder != self._last_folder or not self._has_folder_room:
+            self._last_folder = folder
+            self._folders.add(path)
+            self._has_folder_room = self._folders.have_room(len(entries))
 
     def seal(self, payload: bytes | None = None, source: AttachedSource | None = None) -> SealedChunk:
         """The chunk of all entries so far; the builder is empty afterwards.
