@@ -342,7 +342,7 @@ class TreeDownload:
             if node in self._failed_nodes:
                 return
             self._failed_nodes.add(node)
-            self.report.is_damaged |= isinstance(error, Damaged)
+            self.report.damaged_files += isinstance(error, Damaged)
             self.report.fail(printable(self.snapshot.path(node)), reason_of(error))
 
 

@@ -1,5 +1,6 @@
 """The progress and the outcome of an upload or a download. No I/O."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from dieselfs.errors import EXIT_DAMAGED, EXIT_OK, EXIT_PARTIAL
@@ -7,14 +8,19 @@ from dieselfs.names import printable
 
 FAILURES_KEPT_MAX = 1000
 
+_COUNTED = (
+    *("found_files", "found_bytes", "found_folders", "done_files", "done_bytes"),
+    *("skipped_files", "skipped_bytes", "skipped_folders", "failed_files", "damaged_files"),
+)
+
 
 @dataclass
 class TransferReport:
     """Numbers only rise while the transfer runs. `found_*` count what was found so far; `is_all_found`: they are final.
 
     At the end, found = done + skipped + failed, in files (folders and links included; `*_folders` count the folders
-    among those of an upload). `failures`: the first 1,000, as (path, reason); `is_damaged`: some because stored or
-    source bytes are wrong. `generation`: of the dataset after an upload.
+    among those of an upload). `failures`: the first 1,000, as (path, reason); `damaged_files`: those of
+    which stored or source bytes are wrong. `generation`: of the dataset after an upload.
     """
 
     found_files: int = 0
@@ -28,8 +34,20 @@ class TransferReport:
     skipped_folders: int = 0
     failed_files: int = 0
     failures: list[tuple[str, str]] = field(default_factory=list)
-    is_damaged: bool = False
+    damaged_files: int = 0
     generation: int = 0
+
+    def counts(self) -> tuple[int, ...]:
+        """The numbers of files, folders and bytes, and of damaged files, for `add`."""
+        return tuple([getattr(self, name) for name in _COUNTED])
+
+    def add(self, counts: Iterable[int], failures: Iterable[tuple[str, str]]) -> None:
+        """Add what another report counts, and its failures."""
+        for name, count in zip(_COUNTED, counts, strict=True):
+            setattr(self, name, getattr(self, name) + count)
+        for path, reason in failures:
+            if len(self.failures) < FAILURES_KEPT_MAX:
+                self.failures.append((path, reason))
 
     def find(self, size_bytes: int, is_folder: bool) -> None:
         self.found_files += 1
@@ -50,7 +68,11 @@ class TransferReport:
     def fail_source(self, source: bytes, reason: str, is_damaged: bool = False) -> None:
         """Count a source that cannot be stored; see `upload.Failed`."""
         self.fail(printable(source), reason)
-        self.is_damaged |= is_damaged
+        self.damaged_files += is_damaged
+
+    @property
+    def is_damaged(self) -> bool:
+        return self.damaged_files > 0
 
     @property
     def exit_code(self) -> int:

@@ -124,7 +124,7 @@ class SourceEntry(NamedTuple):
     def pack(self, builder: ChunkBuilder) -> None:
         mode = self.status.st_mode
         if stat.S_ISREG(mode):
-            content, status = read_source(self)
+            content, status = read_source(self, builder.space)
             builder.add_file(self.path, content, status.st_mode, status.st_mtime_ns)
         elif stat.S_ISDIR(mode):
             builder.add_directory(self.path, mode, self.status.st_mtime_ns)
@@ -148,6 +148,40 @@ class SourceEntry(NamedTuple):
             os.close(descriptor)
 
 
+def folder_entries(
+    folder: bytes, path: bytes, names: Iterable[bytes], failed: Failed
+) -> Iterator[SourceEntry]:
+    """The entries with these names of a folder, whose path in the dataset is `path`. Those that cannot be looked up are
+    passed to `failed`.
+    """
+    head, prefix = os.path.join(folder, b""), path + b"/" if path else b""
+    for name in names:
+        source = head + name
+        try:
+            status = os.lstat(source)
+        except OSError as error:
+            failed(source, error.strerror or str(error))
+            continue
+        yield SourceEntry(source, prefix + name, status)
+
+
+def folder_names(folder: bytes, failed: Failed) -> list[bytes]:
+    """The names in a folder; none, and a failure, if it cannot be listed."""
+    try:
+        return os.listdir(folder)
+    except OSError as error:
+        failed(folder, error.strerror or str(error))
+        return []
+
+
+def source_entry(source: bytes, path: bytes, failed: Failed) -> Iterator[SourceEntry]:
+    """The entry of `source` itself, or a failure."""
+    try:
+        yield SourceEntry(source, path, os.lstat(source))
+    except OSError as error:
+        failed(source, error.strerror or str(error))
+
+
 def walk_source(
     source: bytes, path: bytes, failed: Failed, is_pruned: Callable[[SourceEntry], bool] = lambda _: False
 ) -> Iterator[SourceEntry]:
@@ -156,37 +190,19 @@ def walk_source(
     Symbolic links are not followed; folders that `is_pruned` are not listed. Entries that cannot be listed are passed
     to `failed`, and the walk continues.
     """
-    try:
-        status = os.lstat(source)
-    except OSError as error:
-        failed(source, error.strerror or str(error))
-        return
-    top = SourceEntry(source, path, status)
-    yield top
-    if not stat.S_ISDIR(status.st_mode) or is_pruned(top):
-        return
-    pending = [(source, path)]
-    while pending:
-        folder, folder_path = pending.pop()
-        prefix = folder_path + b"/" if folder_path else b""
-        try:
-            with os.scandir(folder) as listing:
-                found = list(listing)
-        except OSError as error:
-            failed(folder, error.strerror or str(error))
-            continue
+    entries, pending = source_entry(source, path, failed), list[SourceEntry]()
+    while True:
         below = []
-        for item in found:
-            try:
-                status = item.stat(follow_symlinks=False)
-            except OSError as error:
-                failed(item.path, error.strerror or str(error))
-                continue
-            entry = SourceEntry(item.path, prefix + item.name, status)
+        for entry in entries:
             yield entry
-            if stat.S_ISDIR(status.st_mode) and not is_pruned(entry):
-                below.append((entry.source, entry.path))
+            if entry.is_folder and not is_pruned(entry):
+                below.append(entry)
         pending += reversed(below)
+        if not pending:
+            return
+        folder = pending.pop()
+        names = folder_names(folder.source, failed)
+        entries = folder_entries(folder.source, folder.path, names, failed)
 
 
 def is_stored(entry: UploadEntry, snapshot: Snapshot) -> bool:
@@ -199,7 +215,9 @@ def is_stored(entry: UploadEntry, snapshot: Snapshot) -> bool:
 
 
 class TreeUpload:
-    """One upload, by `run`. `report` has its progress, for any thread."""
+    """One upload, by `run`. `report` has its progress, for any thread; `first`: source and path of the first file that
+    was not stored.
+    """
 
     def __init__(
         self,
@@ -208,18 +226,23 @@ class TreeUpload:
         stored: Snapshot | Callable[[UploadEntry], bool] | None,
         jobs: int = DEFAULT_JOBS,
         chunk_bytes: int = CHUNK_TARGET_BYTES,
+        progressed: Callable[[], object] = lambda: None,
     ) -> None:
         """`stored`: the content of the dataset, or whether it has an entry; None uploads everything. `jobs`: threads
-        that read the source.
+        that read the source. `progressed` is called after each stored chunk, in the thread that sent it.
         """
         self.report = TransferReport(generation=dataset.generation)
+        self.first: tuple[bytes, bytes] | None = None
         self._client = client
         self._dataset = dataset
         self._is_stored = partial(is_stored, snapshot=stored) if isinstance(stored, Snapshot) else stored
         self._jobs = jobs
         self._chunk_bytes = chunk_bytes
-        self._walk_lock = Lock()  # guards the walk, and the content of streamed entries
-        self._lock = Lock()  # guards the report; never held while waiting
+        self._progressed = progressed
+        self._walk_lock = (
+            Lock()
+        )  # guards the walk, what is found and skipped, and the content of streamed entries
+        self._lock = Lock()  # guards the rest of the report; never held while waiting
         self._error: BaseException | None = None
         self._sender: ChunkSender
 
@@ -256,8 +279,7 @@ class TreeUpload:
             self.report.fail_source(source, reason, is_damaged)
 
     def _fail_walking(self, source: bytes, reason: str, is_damaged: bool = False) -> None:
-        with self._lock:
-            self.report.found_files += 1
+        self.report.found_files += 1
         self.fail(source, reason, is_damaged)
 
     def _fail_entry(self, entry: UploadEntry, error: Exception) -> None:
@@ -268,32 +290,30 @@ class TreeUpload:
         with self._lock:
             self.report.done_files += chunk.whole_entries
             self.report.done_bytes += len(chunk.payload)
+        self._progressed()
 
     def _take_batch(self, walk: Iterator[UploadEntry]) -> list[UploadEntry]:
         """The next entries of the walk that are not stored; empty at its end. A large streamed one is the last."""
         batch: list[UploadEntry] = []
-        loaded_bytes = 0
+        report, is_stored, loaded_bytes = self.report, self._is_stored, 0
         for entry in walk:
-            size = entry.file_bytes
-            with self._lock:
-                self.report.find(size, entry.is_folder)
+            size, is_folder = entry.file_bytes, entry.is_folder
+            report.find(size, is_folder)
             try:
-                if self._is_stored is not None and self._is_stored(entry):
-                    with self._lock:
-                        self.report.skip(size, entry.is_folder)
+                if is_stored is not None and is_stored(entry):
+                    report.skip(size, is_folder)
                     continue
-                if entry.is_streamed and size <= self._chunk_bytes:
-                    entry.load()
+                if self.first is None and not is_folder:
+                    self.first = entry.source, entry.path
+                if entry.is_streamed:
+                    if size <= self._chunk_bytes:
+                        entry.load()
                     loaded_bytes += size
             except ENTRY_ERRORS as error:
                 self._fail_entry(entry, error)
                 continue
             batch.append(entry)
-            if (
-                len(batch) == BATCH_ENTRIES
-                or loaded_bytes >= self._chunk_bytes
-                or (entry.is_streamed and size > self._chunk_bytes)
-            ):
+            if len(batch) == BATCH_ENTRIES or loaded_bytes >= self._chunk_bytes:
                 return batch
         self.report.is_all_found = True
         return batch
@@ -352,18 +372,22 @@ ENTRY_ERRORS = (OSError, InvalidInput, Damaged, SourceChanged)
 _OPEN_FLAGS = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
 
 
-def read_source(entry: SourceEntry) -> tuple[bytes, os.stat_result]:
-    """All bytes of a small file, and the matching status. Raises OSError, SourceChanged."""
+def read_source(entry: SourceEntry, space: Callable[[int], memoryview]) -> tuple[memoryview, os.stat_result]:
+    """All bytes of a small file, in memory that `space` gives, and the matching status. Raises OSError,
+    SourceChanged.
+    """
     status = entry.status
     for _ in range(READ_TRIES_MAX):
+        size = status.st_size
+        content = space(size + 1)  # one byte more than expected
         descriptor = os.open(entry.source, _OPEN_FLAGS)
         try:
-            content = os.read(descriptor, status.st_size + 1)  # one byte more than expected
+            length = os.readv(descriptor, (content,))
             after = os.fstat(descriptor)
         finally:
             os.close(descriptor)
-        if len(content) == after.st_size == status.st_size and after.st_mtime_ns == status.st_mtime_ns:
-            return content, after
+        if length == after.st_size == size and after.st_mtime_ns == status.st_mtime_ns:
+            return content[:length], after
         if after.st_size > CHUNK_TARGET_BYTES:
             break
         status = after

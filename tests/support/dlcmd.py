@@ -25,16 +25,20 @@ TIMEOUT_S = 120.0
 
 COMMAND = (sys.executable, "-m", "dieselfs_tools.dlcmd")
 
+CALLER = -1
+"""The process that calls the function: the command, or a worker of it."""
+
 _STRUCK = """
 import itertools, os, pkgutil, signal
 signal.signal(signal.SIGINT, signal.default_int_handler)  # background processes of a shell ignore it
 owner, _, name = "{function}".rpartition(".")
 owner, calls = pkgutil.resolve_name(owner), itertools.count(1)
+process = {process} or os.getpid()
 original = getattr(owner, name)
 def call(*arguments, **more):
     result = original(*arguments, **more)
     if next(calls) == {times}:
-        os.kill({process} or os.getpid(), {signum:d})
+        os.kill(os.getpid() if process == {CALLER} else process, {signum:d})
     return result
 setattr(owner, name, call)
 """
@@ -151,10 +155,10 @@ class Dlcmd:
     def struck(
         self, signum: signal.Signals, process: int, function: str, times: int, *arguments: str
     ) -> subprocess.CompletedProcess[str]:
-        """Run one command, and send a signal to a process (0: the command itself) when `function` (such as
+        """Run one command, and send a signal to a process (0: the command itself; or CALLER) when `function` (such as
         `module:Class.method`) has returned `times` times.
         """
-        code = _STRUCK.format(signum=signum, process=process, function=function, times=times)
+        code = _STRUCK.format(CALLER=CALLER, signum=signum, process=process, function=function, times=times)
         ran = self.forked(arguments, code=code)
         assert ran.exit_code is not None
         return subprocess.CompletedProcess(arguments, ran.exit_code, ran.text, ran.stderr)

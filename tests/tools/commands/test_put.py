@@ -23,7 +23,7 @@ from dieselfs.limits import MIB
 from dieselfs.rpc.client import ServerClient
 from dieselfs.settings.table import EMBEDDED, Settings
 from dieselfs_tools.transfers.comparison import compare_trees
-from tests.support.dlcmd import Dlcmd
+from tests.support.dlcmd import CALLER, Dlcmd
 from tests.support.server import running_server, start_server
 from tests.support.trees import odd_tree
 
@@ -200,13 +200,38 @@ def many_files(folder: Path, files: int) -> Path:
     return folder / "many"
 
 
-def test_an_interrupted_put_continues_and_stores_nothing_twice(dlcmd: Dlcmd, dataset: str) -> None:
+@pytest.mark.parametrize(
+    ("jobs", "signum", "process", "exit_code", "message"),
+    [
+        (
+            "1",
+            signal.SIGINT,
+            0,
+            EXIT_INTERRUPTED,
+            "dlcmd: interrupted; the same command, run again, continues",
+        ),
+        (
+            "2",
+            signal.SIGINT,
+            0,
+            EXIT_INTERRUPTED,
+            "dlcmd: interrupted; the same command, run again, continues",
+        ),
+        (
+            *("2", signal.SIGKILL, CALLER, EXIT_UNAVAILABLE),
+            "dlcmd: a process of the upload has ended (SIGKILL); with --jobs 1 there is only one process; stored",
+        ),
+    ],
+)
+def test_an_interrupted_put_continues_and_stores_nothing_twice(
+    dlcmd: Dlcmd, dataset: str, jobs: str, signum: signal.Signals, process: int, exit_code: int, message: str
+) -> None:
     files = 60
     source = many_files(dlcmd.folder, files)
-    put = ("put", "-r", "many/", f"dl://{dataset}/", "--chunk-size", "1M")
-    done = dlcmd.struck(signal.SIGINT, 0, PUT_CHUNK, 5, *put)
-    assert done.returncode == EXIT_INTERRUPTED, done
-    assert done.stderr.splitlines()[-1] == ("dlcmd: interrupted; the same command, run again, continues")
+    put = ("put", "-r", "many/", f"dl://{dataset}/", "--chunk-size", "1M", "--jobs", jobs)
+    done = dlcmd.struck(signum, process, PUT_CHUNK, 5, *put)
+    assert done.returncode == exit_code, done
+    assert done.stderr.splitlines()[-1].startswith(message)
     embedded = Settings.load(EMBEDDED, home=dlcmd.home)
     before = stored_files(embedded, dataset)
     assert 0 < before < files

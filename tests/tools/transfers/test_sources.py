@@ -8,7 +8,7 @@ import pytest
 from dieselfs.errors import InvalidInput, NotFound
 from dieselfs.names import parse_location
 from dieselfs_tools.cli.patterns import Patterns
-from dieselfs_tools.transfers.trees import Source, find_sources, listed_sources, place_of, walk
+from dieselfs_tools.transfers.trees import Source, SourceTrees, find_sources, listed_sources, place_of
 
 
 @pytest.mark.parametrize(
@@ -66,7 +66,7 @@ def test_a_walk_leaves_out_what_is_excluded(tmp_path: Path) -> None:
     source = Source(os.fsencode(tmp_path), b"in", True)
 
     def paths(patterns: Patterns, is_recursive: bool = True) -> set[bytes]:
-        return {entry.path for entry in walk(source, patterns, is_recursive, lambda *_: None)}
+        return {entry.path for entry in SourceTrees([source], patterns, is_recursive)(lambda *_: None)}
 
     assert paths(Patterns([".git", "*.o"])) == {b"in", b"in/a", b"in/a/b", b"in/a/b/f.py"}
     assert paths(Patterns(["*"], ["*.py"])) == {b"in", b"in/a/b/f.py", b"in/.git/x/f.py"}

@@ -9,19 +9,17 @@ from tests.support.dlcmd import Dlcmd
 
 _OTHER_WRITER = """
 import dieselfs
-from dieselfs_tools.transfers import upload
+from dieselfs_tools.transfers.trees import SourceTrees
 
-walk = upload.walk
+between = SourceTrees.between
 
 def disturbed(*arguments):
-    entries = walk(*arguments)
-    yield next(entries)
     with dieselfs.connect({dataset!r}) as other:
         for path in {paths!r}:
             other.put(path, b"of another writer")
-    yield from entries
+    return between(*arguments)
 
-upload.walk = disturbed
+SourceTrees.between = disturbed
 """
 
 

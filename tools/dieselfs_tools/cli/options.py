@@ -1,5 +1,6 @@
 """Options, arguments and help texts that verbs share. No I/O."""
 
+import os
 from collections.abc import Callable, Sequence
 from functools import wraps
 from itertools import chain
@@ -224,6 +225,16 @@ jobs = click.option(
     default=JOBS,
     show_default=True,
     help="Number of threads.",
+)
+
+
+PROCESSES = min(len(os.sched_getaffinity(0)), 16)
+processes = click.option(
+    "-j",
+    "--jobs",
+    type=click.IntRange(1, 64),
+    default=PROCESSES,
+    help="Number of processes. [the processors, at most 16]",
 )
 
 

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     metavar="FILE",
     help="Store only the names in FILE ('-': standard input): one per line, relative to the one SOURCE folder.",
 )
-@options.jobs
+@options.processes
 @options.chunk_size
 def put(session: Session, **chosen: Any) -> int:
     """Store files in a dataset; a dataset that does not exist is created.
@@ -65,7 +65,7 @@ def put(session: Session, **chosen: Any) -> int:
 @options.filters
 @options.dry_run
 @options.yes
-@options.jobs
+@options.processes
 @options.chunk_size
 def sync(
     session: Session,

@@ -6,11 +6,12 @@ import stat
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 from dieselfs.digests import extent_digest_of
 from dieselfs.errors import EXIT_OK, EXIT_PARTIAL, DieselfsError, InvalidInput, NotFound
-from dieselfs.names import SCHEME, Location, check_path, printable
+from dieselfs.names import SCHEME, Location, check_path, printable, split_path
 from dieselfs.transfer.upload import Failed, SourceEntry, walk_source
 from dieselfs.units import count
 from dieselfs_tools.cli.output import Output, name_fields
@@ -87,17 +88,70 @@ def relative_path(source: Source, path: bytes) -> bytes:
     return path[len(source.path) :].lstrip(b"/") if source.is_folder else os.path.basename(path)
 
 
-def walk(source: Source, patterns: Patterns, is_recursive: bool, failed: Failed) -> Iterator[SourceEntry]:
-    """The selected entries of a source."""
+@dataclass(frozen=True)
+class SourceTrees:
+    """The sources of one upload, and what of them is wanted. `listed`: names relative to the one source, which are the
+    sources in place of it.
+    """
 
-    def is_pruned(entry: SourceEntry) -> bool:
+    sources: Sequence[Source]
+    patterns: Patterns
+    is_recursive: bool = True
+    listed: Sequence[bytes] | None = None
+
+    def __call__(self, failed: Failed) -> Iterator[SourceEntry]:
+        """The selected entries, each folder before its content; failures go to `failed`."""
+        for source in self.between(0, self._count, failed):
+            for entry in walk_source(source.source, source.path, failed, partial(self.is_pruned, source)):
+                if self.is_wanted(source, entry):
+                    yield entry
+
+    @property
+    def _count(self) -> int:
+        return len(self.sources if self.listed is None else self.listed)
+
+    def between(self, start: int, stop: int, failed: Failed) -> Iterable[Source]:
+        """Some of the sources."""
+        if self.listed is None:
+            return self.sources[start:stop]
+        return listed_sources(self.listed[start:stop], self.sources[0], failed)
+
+    def disjoint(self) -> Iterator[tuple[int, int]]:
+        """`(start, stop)` of sources that follow each other, and have no path in common: in any order, they give the
+        same dataset. Of a path that is in several sources, the last one counts.
+        """
+        if self.listed is not None:  # each path has one source
+            yield 0, self._count
+            return
+        start, tops, above = 0, set[bytes](), set[bytes]()
+        for place, source in enumerate(self.sources):
+            folders = _folders_of(source.path)
+            if source.path in above or not tops.isdisjoint(folders):
+                yield start, place
+                start, tops, above = place, set(), set()
+            tops.add(source.path)
+            above.update(folders)
+        yield start, len(self.sources)
+
+    def is_pruned(self, source: Source, entry: SourceEntry) -> bool:
+        """Whether nothing in a folder is wanted."""
         return source.is_folder and (
-            not is_recursive or patterns.is_pruned(relative_path(source, entry.path))
+            not self.is_recursive or self.patterns.is_pruned(relative_path(source, entry.path))
         )
 
-    for entry in walk_source(source.source, source.path, failed, is_pruned):
-        if patterns.is_wanted(relative_path(source, entry.path), entry.is_folder):
-            yield entry
+    def is_wanted(self, source: Source, entry: SourceEntry) -> bool:
+        return not self.patterns or self.patterns.is_wanted(
+            relative_path(source, entry.path), entry.is_folder
+        )
+
+
+def _folders_of(path: bytes) -> list[bytes]:
+    """The path, and all folders above it."""
+    found = [path]
+    while path:
+        path = split_path(path)[0]
+        found.append(path)
+    return found
 
 
 def selected(entries: Mapping[bytes, Entry], patterns: Patterns) -> Mapping[bytes, Entry]:
@@ -141,7 +195,7 @@ class LocalTree:
         self.failures: list[tuple[str, str]] = []
         self.unread: set[bytes] = set()
         self._top = source.source
-        for found in walk(source, patterns, True, self.fail):
+        for found in SourceTrees([source], patterns)(self.fail):
             path = relative_path(source, found.path)
             try:
                 if path:

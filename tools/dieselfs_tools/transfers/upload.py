@@ -9,7 +9,6 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 
 from dieselfs.errors import (
@@ -24,7 +23,7 @@ from dieselfs.records import DatasetRecord, Op
 from dieselfs.rpc.client import ServerClient
 from dieselfs.snapshot.reader import Snapshot
 from dieselfs.transfer.report import TransferReport
-from dieselfs.transfer.upload import Failed, TreeUpload, UploadEntry, is_stored
+from dieselfs.transfer.upload import DEFAULT_JOBS, Failed, TreeUpload, UploadEntry, is_stored
 from dieselfs.units import count
 from dieselfs_tools.cli.options import JOBS, changeable_location
 from dieselfs_tools.cli.output import Output, confirm_name, name_fields
@@ -34,12 +33,12 @@ from dieselfs_tools.cli.session import Session
 from dieselfs_tools.transfers.entries import Entry
 from dieselfs_tools.transfers.trees import (
     Source,
+    SourceTrees,
     StoredTree,
     find_sources,
-    listed_sources,
     relative_path,
-    walk,
 )
+from dieselfs_tools.transfers.upload_workers import UploadWorkers
 
 
 class Mirror:
@@ -78,8 +77,12 @@ class Mirror:
             first = session.client.reserve_versions(location.dataset, count)
             self._versions.append(range(first, first + count))
 
+    def note(self, paths: Iterable[bytes]) -> None:
+        """The source has these paths; they are not deleted."""
+        self._walked.update(paths)
+
     def noted(self, entries: Iterable[UploadEntry]) -> Iterator[UploadEntry]:
-        """The same entries; they are not deleted."""
+        """The same entries, whose paths are noted."""
         for entry in entries:
             self._walked.add(entry.path)
             yield entry
@@ -236,23 +239,14 @@ class Upload:
 
     def _upload(self) -> int:
         """Store the entries. Raises errors that end the upload, with the number of files stored by then."""
-        is_stored_already, sizes = self._stored(), (self.options.jobs, self.options.chunk_bytes)
-        first: list[UploadEntry] = []
-
-        def is_held(entry: UploadEntry) -> bool:
-            is_held = is_stored_already(entry)
-            if not (is_held or first or entry.is_folder):
-                first.append(entry)
-            return is_held
-
         client, dataset = self.session.client, self.target.made()
         if self.options.is_encrypted:
             client.encrypt(dataset)
-        upload = TreeUpload(client, dataset, is_held, *sizes)
+        upload, run = self._prepared(client, dataset)
         report = upload.report
         try:
             with shown(self.session.output, self.session.verb, lambda: Reading.of(report)):
-                upload.run(self._entries)
+                run()
         except DieselfsError as error:
             stored = f"stored {_counted(report)} until then; the same command continues"
             is_full = isinstance(error, StorageFull)
@@ -260,7 +254,25 @@ class Upload:
             raise type(error)(f"{error}; {stored}{room}") from error
         removed = self._removed(report)
         deleted = self.mirror.delete(removed) if self.mirror is not None and removed else 0
-        return self._report(report, first[0] if first else None, deleted)
+        return self._report(report, upload.first, deleted)
+
+    def _prepared(
+        self, client: ServerClient, dataset: DatasetRecord
+    ) -> tuple[TreeUpload | UploadWorkers, Callable[[], object]]:
+        """The upload, and what runs it: in several processes, or only in this one."""
+        is_stored, jobs, chunk_bytes = self._stored(), self.options.jobs, self.options.chunk_bytes
+
+        def made(progressed: Callable[[], object] = lambda: None, threads: int = 1) -> TreeUpload:
+            return TreeUpload(client, dataset, is_stored, threads, chunk_bytes, progressed)
+
+        if isinstance(self.walk, SourceTrees):
+            if self.is_many and jobs > 1:
+                noted = None if self.mirror is None else self.mirror.note
+                workers = UploadWorkers(self.walk, jobs, made, noted)
+                return workers, workers.run
+            jobs = min(jobs, DEFAULT_JOBS)
+        upload = made(threads=jobs)
+        return upload, lambda: upload.run(self._entries)
 
     def _removed(self, report: TransferReport) -> Sequence[bytes]:
         """What is to be deleted."""
@@ -272,7 +284,7 @@ class Upload:
             return ()
         return removed
 
-    def _report(self, report: TransferReport, first: UploadEntry | None, deleted: int) -> int:
+    def _report(self, report: TransferReport, first: tuple[bytes, bytes] | None, deleted: int) -> int:
         elapsed_s, dataset = time.monotonic() - self.session.started_s, self.target.location.dataset
         output, done = self.session.output, f"stored {_counted(report)}"
         text = outcome(output, report, done, "were already stored", elapsed_s)
@@ -290,7 +302,7 @@ class Upload:
         if deleted:
             text += f"; deleted {count(deleted, 'entry')}"
         if first is not None and report.done_files:
-            source, path = self.source_name or first.source, first.path
+            source, path = self.source_name or first[0], first[1]
             text += f"; the first: {printable(source)} -> {Location(dataset, path, False)}"
             fields |= {**name_fields(source, "first_source"), **name_fields(path, "first_path")}
         return output.summary(text, fields, report.exit_code)
@@ -339,18 +351,9 @@ def run_put(session: Session, options: PutOptions) -> int:
             mirror = Mirror(
                 session, target.location, found[0], options.patterns, options.is_confirmed, options.is_dry_run
             )
-        walk = partial(_entries, found, listed, options)
+        walk = SourceTrees(found, options.patterns, options.is_recursive, listed)
         name = b"standard input" if STANDARD_INPUT in sources else None
         return Upload(session, target, options, walk, options.is_many, name, mirror).run()
-
-
-def _entries(
-    found: Sequence[Source], listed: Sequence[bytes] | None, options: PutOptions, failed: Failed
-) -> Iterator[UploadEntry]:
-    """The selected entries of all sources. `listed`: names relative to the one source."""
-    sources = iter(found) if listed is None else listed_sources(listed, found[0], failed)
-    for source in sources:
-        yield from walk(source, options.patterns, options.is_recursive, failed)
 
 
 def _split(names: Sequence[str], is_recursive: bool) -> tuple[Sequence[str], Location]:

@@ -13,10 +13,11 @@ from pathlib import Path
 import pytest
 
 from dieselfs.errors import EXIT_DAMAGED, EXIT_PARTIAL, Damaged, InvalidInput
-from dieselfs_tools.archives.importing import channel
-from dieselfs_tools.archives.importing.channel import Reader, Writer, record_message, record_of
+from dieselfs_tools.archives.importing.channel import record_message, record_of
 from dieselfs_tools.archives.importing.reader import Readers
 from dieselfs_tools.archives.importing.record import FOLDER_MODE, Place, Record
+from dieselfs_tools.transfers import messages
+from dieselfs_tools.transfers.messages import Reader, Writer
 from tests.support.dlcmd import Dlcmd
 from tests.support.documents import REPOSITORY
 from tests.support.http_files import web_file
@@ -166,8 +167,8 @@ def test_what_the_reader_sends_is_not_believed() -> None:
     "sent",
     [
         b"\xff" * 100,
-        struct.pack("<II", channel.MESSAGE_BYTES_MAX + 1, 0),
-        struct.pack("<II", 1, channel.PART_BYTES_MAX + 1),
+        struct.pack("<II", messages.MESSAGE_BYTES_MAX + 1, 0),
+        struct.pack("<II", 1, messages.PART_BYTES_MAX + 1),
         struct.pack("<II", 1, 0) + b"\x01",
         struct.pack("<II", 5, 0) + b"\xdd\xff\xff\xff\xff",
     ],

@@ -20,117 +20,23 @@ The first one has the descriptors of the source, or of what a format opens in th
 This module reads and writes pipes and sockets.
 """
 
-import os
 import socket
 import stat
-import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
-
-import msgpack
 
 from dieselfs.errors import Damaged
 from dieselfs.limits import FILE_BYTES_MAX, KIB, MIB
 from dieselfs_tools.archives.importing.record import PERMISSIONS, Place, Record
+from dieselfs_tools.transfers.messages import packed, unpacked
 
-MESSAGE_BYTES_MAX = 8 * MIB
-"""A message without its content."""
-PART_BYTES_MAX = 1 * MIB
-"""The content of one message. That of a larger file is sent in parts, when it is asked for."""
 FIELDS_CHARACTERS_MAX = 1 * MIB
 """The fields of a record for its name, all together."""
-SENT_BYTES = 256 * KIB
-SENT_PIECES = 256
-"""Messages are sent when so much has gathered, or when their sender waits."""
 PIPE_BYTES = 1 * MIB
-READ_BYTES = 64 * KIB
-"""Read from the pipe at once, unless the rest of one content is more."""
 ANSWER_BYTES_MAX = 64 * KIB
 ANSWER_DESCRIPTORS_MAX = 8
 
-_LENGTHS = struct.Struct("<II")
 KINDS = (stat.S_IFREG, stat.S_IFDIR, stat.S_IFLNK)
-
-
-def packed(message: Sequence[Any]) -> bytes:
-    content: bytes = msgpack.packb(message, unicode_errors="surrogateescape")
-    return content
-
-
-def _unpacked(content: bytes) -> list[Any]:
-    """Raises Damaged."""
-    try:
-        message = msgpack.unpackb(content, unicode_errors="surrogateescape")
-        if isinstance(message, list) and message:
-            return message
-    except (ValueError, msgpack.UnpackException, RecursionError):
-        pass
-    raise Damaged("its reader sends what is no message")
-
-
-class Writer:
-    """The reader's end of the pipe."""
-
-    def __init__(self, pipe: int) -> None:
-        self._pipe = pipe
-        self._pieces: list[bytes] = []
-        self._bytes = 0
-
-    def put(self, *message: Any, content: bytes = b"") -> None:
-        """Send a message, now or by the next `flush`. Raises BrokenPipeError if nobody reads them."""
-        head = packed(message)
-        self._pieces += (_LENGTHS.pack(len(head), len(content)), head, content)
-        self._bytes += len(head) + len(content)
-        if self._bytes >= SENT_BYTES or len(self._pieces) >= SENT_PIECES:
-            self.flush()
-
-    def flush(self) -> None:
-        """Send what has gathered."""
-        pieces: Sequence[bytes | memoryview] = self._pieces
-        total = sum(map(len, pieces))
-        while total:
-            sent = os.writev(self._pipe, pieces)
-            total -= sent
-            if total:
-                pieces = [memoryview(b"".join(pieces))[sent:]]
-        self._pieces, self._bytes = [], 0
-
-
-class Reader:
-    """The other end of the pipe. What comes through it is not believed."""
-
-    def __init__(self, pipe: int) -> None:
-        self.pipe = pipe
-        self._buffer = memoryview(b"")
-
-    def receive(self, wait: Callable[[], None]) -> tuple[list[Any], bytes] | None:
-        """The next message and its content, None at the end. `wait` returns when there are bytes. Raises Damaged if
-        there is no message in them.
-        """
-        if not self._buffer:
-            wait()
-        head = self._take(_LENGTHS.size)
-        if len(head) < _LENGTHS.size:
-            return None
-        length, content_length = _LENGTHS.unpack(head)
-        if length > MESSAGE_BYTES_MAX or content_length > PART_BYTES_MAX:
-            raise Damaged("its reader sends a message that is too long")
-        message, content = self._take(length), self._take(content_length)
-        if len(message) < length or len(content) < content_length:
-            return None
-        return _unpacked(message), content
-
-    def _take(self, size: int) -> bytes:
-        """Fewer bytes only at the end. Blocks: a message is written at once."""
-        taken, self._buffer = self._buffer[:size], self._buffer[size:]
-        if len(taken) == size:
-            return bytes(taken)
-        parts, missing = [taken], size - len(taken)
-        while missing and (part := memoryview(os.read(self.pipe, max(missing, READ_BYTES)))):
-            parts.append(part[:missing])
-            self._buffer = part[missing:]
-            missing -= len(parts[-1])
-        return b"".join(parts)
 
 
 def send_answer(end: socket.socket, *message: Any, descriptors: Sequence[int] = ()) -> None:
@@ -142,7 +48,7 @@ def receive_answer(end: socket.socket) -> tuple[list[Any], list[int]]:
     content, descriptors, _, _ = socket.recv_fds(end, ANSWER_BYTES_MAX, ANSWER_DESCRIPTORS_MAX)
     if not content:
         raise BrokenPipeError
-    return _unpacked(content), descriptors
+    return unpacked(content), descriptors
 
 
 def record_message(record: Record, has_content: bool, fault: tuple[str, str] | None = None) -> list[Any]:

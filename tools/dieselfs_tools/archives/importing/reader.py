@@ -21,17 +21,12 @@ from dieselfs.names import path_fault
 from dieselfs.process.launch import module_environment, python_command
 from dieselfs.process.sandbox import PROCESSOR_S_MAX
 from dieselfs_tools.archives.formats import AUTO, FORMATS, Format
-from dieselfs_tools.archives.importing.channel import (
-    PART_BYTES_MAX,
-    PIPE_BYTES,
-    Reader,
-    record_of,
-    send_answer,
-)
+from dieselfs_tools.archives.importing.channel import PIPE_BYTES, record_of, send_answer
 from dieselfs_tools.archives.importing.inputs import DirectOpener, Found, OpenRemote, name_beside
 from dieselfs_tools.archives.importing.record import Record
 from dieselfs_tools.cli.output import Output
 from dieselfs_tools.cli.progress import no_room_for, spool
+from dieselfs_tools.transfers.messages import PART_BYTES_MAX, Reader
 
 ENVIRONMENT = ("PATH", "LANG", "LC_ALL", "LC_CTYPE", "TZ", "LD_LIBRARY_PATH", "PYTHONHOME", "PYTHONUTF8")
 """Variables that the reader gets. Others have keys of the user."""

@@ -21,15 +21,10 @@ from dieselfs.limits import GIB
 from dieselfs.process import sandbox
 from dieselfs_client import capabilities
 from dieselfs_tools.archives.formats import FORMATS, format_of
-from dieselfs_tools.archives.importing.channel import (
-    PART_BYTES_MAX,
-    SENT_BYTES,
-    Writer,
-    receive_answer,
-    record_message,
-)
+from dieselfs_tools.archives.importing.channel import receive_answer, record_message
 from dieselfs_tools.archives.importing.inputs import Found, Input
 from dieselfs_tools.archives.importing.record import COPIED_BYTES_MAX, Content, Record
+from dieselfs_tools.transfers.messages import PART_BYTES_MAX, SENT_BYTES, Writer
 
 ORDER_BYTES_MAX = 64
 LIBRARIES = (

@@ -1,0 +1,111 @@
+"""Messages between a command and its processes: two lengths, a list in msgpack, and content. This module reads and
+writes pipes and sockets.
+"""
+
+import os
+import struct
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import msgpack
+
+from dieselfs.errors import Damaged
+from dieselfs.limits import KIB, MIB
+
+MESSAGE_BYTES_MAX = 8 * MIB
+"""A message without its content."""
+PART_BYTES_MAX = 1 * MIB
+"""The content of one message. That of a larger file is sent in parts, when it is asked for."""
+SENT_BYTES = 256 * KIB
+SENT_PIECES = 256
+"""Messages are sent when so much has gathered, or when their sender waits."""
+READ_BYTES = 64 * KIB
+"""Read from the pipe at once, unless the rest of one content is more."""
+
+_LENGTHS = struct.Struct("<II")
+
+
+def packed(message: Sequence[Any]) -> bytes:
+    content: bytes = msgpack.packb(message, unicode_errors="surrogateescape")
+    return content
+
+
+def unpacked(content: bytes) -> list[Any]:
+    """Raises Damaged."""
+    try:
+        message = msgpack.unpackb(content, unicode_errors="surrogateescape")
+        if isinstance(message, list) and message:
+            return message
+    except (ValueError, msgpack.UnpackException, RecursionError):
+        pass
+    raise Damaged("its reader sends what is no message")
+
+
+class Writer:
+    """The reader's end of the pipe."""
+
+    def __init__(self, pipe: int) -> None:
+        self._pipe = pipe
+        self._pieces: list[bytes] = []
+        self._bytes = 0
+
+    def put(self, *message: Any, content: bytes = b"") -> None:
+        """Send a message, now or by the next `flush`. Raises BrokenPipeError if nobody reads them."""
+        head = packed(message)
+        self._pieces += (_LENGTHS.pack(len(head), len(content)), head, content)
+        self._bytes += len(head) + len(content)
+        if self._bytes >= SENT_BYTES or len(self._pieces) >= SENT_PIECES:
+            self.flush()
+
+    def flush(self) -> None:
+        """Send what has gathered."""
+        pieces: Sequence[bytes | memoryview] = self._pieces
+        total = sum(map(len, pieces))
+        while total:
+            sent = os.writev(self._pipe, pieces)
+            total -= sent
+            if total:
+                pieces = [memoryview(b"".join(pieces))[sent:]]
+        self._pieces, self._bytes = [], 0
+
+
+class Reader:
+    """The other end of the pipe. What comes through it is not believed."""
+
+    def __init__(self, pipe: int) -> None:
+        self.pipe = pipe
+        self._buffer = memoryview(b"")
+
+    @property
+    def has_more(self) -> bool:
+        """Whether a message has arrived with the last one."""
+        return bool(self._buffer)
+
+    def receive(self, wait: Callable[[], None]) -> tuple[list[Any], bytes] | None:
+        """The next message and its content, None at the end. `wait` returns when there are bytes. Raises Damaged if
+        there is no message in them.
+        """
+        if not self._buffer:
+            wait()
+        head = self._take(_LENGTHS.size)
+        if len(head) < _LENGTHS.size:
+            return None
+        length, content_length = _LENGTHS.unpack(head)
+        if length > MESSAGE_BYTES_MAX or content_length > PART_BYTES_MAX:
+            raise Damaged("its reader sends a message that is too long")
+        message, content = self._take(length), self._take(content_length)
+        if len(message) < length or len(content) < content_length:
+            return None
+        return unpacked(message), content
+
+    def _take(self, size: int) -> bytes:
+        """Fewer bytes only at the end. Blocks: a message is written at once."""
+        taken, self._buffer = self._buffer[:size], self._buffer[size:]
+        if len(taken) == size:
+            return bytes(taken)
+        parts, missing = [taken], size - len(taken)
+        while missing and (part := memoryview(os.read(self.pipe, max(missing, READ_BYTES)))):
+            parts.append(part[:missing])
+            self._buffer = part[missing:]
+            missing -= len(parts[-1])
+        return b"".join(parts)
