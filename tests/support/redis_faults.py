@@ -6,8 +6,8 @@ from typing import Any
 import redis
 
 from dieselfs.errors import Unavailable
-from dieselfs_server.metadata.redis.client import RedisCalls, RedisClient, parse_redis_url
-from dieselfs_server.metadata.redis.fields import Command
+from dieselfs_server.metadata.redis.client import RedisClient, parse_redis_url
+from dieselfs_server.metadata.redis.fields import Command, RedisCalls
 from dieselfs_server.metadata.redis.store import RedisMetadata
 
 

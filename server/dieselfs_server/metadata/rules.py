@@ -6,7 +6,9 @@ from dataclasses import dataclass, field
 from heapq import merge
 from typing import Generic, TypeVar
 
-from dieselfs.chunk.format import Op
+from dieselfs.chunk.format import VERSION_MAX, Op
+from dieselfs.chunk.ids import chunk_name
+from dieselfs.errors import InvalidInput
 from dieselfs.names import split_path
 from dieselfs.records import FileRecord
 from dieselfs.snapshot.builder import IMPLICIT_FOLDER_MODE
@@ -36,6 +38,20 @@ class Effects(Generic[Chunk]):
         self.files += other.files
         self.total_bytes += other.total_bytes
         self.members.update(other.members)
+
+
+def next_versions(last: int, count: int, now_ns: int) -> range:
+    """The next `count` versions after `last`, at least `now_ns`. Raises InvalidInput when none are left."""
+    first = max(now_ns, last + 1)
+    if first + count - 1 > VERSION_MAX:
+        raise InvalidInput(f"cannot reserve {count} versions after {first}: none are left")
+    return range(first, first + count)
+
+
+def check_dead(chunk_id: bytes, alive: int) -> None:
+    """Raise InvalidInput for a chunk with live entries, which cannot be forgotten."""
+    if alive:
+        raise InvalidInput(f"chunk {chunk_name(chunk_id)} cannot be forgotten: {alive} entries are live")
 
 
 FolderChange = tuple[bytes, bytes, int]

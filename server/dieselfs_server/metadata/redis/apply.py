@@ -16,9 +16,17 @@ from dieselfs.chunk.ids import chunk_name
 from dieselfs.errors import Unavailable
 from dieselfs.limits import REDIS_HOLD_S, REDIS_PATIENCE_S, REDIS_RETRY_S, REDIS_SWAPS_MAX
 from dieselfs.names import split_path
-from dieselfs_server.metadata.redis.client import RedisCalls, execute, swap
 from dieselfs_server.metadata.redis.datasets import Contended, DatasetGone, count_paths, live_state, sweep
-from dieselfs_server.metadata.redis.fields import Change, Command, Swapped, read_call, swap_call
+from dieselfs_server.metadata.redis.fields import (
+    Change,
+    Command,
+    RedisCalls,
+    Swapped,
+    execute,
+    read_call,
+    swap,
+    swap_call,
+)
 from dieselfs_server.metadata.redis.resolve import (
     BucketEntries,
     ChunkEntries,
@@ -115,10 +123,9 @@ class ChunkApplication:
                 (record, versions, hold), (chunk,), (pending,) = execute(self.client, [read])[0]
                 live_state(keys, record)
             body = body or seal(keys.pending, chunk_id, pending_body(self.preamble, self.header, self.now_ns))
-            pending_put, absent, dataset = Change(keys.pending), Change(keys.chunks), Change(keys.dataset)
-            pending_put.add(chunk_id, body, None)
-            absent.remove(chunk_id, None)
-            dataset.remove(HOLD, hold)
+            pending_put = Change(keys.pending).add(chunk_id, body, None)
+            absent = Change(keys.chunks).remove(chunk_id, None)
+            dataset = Change(keys.dataset).remove(HOLD, hold)
             last = 0 if versions is None else number_of(unseal(keys.dataset, VERSIONS, versions))
             if newest > last:
                 dataset.put(VERSIONS, number_body(newest), versions)
@@ -248,10 +255,9 @@ class _Commit:
             return [], None
         # The time of the generation, also where the clock has stepped back: purge compares when a chunk died with it.
         updated_ns = max(state.record.updated_ns + 1, self._application.now_ns)
-        done, recorded = Change(self._keys.pending), Change(self._keys.chunks)
         chunk_id = self._application.preamble.chunk_id
-        done.remove(chunk_id, pending)
-        recorded.put(chunk_id, self._chunk_state(updated_ns).body(), None)
+        done = Change(self._keys.pending).remove(chunk_id, pending)
+        recorded = Change(self._keys.chunks).put(chunk_id, self._chunk_state(updated_ns).body(), None)
         new = state.record._replace(
             generation=state.record.generation + 1,
             updated_ns=updated_ns,

@@ -32,7 +32,7 @@ from functools import partial
 from ipaddress import ip_address
 from pathlib import Path
 from threading import Lock
-from typing import Any, Protocol
+from typing import Any
 from urllib.parse import parse_qsl, unquote
 
 from redis import (
@@ -53,9 +53,9 @@ from dieselfs.limits import REDIS_AWAY_S, REDIS_PATIENCE_S, REDIS_REQUEST_TIMEOU
 from dieselfs.net.address import TcpAddress, split
 from dieselfs.net.private_file import read_private_file
 from dieselfs.net.sockets import open_socket
-from dieselfs_server.metadata.redis.fields import Change, Command, Result, Script, read_call, swap_call
+from dieselfs_server.metadata.redis.fields import Command, Script
 from dieselfs_server.metadata.redis.persistence import run_id
-from dieselfs_server.metadata.redis.values import DEFAULT_PREFIX, KeyPair
+from dieselfs_server.metadata.redis.values import DEFAULT_PREFIX
 
 SCHEMES = ("redis", "redis+cluster", "redis+unix", "rediss", "rediss+cluster")
 DEFAULT_PORT = 6379
@@ -213,37 +213,6 @@ class _TcpConnection(Connection):
 
 class _TlsConnection(SSLConnection, _TcpConnection):
     """TLS over such a connection."""
-
-
-class RedisCalls(Protocol):
-    def execute(self, calls: Sequence[Command[Any]]) -> list[Any]:
-        """The replies, in order. Raises Unavailable, StorageFull; Redis may then have executed some of the calls."""
-        ...
-
-    def ask_nodes(self, *command: bytes) -> dict[str, Any]:
-        """The reply of each node, by its address; None from one whose user may not ask. Raises Unavailable."""
-        ...
-
-    def lineage(self) -> int:
-        """As of `MetadataStore`."""
-        ...
-
-    def close(self) -> None: ...
-
-
-def execute(client: RedisCalls, calls: Sequence[Command[Result]]) -> list[Result]:
-    """The decoded reply of each call. Raises as `RedisCalls.execute`."""
-    return [call.decode(reply) for call, reply in zip(calls, client.execute(calls), strict=True)]
-
-
-def read_fields(client: RedisCalls, key_pair: KeyPair, *names: bytes) -> list[bytes | None]:
-    """The values of fields of one key pair."""
-    return execute(client, [read_call([(key_pair, names)])])[0][0]
-
-
-def swap(client: RedisCalls, *changes: Change) -> bool:
-    """Make the changes if every field matches; returns whether they were made."""
-    return not execute(client, [swap_call(changes)])[0].stale
 
 
 class RedisClient:

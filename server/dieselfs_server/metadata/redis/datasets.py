@@ -19,16 +19,19 @@ from threading import Lock
 from dieselfs.errors import AlreadyExists, Damaged, NotFound, Unavailable
 from dieselfs.limits import NOTES_AT_ONCE_MAX, REDIS_SWAPS_MAX
 from dieselfs.records import DatasetRecord
-from dieselfs_server.metadata.redis.client import RedisCalls, execute, read_fields, swap
 from dieselfs_server.metadata.redis.fields import (
     Change,
     Range,
+    RedisCalls,
+    execute,
     read_all_call,
     read_call,
+    read_fields,
     remove_call,
     remove_field_call,
     scan_call,
     split_member,
+    swap,
 )
 from dieselfs_server.metadata.redis.values import (
     BUCKETS,
@@ -49,7 +52,6 @@ from dieselfs_server.metadata.redis.values import (
     number_body,
     number_of,
     registry_keys,
-    seal,
     unseal,
 )
 
@@ -145,10 +147,9 @@ class Datasets:
         if registered is None:
             return None
         if registered.token == keys.token:
-            listed = Change(self._registry)
-            listed.put(name, Registered(registered.dataset_id, copy.token).body(), value)
-            swap(self._client, listed)  # stale: another server has done it
             registered = Registered(registered.dataset_id, copy.token)
+            # Stale: another server has done it.
+            swap(self._client, Change(self._registry).put(name, registered.body(), value))
         return self._note(name, registered)
 
     def add_copy(self, copy: DatasetKeys) -> bytes:
@@ -182,15 +183,10 @@ class Datasets:
             changes = fields.pop(REGISTRY_CHANGES, None)
             self._check_free(record, fields)
             keys = DatasetKeys(self._prefix, record.name, os.urandom(TOKEN_BYTES))
-            created = Change(keys.dataset)
-            created.put(RECORD, DatasetState(record).body(), None)
-            created.put(VERSIONS, number_body(0), None)
-            swap(self._client, created)
+            _begin(self._client, keys, record)
             registered = Registered(record.dataset_id, keys.token)
-            listed = Change(self._registry)
-            listed.put(name, registered.body(), fields.get(name))
-            listed.put(REGISTRY_CHANGES, keys.token, changes)
-            if swap(self._client, listed):
+            listed = Change(self._registry).put(name, registered.body(), fields.get(name))
+            if swap(self._client, listed.put(REGISTRY_CHANGES, keys.token, changes)):
                 self._note(name, registered)
                 return
             execute(self._client, [remove_call(keys.all_keys)])  # another server has changed the registry
@@ -206,9 +202,8 @@ class Datasets:
                 record = live_state(keys, value).record
             except Damaged:  # a rebuild drops the dataset first
                 record = DatasetRecord(dataset_id, keys.name, 0, 0, 0, 0, 0)
-            dropped = Change(keys.dataset)
-            dropped.put(RECORD, DatasetState(record, is_dropped=True).body(), value)
-            if swap(self._client, dropped):
+            dropped = DatasetState(record, is_dropped=True)
+            if swap(self._client, Change(keys.dataset).put(RECORD, dropped.body(), value)):
                 self._remove(keys)
                 return
         raise Contended(f"{keys.owner} changes too fast to be dropped; try again")
@@ -225,9 +220,8 @@ class Datasets:
         (value,) = read_fields(self._client, self._registry, name)
         registered = None if value is None else self._decoded(name, value)
         if registered is not None and registered.token == keys.token:
-            unlisted = Change(self._registry)
-            unlisted.remove(name, value)
-            swap(self._client, unlisted)  # stale: another server has removed it
+            # Stale: another server has done it.
+            swap(self._client, Change(self._registry).remove(name, value))
         execute(self._client, [remove_call(keys.all_keys)])
 
     def _check_free(self, record: DatasetRecord, fields: dict[bytes, bytes]) -> None:
@@ -271,6 +265,11 @@ class Datasets:
             return known
 
 
+def _begin(client: RedisCalls, keys: DatasetKeys, record: DatasetRecord) -> None:
+    created = Change(keys.dataset).put(RECORD, DatasetState(record).body(), None)
+    swap(client, created.put(VERSIONS, number_body(0), None))
+
+
 def begin_copy(client: RedisCalls, keys: DatasetKeys) -> DatasetKeys:
     """Start an empty copy, which continues the generation. Earlier copies are removed. Raises DatasetGone."""
     for _ in range(REDIS_SWAPS_MAX):
@@ -280,13 +279,8 @@ def begin_copy(client: RedisCalls, keys: DatasetKeys) -> DatasetKeys:
             remove_keys(client, keys.with_token(token))
         copy = keys.with_token(os.urandom(TOKEN_BYTES))
         empty = DatasetRecord(present.dataset_id, keys.name, present.generation, present.updated_ns, 0, 0, 0)
-        created = Change(copy.dataset)
-        created.put(RECORD, DatasetState(empty).body(), None)
-        created.put(VERSIONS, number_body(0), None)
-        swap(client, created)
-        named = Change(keys.dataset)
-        named.put(COPY, copy.token, old)
-        if swap(client, named):
+        _begin(client, copy, empty)
+        if swap(client, Change(keys.dataset).put(COPY, copy.token, old)):
             execute(client, [remove_field_call(keys.dataset, REPLACED)])
             return copy
         remove_keys(client, copy)
@@ -346,19 +340,13 @@ def put_in_place(client: RedisCalls, keys: DatasetKeys, copy: DatasetKeys, now_n
             new.total_bytes,
             new.chunks,
         )
-        ready = Change(copy.dataset)
-        ready.put(RECORD, DatasetState(risen).body(), new_record)
-        ready.put(VERSIONS, number_body(last), new_versions)
-        count_paths(ready, counted, new, risen)
-        ready.put(REPLACED, keys.token, replaced)
-        if not swap(client, ready):
+        ready = Change(copy.dataset).put(RECORD, DatasetState(risen).body(), new_record)
+        count_paths(ready.put(VERSIONS, number_body(last), new_versions), counted, new, risen)
+        if not swap(client, ready.put(REPLACED, keys.token, replaced)):
             continue
-        moved = Change(keys.dataset)
-        moved.put(RECORD, DatasetState(old, is_dropped=True).body(), record)
+        moved = Change(keys.dataset).put(RECORD, DatasetState(old, is_dropped=True).body(), record)
         moved.put(VERSIONS, number_body(last), versions)  # none has been reserved since
-        moved.remove(COPY, value)
-        moved.put(MOVED, copy.token, None)
-        if swap(client, moved):
+        if swap(client, moved.remove(COPY, value).put(MOVED, copy.token, None)):
             _copy_notes(client, keys, copy)  # those that were written meanwhile
             return
     raise Contended(f"{keys.owner} changes too fast to be replaced; try again")
@@ -375,9 +363,7 @@ def end_copy(client: RedisCalls, keys: DatasetKeys, token: bytes) -> None:
     (value,) = read_fields(client, keys.dataset, COPY)
     if _tokens(keys, (COPY, value)) == [token]:
         remove_keys(client, keys.with_token(token))
-        change = Change(keys.dataset)
-        change.remove(COPY, value)
-        swap(client, change)  # stale: another rebuild has begun
+        swap(client, Change(keys.dataset).remove(COPY, value))  # stale: another rebuild has begun
 
 
 def _record(keys: DatasetKeys, value: bytes | None) -> DatasetRecord:
@@ -429,6 +415,4 @@ def _add_notes(
             body = unseal(keys.notes, name, value)
         except Damaged:
             continue  # its owner writes it again
-        added = Change(copy.notes)
-        added.add(name, seal(copy.notes, name, body), None)
-        swap(client, added)  # stale: it is there
+        swap(client, Change(copy.notes).put(name, body, None))  # stale: it is there

@@ -1,4 +1,5 @@
-"""Calls that read and change fields in Redis, with the three scripts that do it, each atomic in one slot. No I/O.
+"""Calls that read and change fields in Redis, with the three scripts that do it, each atomic in one slot. No I/O: a
+`RedisCalls` sends them.
 
 The scripts only move fields; `resolve.py` makes all decisions. Arguments and replies are msgpack, one string each: to
 write and read a thousand arguments would cost more than the script itself.
@@ -10,7 +11,7 @@ A field is `(sorted set, hash, name)`, where one of the two keys may be missing 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import sha1
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Protocol, Self, TypeVar
 
 import msgpack
 
@@ -193,6 +194,7 @@ class Change:
 
     `expected` has the present values by position, where a field exists. `in_hash` has the positions of values that go
     into the hash of a pair that has both kinds. With `is_constant`, a field that already has its new value matches too.
+    Methods return the object.
     """
 
     key_pair: KeyPair
@@ -202,15 +204,15 @@ class Change:
     in_hash: list[int] = field(default_factory=list)
     is_constant: bool = False
 
-    def put(self, name: bytes, body: bytes, expected: bytes | None, in_hash: bool = False) -> None:
+    def put(self, name: bytes, body: bytes, expected: bytes | None, in_hash: bool = False) -> Self:
         """Set a field to the sealed `body`."""
-        self.add(name, seal(self.key_pair, name, body), expected, in_hash)
+        return self.add(name, seal(self.key_pair, name, body), expected, in_hash)
 
-    def remove(self, name: bytes, expected: bytes | None) -> None:
+    def remove(self, name: bytes, expected: bytes | None) -> Self:
         """Remove a field; with `expected` None, only require that it does not exist."""
-        self.add(name, b"", expected)
+        return self.add(name, b"", expected)
 
-    def add(self, name: bytes, value: bytes, expected: bytes | None, in_hash: bool = False) -> None:
+    def add(self, name: bytes, value: bytes, expected: bytes | None, in_hash: bool = False) -> Self:
         position = len(self.names)
         self.names.append(name)
         self.values.append(value)
@@ -218,6 +220,7 @@ class Change:
             self.expected[position] = expected
         if in_hash:
             self.in_hash.append(position)
+        return self
 
 
 @dataclass(frozen=True, slots=True)
@@ -297,3 +300,34 @@ def split_member(member: bytes, name_bytes: int | None = None) -> tuple[bytes, b
     """`(name, value)` of a sorted set's member; names that may hold a NUL have a fixed length."""
     end = member.index(b"\0") if name_bytes is None else name_bytes
     return member[:end], member[end + 1 :]
+
+
+class RedisCalls(Protocol):
+    def execute(self, calls: Sequence[Command[Any]]) -> list[Any]:
+        """The replies, in order. Raises Unavailable, StorageFull; Redis may then have executed some of the calls."""
+        ...
+
+    def ask_nodes(self, *command: bytes) -> dict[str, Any]:
+        """The reply of each node, by its address; None from one whose user may not ask. Raises Unavailable."""
+        ...
+
+    def lineage(self) -> int:
+        """As of `MetadataStore`."""
+        ...
+
+    def close(self) -> None: ...
+
+
+def execute(client: RedisCalls, calls: Sequence[Command[Result]]) -> list[Result]:
+    """The decoded reply of each call. Raises as `RedisCalls.execute`."""
+    return [call.decode(reply) for call, reply in zip(calls, client.execute(calls), strict=True)]
+
+
+def read_fields(client: RedisCalls, key_pair: KeyPair, *names: bytes) -> list[bytes | None]:
+    """The values of fields of one key pair."""
+    return execute(client, [read_call([(key_pair, names)])])[0][0]
+
+
+def swap(client: RedisCalls, *changes: Change) -> bool:
+    """Make the changes if every field matches; returns whether they were made."""
+    return not execute(client, [swap_call(changes)])[0].stale

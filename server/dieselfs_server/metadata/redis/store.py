@@ -10,9 +10,9 @@ from contextlib import nullcontext, suppress
 from threading import Lock
 from typing import Concatenate, ParamSpec, TypeVar
 
-from dieselfs.chunk.format import PREAMBLE_BYTES, VERSION_MAX, ChunkHeader, Preamble
+from dieselfs.chunk.format import PREAMBLE_BYTES, ChunkHeader, Preamble
 from dieselfs.chunk.ids import chunk_name, chunk_time_s
-from dieselfs.errors import InvalidInput, NotFound
+from dieselfs.errors import NotFound
 from dieselfs.limits import KIB, NOTES_AT_ONCE_MAX, REDIS_SWAPS_MAX
 from dieselfs.names import split_path
 from dieselfs.records import (
@@ -27,14 +27,7 @@ from dieselfs.records import (
 )
 from dieselfs.rpc.records import CheckRecord
 from dieselfs_server.metadata.redis.apply import ChunkApplication
-from dieselfs_server.metadata.redis.client import (
-    RedisCalls,
-    RedisClient,
-    execute,
-    parse_redis_url,
-    read_fields,
-    swap,
-)
+from dieselfs_server.metadata.redis.client import RedisClient, parse_redis_url
 from dieselfs_server.metadata.redis.datasets import (
     Contended,
     DatasetGone,
@@ -49,10 +42,14 @@ from dieselfs_server.metadata.redis.datasets import (
 from dieselfs_server.metadata.redis.fields import (
     Change,
     Range,
+    RedisCalls,
+    execute,
     read_call,
+    read_fields,
     remove_field_call,
     scan_call,
     split_member,
+    swap,
 )
 from dieselfs_server.metadata.redis.persistence import checks, node_settings
 from dieselfs_server.metadata.redis.resolve import EXTENTS_OF_FILE_MAX
@@ -92,7 +89,7 @@ from dieselfs_server.metadata.redis.values import (
     seal,
     unseal,
 )
-from dieselfs_server.metadata.rules import merge_listing, tiling
+from dieselfs_server.metadata.rules import check_dead, merge_listing, next_versions, tiling
 
 LARGE_HEADER_BYTES = 256 * KIB
 """Chunks with longer headers take up to a second to apply; a server applies one of them at a time."""
@@ -184,13 +181,10 @@ class RedisMetadata:
             record, versions = read_fields(self._client, keys.dataset, RECORD, VERSIONS)
             live_state(keys, record)
             last = 0 if versions is None else number_of(unseal(keys.dataset, VERSIONS, versions))
-            first = max(now_ns, last + 1)
-            if first + count - 1 > VERSION_MAX:
-                raise InvalidInput(f"cannot reserve {count} versions after {first}: none are left")
-            change = Change(keys.dataset)
-            change.put(VERSIONS, number_body(first + count - 1), versions)
+            reserved = next_versions(last, count, now_ns)
+            change = Change(keys.dataset).put(VERSIONS, number_body(reserved[-1]), versions)
             if swap(self._client, change):
-                return first
+                return reserved[0]
         raise Contended(f"{keys.owner}: too many writers reserve versions at once; try again")
 
     @_on_dataset
@@ -233,19 +227,15 @@ class RedisMetadata:
             if chunk is None:
                 return
             stored = chunk_record(keys, chunk_id, chunk, bitmap)
-            if alive := stored.entries - stored.deleted_entries:
-                raise InvalidInput(
-                    f"chunk {chunk_name(chunk_id)} cannot be forgotten: {alive} entries are live"
-                )
+            check_dead(chunk_id, stored.entries - stored.deleted_entries)
             # Receipts before the record, so that the chunk counts if it is applied again.
             bits = int.from_bytes(ChunkState.of(unseal(keys.chunks, chunk_id, chunk)).buckets, "little")
             buckets = [keys.bucket(number) for number in range(BUCKETS) if bits >> number & 1]
             execute(self._client, [remove_field_call(bucket.receipts, chunk_id) for bucket in buckets])
-            forgotten, marks, dataset = Change(keys.chunks), Change(keys.deleted), Change(keys.dataset)
-            forgotten.remove(chunk_id, chunk)
-            marks.remove(chunk_id, bitmap)
+            forgotten = Change(keys.chunks).remove(chunk_id, chunk)
+            marks = Change(keys.deleted).remove(chunk_id, bitmap)
             fewer = DatasetState(state.record._replace(chunks=state.record.chunks - 1))
-            dataset.put(RECORD, fewer.body(), record)
+            dataset = Change(keys.dataset).put(RECORD, fewer.body(), record)
             length = PREAMBLE_BYTES + stored.header_length + stored.payload_length
             count_chunk(dataset, counted, state.record, fewer.record, -length)
             if swap(self._client, forgotten, marks, dataset):
@@ -289,10 +279,7 @@ class RedisMetadata:
     @_on_dataset
     def change_notes(self, keys: DatasetKeys, changes: Sequence[NoteChange]) -> bool:
         self._check(keys)
-        swapped = Change(keys.notes)
-        for change in changes:
-            _add_change(swapped, change)
-        return swap(self._client, swapped)
+        return swap(self._client, _note_changes(keys.notes, changes))
 
     def common_note(self, name: str) -> bytes | None:
         field = name.encode()
@@ -300,9 +287,7 @@ class RedisMetadata:
         return None if value is None else unseal(self._common_notes, field, value)
 
     def change_common_note(self, change: NoteChange) -> bool:
-        swapped = Change(self._common_notes)
-        _add_change(swapped, change)
-        return swap(self._client, swapped)
+        return swap(self._client, _note_changes(self._common_notes, [change]))
 
     @_on_dataset
     def pending(self, keys: DatasetKeys, path: bytes) -> PendingFile:
@@ -427,12 +412,13 @@ class RedisMetadata:
         return extents
 
 
-def _add_change(swapped: Change, change: NoteChange) -> None:
-    """Add the change of a note to that of the fields of all notes."""
-    keys, name = swapped.key_pair, change.name.encode()
-    value = b"" if change.value is None else seal(keys, name, change.value)
-    expected = None if change.expected is None else seal(keys, name, change.expected)
-    swapped.add(name, value, expected)
+def _note_changes(keys: KeyPair, changes: Sequence[NoteChange]) -> Change:
+    swapped = Change(keys)
+    for change in changes:
+        name = change.name.encode()
+        value = b"" if change.value is None else seal(keys, name, change.value)
+        swapped.add(name, value, None if change.expected is None else seal(keys, name, change.expected))
+    return swapped
 
 
 def _shown(record: DatasetRecord) -> DatasetRecord:

@@ -26,16 +26,19 @@ from dieselfs.digests import EXTENT_DIGESTS
 from dieselfs.errors import Damaged
 from dieselfs.limits import REDIS_SCAN_ENTRIES, REDIS_SWAPS_MAX
 from dieselfs.records import ChunkRecord, DatasetRecord, DatasetUsage, EntryTable, ExtentColumns
-from dieselfs_server.metadata.redis.client import RedisCalls, execute, read_fields, swap
 from dieselfs_server.metadata.redis.datasets import Contended, counted_paths, live_state
 from dieselfs_server.metadata.redis.fields import (
     Change,
     Command,
     Range,
+    RedisCalls,
+    execute,
     read_all_call,
     read_call,
+    read_fields,
     scan_call,
     split_member,
+    swap,
 )
 from dieselfs_server.metadata.redis.values import (
     BUCKETS,
@@ -159,9 +162,8 @@ class _Hold:
         """All readers share the field: a hold that another reader releases early shows in the generation."""
         record, present = read_fields(self._client, self._keys.dataset, RECORD, HOLD)
         if record is not None:
-            change = Change(self._keys.dataset)
-            change.add(HOLD, value, present)
-            swap(self._client, change)  # stale: another reader has set its own hold
+            # Stale: another reader has set its own hold.
+            swap(self._client, Change(self._keys.dataset).add(HOLD, value, present))
 
 
 _Folder = tuple[bytes, list[bytes]]

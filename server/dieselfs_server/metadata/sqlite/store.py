@@ -3,8 +3,8 @@
 Tables and threads: `connections.py`. States after a crash: `docs/internals/durability.md`.
 
 A rebuild fills a copy of a dataset, and then puts it in place. Copies are rows of the table `dataset` whose names have
-a slash, so users cannot see them: `NAME/copy` is being filled, `NAME/old.NUMBER` was replaced or dropped, and is being
-removed.
+a slash, so users cannot see them: `NAME/copy` is being filled; what was replaced or dropped is being removed, and has
+`/old.` in its name.
 """
 
 import os
@@ -13,10 +13,11 @@ import struct
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from threading import Lock
+from typing import Any
 
-from dieselfs.chunk.format import VERSION_MAX, ChunkHeader, Op, Preamble
-from dieselfs.chunk.ids import chunk_name, chunk_time_s
-from dieselfs.errors import AlreadyExists, InvalidInput, NotFound, Unavailable
+from dieselfs.chunk.format import ChunkHeader, Op, Preamble
+from dieselfs.chunk.ids import chunk_time_s
+from dieselfs.errors import AlreadyExists, NotFound, Unavailable
 from dieselfs.fields import DATASET_ID_BYTES
 from dieselfs.limits import KIB
 from dieselfs.names import split_path
@@ -31,7 +32,7 @@ from dieselfs.records import (
     PendingFile,
 )
 from dieselfs.rpc.records import OK, WARNING, CheckRecord
-from dieselfs_server.metadata.rules import merge_listing
+from dieselfs_server.metadata.rules import check_dead, merge_listing, next_versions
 from dieselfs_server.metadata.sqlite.apply import apply_entries, write_effects
 from dieselfs_server.metadata.sqlite.connections import COMMON, DATASET_TABLES, MEMORY, Connections
 from dieselfs_server.metadata.sqlite.table import read_entry_table
@@ -52,9 +53,8 @@ class SqliteMetadata:
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self._connections = Connections(os.fspath(path))
-        self._large = (
-            Lock()
-        )  # held while a large chunk waits and is applied, so that a small one waits for one of them
+        # Held while a large chunk waits and is applied, so that a small one waits for one of them.
+        self._large = Lock()
 
     @contextmanager
     def _reading(self, dataset_id: bytes) -> Iterator[tuple[sqlite3.Connection, int]]:
@@ -74,11 +74,9 @@ class SqliteMetadata:
         self, name: str, dataset_id: bytes, generation: int = 0, updated_ns: int = 0
     ) -> DatasetRecord:
         with self._connections.writing(is_durable=True) as connection:
-            taken = connection.execute(
-                "SELECT name FROM dataset WHERE name = ? OR dataset_id = ?", (name, dataset_id)
-            ).fetchone()
-            if taken is not None:
-                raise AlreadyExists(f"dataset {taken[0]!r} exists already")
+            query = "SELECT name FROM dataset WHERE name = ? OR dataset_id = ?"
+            if (taken := _value(connection, query, name, dataset_id)) is not None:
+                raise AlreadyExists(f"dataset {taken!r} exists already")
             connection.execute(
                 "INSERT INTO dataset (name, dataset_id, generation, updated_ns) VALUES (?, ?, ?, ?)",
                 (name, dataset_id, generation, updated_ns),
@@ -147,14 +145,10 @@ class SqliteMetadata:
 
     def reserve_versions(self, dataset_id: bytes, count: int, now_ns: int) -> int:
         with self._writing(dataset_id) as (connection, number):
-            first = max(
-                now_ns, _number(connection, "SELECT last_version FROM dataset WHERE number = ?", number) + 1
-            )
-            last = first + count - 1
-            if last > VERSION_MAX:
-                raise InvalidInput(f"cannot reserve {count} versions after {first}: none are left")
-            connection.execute("UPDATE dataset SET last_version = ? WHERE number = ?", (last, number))
-        return first
+            last = _number(connection, "SELECT last_version FROM dataset WHERE number = ?", number)
+            versions = next_versions(last, count, now_ns)
+            connection.execute("UPDATE dataset SET last_version = ? WHERE number = ?", (versions[-1], number))
+        return versions[0]
 
     def last_version(self, dataset_id: bytes) -> int:
         with self._reading(dataset_id) as (connection, number):
@@ -181,10 +175,7 @@ class SqliteMetadata:
             if chunk is None:
                 return
             alive = _number(connection, "SELECT entries - deleted_entries FROM chunk WHERE number = ?", chunk)
-            if alive:
-                raise InvalidInput(
-                    f"chunk {chunk_name(chunk_id)} cannot be forgotten: {alive} entries are live"
-                )
+            check_dead(chunk_id, alive)
             connection.execute("DELETE FROM chunk WHERE number = ?", (chunk,))
             connection.execute("UPDATE dataset SET chunks = chunks - 1 WHERE number = ?", (number,))
 
@@ -194,8 +185,7 @@ class SqliteMetadata:
 
     def newest_chunk_time_s(self, dataset_id: bytes) -> int:
         with self._reading(dataset_id) as (connection, number):
-            query = "SELECT max(chunk_id) FROM chunk WHERE dataset = ?"
-            (newest,) = connection.execute(query, (number,)).fetchone()
+            newest = _value(connection, "SELECT max(chunk_id) FROM chunk WHERE dataset = ?", number)
         return 0 if newest is None else chunk_time_s(newest)
 
     def notes(self, dataset_id: bytes, names: Sequence[str]) -> list[bytes | None]:
@@ -318,28 +308,34 @@ def _apply(
     )
 
 
+def _value(connection: sqlite3.Connection, query: str, *parameters: int | bytes | str) -> Any:
+    """The only column of the first row; None without a row."""
+    row = connection.execute(query, parameters).fetchone()
+    return None if row is None else row[0]
+
+
 def _number(connection: sqlite3.Connection, query: str, parameter: int) -> int:
-    (number,) = connection.execute(query, (parameter,)).fetchone()
-    return int(number)
+    return int(_value(connection, query, parameter))
 
 
 def _dataset_number(connection: sqlite3.Connection, dataset_id: bytes) -> int:
-    row = connection.execute("SELECT number FROM dataset WHERE dataset_id = ?", (dataset_id,)).fetchone()
-    if row is None:
+    number: int | None = _value(connection, "SELECT number FROM dataset WHERE dataset_id = ?", dataset_id)
+    if number is None:
         raise NotFound(f"there is no dataset {dataset_id.hex()}")
-    return int(row[0])
+    return number
 
 
 def _chunk_number(connection: sqlite3.Connection, dataset: int, chunk_id: bytes) -> int | None:
     query = "SELECT number FROM chunk WHERE (dataset, chunk_id) = (?, ?)"
-    row = connection.execute(query, (dataset, chunk_id)).fetchone()
-    return None if row is None else int(row[0])
+    number: int | None = _value(connection, query, dataset, chunk_id)
+    return number
 
 
 def _note(connection: sqlite3.Connection, dataset: int, name: str) -> bytes | None:
-    query = "SELECT value FROM note WHERE (dataset, name) = (?, ?)"
-    row = connection.execute(query, (dataset, name)).fetchone()
-    return None if row is None else bytes(row[0])
+    value: bytes | None = _value(
+        connection, "SELECT value FROM note WHERE (dataset, name) = (?, ?)", dataset, name
+    )
+    return value
 
 
 def _change_notes(connection: sqlite3.Connection, dataset: int, changes: Sequence[NoteChange]) -> bool:
@@ -407,11 +403,8 @@ IS_VISIBLE = "instr(name, '/') = 0"
 
 def begin_copy(connection: sqlite3.Connection, number: int, copy_id: bytes) -> None:
     """Start an empty copy of dataset `number`, which continues its generation. An earlier copy becomes an old one."""
-    connection.execute(
-        "UPDATE dataset SET name = (SELECT name FROM dataset WHERE number = ?1) || '/old.' || number "
-        "WHERE name = (SELECT name FROM dataset WHERE number = ?1) || '/copy'",
-        (number,),
-    )
+    if (earlier := copy_of(connection, number)) is not None:
+        make_old(connection, earlier[0])
     connection.execute(
         "INSERT INTO dataset (name, dataset_id, generation, updated_ns) "
         "SELECT name || '/copy', ?, generation, updated_ns FROM dataset WHERE number = ?",
@@ -451,11 +444,7 @@ def end_copy(connection: sqlite3.Connection, number: int, copy_id: bytes) -> Non
     """Make a copy an old one; no error if it is not the present copy."""
     copy = copy_of(connection, number)
     if copy is not None and copy[1] == copy_id:
-        connection.execute(
-            "UPDATE dataset SET name = (SELECT name FROM dataset WHERE number = ?) || '/old.' || number "
-            "WHERE number = ?",
-            (number, copy[0]),
-        )
+        make_old(connection, copy[0])
 
 
 def make_old(connection: sqlite3.Connection, number: int) -> None:

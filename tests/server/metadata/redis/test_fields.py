@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from dieselfs_server.metadata.redis.client import RedisClient, execute, parse_redis_url
+from dieselfs_server.metadata.redis.client import RedisClient, parse_redis_url
 from dieselfs_server.metadata.redis.fields import (
     READ,
     SCAN,
@@ -13,6 +13,7 @@ from dieselfs_server.metadata.redis.fields import (
     Command,
     Range,
     Swapped,
+    execute,
     read_all_call,
     read_call,
     remove_call,
