@@ -170,7 +170,7 @@ VERB_S_MAX = 15.0
 """Most take 1 to 5 s; this is for a busy machine. A call may take 60 s, and a reader's 25 s."""
 AT_ONCE = 12
 HANGING_SERVER, HANGING_METADATA, LOST_STORE = "hanging server", "hanging metadata", "lost store"
-ANSWERED = dict.fromkeys(("du", "group", "info", "limit", "quota", "server", "tag", "user"), EXIT_OK)
+ANSWERED = dict.fromkeys(("du", "group", "info", "limit", "quota", "server", "tag", "usage", "user"), EXIT_OK)
 ANSWERED |= dict.fromkeys(("erase", "key"), EXIT_USAGE)
 """Exit codes of verbs that need not always what is away: servers know users and records for a while."""
 
