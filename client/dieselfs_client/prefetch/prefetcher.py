@@ -199,7 +199,7 @@ class Prefetcher:
         key = share.plan.spec
         following = self._plans.get(key)
         if following is None:
-            ahead_bytes = min(self._allotment.window or WINDOW_BYTES, WINDOW_BYTES) // 2
+            ahead_bytes = min(self._room_bytes, WINDOW_BYTES) // 2
             window = PlanWindow(share.plan, self.tripwires, self.table.page_bytes, self._clock, ahead_bytes)
             following = self._plans[key] = _Following(window, trio.Event())
             self._nursery.start_soon(self._follow, following)
@@ -299,10 +299,14 @@ class Prefetcher:
         """The most bytes of several groups that are fetched together."""
         return span_bytes(self._allotment, len(self._plans)) if window.is_shared_plan else 0
 
+    @property
+    def _room_bytes(self) -> int:
+        """The window; if the whole dataset is pinned, there is none, and its memory is the room."""
+        return self._allotment.window or self._allotment.pinned
+
     def _span_bytes(self) -> int:
-        """Half of a plan's part of the window; if the whole dataset is pinned, of the memory: there is no window."""
-        room = self._allotment.window or self._allotment.pinned
-        return max(room // 2 // max(len(self._plans), 1), 1)
+        """Half of a plan's part of the room."""
+        return max(self._room_bytes // 2 // max(len(self._plans), 1), 1)
 
     def _has_its_part(self, window: PlanWindow) -> bool:
         """Whether a plan holds its part of the window, of which each of several plans has the same."""
