@@ -8,7 +8,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from dieselfs.errors import StorageFull, Unavailable
+from dieselfs.chunk.format import PREAMBLE_BYTES, decode_preamble
+from dieselfs.errors import Damaged, StorageFull, Unavailable
 from dieselfs_server.metadata.sqlite import connections
 from dieselfs_server.metadata.sqlite.store import SqliteMetadata
 from dieselfs_server.store.memory import MemoryStore
@@ -51,15 +52,34 @@ class SimulatedStore(StoreWrapper):
         world.pause(STORE_S)
         if name in _CHANGES and world.fault("store answer lost"):
             raise Unavailable(f"object store: the answer to {name} is lost")
-        if isinstance(result, bytes) and name == "get_range" and world.fault("wrong bytes") and result:
-            place = world.faults.randrange(len(result))
-            return (
-                result[:place] + bytes([result[place] ^ 1 << world.faults.randrange(8)]) + result[place + 1 :]
-            )
-        return result
+        return self._damaged(result, *args) if name == "get_range" and result else result
+
+    def _damaged(self, content: bytes, dataset_id: bytes, chunk_id: bytes, offset: int, *_: Any) -> bytes:
+        """What a damaged disk returns: other bytes, once or in each read of this place. Too few are an error."""
+        world = self._world
+        place = world.faults.randrange(len(content)) if not world.is_calm else 0
+        if world.fault("wrong bytes"):
+            content = _flipped(content, place)
+        if world.fault("lasting damage") and offset + place >= self._header_end(dataset_id, chunk_id):
+            world.damage.append((chunk_id, offset + place))
+        if world.fault("short bytes"):
+            raise Damaged(f"chunk {chunk_id.hex()}: {place} bytes where {len(content)} are expected")
+        for damaged_id, damaged in world.damage if not world.is_calm else ():
+            if damaged_id == chunk_id and 0 <= damaged - offset < len(content):
+                content = _flipped(content, damaged - offset)
+        return content
+
+    def _header_end(self, dataset_id: bytes, chunk_id: bytes) -> int:
+        """Where the payload begins. Files of a chunk whose header is lastingly damaged are gone until it is mended."""
+        content = self.store.get_range(dataset_id, chunk_id, 0, PREAMBLE_BYTES)
+        return PREAMBLE_BYTES + decode_preamble(content, "chunk", chunk_id).header_length
 
     def close(self) -> None:
         """The objects stay."""
+
+
+def _flipped(content: bytes, place: int) -> bytes:
+    return content[:place] + bytes([content[place] ^ 1 << place % 8]) + content[place + 1 :]
 
 
 def _shown(args: tuple[Any, ...]) -> str:
@@ -162,7 +182,7 @@ class SimulatedMetadata:
         def passed(*args: Any, **options: Any) -> Any:
             world = self._world
             self._process.check()
-            world.pause(METADATA_S)
+            self._pause()
             if world.fault("metadata away"):
                 raise Unavailable(f"metadata store: {name} failed")
             if name in ("apply", "change_notes", "change_common_note", "reserve_versions") and world.fault(
@@ -178,10 +198,15 @@ class SimulatedMetadata:
                 if world.fault("crash after apply"):
                     self._crash(self._process, name)
                     raise Killed(self._process.name)
-            world.pause(METADATA_S)
+            self._pause()
             return result
 
         return passed
+
+    def _pause(self) -> None:
+        """The model of Redis has pauses of its own."""
+        if "redis" not in self._process.parts:
+            self._world.pause(METADATA_S)
 
     def close(self) -> None:
         if not self._process.is_dead:

@@ -49,6 +49,8 @@ class World:
     """No faults happen: at the begin and at the end."""
     violations: list[str] = field(default_factory=list)
     processes: int = 0
+    damage: list[tuple[bytes, int]] = field(default_factory=list)
+    """Places of chunks that are read with another bit, until calm."""
 
     def __post_init__(self) -> None:
         self.faults = random.Random(f"{self.course.seed} faults")

@@ -216,7 +216,17 @@ class ChunkWriter:
 
 
 def read_header(store: ObjectStore, dataset_id: bytes, chunk_id: bytes) -> tuple[Preamble, ChunkHeader]:
-    """Preamble and header of a stored chunk. Raises NotFound, Damaged."""
+    """Preamble and header of a stored chunk. Raises NotFound; Damaged after two reads, as a store may give wrong bytes
+    once, and who calls this takes the files of a damaged chunk for lost.
+    """
+    try:
+        return _read_header(store, dataset_id, chunk_id)
+    except Damaged as error:
+        log.warning("%s; reading it again", error)
+    return _read_header(store, dataset_id, chunk_id)
+
+
+def _read_header(store: ObjectStore, dataset_id: bytes, chunk_id: bytes) -> tuple[Preamble, ChunkHeader]:
     source = f"chunk {chunk_name(chunk_id)}"
     preamble = decode_preamble(store.get_range(dataset_id, chunk_id, 0, PREAMBLE_BYTES), source, chunk_id)
     header = store.get_range(dataset_id, chunk_id, PREAMBLE_BYTES, preamble.header_length)
@@ -279,13 +289,12 @@ def versions_ahead(metadata: MetadataStore, dataset: DatasetRecord, now_ns: int)
 def _sound_header(
     store: ObjectStore, dataset: DatasetRecord, chunk_id: bytes
 ) -> tuple[Preamble, ChunkHeader] | None:
-    """None, and an error in the log, for a damaged chunk: damaged twice, as a store may give wrong bytes once."""
-    for is_last in (False, True):
-        try:
-            return read_header(store, dataset.dataset_id, chunk_id)
-        except Damaged as error:
-            log.log(logging.ERROR if is_last else logging.WARNING, "dataset %s: %s", dataset.name, error)
-    return None
+    """None, and an error in the log, for a damaged chunk."""
+    try:
+        return read_header(store, dataset.dataset_id, chunk_id)
+    except Damaged as error:
+        log.error("dataset %s: %s", dataset.name, error)
+        return None
 
 
 def catch_up_dataset(

@@ -39,9 +39,9 @@ def rebuild(
 ) -> RebuildReport:
     """Rebuild the metadata of a dataset, or only of its chunks since `since_s` (seconds since 1970).
 
-    Unreadable chunks are skipped and reported; their entries are missing afterwards. Raises Unavailable, before
-    anything is changed, if the object store is away. Raises Damaged, and changes nothing, if recorded chunks with live
-    entries are not in the object store; with `is_forced`, their entries are forgotten.
+    Raises Unavailable, before anything is changed, if the object store is away. Raises Damaged, and changes nothing,
+    if recorded chunks with live entries are not in the object store, or unreadable; with `is_forced`, their entries are
+    forgotten. Other unreadable chunks are skipped and reported.
     """
     next(store.list_chunks(dataset_id), None)
     work = _Rebuild(store, metadata, name, dataset_id, now_ns, since_s or 0, proceed or Proceed(), is_forced)
@@ -137,11 +137,15 @@ class _Rebuild:
         return set()
 
     def _check_found(self, recorded: set[bytes]) -> None:
-        missing = len(recorded - self.listed)
-        if missing and not self.is_forced:
+        missing, damaged = len(recorded - self.listed), len((recorded & self.listed) - self.chunks)
+        if (missing or damaged) and not self.is_forced:
+            which = " and ".join(
+                f"{count:,} of {len(recorded):,} chunks with files of {self.name} are {what}"
+                for count, what in ((missing, "missing in the object store"), (damaged, "damaged"))
+                if count
+            )
             raise Damaged(
-                f"not rebuilt: {missing:,} of {len(recorded):,} chunks with files of {self.name} are missing in the "
-                f"object store; bring them back, or forget their files: dlcmd rebuild --force dl://{self.name}"
+                f"not rebuilt: {which}; bring them back, or forget their files: dlcmd rebuild --force dl://{self.name}"
             )
 
     def _present(self) -> DatasetRecord:

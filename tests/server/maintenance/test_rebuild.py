@@ -8,6 +8,8 @@ from dieselfs.limits import REPORT_LINE_BYTES_MAX
 from dieselfs_server.datasets.catalog import Catalog
 from dieselfs_server.maintenance.rebuild import rebuild, report_line
 from dieselfs_server.metadata.sqlite.store import SqliteMetadata
+from dieselfs_server.store.interface import ObjectStore
+from dieselfs_server.store.wrapper import StoreWrapper
 from tests.server.maintenance.test_purge import DATASET, NOW_NS, World
 
 
@@ -63,6 +65,37 @@ def test_what_cannot_be_read_is_named_and_the_rest_is_there() -> None:
     report = rebuild(world.store, metadata, "data", DATASET, NOW_NS)
     assert len(report.damaged) == 1 and "digest of the header" in report.damaged[0]
     assert 0 < report.files < len(world.files)
+
+
+class OnceWrong(StoreWrapper):
+    """Gives a wrong byte in the first read of each range, and in all reads of some chunks."""
+
+    def __init__(self, store: ObjectStore, always: frozenset[bytes] = frozenset()) -> None:
+        super().__init__(store)
+        self._always, self._read = always, set[tuple[bytes, int]]()
+
+    def get_range(self, dataset_id: bytes, chunk_id: bytes, offset: int, length: int) -> bytes:
+        content = super().get_range(dataset_id, chunk_id, offset, length)
+        is_wrong = chunk_id in self._always or (chunk_id, offset) not in self._read
+        self._read.add((chunk_id, offset))
+        return bytes([content[0] ^ 1]) + content[1:] if is_wrong and offset == 0 else content
+
+
+def test_bytes_that_are_wrong_once_lose_no_file() -> None:
+    world = World()
+    report = rebuild(OnceWrong(world.store), world.metadata, "data", DATASET, NOW_NS)
+    assert (report.files, report.damaged) == (len(world.files), ())
+
+
+def test_chunks_that_are_damaged_are_not_forgotten_unless_forced() -> None:
+    world = World()
+    chunk_ids = list(world.store.list_chunks(DATASET))
+    store = OnceWrong(world.store, frozenset(chunk_ids[:1]))
+    with pytest.raises(Damaged, match=rf"1 of {len(chunk_ids)} chunks with files of data are damaged"):
+        rebuild(store, world.metadata, "data", DATASET, NOW_NS)
+    assert world.metadata.dataset("data").files == len(world.files)
+    report = rebuild(store, world.metadata, "data", DATASET, NOW_NS, is_forced=True)
+    assert report.chunks == len(chunk_ids) - 1 and len(report.damaged) == 1
 
 
 @pytest.mark.parametrize("kept", [0, 1])
