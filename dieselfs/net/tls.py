@@ -305,7 +305,9 @@ def certifying_pin(certificate: bytes, now_s: float | None = None) -> bytes:
         Ed25519PublicKey.from_public_bytes(signer).verify(found.signature, found.tbs_certificate_bytes)
     except (*malformed, x509.ExtensionNotFound, InvalidSignature):
         return b""
-    if found.signature_algorithm_oid != x509.SignatureAlgorithmOID.ED25519:  # not covered by the signature
+    # Not covered by the signature: its algorithm, and how many bits of its last byte count.
+    is_whole = certificate.endswith(b"\0" + found.signature)
+    if found.signature_algorithm_oid != x509.SignatureAlgorithmOID.ED25519 or not is_whole:
         return b""
     begin, end = found.not_valid_before_utc.timestamp(), found.not_valid_after_utc.timestamp()
     return pin_of(signer) if begin <= (time.time() if now_s is None else now_s) <= end else b""

@@ -6,10 +6,12 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
+from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +26,9 @@ from tests.support.warm import WarmPopen
 TIMEOUT_S = 120.0
 
 COMMAND = (sys.executable, "-m", "dieselfs_tools.dlcmd")
+
+_FORKS = threading.Lock()
+"""Held while processes start and end: two threads that take the exit code of one process get 255."""
 
 CALLER = -1
 """The process that calls the function: the command, or a worker of it."""
@@ -129,11 +134,13 @@ class Dlcmd:
             streams = [Path(folder, name) for name in ("stdin", "stdout", "stderr")]
             streams[0].write_bytes(stdin)
             process = forks.Process(target=_run, args=(words, self.folder, self.environment(), streams, code))
-            process.start()
-            process.join(TIMEOUT_S)
-            if process.exitcode is None:
-                process.kill()
-                process.join()
+            with _FORKS:
+                process.start()
+            wait([process.sentinel], TIMEOUT_S)
+            with _FORKS:
+                if process.exitcode is None:
+                    process.kill()
+                    process.join()
             ran = Ran(process.exitcode, streams[1].read_bytes(), streams[2].read_text("utf-8"), _verb(words))
             process.close()
         return ran
