@@ -1,4 +1,4 @@
-"""How the chunks of an epoch are cut into groups (`docs/reference/order.md`, "Groups"). No I/O.
+"""How the chunks of an epoch are cut into groups (`docs/reference/order.md`, "Groups that grow"). No I/O.
 
 Groups of equal size make the first batch wait for a whole group. So the default groups grow from the start of an epoch:
 the first one is read in some milliseconds, while the next is fetched. The last group is never a small rest, because an

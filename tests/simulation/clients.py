@@ -46,6 +46,10 @@ class _Ids:
 
 
 def install() -> None:
-    setattr(server_connections, "first_to_answer", first_to_answer)  # noqa: B010  # as below
-    setattr(connection, "open_socket", _open_socket)  # noqa: B010  # mypy takes the assignment for a mistake
+    replaced = (
+        (server_connections, "first_to_answer", first_to_answer),
+        (connection, "open_socket", _open_socket),
+    )
+    for module, name, value in replaced:
+        setattr(module, name, value)
     sender._IDS = _Ids()  # type: ignore[assignment]  # stands in for a source

@@ -187,7 +187,7 @@ class SimulatedJob:
     # -- what processes use ------------------------------------------------------------------------------------
 
     def _store(self) -> None:
-        """The files of the job, so many in each chunk; no two have the same content."""
+        """The files of the job, with this number of files in each chunk; all contents differ."""
         source, plan = random.Random(f"{self._world.course.seed} files"), self.plan
         client = self._cluster.client("setup")
         sender = ChunkSender(client, client.create_dataset(DATASET))
@@ -356,7 +356,7 @@ class Program:
         await self._do(partial(self._read, read))
 
     async def read_all(self, what: str, is_cold: bool = True, paths: int | None = None) -> None:
-        """Everything, or so many files; `is_cold`: with nothing in its own memory."""
+        """All files, or this number of them; `is_cold`: the memory of the reader is empty."""
         await self._do(partial(self._read_all, what, is_cold, paths))
 
     async def stop(self) -> None:

@@ -174,10 +174,7 @@ class Prefetcher:
 
     def note_fetched(self, chunk: int, payload: memoryview) -> None:
         """Push a chunk that was fetched for a reader, if it is pinned, and was not just pushed for another reader."""
-        if self._is_over or not self.budget.is_pinned(chunk):
-            return
-        if self.budget.was_just_pushed(chunk):
-            self._lending.lend(chunk)
+        if self._is_over or not self.budget.is_pinned(chunk) or self.budget.was_just_pushed(chunk):
             return
         extents = self.table.of_chunk(chunk)
         if self.budget.push(chunk):

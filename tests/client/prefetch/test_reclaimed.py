@@ -144,6 +144,17 @@ def test_chunks_that_the_kernel_reclaims_all_the_time_are_fetched_twice(packed: 
     assert len(times) == CHUNKS and max(times.values()) == 2
 
 
+def test_readers_that_wait_for_one_chunk_lend_it_nothing(packed: PackedDataset) -> None:
+    async def scenario(rig: Rig) -> None:
+        least = rig.chunk_cache.policy.evictable_max_bytes
+        assert rig.prefetcher.keeps(3)
+        for _ in range(5):
+            rig.prefetcher.note_fetched(3, await rig.chunk_cache.fetch(3))
+        assert rig.chunk_cache.policy.evictable_max_bytes == least
+
+    run(packed, scenario)
+
+
 def test_memory_that_was_lent_is_given_back(packed: PackedDataset) -> None:
     async def scenario(rig: Rig) -> None:
         least = rig.chunk_cache.policy.evictable_max_bytes
