@@ -1,7 +1,9 @@
 """Sends requests to the other nodes of a job, over few connections and with bounded waits. This module opens sockets.
 
 Blocks; thread-safe. A process has one connection to each other node, for one call at a time; further calls wait. So p
-nodes with one process each have p x (p - 1) connections; with n processes in all, p x (n - 1), as in the paper.
+nodes with one process each have p x (p - 1) connections; with n processes in all, p x (n - 1), as in the paper. This
+holds while requests fail or are overtaken by a server: the connection is closed before the next call opens one. Only
+`report` opens another one, for its duration.
 """
 
 import logging

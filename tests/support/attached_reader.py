@@ -6,6 +6,7 @@ After the last read it prints its figures as one line of JSON.
 """
 
 import json
+import os
 import sys
 from pathlib import Path
 
@@ -32,9 +33,8 @@ def main() -> None:
         for chunk in range(snapshot.chunk_count):
             assert is_intact(data.snapshot, chunk, Slices.of_payload(attachment.source.fetch_chunk(chunk)))
         members = [[member.node, member.address.port] for member in attachment.members]
-        print(
-            json.dumps({"members": members, **attachment.source.metrics.as_dict()["requested"]}), flush=True
-        )
+        counted = attachment.source.metrics.as_dict()
+        print(json.dumps({"process": os.getpid(), "members": members, **counted}), flush=True)
         sys.stdin.read()
         attachment.close()
 

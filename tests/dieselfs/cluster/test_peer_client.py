@@ -22,11 +22,13 @@ from dieselfs.cluster.credential import JobCredential
 from dieselfs.cluster.failure_detector import PEER_AVOIDED_MAX_S
 from dieselfs.cluster.member import Member
 from dieselfs.cluster.peer_client import PeerClient
+from dieselfs.cluster.peer_hedge import Overtaken
 from dieselfs.cluster.pooled_source import PooledSource
 from dieselfs.cluster.secret import JobSecret
 from dieselfs.errors import ProtocolError, Unavailable
 from dieselfs.net.address import TcpAddress
 from dieselfs.net.auth import PEER_ROLE
+from dieselfs.rpc.connection import Connection
 from dieselfs.rpc.messages import decode_call, encode_reply, frame, thrift
 from dieselfs.rpc.methods import PEER_METHODS
 from dieselfs.rpc.serving.connection import ClientConnection
@@ -321,6 +323,26 @@ def test_p_nodes_have_p_times_n_minus_1_connections_at_most(packed: PackedDatase
         assert p * (p - 1) <= connections <= p * (n - 1)
         for peers in chain.from_iterable(clients.values()):
             peers.close()
+
+
+def test_requests_that_a_server_overtakes_leave_one_connection_at_most(packed: PackedDataset) -> None:
+    def overtake(connection: Connection) -> None:
+        raise Overtaken([])
+
+    with running_node(packed, "b") as b, ThreadPoolExecutor(8) as threads:
+        peers = peer_client(packed)
+
+        def connections_after(number: int) -> int:
+            if number % 2:
+                with pytest.raises(Overtaken):
+                    request = PeerRequest.whole(packed.snapshot, 0)
+                    peers.extents(b.member, [request], into({}), asked=overtake)
+            else:
+                assert len(ask(peers, b.member, packed.snapshot)) == CHUNK_BYTES
+            return established(b.member.address.port)
+
+        assert set(threads.map(connections_after, range(40))) <= {0, 1}
+        peers.close()
 
 
 # -- peers that answer, and lie ------------------------------------------------------------------------------
