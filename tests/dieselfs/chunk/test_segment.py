@@ -4,12 +4,14 @@ import fcntl
 import mmap
 import multiprocessing
 import os
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 
-from dieselfs.chunk.segment import Segment, map_sealed
+from dieselfs.chunk.segment import HUGE_PAGE_BYTES, Segment, map_sealed
 from dieselfs.errors import Damaged, NoRoom, Unavailable
+from dieselfs.limits import KIB
 from tests.support.descriptors import descriptor_count
 
 CONTENT = bytes(range(256)) * 33 + b"end"
@@ -25,6 +27,12 @@ def sealed(content: bytes = CONTENT) -> Segment:
 def mappings() -> int:
     """How many mappings of segments this process has."""
     return Path("/proc/self/maps").read_text().count("memfd:dieselfs-chunk")
+
+
+def huge_kb() -> int:
+    """Memory of segments that this process has mapped in huge pages."""
+    lines = Path("/proc/self/smaps").read_text().splitlines()
+    return sum(int(line.split()[1]) for line in lines if line.startswith("ShmemPmdMapped"))
 
 
 def test_what_was_filled_in_is_read_by_whoever_has_the_descriptor() -> None:
@@ -44,6 +52,38 @@ def test_it_may_be_filled_piece_by_piece() -> None:
     segment.seal()
     assert bytes(segment.view) == CONTENT
     segment.close()
+
+
+@pytest.mark.parametrize("more_bytes", [-HUGE_PAGE_BYTES // 4, -1, 0, 1, HUGE_PAGE_BYTES - 5000])
+def test_bytes_of_huge_pages_are_those_that_were_written(more_bytes: int) -> None:
+    content = os.urandom(HUGE_PAGE_BYTES + more_bytes)
+    with closing(sealed(content)) as segment:
+        assert bytes(map_sealed(segment.descriptor, len(content))[0 : len(content)]) == content
+        assert os.fstat(segment.descriptor).st_size == len(content)
+
+
+def test_a_large_segment_is_in_huge_pages() -> None:
+    before_kb = huge_kb()
+    with closing(sealed(bytes(2 * HUGE_PAGE_BYTES))) as segment:
+        memory = map_sealed(segment.descriptor, len(segment))
+        memory[0 : len(segment)]
+        if huge_kb() == before_kb:
+            pytest.skip("this kernel has no MADV_COLLAPSE, or no huge page is free")
+        assert huge_kb() - before_kb >= 2 * HUGE_PAGE_BYTES // KIB
+
+
+def test_a_failed_mapping_leaves_no_reserved_memory() -> None:
+    def reserved() -> int:
+        return Path("/proc/self/maps").read_text().count("---p")
+
+    with closing(Segment.create(HUGE_PAGE_BYTES)) as segment:
+        descriptor = os.open(f"/proc/self/fd/{segment.descriptor}", os.O_WRONLY)
+        segment.seal()
+        before = reserved()
+        with pytest.raises(Unavailable):
+            map_sealed(descriptor, HUGE_PAGE_BYTES)
+        assert reserved() == before
+        os.close(descriptor)
 
 
 def test_nobody_can_change_or_cut_what_is_sealed() -> None:
