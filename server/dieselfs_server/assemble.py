@@ -54,6 +54,7 @@ from dieselfs_server.store.attached import Sources
 from dieselfs_server.store.opening import folders, open_store
 from dieselfs_server.store.wrapper import MeasuredStore
 from dieselfs_server.web.page import Page, check_address
+from dieselfs_server.workers.worker import Worker
 
 INTERVAL_S = 60.0
 SHARE_MAX = 0.05
@@ -316,8 +317,14 @@ async def _listening(
     stack: AsyncExitStack, address: Address, has_tls: bool
 ) -> list[tuple[trio.SocketListener, bool]]:
     """Listeners at an address, and whether they are encrypted. Raises Unavailable."""
-    is_encrypted = isinstance(address, TcpAddress) and has_tls
     listeners = await stack.enter_async_context(open_listeners(address))
+    tell_listening(address, has_tls)
+    return [(listener, isinstance(address, TcpAddress) and has_tls) for listener in listeners]
+
+
+def tell_listening(address: Address, has_tls: bool) -> None:
+    """Log that the server listens there, and what is wrong with it."""
+    is_encrypted = isinstance(address, TcpAddress) and has_tls
     log.info("listening on %s, %s TLS", address, "with" if is_encrypted else "without")
     if isinstance(address, TcpAddress) and not has_tls:
         log.warning(
@@ -325,7 +332,6 @@ async def _listening(
             "and act as any user that connects",
             address,
         )
-    return [(listener, is_encrypted) for listener in listeners]
 
 
 def _serve_metrics(stack: AsyncExitStack, settings: ServerSettings, report: Callable[[], Report]) -> None:
@@ -354,75 +360,91 @@ def _lock_folder(stack: AsyncExitStack, lock: Path) -> None:
 
 
 @asynccontextmanager
-async def open_server(settings: ServerSettings) -> AsyncIterator[RpcServer]:
-    """Open the backends, and listen, while chunks are applied that a crash left; on exit, stop and close all."""
+async def open_server(settings: ServerSettings, worker: Worker | None = None) -> AsyncIterator[RpcServer]:
+    """Open the backends, and listen, while chunks are applied that a crash left; on exit, stop and close all. A
+    `worker` does not listen, but gets connections from its parent.
+    """
     async with AsyncExitStack() as stack:
         if settings.lock is not None:
             _lock_folder(stack, settings.lock)
         metrics, about = Registry(), {"component": "server"}
         stack.enter_context(step_watch(metrics))
-        options = settings.store, settings.is_new, settings.bounds, metrics
-        store = await trio.to_thread.run_sync(open_store, *options)
-        stack.callback(store.close)
-        opened_metadata = await trio.to_thread.run_sync(open_metadata, settings.metadata)
-        stack.callback(opened_metadata.close)
-        metadata = await trio.to_thread.run_sync(partial(caught_up, store, opened_metadata, is_starting=True))
-        keys = await trio.to_thread.run_sync(open_keys, settings.server_identity)
-        identity = await trio.to_thread.run_sync(LiveIdentity, store, keys)
-        certificates = Certificates(settings, identity)
-        tls = await trio.to_thread.run_sync(certificates.for_clients)
-        users = UserStore(store)
-        audit = _open_audit(stack, settings)
-        if settings.admin_key:
-            write_admin_key(users, Path(settings.admin_key), identity.current.pin, audit)
-        service = Service(
-            MeasuredStore(store, metrics),
-            metadata,
-            users,
-            identity,
-            SnapshotCache(
-                settings.state / "snapshots",
-                metadata,
-                identity,
-                lambda dataset_id, chunk_id: read_header(store, dataset_id, chunk_id)[1],
-            ),
-            TagStore(store, identity),
-            settings.state / "scratch",
-            names=(settings.store, settings.metadata),
-            metrics=metrics,
-            audit=audit,
-            shared_bytes=_shared_bytes(settings),
-            segments_max=allow_descriptors(),
-            request_path=settings.request_path,
-            sources=Sources(settings.attach_roots),
-            environment_checks=[*_environment_checks(settings), lambda: condition.identity(identity)],
-            room=Room(_disks(settings)),
-            make_page=lambda service: _page(service, settings, certificates),
-        )
-        server = RpcServer(Dispatcher(service), tls, metrics=metrics)
+        service, certificates, tls = await _open_service(stack, settings, metrics, worker)
+        share = 1 if worker is None else worker.count
+        server = RpcServer(Dispatcher(service, share), tls, metrics=metrics, share=share)
         stack.enter_context(noting_log(service.recent))
         page = service.page
         if page is not None and settings.web is not None:
             await stack.enter_async_context(page.served())
         _serve_metrics(stack, settings, lambda: metrics.report(about))
         opened = [
-            each for address in settings.listen for each in await _listening(stack, address, tls is not None)
+            each
+            for address in (settings.listen if worker is None else ())
+            for each in await _listening(stack, address, tls is not None)
         ]
         flushed = service.traffic.flush, "traffic is not stored yet"
         stack.push_async_callback(at_end, *flushed)
         nursery = await stack.enter_async_context(trio.open_nursery())
         stack.callback(nursery.cancel_scope.cancel)
-        nursery.start_soon(start_datasets, metadata)
+        nursery.start_soon(start_datasets, service.metadata)
         nursery.start_soon(service.refresh.run)
         nursery.start_soon(certificates.keep_fresh)
         nursery.start_soon(repeat, *flushed)
         nursery.start_soon(repeat, service.quota_fill.update, "the metrics of quotas are old")
         for listener, is_encrypted in opened:
             nursery.start_soon(server.serve, listener, is_encrypted)
+        if worker is not None:
+            nursery.start_soon(server.serve_accepted, worker.accepted(tls is not None))
+            nursery.start_soon(worker.tell_ended)
         nursery.start_soon(publish, PublishedMetrics(metrics, about))
         if page is not None and settings.web is None:
             nursery.start_soon(page.serve_on_request)
         yield server
+
+
+async def _open_service(
+    stack: AsyncExitStack, settings: ServerSettings, metrics: Registry, worker: Worker | None
+) -> tuple[Service, Certificates, Callable[[], ServerTls] | None]:
+    """The service over its backends, which `stack` closes, and the certificate for TCP."""
+    options = settings.store, settings.is_new, settings.bounds, metrics
+    store = await trio.to_thread.run_sync(open_store, *options)
+    stack.callback(store.close)
+    opened_metadata = await trio.to_thread.run_sync(open_metadata, settings.metadata)
+    stack.callback(opened_metadata.close)
+    metadata = await trio.to_thread.run_sync(partial(caught_up, store, opened_metadata, is_starting=True))
+    keys = await trio.to_thread.run_sync(open_keys, settings.server_identity)
+    identity = await trio.to_thread.run_sync(LiveIdentity, store, keys)
+    certificates = Certificates(settings, identity)
+    tls = await trio.to_thread.run_sync(certificates.for_clients)
+    users = UserStore(store, changes=worker.shared.accounts(worker.place) if worker else None)
+    audit = _open_audit(stack, settings)
+    if settings.admin_key:
+        write_admin_key(users, Path(settings.admin_key), identity.current.pin, audit)
+    service = Service(
+        MeasuredStore(store, metrics),
+        metadata,
+        users,
+        identity,
+        SnapshotCache(
+            settings.state / "snapshots",
+            metadata,
+            identity,
+            lambda dataset_id, chunk_id: read_header(store, dataset_id, chunk_id)[1],
+        ),
+        TagStore(store, identity),
+        settings.state / "scratch",
+        names=(settings.store, settings.metadata),
+        metrics=metrics,
+        audit=audit,
+        shared_bytes=_shared_bytes(settings),
+        segments_max=allow_descriptors(),
+        request_path=settings.request_path,
+        sources=Sources(settings.attach_roots),
+        environment_checks=[*_environment_checks(settings), lambda: condition.identity(identity)],
+        room=Room(_disks(settings)),
+        make_page=lambda service: _page(service, settings, certificates),
+    )
+    return service, certificates, tls
 
 
 async def initialize(settings: ServerSettings) -> None:
@@ -434,18 +456,20 @@ async def initialize(settings: ServerSettings) -> None:
         log.info("%s is ready", settings.store)
 
 
-async def run_server(settings: ServerSettings, ready: Callable[[], object]) -> None:
+async def run_server(
+    settings: ServerSettings, ready: Callable[[], object], worker: Worker | None = None
+) -> None:
     """Serve until SIGTERM or SIGINT, or until no client was connected for `settings.idle_exit_s`.
 
-    Calls `ready` once it listens.
+    Calls `ready` once it listens. `worker`: of several processes that serve together.
     """
     with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
-        async with open_server(settings) as server, trio.open_nursery() as nursery:
+        async with open_server(settings, worker) as server, trio.open_nursery() as nursery:
             if settings.idle_exit_s is not None:
                 sockets = [Path(a.path) for a in settings.listen if isinstance(a, UnixAddress)]
                 own = {path: _file_at(path) for path in sockets}
                 nursery.start_soon(_stop_when_idle, settings.idle_exit_s, own, server, nursery.cancel_scope)
-            if settings.registry is not None:
+            if settings.registry is not None and (worker is None or worker.is_first):
                 registry = settings.registry
                 if danger := registry.danger():
                     log.warning("%s %s (docs/guide/several-servers.md)", registry.etcd, danger)
@@ -453,8 +477,9 @@ async def run_server(settings: ServerSettings, ready: Callable[[], object]) -> N
                 nursery.start_soon(stay_registered, etcd, registry.addresses)
             ready()
             async for number in signals:
-                log.info("stopping: %s", signal.Signals(number).name)
-                notify(SERVICE_STOPPING)
+                if worker is None:
+                    log.info("stopping: %s", signal.Signals(number).name)
+                    notify(SERVICE_STOPPING)
                 nursery.cancel_scope.cancel()
                 return
 

@@ -14,6 +14,8 @@ from dieselfs.limits import (
     BULK_BYTES_MAX,
     BULK_BYTES_PER_USER_MAX,
     BULK_IDLE_TIMEOUT_S,
+    CHUNK_OBJECT_BYTES_MAX,
+    CHUNK_PAYLOAD_BYTES_MAX,
     KEEP_ALIVE_S,
     LEAST_RATE_BYTES_PER_S,
     MIB,
@@ -30,6 +32,7 @@ from dieselfs.rpc.serving.byte_budget import ByteBudget
 from dieselfs.rpc.serving.connection import ClientConnection
 from dieselfs.rpc.serving.handshake import Identity
 from dieselfs.rpc.serving.keep_alive import kept_alive
+from dieselfs.rpc.serving.slots import part_of
 from dieselfs.telemetry import catalogue
 from dieselfs_server.access.accounts import Caller
 from dieselfs_server.access.users import UserStore
@@ -133,11 +136,23 @@ def _longest_s(bulk_bytes: int) -> float:
     return BULK_IDLE_TIMEOUT_S + bulk_bytes / LEAST_RATE_BYTES_PER_S
 
 
+def _budget(what: str, total_bytes: int, user_bytes: int, largest_bytes: int, share: int) -> ByteBudget:
+    """The part of one of `share` processes, which can take the largest chunk in any case."""
+    return ByteBudget(
+        what, max(part_of(total_bytes, share), largest_bytes), max(part_of(user_bytes, share), largest_bytes)
+    )
+
+
 class Dispatcher:
-    def __init__(self, service: Service) -> None:
+    def __init__(self, service: Service, share: int = 1) -> None:
+        """`share`: of so many processes, which have equal parts of the limits of memory."""
         self._service = service
-        self._uploads = ByteBudget("uploads", BULK_BYTES_MAX, BULK_BYTES_PER_USER_MAX)
-        self._replies = ByteBudget("replies", REPLY_BYTES_MAX, REPLY_BYTES_PER_USER_MAX)
+        self._uploads = _budget(
+            "uploads", BULK_BYTES_MAX, BULK_BYTES_PER_USER_MAX, CHUNK_OBJECT_BYTES_MAX, share
+        )
+        self._replies = _budget(
+            "replies", REPLY_BYTES_MAX, REPLY_BYTES_PER_USER_MAX, CHUNK_PAYLOAD_BYTES_MAX, share
+        )
         metrics = service.metrics
         self._throttle = Throttle(service.users, metrics)
         self._queue = CallQueue(metrics)

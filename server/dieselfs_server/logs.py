@@ -3,6 +3,7 @@
 This module writes files. Values from clients are written as JSON strings, so they cannot forge a line.
 """
 
+import fcntl
 import json
 import logging
 import math
@@ -20,6 +21,7 @@ from pathlib import Path
 from threading import Lock
 
 from dieselfs.limits import MIB
+from dieselfs.process.state_dirs import is_at
 from dieselfs.telemetry.budget import EventBudget
 
 TEXT, JSON = "text", "json"
@@ -92,7 +94,9 @@ def _shown(value: Value) -> str:
 
 
 class _PrivateFile(RotatingFileHandler):
-    """Creates its files with mode 0600."""
+    """Creates its files with mode 0600. Several processes may write one file: they lock its folder for each record, and
+    find the file that another has begun.
+    """
 
     has_failed = False
 
@@ -101,6 +105,24 @@ class _PrivateFile(RotatingFileHandler):
             self.baseFilename, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600
         )
         return open(descriptor, "a", encoding="utf-8")
+
+    def emit(self, record: logging.LogRecord) -> None:
+        path = Path(self.baseFilename)
+        try:
+            folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        except OSError:
+            self.handleError(record)
+            return
+        try:
+            fcntl.flock(folder, fcntl.LOCK_EX)
+            if self.stream and not is_at(path, self.stream.fileno()):
+                self.stream.close()
+                self.stream = self._open()
+            super().emit(record)
+        except OSError:
+            self.handleError(record)
+        finally:
+            os.close(folder)
 
     def handleError(self, record: logging.LogRecord) -> None:
         """Say it once: the server continues to serve."""

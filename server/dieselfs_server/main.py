@@ -21,6 +21,7 @@ from dieselfs.settings.table import Place
 from dieselfs_server.assemble import initialize, run_server
 from dieselfs_server.logs import FORMATS, TEXT, configure
 from dieselfs_server.settings import ServerSettings, split_url
+from dieselfs_server.workers.serving import run_workers
 
 EMBEDDED_IDLE_EXIT_S = 30.0
 SWITCH_S = 0.001
@@ -110,6 +111,8 @@ def serve(
             _change_identity(settings, new_identity)
         elif init_only:
             trio.run(initialize, settings)
+        elif settings.workers > 1:
+            run_workers(settings, report.ready)
         else:
             trio.run(run_server, settings, report.ready)
     except (DieselfsError, OSError) as error:

@@ -25,6 +25,7 @@ from dieselfs.net.address import (
     path_of,
     split,
 )
+from dieselfs.rpc.serving.slots import part_of
 from dieselfs.settings.table import BY_NAME, DEFAULT_LISTEN, OFF, ON, Place, check_known, read_config
 from dieselfs_server.reading.executor import RequestPath
 from dieselfs_server.store.wrapper import Bounds
@@ -80,6 +81,7 @@ class ServerSettings:
     shared_memory_bytes: int | None = None
     attach_roots: Sequence[str] | None = ()
     large_reads: int | None = None
+    workers: int = 1
     request_path: RequestPath = field(default_factory=RequestPath)
 
     @property
@@ -88,9 +90,14 @@ class ServerSettings:
 
     @property
     def bounds(self) -> Bounds:
-        """The limits of the store."""
+        """The limits of the store, of which each worker has an equal part."""
         usual = self.request_path.bounds
-        return usual if self.large_reads is None else replace(usual, large_reads_max=self.large_reads)
+        large_reads = usual.large_reads_max if self.large_reads is None else self.large_reads
+        return replace(
+            usual,
+            reads_max=part_of(usual.reads_max, self.workers),
+            large_reads_max=part_of(large_reads, self.workers),
+        )
 
     @classmethod
     def embedded(
@@ -154,6 +161,7 @@ class ServerSettings:
             shared_memory_bytes=values.get("shared_memory_bytes"),
             attach_roots=values.get("attach_roots", ()),
             large_reads=_large_reads(values),
+            workers=_workers(values, listen),
             registry=RegistrySettings(etcd, access, advertised(listen, advertise)) if etcd else None,
         )
 
@@ -173,6 +181,31 @@ def _large_reads(values: Mapping[str, Any]) -> int | None:
     if found is not None and not 1 <= found <= reads_max:
         raise InvalidInput(f"large_reads is {found}: give a number from 1 to {reads_max}")
     return found
+
+
+WORKERS_MAX = 64
+
+
+def _workers(values: Mapping[str, Any], listen: Sequence[Address]) -> int:
+    """How many processes serve. Raises InvalidInput."""
+    found: int | None = values.get("workers")
+    if found is not None and not 1 <= found <= WORKERS_MAX:
+        raise InvalidInput(f"workers is {found}: give a number from 1 to {WORKERS_MAX}")
+    if found is not None and found > 1 and (reason := _alone(values, listen)):
+        raise InvalidInput(f"workers is {found}: {reason}; leave it out, or set it to 1")
+    return 1 if found is None else found
+
+
+def _alone(values: Mapping[str, Any], listen: Sequence[Address]) -> str:
+    """Why a server with these settings has one process; empty if it may have several."""
+    for name in ("store", "metadata"):
+        if split_url(values[name])[0] == "memory":
+            return f"{name} {values[name]} is in the memory of one process"
+    if split(values["store"]).scheme == "tiered":
+        return "one process has the list of what is in the fast tier"
+    if not any(isinstance(address, TcpAddress) for address in listen):
+        return "Unix sockets are served by one process, whose memory their clients share"
+    return ""
 
 
 _EXAMPLES = {"store": "posix:///data/dieselfs/chunks", "metadata": "sqlite:///data/dieselfs/metadata.db"}

@@ -7,34 +7,34 @@ limited in bytes and time. An error of a client ends only its own connection, an
 import logging
 import os
 import socket
-import stat
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager, suppress
-from pathlib import Path
+from contextlib import ExitStack, asynccontextmanager, suppress
 from typing import Protocol
 
 import trio
 
-from dieselfs.errors import InvalidInput, ProtocolError, Unavailable
+from dieselfs.errors import ProtocolError
 from dieselfs.limits import (
     CONNECTIONS_MAX,
+    CONNECTIONS_PER_PEER_MAX,
     FRAME_BYTES_MAX,
     HANDSHAKE_TIMEOUT_S,
     IDLE_TIMEOUT_S,
+    UNAUTHENTICATED_MAX,
 )
 from dieselfs.net import auth
-from dieselfs.net.address import Address, TcpAddress, UnixAddress
-from dieselfs.net.sockets import peer_user, reachable_path
+from dieselfs.net.address import Address
+from dieselfs.net.sockets import peer_user
 from dieselfs.net.tls import ServerTls
 from dieselfs.rpc.serving.accept_loop import accept_each
 from dieselfs.rpc.serving.connection import ClientConnection
 from dieselfs.rpc.serving.handshake import LEFT, Identity, KeyRing, shake_hands
-from dieselfs.rpc.serving.slots import ConnectionSlot, ConnectionSlots
+from dieselfs.rpc.serving.listening import listening_at
+from dieselfs.rpc.serving.slots import ConnectionSlot, ConnectionSlots, part_of
 from dieselfs.telemetry import catalogue
 from dieselfs.telemetry.budget import EventBudget
 from dieselfs.telemetry.registry import Registry
 
-LISTEN_BACKLOG = 512
 _ENDED = "connection ended"
 
 log = logging.getLogger(__name__)
@@ -43,42 +43,14 @@ log = logging.getLogger(__name__)
 @asynccontextmanager
 async def open_listeners(address: Address) -> AsyncIterator[list[trio.SocketListener]]:
     """Listen on `address`. Raises Unavailable with the reason. Removes the file of a Unix socket afterwards."""
-    try:
-        if isinstance(address, TcpAddress):
-            listeners = await trio.open_tcp_listeners(address.port, host=address.host, backlog=LISTEN_BACKLOG)
-        else:
-            listeners = [_unix_listener(address)]
-    except OSError as error:
-        raise Unavailable(f"cannot listen on {address}: {error.strerror or error}") from None
-    try:
-        yield listeners
-    finally:
-        for listener in listeners:
-            listener.socket.close()
-        if isinstance(address, UnixAddress):
-            Path(address.path).unlink(missing_ok=True)
-
-
-def _unix_listener(address: UnixAddress) -> trio.SocketListener:
-    """A Unix socket for the own user only; replaces the stale socket of a dead server."""
-    path = Path(address.path)
-    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    if path.exists():
-        if not stat.S_ISSOCK(path.lstat().st_mode):
-            raise InvalidInput(f"cannot listen on {address}: the path exists and is no socket")
-        with socket.socket(socket.AF_UNIX) as probe, reachable_path(address.path) as name:
-            if probe.connect_ex(name) == 0:
-                raise Unavailable(f"cannot listen on {address}: a server is listening there already")
-        path.unlink()
-    listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
-    old_mask = os.umask(0o177)
-    try:
-        with reachable_path(address.path) as name:
-            listening.bind(name)
-    finally:
-        os.umask(old_mask)
-    listening.listen(LISTEN_BACKLOG)
-    return trio.SocketListener(trio.socket.from_stdlib_socket(listening))
+    with ExitStack() as stack:
+        sockets = await trio.to_thread.run_sync(stack.enter_context, listening_at(address))
+        listeners = [trio.SocketListener(trio.socket.from_stdlib_socket(each)) for each in sockets]
+        try:
+            yield listeners
+        finally:
+            for listener in listeners:
+                listener.socket.close()
 
 
 class RpcHandler(Protocol):
@@ -110,13 +82,18 @@ class RpcServer:
         clients_max: int = CONNECTIONS_MAX,
         role: str = auth.SERVER_ROLE,
         metrics: Registry | None = None,
+        share: int = 1,
     ) -> None:
-        """`tls`: the present certificate, for each new connection; `role`: see `auth.transcript`."""
+        """`tls`: the present certificate, for each new connection; `role`: see `auth.transcript`. `share`: of so many
+        processes, which have equal parts of all limits of connections.
+        """
         metrics = metrics or Registry()
         self._handler = handler
         self._tls = tls
         self._role = role
-        self._slots = ConnectionSlots(clients_max, trio.current_time)  # changed only between checkpoints
+        limits = (part_of(limit, share) for limit in (UNAUTHENTICATED_MAX, CONNECTIONS_PER_PEER_MAX))
+        # Changed only between checkpoints.
+        self._slots = ConnectionSlots(part_of(clients_max, share), trio.current_time, *limits)
         self._told = EventBudget()  # as well
         metrics.declare(catalogue.RPC_CONNECTIONS, lambda: self.client_count)
         self._received = metrics.declare(catalogue.RPC_RECEIVED_BYTES)
@@ -134,6 +111,24 @@ class RpcServer:
                 lambda stream: nursery.start_soon(self._serve_client, stream, is_encrypted),
                 "client",
             )
+
+    async def serve_accepted(
+        self, accepted: AsyncIterator[tuple[trio.SocketStream, bool, Callable[[], None]]]
+    ) -> None:
+        """Serve clients that another process has accepted, until cancelled. `accepted` yields for each of them the
+        connection, whether it is encrypted, and what to call once it has ended.
+        """
+        async with trio.open_nursery() as nursery:
+            async for stream, is_encrypted, ended in accepted:
+                nursery.start_soon(self._serve_accepted, stream, is_encrypted, ended)
+
+    async def _serve_accepted(
+        self, stream: trio.SocketStream, is_encrypted: bool, ended: Callable[[], None]
+    ) -> None:
+        try:
+            await self._serve_client(stream, is_encrypted)
+        finally:
+            ended()
 
     async def _serve_client(self, stream: trio.SocketStream, is_encrypted: bool) -> None:
         peer = _peer_name(stream)

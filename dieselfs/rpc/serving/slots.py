@@ -35,6 +35,11 @@ def address_group(peer: str) -> str:
     return f"{IPv6Address(int(address) >> shift << shift)}/{_IPV6_PREFIX_BITS}"
 
 
+def part_of(limit: int, share: int) -> int:
+    """What one of `share` processes has of a limit of all of them: an equal part, rounded up."""
+    return -(-limit // share)
+
+
 @dataclass(eq=False)
 class ConnectionSlot:
     """The slot of one connection. `displace` ends the connection, which still has to `leave`."""

@@ -11,7 +11,7 @@ import secrets
 import time
 from collections.abc import Callable, Mapping
 from threading import Lock
-from typing import Any
+from typing import Any, Protocol
 
 from dieselfs.errors import Damaged, Unavailable
 from dieselfs.net.auth import Verifier
@@ -112,13 +112,40 @@ USERS_REFRESH_S = 5.0
 """All servers refuse a key within this time after one of them has removed it."""
 
 
-class UserStore:
-    """The table, read from the object store again after USERS_REFRESH_S. All methods block."""
+class Changes(Protocol):
+    """Tells several processes of one server of changes at once."""
 
-    def __init__(self, store: ObjectStore, clock: Callable[[], float] = time.time) -> None:
+    def tell(self) -> None:
+        """The table was changed here, and is stored."""
+        ...
+
+    def state(self) -> bytes:
+        """Another value after each change."""
+        ...
+
+
+class OwnChanges:
+    """Of a server of one process, which knows its own changes."""
+
+    def tell(self) -> None: ...
+
+    def state(self) -> bytes:
+        return b""
+
+
+class UserStore:
+    """The table, read from the object store again after USERS_REFRESH_S, and after `changes` of other processes of this
+    server. All methods block.
+    """
+
+    def __init__(
+        self, store: ObjectStore, clock: Callable[[], float] = time.time, changes: Changes | None = None
+    ) -> None:
         self._record = VersionedRecord(store, USERS_PREFIX, VERSIONS_KEPT)
         self._clock = clock
-        self._lock = Lock()  # guards changes of the three below, and serializes changes of the table
+        self._changes = changes or OwnChanges()
+        self._lock = Lock()  # guards changes of the four below, and serializes changes of the table
+        self._seen = b""
         self._number = 0
         self._accounts = Accounts()
         self._read_s = float("-inf")
@@ -139,10 +166,12 @@ class UserStore:
         return self._accounts
 
     def _refresh(self, age_max_s: float) -> Accounts:
+        if (state := self._changes.state()) != self._seen:
+            age_max_s = 0
         if not 0 <= self._clock() - self._read_s < age_max_s:
             number, content = self._record.newest()
             self._number, self._accounts = number, decode_accounts(content) if number else Accounts()
-            self._read_s = self._clock()
+            self._read_s, self._seen = self._clock(), state
         return self._accounts
 
     def change(self, edit: Callable[[Accounts], Accounts]) -> bool:
@@ -158,6 +187,7 @@ class UserStore:
                     break
                 if self._record.replace(self._number, encode_accounts(accounts)):
                     self._number, self._accounts, self._read_s = self._number + 1, accounts, self._clock()
+                    self._changes.tell()
                     return True
             else:
                 raise Unavailable("too many servers change the table of users at once; try again")

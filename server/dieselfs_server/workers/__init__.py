@@ -1,0 +1,1 @@
+"""One server in several processes: a parent accepts connections, and workers answer them."""

@@ -1,0 +1,45 @@
+"""Runs a server with several workers. This module opens sockets, and forks."""
+
+import socket
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import replace
+from functools import partial
+
+import trio
+
+from dieselfs.errors import EXIT_OK, EXIT_UNAVAILABLE, DieselfsError
+from dieselfs.rpc.serving.listening import listening_at
+from dieselfs.settings.table import OFF
+from dieselfs_server.assemble import run_server, tell_listening
+from dieselfs_server.settings import ServerSettings
+from dieselfs_server.workers.parent import Parent
+from dieselfs_server.workers.shared import Shared
+from dieselfs_server.workers.worker import Worker
+
+
+def run_workers(settings: ServerSettings, ready: Callable[[], object]) -> None:
+    """Serve with `settings.workers` processes until a signal to stop. Calls `ready` once all of them take connections.
+
+    Raises what `run_server` raises if a worker cannot start.
+    """
+    with ExitStack() as stack:
+        listeners: list[socket.socket] = []
+        for address in settings.listen:
+            listeners += stack.enter_context(listening_at(address))
+            tell_listening(address, settings.tls != OFF)
+        work = partial(_work, settings, Shared(settings.workers))
+        Parent(settings.workers, listeners, work, ready).run()
+
+
+def _work(settings: ServerSettings, shared: Shared, place: int, channel: socket.socket) -> int:
+    """A worker; returns its exit code."""
+    worker = Worker(place, settings.workers, channel, shared)
+    if not worker.is_first:
+        settings = replace(settings, is_new=False, admin_key=None, metrics=None, web=None)
+    try:
+        trio.run(run_server, settings, worker.ready, worker)
+    except (DieselfsError, OSError) as error:
+        worker.failed(error)
+        return error.exit_code if isinstance(error, DieselfsError) else EXIT_UNAVAILABLE
+    return EXIT_OK

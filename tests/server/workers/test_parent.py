@@ -1,0 +1,171 @@
+"""A server with two workers: kills of workers cost no call, a stop leaves no process, a failed start is one line."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from pathlib import Path
+from threading import Event
+
+import pytest
+
+from dieselfs.dataset import Dataset
+from dieselfs.errors import EXIT_UNAVAILABLE, AccessDenied
+from dieselfs.process.launch import ProcessHandle
+from tests.support.server import RunningServer, running_server
+
+WAIT_S = 30.0
+TWO = ("--workers", "2")
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[RunningServer]:
+    with running_server(tmp_path / "server", TWO) as running:
+        yield running
+
+
+def workers_of(server: RunningServer) -> list[int]:
+    process = server.process.pid
+    return sorted(map(int, Path(f"/proc/{process}/task/{process}/children").read_text().split()))
+
+
+def until(is_so: Callable[[], bool]) -> None:
+    end_s = time.monotonic() + WAIT_S
+    while not is_so():
+        assert time.monotonic() < end_s
+        time.sleep(0.01)
+
+
+def test_a_killed_worker_is_replaced_and_no_call_fails(server: RunningServer) -> None:
+    key = server.user("alice", all_datasets="admin")
+    content = {f"{number}.bin": os.urandom(3000) for number in range(8)}
+    with Dataset(server.settings(key), "data", must_exist=False) as writing:
+        writing.create()
+        for path, data in content.items():
+            writing.put(path, data)
+        writing.flush()
+    is_over, calls = Event(), [0] * 4
+
+    def call(place: int) -> None:
+        """Over connections of its own."""
+        with Dataset(server.settings(key), "data") as reading:
+            while not is_over.is_set():
+                for path, expected in content.items():
+                    assert reading.client.stat("data", path.encode()).size == len(expected)
+                    assert reading.client.dataset("data").files == len(content)
+                    calls[place] += 1
+
+    with ThreadPoolExecutor(len(calls)) as pool:
+        running = [pool.submit(call, place) for place in range(len(calls))]
+        try:
+            until(lambda: all(calls))
+            for place in (0, 1, 0):
+                _kill(server, place)
+                _await_more(calls)
+        finally:
+            is_over.set()
+        for each in running:
+            each.result(WAIT_S)
+    assert server.stop() == 0
+
+
+def _kill(server: RunningServer, place: int) -> None:
+    """Kill a worker, and wait for another one in its place."""
+    killed = workers_of(server)[place]
+    os.kill(killed, signal.SIGKILL)
+    until(lambda: killed not in workers_of(server) and len(workers_of(server)) == 2)
+
+
+def _await_more(calls: list[int]) -> None:
+    """Wait until each thread has made calls that began after now."""
+    before = [*calls]
+    until(lambda: all(now > then + 2 for now, then in zip(calls, before, strict=True)))
+
+
+def test_the_connections_of_a_client_are_spread(server: RunningServer) -> None:
+    """Each worker has an end of some of them: a kill of one ends half."""
+    key = server.user("alice", all_datasets="admin")
+    clients = [server.client(key) for _ in range(4)]
+    for client in clients:
+        client.datasets()
+    port = server.tcp.rpartition(":")[2]
+    held = [sum(f":{int(port):04X} " in line for line in _tcp_of(worker)) for worker in workers_of(server)]
+    assert held == [2, 2]
+    for client in clients:
+        client.close()
+
+
+def test_a_removed_key_is_refused_by_all_workers_at_once(server: RunningServer) -> None:
+    key = server.user("alice", all_datasets="admin")
+    clients = [server.client(key) for _ in range(4)]
+    for client in clients:
+        assert client.datasets() == []
+    with closing(server.client()) as administrator:
+        administrator.grant("alice", "*", "none")
+    for client in clients:
+        with pytest.raises(AccessDenied):
+            client.users()
+        client.close()
+
+
+def _tcp_of(process: int) -> list[str]:
+    """The lines of established TCP connections of a process."""
+    inodes = set()
+    for link in Path(f"/proc/{process}/fd").iterdir():
+        target = os.readlink(link)
+        if target.startswith("socket:["):
+            inodes.add(target[8:-1])
+    lines = Path(f"/proc/{process}/net/tcp").read_text().splitlines()[1:]
+    return [line for line in lines if line.split()[3] == "01" and line.split()[9] in inodes]
+
+
+def test_a_stop_leaves_no_process(server: RunningServer) -> None:
+    handles = [ProcessHandle(worker) for worker in workers_of(server)]
+    assert len(handles) == 2
+    assert server.stop() == 0
+    assert all(handle.has_ended for handle in handles)
+
+
+def test_workers_end_with_a_parent_that_is_killed(server: RunningServer) -> None:
+    handles = [ProcessHandle(worker) for worker in workers_of(server)]
+    server.kill()
+    assert all(handle.wait(WAIT_S) for handle in handles)
+
+
+def started(*options: str) -> "subprocess.CompletedProcess[str]":
+    command = [sys.executable, "-m", "dieselfs_server.main", *TWO, *options]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=WAIT_S)
+
+
+def test_a_worker_that_cannot_start_ends_the_server_with_one_line(tmp_path: Path) -> None:
+    """The store has no marker: without --init it could be a folder that is not mounted."""
+    ended = started(
+        *("--listen", "tcp://127.0.0.1:0", "--store", f"posix://{tmp_path}/chunks"),
+        *("--metadata", f"sqlite://{tmp_path}/metadata.db"),
+    )
+    assert ended.returncode == EXIT_UNAVAILABLE
+    lines = [line for line in ended.stderr.splitlines() if " INFO " not in line]
+    assert len(lines) == 1 and lines[0].startswith("dieselfs-server: ") and "--init" in lines[0]
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        (("--store", "memory:"), "memory of one process"),
+        (("--workers", "65"), "from 1 to 64"),
+        (("--listen", "unix:/tmp/never"), "Unix sockets"),
+    ],
+)
+def test_what_needs_one_process_is_refused_with_the_reason(
+    tmp_path: Path, options: tuple[str, ...], reason: str
+) -> None:
+    usual = ("--store", f"posix://{tmp_path}/chunks", "--metadata", f"sqlite://{tmp_path}/metadata.db")
+    ended = started(*usual, *options)
+    assert ended.returncode == 1
+    (line,) = ended.stderr.splitlines()
+    assert reason in line
