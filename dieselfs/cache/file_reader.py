@@ -10,15 +10,15 @@ import os
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
-from operator import attrgetter, itemgetter
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from operator import itemgetter
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
 from dieselfs.cache.look_ahead import LookAhead
 from dieselfs.cache.policy import LOOKUP_BYTES
-from dieselfs.cache.thread_cache import HeldPayload, ThreadCache
+from dieselfs.cache.thread_cache import COPIES, VIEWS, Form, HeldPayload, Sliceable, ThreadCache
 from dieselfs.cluster.node_client import NodeClient
 from dieselfs.errors import InvalidInput
 from dieselfs.limits import CHUNK_PAYLOAD_BYTES_MAX, CHUNK_TARGET_BYTES, LIBRARY_MEMORY_BYTES, MIB
@@ -55,11 +55,7 @@ _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # of <malloc.h>
 _TOGETHER_MIN = 64
 """Looking up this many files and more together takes less time than one after the other."""
 
-_Content = TypeVar("_Content", covariant=True)
-
-
-class _Sliceable(Protocol[_Content]):
-    def __getitem__(self, part: slice, /) -> _Content: ...
+_Content = TypeVar("_Content", bound=bytes | memoryview)
 
 
 class FileReader:
@@ -154,20 +150,16 @@ class FileReader:
 
     def get_many(self, paths: Iterable[Path]) -> list[bytes]:
         """All bytes of each file, in this order; each chunk is requested once. Raises as `get`."""
-        return self._many(paths, self._held.memories, attrgetter("memory"), bytes)
+        return self._many(paths, self._held.memories, COPIES)
 
     def views(self, paths: Iterable[Path]) -> list[memoryview]:
         """As `get_many`, but without a copy for files that are in memory. A view keeps the memory of a whole chunk."""
-        return self._many(paths, self._held.views, attrgetter("view"), memoryview)
+        return self._many(paths, self._held.views, VIEWS)
 
     def _many(
-        self,
-        paths: Iterable[Path],
-        pinned: Sequence[_Sliceable[_Content]],
-        of: Callable[[HeldPayload], _Sliceable[_Content]],
-        made_of: Callable[[bytes], _Content],
+        self, paths: Iterable[Path], pinned: Sequence[Sliceable[_Content]], form: Form[_Content]
     ) -> list[_Content]:
-        """Slices of `pinned` memory, or `of` payloads; else `made_of` fetched bytes."""
+        """Slices of `pinned` memory, else what `form` makes."""
         paths = paths if isinstance(paths, list) else list(paths)
         contents = self._known_many(paths, pinned)
         if contents is None:
@@ -176,11 +168,11 @@ class FileReader:
             self._hits.value += len(paths)
             return contents
         found = list(map(self._found, paths))
-        fetched = iter(self._read_extents([node for node in found if isinstance(node, int)]))
-        return [made_of(next(fetched)) if isinstance(at, int) else of(at[0])[at[1] : at[2]] for at in found]
+        fetched = iter(self._read_extents([node for node in found if isinstance(node, int)], form))
+        return [next(fetched) if isinstance(at, int) else form.held(at[0])[at[1] : at[2]] for at in found]
 
     def _known_many(
-        self, paths: Sequence[Path], pinned: Sequence[_Sliceable[_Content]]
+        self, paths: Sequence[Path], pinned: Sequence[Sliceable[_Content]]
     ) -> list[_Content] | None:
         """Slices of `pinned` memory; None unless all places are remembered."""
         if len(paths) < 2 or not self._known:
@@ -197,7 +189,7 @@ class FileReader:
             return None
 
     def _found_many(
-        self, paths: Sequence[Path], pinned: Sequence[_Sliceable[_Content]]
+        self, paths: Sequence[Path], pinned: Sequence[Sliceable[_Content]]
     ) -> list[_Content] | None:
         """Slices of `pinned` memory; None unless all are plain text and in pinned chunks."""
         snapshot = self._snapshot
@@ -235,7 +227,7 @@ class FileReader:
         if isinstance(found, int):
             content = self.look_ahead.take_one(found)
             if content is None:
-                return self._read_extents([found])[0]
+                return self._read_extents([found], COPIES)[0]
             self._hits.value += 1
             return content
         payload, start, end = found
@@ -276,45 +268,69 @@ class FileReader:
         Raises InvalidInput if one is no file, Damaged, Unavailable.
         `is_shared_plan`: see `Wanted`.
         """
+        return self._nodes(nodes, is_shared_plan, COPIES)
+
+    def node_views(
+        self, nodes: Sequence[int] | npt.NDArray[np.integer], is_shared_plan: bool = False
+    ) -> list[memoryview]:
+        """As `read_many`, but without a copy, as `views`."""
+        return self._nodes(nodes, is_shared_plan, VIEWS)
+
+    def _nodes(
+        self,
+        nodes: Sequence[int] | npt.NDArray[np.integer],
+        is_shared_plan: bool,
+        form: Form[_Content],
+    ) -> list[_Content]:
         wanted: npt.NDArray[np.int64] = np.asarray(nodes, np.int64)
         if (waiting := self.look_ahead.take(wanted.tolist())) is not None:
             self._hits.value += len(wanted)
-            return waiting
+            return [*map(form.made_of, waiting)]
         columns = self._snapshot.sole_extents(wanted)
         chunks, starts, ends = (column.tolist() for column in columns)
         with self._held.lock:
-            held = {chunk: self._policy.get(chunk) for chunk in set(chunks)}
-        missing = [node for node, chunk in zip(wanted.tolist(), chunks, strict=True) if held[chunk] is None]
+            payloads = {chunk: self._policy.get(chunk) for chunk in set(chunks)}
+        held = {chunk: form.held(payload) for chunk, payload in payloads.items() if payload is not None}
+        missing = [node for node, chunk in zip(wanted.tolist(), chunks, strict=True) if chunk not in held]
         self._hits.value += len(nodes) - len(missing)
-        fetched = iter(self._read_extents(missing, is_shared_plan))
+        if not missing:
+            return [held[chunk][start:end] for chunk, start, end in zip(chunks, starts, ends, strict=True)]
+        fetched = iter(self._read_extents(missing, form, is_shared_plan))
         return [
-            next(fetched) if (payload := held[chunk]) is None else payload.memory[start:end]
+            held[chunk][start:end] if chunk in held else next(fetched)
             for chunk, start, end in zip(chunks, starts, ends, strict=True)
         ]
 
-    def _read_extents(self, nodes: Sequence[int], is_shared_plan: bool = False) -> list[bytes]:
+    def _read_extents(
+        self, nodes: Sequence[int], form: Form[_Content], is_shared_plan: bool = False
+    ) -> list[_Content]:
         """As `read_many`, for files of any number of extents, which may have to be fetched."""
         waiting = self.look_ahead.take_some(nodes)
         if not waiting:
-            return self._fetch_files(nodes, is_shared_plan)
+            return self._fetch_files(nodes, form, is_shared_plan)
         self._hits.value += len(waiting)
-        left = iter(self._fetch_files([node for node in nodes if node not in waiting], is_shared_plan))
-        return [waiting[node] if node in waiting else next(left) for node in nodes]
+        missing = [node for node in nodes if node not in waiting]
+        left = iter(self._fetch_files(missing, form, is_shared_plan))
+        return [form.made_of(waiting[node]) if node in waiting else next(left) for node in nodes]
 
-    def _fetch_files(self, nodes: Sequence[int], is_shared_plan: bool) -> list[bytes]:
+    def _fetch_files(
+        self, nodes: Sequence[int], form: Form[_Content], is_shared_plan: bool
+    ) -> list[_Content]:
         extents = [self._extents(node) for node in nodes]
         wanted: dict[int, dict[ExtentRef, None]] = {}
         for of_file in extents:
             for extent in of_file:
                 wanted.setdefault(extent.chunk, {})[extent] = None
         contents, missed = self._held.contents(
-            Wanted({chunk: [*of_chunk] for chunk, of_chunk in wanted.items()}, is_shared_plan)
+            Wanted({chunk: [*of_chunk] for chunk, of_chunk in wanted.items()}, is_shared_plan), form
         )
         missed_files = sum(any(extent.chunk in missed for extent in of_file) for of_file in extents)
         self._misses.value += missed_files
         self._hits.value += len(nodes) - missed_files
         return [
-            contents[of_file[0]] if len(of_file) == 1 else b"".join([contents[extent] for extent in of_file])
+            contents[of_file[0]]
+            if len(of_file) == 1
+            else form.made_of(b"".join([memoryview(contents[extent]) for extent in of_file]))
             for of_file in extents
         ]
 
@@ -326,10 +342,9 @@ class FileReader:
         wanted: dict[int, list[ExtentRef]] = {}
         for extent in extents:
             wanted.setdefault(extent.chunk, []).append(extent)
-        contents, _ = self._held.contents(Wanted(wanted))
+        contents, _ = self._held.contents(Wanted(wanted), VIEWS)
         return b"".join(
-            memoryview(contents[extent])[max(start - extent.place, 0) : end - extent.place]
-            for extent in extents
+            contents[extent][max(start - extent.place, 0) : end - extent.place] for extent in extents
         )
 
     def _extents(self, node: int, start: int = 0, end: int | None = None) -> list[ExtentRef]:

@@ -9,10 +9,11 @@ process that shares them.
 """
 
 import mmap
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
+from operator import attrgetter
 from threading import Lock
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Generic, NamedTuple, Protocol, TypeVar
 
 from dieselfs.cache.load import Load, Missing, load_ahead, load_for
 from dieselfs.cache.policy import LIBRARY_REQUEST_BYTES, CacheBudget, CachePolicy, RecentRequests
@@ -28,6 +29,8 @@ from dieselfs.sources.server import ServerSource
 
 if TYPE_CHECKING:  # imported in a job alone
     from dieselfs.cluster.attachment import Attachment
+
+_Content = TypeVar("_Content", covariant=True)
 
 SHARED_CHUNKS_MAX = 32_768
 """Limit of chunks in kept memory of a server: each is a mapping, of which Linux allows a process 65,530."""
@@ -45,6 +48,22 @@ class HeldPayload(NamedTuple):
     @classmethod
     def of(cls, memory: Memory) -> "HeldPayload":
         return cls(memory, readonly_view(memory))
+
+
+class Sliceable(Protocol[_Content]):
+    def __getitem__(self, part: slice, /) -> _Content: ...
+
+
+class Form(NamedTuple, Generic[_Content]):
+    """How callers get bytes: slices of `held(payload)`, and `made_of(fetched)`."""
+
+    held: Callable[[HeldPayload], Sliceable[_Content]]
+    made_of: Callable[[bytes | memoryview], _Content]
+
+
+COPIES: Form[bytes] = Form(attrgetter("memory"), bytes)
+VIEWS: Form[memoryview] = Form(attrgetter("view"), lambda fetched: memoryview(fetched).toreadonly())
+"""Read-only, without a copy; each keeps its whole chunk in memory, or what was fetched in one request."""
 
 
 class _Shared(NamedTuple):
@@ -115,12 +134,12 @@ class ThreadCache:
 
     # -- extents ------------------------------------------------------------------------------------------
 
-    def contents(self, wanted: Wanted) -> tuple[dict[ExtentRef, bytes], set[int]]:
+    def contents(self, wanted: Wanted, form: Form[_Content]) -> tuple[dict[ExtentRef, _Content], set[int]]:
         """The bytes of extents, and the chunks of them that were not in memory. Each chunk is requested once.
 
         Raises Damaged, Unavailable.
         """
-        contents: dict[ExtentRef, bytes] = {}
+        contents: dict[ExtentRef, _Content] = {}
         missed: set[int] = set()
         left: list[int] = []
         for chunk, extents in wanted.items():
@@ -133,31 +152,37 @@ class ThreadCache:
             if payload is None:
                 left.append(chunk)
             else:
-                memory = payload.memory
+                held = form.held(payload)
                 for extent in extents:
-                    contents[extent] = memory[extent.offset : extent.offset + extent.length]
+                    contents[extent] = held[extent.offset : extent.offset + extent.length]
         if left:
-            self._fetch_extents(wanted.of(left), contents)
+            self._fetch_extents(wanted.of(left), contents, form)
         return contents, missed
 
-    def _fetch_extents(self, wanted: Wanted, contents: dict[ExtentRef, bytes]) -> None:
+    def _fetch_extents(
+        self, wanted: Wanted, contents: dict[ExtentRef, _Content], form: Form[_Content]
+    ) -> None:
         """Add the bytes of extents to `contents`. Raises the first error after all that succeeded are there."""
         job = self._job
         if job is None:
-            error = self._take_extents(self._reader, wanted, contents)
+            error = self._take_extents(self._reader, wanted, contents, form)
         else:
             # The node master has refused its chunks that there is room for here, if they are not encrypted.
             with self.lock:
                 roomy = [] if self._decrypted else [*filter(self.policy.has_room, wanted)]
             refused = {*filter(job.is_own, roomy)}
             pooled = wanted.of(chunk for chunk in wanted if chunk not in refused)
-            error = self._take_extents(self._source, pooled, contents)
-            error = self._take_extents(self._reader, wanted.of(refused), contents) or error
+            error = self._take_extents(self._source, pooled, contents, form)
+            error = self._take_extents(self._reader, wanted.of(refused), contents, form) or error
         if error is not None:
             raise error
 
     def _take_extents(
-        self, source: Source, wanted: Wanted, contents: dict[ExtentRef, bytes]
+        self,
+        source: Source,
+        wanted: Wanted,
+        contents: dict[ExtentRef, _Content],
+        form: Form[_Content],
     ) -> DieselfsError | None:
         """Add the bytes of extents from one source to `contents`; returns the first error."""
         error: DieselfsError | None = None
@@ -166,7 +191,7 @@ class ThreadCache:
                 if isinstance(result, DieselfsError):
                     error = error or result
                 else:
-                    contents.update(zip(wanted[chunk], map(bytes, result), strict=True))
+                    contents.update(zip(wanted[chunk], map(form.made_of, result), strict=True))
         return error
 
     def _counted(self, source: Source, wanted: Wanted) -> Iterator[Arrival]:

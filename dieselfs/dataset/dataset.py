@@ -19,7 +19,7 @@ from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from threading import RLock
-from typing import Any
+from typing import Any, Literal, overload
 
 import numpy as np
 import numpy.typing as npt
@@ -137,8 +137,17 @@ class Dataset:
         """All bytes of a file (DL_get). Symbolic links inside the dataset are followed."""
         return (self._frozen.reader or self._frozen.open()).get(path)
 
-    def get_many(self, paths: Iterable[Path]) -> list[bytes]:
+    @overload
+    def get_many(self, paths: Iterable[Path], *, copy: Literal[True] = True) -> list[bytes]: ...
+
+    @overload
+    def get_many(self, paths: Iterable[Path], *, copy: bool) -> list[bytes] | list[memoryview]: ...
+
+    def get_many(self, paths: Iterable[Path], *, copy: bool = True) -> list[bytes] | list[memoryview]:
         """All bytes of each file, in this order. Each chunk is requested once for all of its files.
+
+        Without `copy`, read-only views, which copy nothing that is in memory: several times as fast. Each keeps its
+        whole chunk in memory as long as it exists, also after `close`: release them soon.
 
         Slices of the paths of a plan, one after the other, are read ahead, as in `ahead`.
         """
@@ -146,8 +155,8 @@ class Dataset:
         _check_several(paths)
         if isinstance(paths, ShuffledPaths) and paths.snapshot is reader.chunks.snapshot:
             reader.look_ahead.will_read(paths)
-            return reader.read_many(paths.nodes, is_shared_plan=paths.world > 1)
-        return reader.get_many(paths)
+            return (self.get_nodes if copy else self.node_views)(paths.nodes, paths.world > 1)
+        return reader.get_many(paths) if copy else reader.views(paths)
 
     @property
     def look_ahead(self) -> LookAhead:
@@ -167,11 +176,14 @@ class Dataset:
         """
         return (self._frozen.reader or self._frozen.open()).read_many(nodes, is_shared_plan)
 
-    def views(self, paths: Iterable[Path]) -> list[memoryview]:
-        """As `get_many`, without copying bytes that are in memory: several times as fast for small files.
+    def node_views(
+        self, nodes: Sequence[int] | npt.NDArray[np.integer], is_shared_plan: bool = False
+    ) -> list[memoryview]:
+        """As `get_nodes`, and `get_many` with `copy=False`."""
+        return (self._frozen.reader or self._frozen.open()).node_views(nodes, is_shared_plan)
 
-        The views are read-only. Each keeps its whole chunk in memory: release them soon.
-        """
+    def views(self, paths: Iterable[Path]) -> list[memoryview]:
+        """As `get_many` with `copy=False`."""
         _check_several(paths)
         return (self._frozen.reader or self._frozen.open()).views(paths)
 

@@ -57,9 +57,11 @@ class FolderSamples(SampleSet):
         *,
         loader: Loader = load_image,
         extensions: Iterable[str] | None = IMAGE_EXTENSIONS,
+        copy: bool = True,
         **connection: Unpack[ConnectOptions],
     ) -> None:
         """`loader` converts the bytes of a file (`loader=bytes`: no conversion); `extensions` None takes all files.
+        Without `copy` it gets read-only memoryviews, which keep their whole chunk in memory while they exist.
         `root` and the options of the connection: see `open_source`; which files are samples: see `find_samples`.
 
         Raises NotFound, InvalidInput, AccessDenied, Unavailable.
@@ -67,6 +69,7 @@ class FolderSamples(SampleSet):
         check_loader(loader)
         super().__init__(root, *open_source(root, **connection))
         self.transform, self.target_transform, self.loader = transform, target_transform, loader
+        self._is_copied = copy
 
         def find() -> Nodes:
             found = find_samples(self.snapshot, self.folder, extensions)
@@ -102,10 +105,10 @@ class FolderSamples(SampleSet):
 
     def _items(self, indices: Any) -> list[tuple[Any, Any]]:
         nodes, labels = self.nodes[indices].tolist(), self.labels[indices].tolist()
-        contents = self.source.read_many(nodes)
+        contents = self._contents(nodes, self.loader)
         return [self._item(content, label) for content, label in zip(contents, labels, strict=True)]
 
-    def _item(self, content: bytes, label: int) -> tuple[Any, Any]:
+    def _item(self, content: bytes | memoryview, label: int) -> tuple[Any, Any]:
         sample, transform, target_transform = self.loader(content), self.transform, self.target_transform
         return (
             sample if transform is None else transform(sample),

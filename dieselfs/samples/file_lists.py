@@ -40,12 +40,13 @@ class FileSamples(SampleSet):
         files: Iterable[str | bytes | os.PathLike[str]] | None = None,
         target: Callable[[str], Any] | None = None,
         loader: Loader = bytes,
+        copy: bool = True,
         **connection: Unpack[ConnectOptions],
     ) -> None:
         """`patterns`: one or several, relative to the root: `*`, `?` and `[...]` match within a name, `**/` any
         folders; None takes all files. `files`: a list of paths instead, relative to the root or as `open` takes them
         on a mount; a file may occur several times. `target` receives the path relative to the root. `root` and the
-        options of the connection: see `open_source`.
+        options of the connection: see `open_source`; `copy`: see `FolderSamples`.
 
         Raises NotFound if a file of the list is missing, or nothing matches; InvalidInput, AccessDenied, Unavailable.
         """
@@ -53,7 +54,7 @@ class FileSamples(SampleSet):
             raise InvalidInput("give patterns or files, not both")
         check_loader(loader)
         super().__init__(root, *open_source(root, **connection))
-        self.transform, self.target, self.loader = transform, target, loader
+        self.transform, self.target, self.loader, self._is_copied = transform, target, loader, copy
         if files is not None:
             paths = list(files)
             self._find(lambda: find_files(self.source, self.folder, paths, root))
@@ -70,7 +71,7 @@ class FileSamples(SampleSet):
 
     def _items(self, indices: Any) -> list[Any]:
         nodes = self.nodes[indices].tolist()
-        loaded = map(self.loader, self.source.read_many(nodes))
+        loaded = map(self.loader, self._contents(nodes, self.loader))
         items = list(loaded if self.transform is None else map(self.transform, loaded))
         if self.target is None:
             return items

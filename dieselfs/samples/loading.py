@@ -13,11 +13,12 @@ from dieselfs.errors import InvalidInput
 IMAGE_EXTENSIONS = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp")
 """The extensions that torchvision's `ImageFolder` treats as images."""
 
-Loader = Callable[[bytes], Any]
+Loader = Callable[[Any], Any]
+"""Takes the bytes of a file; a read-only memoryview if it is in `VIEW_LOADERS`, or the dataset has `copy=False`."""
 Transform = Callable[[Any], Any]
 
 
-def load_image(content: bytes) -> Any:
+def load_image(content: bytes | memoryview) -> Any:
     """The image of a file, as by torchvision's default loader: Pillow, converted to RGB."""
     from PIL import Image
 
@@ -31,10 +32,12 @@ def check_loader(loader: object) -> None:
         raise InvalidInput("images need Pillow: pip install pillow, or give loader=bytes, or your own")
 
 
-def load_array(content: bytes) -> Any:
+def load_array(content: bytes | memoryview) -> Any:
     """The array of a `.npy` file. Raises ValueError if it has Python objects."""
     return np.load(io.BytesIO(content), allow_pickle=False)
 
+
+VIEW_LOADERS = (load_image, load_array)
 
 LOADERS: dict[str, Loader] = {
     **dict.fromkeys(IMAGE_EXTENSIONS, load_image),

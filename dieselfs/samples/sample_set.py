@@ -8,6 +8,7 @@ from typing import Any, Self
 import numpy as np
 import numpy.typing as npt
 
+from dieselfs.samples.loading import VIEW_LOADERS, Loader
 from dieselfs.samples.order import SamplePlaces
 from dieselfs.samples.source import SampleSource
 
@@ -32,6 +33,14 @@ class SampleSet(SamplePlaces, ABC):
         except BaseException:
             self.close()
             raise
+
+    _is_copied = True
+    """Whether loaders get `bytes`."""
+
+    def _contents(self, nodes: Sequence[int], loader: Loader) -> Sequence[bytes | memoryview]:
+        """The bytes of files, as the loader takes them. Raises DieselfsError, or OSError on a mount."""
+        is_copied = self._is_copied and loader not in VIEW_LOADERS
+        return self.source.read_many(nodes) if is_copied else self.source.read_views(nodes)
 
     @abstractmethod
     def _items(self, indices: Any) -> list[Any]:

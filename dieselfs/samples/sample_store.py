@@ -112,6 +112,8 @@ class StoredReads:
             self.store.write(node, content)
         return [content for node in nodes if (content := found[node]) is not None]
 
+    read_views = read_many
+
     def __getattr__(self, name: str) -> Any:
         """The rest is that of the source."""
         if name in ("source", "store"):  # while it is unpickled

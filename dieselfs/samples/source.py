@@ -5,7 +5,7 @@ import os
 import stat
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any, TypedDict, Unpack
+from typing import Any, TypedDict, TypeVar, Unpack
 
 import numpy as np
 
@@ -24,6 +24,8 @@ from dieselfs.snapshot.builder import build_snapshot
 from dieselfs.snapshot.reader import Snapshot
 from dieselfs.telemetry import catalogue
 from dieselfs.telemetry.stalls import CAUSES, DaemonWork
+
+_Content = TypeVar("_Content")
 
 Progress = Callable[[int], None]
 """Called with a position when all positions before it have been taken by readers."""
@@ -53,10 +55,19 @@ class LibrarySource:
 
     def read_many(self, nodes: Sequence[int]) -> list[bytes]:
         """All bytes of each file, in this order. Raises DieselfsError."""
+        return self._read(self.dataset.get_nodes, nodes)
+
+    def read_views(self, nodes: Sequence[int]) -> Sequence[bytes | memoryview]:
+        """As `read_many`, but without copies of what is in memory: see `Dataset.get_many`."""
+        return self._read(self.dataset.node_views, nodes)
+
+    def _read(
+        self, read: Callable[[Sequence[int], bool], list[_Content]], nodes: Sequence[int]
+    ) -> list[_Content]:
         self._reader = os.getpid()
         with self.times.timed("reading"):
             self._follow(nodes, 0)
-            contents = self.dataset.get_nodes(nodes, is_shared_plan=self._is_planned)
+            contents = read(nodes, self._is_planned)
             if not self._knows_list:  # now it is known whether they were in memory of the node
                 self._follow(nodes, len(nodes))
             return contents
@@ -165,6 +176,10 @@ class MountSource:
         snapshot, prefix = self.snapshot, self._prefix
         with self.times.timed("reading"):
             return [_read_file(prefix + snapshot.path(node), snapshot.size(node)) for node in nodes]
+
+    def read_views(self, nodes: Sequence[int]) -> Sequence[bytes | memoryview]:
+        """As `read_many`: files have no views."""
+        return self.read_many(nodes)
 
     def daemon_work(self) -> DaemonWork | None:
         """What the daemon of the mount has done so far; None if it cannot be asked, or is of an older version."""

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from dieselfs.cache.file_reader import FileReader
-from dieselfs.cache.thread_cache import HeldPayload, ThreadCache
+from dieselfs.cache.thread_cache import COPIES, HeldPayload, ThreadCache
 from dieselfs.cluster.attachment import Attachment
 from dieselfs.cluster.member import Member
 from dieselfs.cluster.node_client import NodeClient
@@ -95,7 +95,7 @@ class Process:
 
     def reads(self, files: Sequence[int], is_shared_plan: bool = False) -> set[int]:
         """Read files, compare them, and return the chunks that were not in memory."""
-        contents, missed = self.held.contents(Wanted(self.extents(files), is_shared_plan))
+        contents, missed = self.held.contents(Wanted(self.extents(files), is_shared_plan), COPIES)
         assert {bytes(content[:1]) for content in contents.values()} == {bytes([number]) for number in files}
         assert all(content == content[:1] * FILE_BYTES for content in contents.values())
         return missed
@@ -137,12 +137,14 @@ def test_a_pinned_payload_has_a_slot_that_no_other_ever_gets(packed: PackedDatas
     held = ThreadCache(Server(packed, tmp_path / "unused"), MUCH_BYTES)
     extents = packed.snapshot.extents(packed.snapshot.find(b"000"))
     for _ in range(2):
-        held.contents(Wanted({extents[0].chunk: extents}))
+        held.contents(Wanted({extents[0].chunk: extents}), COPIES)
     payload, slot = held.policy.pinned[extents[0].chunk], held.slots[extents[0].chunk]
     assert held.memories[slot] is payload.memory and held.views[slot] is payload.view
     held.close()
     for _ in range(2):
-        assert held.contents(Wanted({extents[0].chunk: extents}))[0] == {extents[0]: bytes(FILE_BYTES)}
+        assert held.contents(Wanted({extents[0].chunk: extents}), COPIES)[0] == {
+            extents[0]: bytes(FILE_BYTES)
+        }
     assert not held.policy.pinned and not held.memories and not held.views
 
 

@@ -63,6 +63,23 @@ def test_views_are_the_same_bytes_without_a_copy(data: Dataset) -> None:
         assert all(view.readonly for view in views)
     figures = data.statistics()
     assert figures["files"]["hits"] + figures["files"]["misses"] == 12
+    small, again = data.get_many(["small", "small"], copy=False)
+    assert isinstance(small, memoryview) and isinstance(again, memoryview)
+    assert small.obj is again.obj  # slices of the chunk
+    order = data.shuffle(seed=1)
+    assert data.get_many(order, copy=False) == data.get_many(order) == [contents[path] for path in order]
+    data.close()
+    assert bytes(small) == b"beside it"  # a view keeps its chunk
+
+
+def test_the_first_views_of_a_process_are_no_copies_either(data: Dataset) -> None:
+    contents = {str(number): os.urandom(1000) for number in range(100)}
+    for path, content in contents.items():
+        data.put(path, content)
+    data.flush()
+    views = data.views(contents)
+    assert views == [*contents.values()]
+    assert len({id(view.obj) for view in views}) == 1
 
 
 def test_what_a_plan_names_is_read_without_the_names(data: Dataset, server: RunningServer) -> None:

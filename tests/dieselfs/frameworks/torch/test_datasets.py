@@ -69,6 +69,19 @@ def test_transforms(server: RunningServer, location: str, dataset: FolderDataset
         assert items(other) == [(len(content), -label) for content, label in items(dataset)]
 
 
+def test_own_loaders_get_views_if_they_want_them(server: RunningServer, location: str) -> None:
+    def loader(content: Any) -> tuple[type, bytes]:
+        return type(content), bytes(content)
+
+    with FolderDataset(location, loader=loader, copy=False, server=server.unix) as folders:
+        expected = [(memoryview, CONTENT[path]) for path in sorted(CONTENT)]
+        assert [sample for sample, _ in folders.__getitems__(range(60))] == expected
+    with FileDataset(location, "c/*.jpg", loader=loader, copy=False, server=server.unix) as files:
+        assert files[0] == (memoryview, CONTENT["train/c/002.jpg"])
+    with FolderDataset(location, loader=loader, server=server.unix) as copies:
+        assert copies[0][0] == (bytes, CONTENT["train/a/000.jpg"])
+
+
 @pytest.mark.filterwarnings("ignore:.*use of fork.*:DeprecationWarning")
 @pytest.mark.parametrize(("workers", "method"), [(0, None), (2, "fork"), (2, "spawn")])
 def test_in_workers(dataset: FolderDataset, workers: int, method: str | None) -> None:
