@@ -130,12 +130,14 @@ KNOWN_ADDRESS_S = 3600.0
 """An address from which a client has proved a key comes first among unauthenticated ones for this long."""
 
 # Metadata in Redis --------------------------------------------------------------------------------------
-REDIS_REQUEST_TIMEOUT_S = 10.0
-"""A request to a Redis node fails after this time."""
+REDIS_REQUEST_TIMEOUT_S = 3.0
+"""A request to a Redis node fails after this time without an answer: the node hangs."""
 REDIS_PATIENCE_S = 10.0
-"""Calls are retried for this time from the start of an outage: a Redis node is down, starts, or is replaced."""
+"""Calls are retried for this time from the start of an outage: a Redis node is down, starts, or is replaced. A single
+server that hangs is replaced by nobody.
+"""
 REDIS_AWAY_S = 1.0
-"""In an outage that lasts longer, each call is retried for this time."""
+"""In an outage that lasts longer, each call is retried for this time, and waits as long for a connection."""
 METADATA_ANSWER_S = 1.0
 """A chunk read waits this long for the metadata store; then it uses the last known state."""
 METADATA_AWAY_S = 30.0

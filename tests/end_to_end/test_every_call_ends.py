@@ -282,8 +282,6 @@ def test_every_verb_says_soon_what_is_away(tmp_path: Path, fault: str) -> None:
         else:
             process = server.process.pid if fault == HANGING_SERVER else redis.pid
             stack.enter_context(_stopped(process))
-        if fault == HANGING_METADATA:  # the first calls wait for a Redis that is being replaced
-            dlcmd("ls", "dl://d/", exit_code=EXIT_UNAVAILABLE)
         verbs = {verb: words for verb, words in VERB_ARGUMENTS.items() if verb in VERBS} | STARTING
         with ThreadPoolExecutor(AT_ONCE) as threads:
             ran = dict(zip(verbs, threads.map(partial(_timed, dlcmd), verbs.values()), strict=True))

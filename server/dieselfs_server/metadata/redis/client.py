@@ -217,7 +217,9 @@ class _TlsConnection(SSLConnection, _TcpConnection):
 
 class RedisClient:
     """Opening raises Unavailable at once if Redis does not answer. Later calls retry for `patience_s` from the start of
-    an outage; when it lasts longer, each call retries for REDIS_AWAY_S.
+    an outage; when it lasts longer, each call retries for REDIS_AWAY_S. A single server that is silent for
+    REDIS_REQUEST_TIMEOUT_S hangs, and nothing replaces it: such a call is not retried. Until one succeeds, others wait
+    REDIS_AWAY_S for a connection.
     """
 
     def __init__(self, location: RedisLocation, patience_s: float = REDIS_PATIENCE_S) -> None:
@@ -244,14 +246,16 @@ class RedisClient:
         began_s = time.monotonic()
         while left:
             left, trouble = self._try(left, replies)
-            if left and trouble:
+            if left and trouble is not None:
                 if self._away_since_s is None:
                     self._away_since_s = began_s
+                hangs = isinstance(trouble, exceptions.TimeoutError) and not self._location.is_cluster
                 waited_s = time.monotonic() + REDIS_RETRY_S
-                if waited_s > max(
+                if hangs or waited_s > max(
                     self._away_since_s + self._patience_s, began_s + min(self._patience_s, REDIS_AWAY_S)
                 ):
-                    raise Unavailable(f"metadata in Redis at {self._location}: {trouble}; try again later")
+                    where = f"metadata in Redis at {self._location}"
+                    raise Unavailable(f"{where}: {_describe(trouble)}; try again later")
                 time.sleep(REDIS_RETRY_S)
                 with self._lock:
                     self._node_of_slot = []
@@ -288,16 +292,16 @@ class RedisClient:
         for pool in pools:
             pool.disconnect()
 
-    def _try(self, calls: _Calls, replies: list[Any]) -> tuple[_Calls, str]:
-        """Fill in replies; returns the calls to retry, and the error (empty: retry at once)."""
+    def _try(self, calls: _Calls, replies: list[Any]) -> tuple[_Calls, RedisError | None]:
+        """Fill in replies; returns the calls to retry, and the error (None: retry at once)."""
         by_node: defaultdict[_Node, _Calls] = defaultdict(list)
         try:
             for place, call in calls:
                 by_node[self._node_for(call.key)].append((place, call))
         except _LOST as error:
-            return calls, _describe(error)
+            return calls, error
         again: _Calls = []
-        trouble = ""
+        trouble: RedisError | None = None
         waiting = [self._send(node, batch) for node, batch in by_node.items()]
         for answers in [read() for read in waiting]:  # read all of them first, to free every connection
             for place, call, reply in answers:
@@ -307,7 +311,7 @@ class RedisClient:
                     raise self._translate(reply)
                 elif isinstance(reply, (*_LOST, *_TRANSIENT)):
                     again.append((place, call))
-                    trouble = _describe(reply)
+                    trouble = reply
                 elif isinstance(reply, RedisError):
                     raise self._translate(reply)
                 else:
@@ -389,9 +393,10 @@ class RedisClient:
 
     def _greet(self, node: _Node, connection: Any) -> None:
         """Log in, and compare the node's `run_id` with that of earlier connections. Raises redis' errors, within
-        REDIS_CONNECT_TIMEOUT_S for each answer, so that calls do not wait long for a node that hangs.
+        REDIS_CONNECT_TIMEOUT_S for each answer, REDIS_AWAY_S in an outage.
         """
-        connection._sock.settimeout(REDIS_CONNECT_TIMEOUT_S)
+        is_away = self._away_since_s is not None
+        connection._sock.settimeout(REDIS_AWAY_S if is_away else REDIS_CONNECT_TIMEOUT_S)
         connection.on_connect()
         connection.send_command(b"INFO", b"server")
         try:

@@ -1,7 +1,9 @@
 """Whatever Redis does, an error of ours comes in bounded time, and things go on when Redis is back."""
 
 import logging
+import os
 import re
+import signal
 import socket
 import time
 from collections.abc import Iterator
@@ -12,8 +14,9 @@ import pytest
 import redis
 
 from dieselfs.errors import InvalidInput, StorageFull, Unavailable
-from dieselfs.limits import REDIS_PATIENCE_S
+from dieselfs.limits import REDIS_AWAY_S, REDIS_PATIENCE_S, REDIS_REQUEST_TIMEOUT_S
 from dieselfs_server.metadata.redis.client import RedisClient, RedisLocation, RedisTls, parse_redis_url
+from dieselfs_server.metadata.redis.fields import Command
 from dieselfs_server.metadata.redis.store import RedisMetadata
 from tests.conformance.metadata_suite import check_against_model
 from tests.support.certificates import make_certificate
@@ -92,6 +95,28 @@ def test_a_server_that_never_answers(monkeypatch: pytest.MonkeyPatch) -> None:
         with pytest.raises(Unavailable, match="try again"):
             RedisClient(RedisLocation([(HOST, silent.getsockname()[1])]))
         assert time.monotonic() - begun_s < 5
+
+
+def test_a_server_that_hangs_is_waited_for_once(tmp_path: Path) -> None:
+    with (
+        running_redis(tmp_path / "r") as server,
+        closing(RedisClient(RedisLocation([(HOST, server.port)]))) as client,
+    ):
+        ping: Command[bytes] = Command(b"", (b"PING",))
+        assert client.execute([ping]) == [b"PONG"]
+        waits_s = []
+        os.kill(server.pid, signal.SIGSTOP)
+        try:
+            for _ in range(2):
+                begun_s = time.monotonic()
+                with pytest.raises(Unavailable, match="try again"):
+                    client.execute([ping])
+                waits_s.append(time.monotonic() - begun_s)
+        finally:
+            os.kill(server.pid, signal.SIGCONT)
+        assert REDIS_REQUEST_TIMEOUT_S <= waits_s[0] < REDIS_PATIENCE_S, "it was not retried"
+        assert REDIS_AWAY_S <= waits_s[1] < REDIS_REQUEST_TIMEOUT_S, "the call waited for a connection only"
+        assert client.execute([ping]) == [b"PONG"]
 
 
 def test_a_name_server_that_never_answers(monkeypatch: pytest.MonkeyPatch) -> None:
