@@ -176,8 +176,22 @@ class Endpoints:
         return Tries(self, is_patient)
 
 
+_BROKEN = ConnectionResetError, ConnectionAbortedError, BrokenPipeError
+
+
+def has_broken(error: BaseException | None) -> bool:
+    """Whether a connection ended that the server had accepted: of a server with several processes, one may have died.
+    One whose machine is silent, or that accepts none, has not.
+    """
+    while error is not None:
+        if isinstance(error, _BROKEN):
+            return True
+        error = error.__cause__
+    return False
+
+
 class Tries:
-    """The servers that one call has tried, each once, with their errors.
+    """The servers that one call has tried, with their errors: each once, or twice if the connection broke.
 
     A patient call retries all servers when none is left, until its time ends.
     """
@@ -191,6 +205,7 @@ class Tries:
         self._pause = pause
         self._deadline_s = self._clock() + (endpoints.patience_s if is_patient else FAILOVER_TIMEOUT_S)
         self._failed: dict[Address, Unavailable] = {}  # in order
+        self._broken: set[Address] = set()  # whose connection broke once
         self.has_failed = False
 
     def next(self) -> Address:
@@ -219,10 +234,14 @@ class Tries:
         return self._endpoints.choose((*self._failed, server))
 
     def failed(self, server: Address, error: Unavailable, is_final: bool = True) -> None:
-        """Note that `server` failed; unless it is final, this call may retry it."""
+        """Note that `server` failed; unless it is final, this call may retry it. The first connection that breaks never
+        is.
+        """
         self.has_failed = True
         self._endpoints.trouble = str(error)
-        if is_final:
+        if is_final and server not in self._broken and has_broken(error):
+            self._broken.add(server)
+        elif is_final:
             self._failed[server] = error
         self._endpoints.avoid(server)
 

@@ -54,9 +54,12 @@ from dieselfs_server.store.attached import Sources
 from dieselfs_server.store.opening import folders, open_store
 from dieselfs_server.store.wrapper import MeasuredStore
 from dieselfs_server.web.page import Page, check_address
+from dieselfs_server.workers.telemetry import WorkerMetrics
 from dieselfs_server.workers.worker import Worker
 
 INTERVAL_S = 60.0
+WORKER_FLUSH_S = 5.0
+"""Interval at which each of several workers stores its counts, so that all of them tell nearly the same."""
 SHARE_MAX = 0.05
 """The work may take this share of the time: with a slow metadata store it is done less often."""
 LAST_S = 5.0
@@ -65,20 +68,23 @@ LAST_S = 5.0
 log = logging.getLogger(__name__)
 
 
-def pause_s(took_s: float) -> float:
+def pause_s(took_s: float, interval_s: float = INTERVAL_S) -> float:
     """Before the next work, after one that took `took_s`."""
-    return max(INTERVAL_S, took_s / SHARE_MAX)
+    return max(interval_s, took_s / SHARE_MAX)
 
 
 async def repeat(
-    work: Callable[[], object], what: str, sleep: Callable[[float], Awaitable[None]] = trio.sleep
+    work: Callable[[], object],
+    what: str,
+    sleep: Callable[[float], Awaitable[None]] = trio.sleep,
+    interval_s: float = INTERVAL_S,
 ) -> NoReturn:
-    """Call `work`, which blocks, in a thread until cancelled, first after INTERVAL_S. An error is logged, and the next
-    call may succeed.
+    """Call `work`, which blocks, in a thread until cancelled, first after `interval_s`. An error is logged, and the
+    next call may succeed.
     """
     took_s = 0.0
     while True:
-        await sleep(pause_s(took_s))
+        await sleep(pause_s(took_s, interval_s))
         took_s = await _timed(work, what)
 
 
@@ -367,7 +373,8 @@ async def open_server(settings: ServerSettings, worker: Worker | None = None) ->
     async with AsyncExitStack() as stack:
         if settings.lock is not None:
             _lock_folder(stack, settings.lock)
-        metrics, about = Registry(), {"component": "server"}
+        metrics = Registry() if worker is None else WorkerMetrics(worker)
+        about = {"component": "server"}
         stack.enter_context(step_watch(metrics))
         service, certificates, tls = await _open_service(stack, settings, metrics, worker)
         share = 1 if worker is None else worker.count
@@ -389,14 +396,18 @@ async def open_server(settings: ServerSettings, worker: Worker | None = None) ->
         nursery.start_soon(start_datasets, service.metadata)
         nursery.start_soon(service.refresh.run)
         nursery.start_soon(certificates.keep_fresh)
-        nursery.start_soon(repeat, *flushed)
-        nursery.start_soon(repeat, service.quota_fill.update, "the metrics of quotas are old")
+        flush_s = INTERVAL_S if worker is None else WORKER_FLUSH_S
+        nursery.start_soon(repeat, *flushed, trio.sleep, flush_s)
+        if worker is None or worker.is_first:
+            nursery.start_soon(repeat, service.quota_fill.update, "the metrics of quotas are old")
+            nursery.start_soon(publish, PublishedMetrics(metrics, about))
         for listener, is_encrypted in opened:
             nursery.start_soon(server.serve, listener, is_encrypted)
         if worker is not None:
             nursery.start_soon(server.serve_accepted, worker.accepted(tls is not None))
             nursery.start_soon(worker.tell_ended)
-        nursery.start_soon(publish, PublishedMetrics(metrics, about))
+        if isinstance(metrics, WorkerMetrics):
+            nursery.start_soon(metrics.run)
         if page is not None and settings.web is None:
             nursery.start_soon(page.serve_on_request)
         yield server
@@ -436,6 +447,8 @@ async def _open_service(
         names=(settings.store, settings.metadata),
         metrics=metrics,
         audit=audit,
+        recent=metrics.failures if isinstance(metrics, WorkerMetrics) else None,
+        started_s=worker.shared.started_s if worker else None,
         shared_bytes=_shared_bytes(settings),
         segments_max=allow_descriptors(),
         request_path=settings.request_path,

@@ -51,6 +51,8 @@ class Service:
         names: tuple[str, str],
         metrics: Registry | None = None,
         audit: AuditLog | None = None,
+        recent: RecentFailures | None = None,
+        started_s: int | None = None,
         shared_bytes: int = 0,
         segments_max: int = 0,
         request_path: RequestPath | None = None,
@@ -59,16 +61,17 @@ class Service:
         room: Room | None = None,
         make_page: "Callable[[Service], WebPage | None]" = lambda _: None,
     ) -> None:
-        """`scratch`: a folder for temporary files; `names`: the URLs of object store and metadata store.
+        """`recent`: where failures are noted; `started_s`: when the server began, which may be before this process.
+        `scratch`: a folder for temporary files; `names`: the URLs of object store and metadata store.
         `shared_bytes`: the limit of payloads in shared memory, 0: none; `segments_max`: the system allows no more of
         them. `sources`: what may be attached. `environment_checks`: of what the server depends on besides its stores.
         `room`: of its disks. `make_page`: makes the web page, if there is one.
         """
-        self.started_s = int(time.time())
+        self.started_s = int(time.time()) if started_s is None else started_s
         self.metadata, self.users, self.tags, self.audit = metadata, users, tags, audit
         self.metrics = metrics = metrics or Registry()
         metrics.declare(catalogue.UPTIME_S, lambda: int(time.time()) - self.started_s)
-        self.recent = RecentFailures()
+        self.recent = recent or RecentFailures()
         self.traffic = Traffic(metadata, users)
         self.usages = Usages(metadata, users, self.traffic)
         self.quota_fill = QuotaFill(metadata, users, metrics)

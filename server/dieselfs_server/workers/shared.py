@@ -2,6 +2,11 @@
 
 import mmap
 import struct
+import time
+
+from xxhash import xxh3_64_intdigest
+
+from dieselfs.limits import MIB
 
 _NUMBER = struct.Struct("<Q")
 
@@ -23,10 +28,46 @@ class Notices:
         return self._cells[:]
 
 
+BOARD_BYTES = 8 * MIB
+"""Room of each worker for what it tells the others: metrics, and what has failed. Unused pages take no memory."""
+READ_TRIES_MAX = 8
+_HEADER = struct.Struct("<QQ")
+
+
+class Board:
+    """What each worker tells the others: a place for each, which it alone writes, and which its successor finds as it
+    left it. A reader that meets a writer sees it by the checksum, and reads again. Thread-safe.
+    """
+
+    def __init__(self, workers: int) -> None:
+        self._places = [mmap.mmap(-1, BOARD_BYTES) for _ in range(workers)]
+        self._known: list[bytes] = [b""] * workers  # what was read last; each is replaced as a whole
+
+    def write(self, worker: int, content: bytes) -> None:
+        """For one thread of this worker at a time. What has no room is left out."""
+        place = self._places[worker]
+        if len(content) <= BOARD_BYTES - _HEADER.size:
+            place[_HEADER.size : _HEADER.size + len(content)] = content
+            _HEADER.pack_into(place, 0, len(content), xxh3_64_intdigest(content))
+
+    def read(self, worker: int) -> bytes:
+        """The last that could be read; empty if the worker has not written yet."""
+        place = self._places[worker]
+        for _ in range(READ_TRIES_MAX):
+            length, checksum = _HEADER.unpack_from(place, 0)
+            content = place[_HEADER.size : _HEADER.size + min(length, BOARD_BYTES)]
+            if length and xxh3_64_intdigest(content) == checksum:
+                self._known[worker] = content
+                break
+        return self._known[worker]
+
+
 class Shared:
     """All that the workers of a server share. Made by the parent before it starts them."""
 
     def __init__(self, workers: int) -> None:
+        self.started_s = int(time.time())
+        self.board = Board(workers)
         self._accounts = mmap.mmap(-1, workers * _NUMBER.size)
 
     def accounts(self, worker: int) -> Notices:

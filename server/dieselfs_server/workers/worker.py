@@ -30,6 +30,11 @@ class Worker:
     def is_first(self) -> bool:
         return self.place == 0
 
+    @property
+    def others(self) -> list[int]:
+        """The places of the other workers."""
+        return [place for place in range(self.count) if place != self.place]
+
     def ready(self) -> None:
         """Tell the parent that this worker takes connections."""
         self._channel.send(b"ready")

@@ -126,6 +126,28 @@ def test_of_one_server_the_error_is_its_own() -> None:
     assert caught.value is GONE
 
 
+def test_the_server_of_a_connection_that_broke_is_tried_once_more() -> None:
+    """Of a server with several processes, one may have died. One that refuses, or is silent, has not."""
+    tries = Endpoints(ServerDirectory([A])).tries()
+    for error in (broken(ConnectionResetError()), broken(BrokenPipeError())):
+        assert tries.next() == A
+        tries.failed(A, error)
+    with pytest.raises(Unavailable):
+        tries.next()
+    for cause in (ConnectionRefusedError(), TimeoutError()):
+        tries = Endpoints(ServerDirectory([A])).tries()
+        tries.failed(tries.next(), broken(cause))
+        with pytest.raises(Unavailable):
+            tries.next()
+
+
+def broken(cause: OSError) -> Unavailable:
+    """As of a handshake without TLS: its cause is that of another error."""
+    inner, outer = Unavailable("lost"), Unavailable("cannot reach it")
+    inner.__cause__, outer.__cause__ = cause, inner
+    return outer
+
+
 def test_a_call_goes_on_for_a_bounded_time_but_tries_one_server_in_any_case() -> None:
     clock = Clock()
     tries = Endpoints(ServerDirectory(SERVERS), 0, clock).tries()

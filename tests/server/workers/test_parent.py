@@ -6,17 +6,18 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack, closing, suppress
 from pathlib import Path
 from threading import Event
+from urllib.request import urlopen
 
 import pytest
 
 from dieselfs.dataset import Dataset
 from dieselfs.errors import EXIT_UNAVAILABLE, AccessDenied
 from dieselfs.process.launch import ProcessHandle
-from tests.support.server import RunningServer, running_server
+from tests.support.server import RunningServer, free_port, running_server
 
 WAIT_S = 30.0
 TWO = ("--workers", "2")
@@ -65,7 +66,7 @@ def test_a_killed_worker_is_replaced_and_no_call_fails(server: RunningServer) ->
             until(lambda: all(calls))
             for place in (0, 1, 0):
                 _kill(server, place)
-                _await_more(calls)
+                _await_more(calls, running)
         finally:
             is_over.set()
         for each in running:
@@ -80,10 +81,17 @@ def _kill(server: RunningServer, place: int) -> None:
     until(lambda: killed not in workers_of(server) and len(workers_of(server)) == 2)
 
 
-def _await_more(calls: list[int]) -> None:
-    """Wait until each thread has made calls that began after now."""
+def _await_more(calls: list[int], running: list["Future[None]"]) -> None:
+    """Wait until each thread has made calls that began after now. Raises the error of one that has failed."""
     before = [*calls]
-    until(lambda: all(now > then + 2 for now, then in zip(calls, before, strict=True)))
+
+    def have_more() -> bool:
+        for each in running:
+            if each.done():
+                each.result()
+        return all(now > then + 2 for now, then in zip(calls, before, strict=True))
+
+    until(have_more)
 
 
 def test_the_connections_of_a_client_are_spread(server: RunningServer) -> None:
@@ -101,15 +109,14 @@ def test_the_connections_of_a_client_are_spread(server: RunningServer) -> None:
 
 def test_a_removed_key_is_refused_by_all_workers_at_once(server: RunningServer) -> None:
     key = server.user("alice", all_datasets="admin")
-    clients = [server.client(key) for _ in range(4)]
-    for client in clients:
-        assert client.datasets() == []
-    with closing(server.client()) as administrator:
-        administrator.grant("alice", "*", "none")
-    for client in clients:
-        with pytest.raises(AccessDenied):
-            client.users()
-        client.close()
+    with ExitStack() as stack:
+        clients = [stack.enter_context(closing(server.client(key))) for _ in range(4)]
+        for client in clients:
+            assert client.datasets() == []
+        stack.enter_context(closing(server.client())).grant("alice", "*", "none")
+        for client in clients:
+            with pytest.raises(AccessDenied):
+                client.users()
 
 
 def _tcp_of(process: int) -> list[str]:
@@ -169,3 +176,38 @@ def test_what_needs_one_process_is_refused_with_the_reason(
     assert ended.returncode == 1
     (line,) = ended.stderr.splitlines()
     assert reason in line
+
+
+def test_status_and_metrics_of_all_workers_are_those_of_one_server(tmp_path: Path) -> None:
+    address = f"127.0.0.1:{free_port()}"
+    with running_server(tmp_path / "server", (*TWO, "--metrics", address)) as server, ExitStack() as stack:
+        key = server.user("alice", all_datasets="admin")
+        clients = [stack.enter_context(closing(server.client(key))) for _ in range(4)]
+        for client in clients:
+            for _ in range(5):
+                client.datasets()
+
+        def seen(name: str) -> set[int]:
+            return {client.status().metrics[name] for client in clients}
+
+        # What a worker tells is a second old at most.
+        until(lambda: seen("rpc.connections") == {len(clients)})
+        assert len({client.status().started_s for client in clients}) == 1
+
+        def scraped(name: str) -> float:
+            text = urlopen(f"http://{address}/metrics", timeout=WAIT_S).read().decode()
+            return sum(float(line.split()[-1]) for line in text.splitlines() if line.startswith(name))
+
+        answered = 'dieselfs_rpc_answered_seconds_count{component="server",method="list_datasets"}'
+        until(lambda: scraped(answered) == 5 * len(clients))
+        _kill(server, 1)
+        assert scraped(answered) == 5 * len(clients)  # sums do not fall
+        _kill(server, 0)
+        until(lambda: _answers(address))
+        assert scraped(answered) == 5 * len(clients)
+
+
+def _answers(address: str) -> bool:
+    with suppress(OSError), urlopen(f"http://{address}/metrics", timeout=WAIT_S):
+        return True
+    return False
