@@ -86,6 +86,8 @@ def user_path(path: str | bytes | os.PathLike[str]) -> bytes:
 def printable(path: bytes) -> str:
     """`path` as text for messages: undecodable bytes and control characters as escapes."""
     text = path.decode("utf-8", "backslashreplace")
+    if text.isprintable():
+        return text
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 

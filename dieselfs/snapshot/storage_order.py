@@ -3,13 +3,13 @@
 import stat
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import chain
 
 import numpy as np
 
 from dieselfs.arrays import Numbers
 from dieselfs.snapshot.reader import Snapshot
 from dieselfs.snapshot.splice import runs_of
+from dieselfs.snapshot.subtree import walk_order
 
 
 @dataclass(frozen=True, eq=False)
@@ -57,5 +57,5 @@ def tree_order(snapshot: Snapshot, node: int, selected: Numbers | None = None) -
     """The order of `node` and everything below it, or of that what is `selected`: ascending, of shape (n,), with the
     folders of each node.
     """
-    nodes = np.fromiter(chain([node], snapshot.walk(node)), np.int64)
+    nodes = np.concatenate([np.array([node]), walk_order(snapshot, node)])
     return StorageOrder.of(snapshot, nodes if selected is None else nodes[np.isin(nodes, selected)])

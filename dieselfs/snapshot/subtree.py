@@ -5,6 +5,7 @@ order of a snapshot of the folder.
 """
 
 import stat
+from itertools import pairwise
 
 import numpy as np
 
@@ -34,6 +35,30 @@ def nodes_below(snapshot: Snapshot, folder: int = ROOT) -> list[range]:
         last = folders[-1]
         level = range(int(firsts[folders[0]]), int(firsts[last]) + int(counts[last]))
     return levels
+
+
+def walk_order(snapshot: Snapshot, folder: int = ROOT) -> Numbers:
+    """The nodes of `Snapshot.walk`, in its order: shape (n,). About 50 ms for a million."""
+    levels = nodes_below(snapshot, folder)
+    all_parents = snapshot.column("parents")
+    # Of each level but the first: the place of the parent of each node in the level above.
+    parents = [
+        all_parents[level.start : level.stop].astype(np.int64) - above.start
+        for above, level in pairwise(levels)
+    ]
+    sizes = [np.ones(len(level), np.int64) for level in levels]  # nodes below each node, and itself
+    for number in range(len(levels) - 1, 0, -1):
+        np.add.at(sizes[number - 1], parents[number - 1], sizes[number])
+    order, places = np.empty(sum(map(len, levels)), np.int64), np.empty(0, np.int64)
+    for number, level in enumerate(levels):
+        before = starts_of(sizes[number]).astype(np.int64)
+        if number:
+            above = parents[number - 1]
+            firsts = np.flatnonzero(np.diff(above, prepend=-1))
+            before += 1 + places[above] - np.repeat(before[firsts], np.diff([*firsts.tolist(), len(above)]))
+        places = before
+        order[places] = np.arange(level.start, level.stop)
+    return order
 
 
 def files_below(snapshot: Snapshot, folder: int = ROOT) -> Numbers:

@@ -4,7 +4,7 @@ import pytest
 
 from dieselfs.errors import InvalidInput, PathNotFound
 from dieselfs.snapshot.reader import ROOT, Snapshot
-from dieselfs.snapshot.subtree import files_below, nodes_below, subtree_snapshot
+from dieselfs.snapshot.subtree import files_below, nodes_below, subtree_snapshot, walk_order
 from tests.support.dataset import pack_tree
 
 
@@ -26,6 +26,11 @@ def test_below_every_node_lies_what_a_walk_finds(snapshot: Snapshot) -> None:
         assert [below for level in nodes_below(snapshot, node) for below in level] == walked
         files = files_below(snapshot, node).tolist()
         assert files == [below for below in walked if snapshot.stat(below).is_file]
+
+
+def test_all_nodes_come_in_the_order_of_a_walk(snapshot: Snapshot) -> None:
+    for node in range(len(snapshot)):
+        assert walk_order(snapshot, node).tolist() == [*snapshot.walk(node)]
 
 
 def test_below_the_root_is_everything_but_the_root(snapshot: Snapshot) -> None:

@@ -29,6 +29,23 @@ def test_json_is_one_object_a_line_and_nothing_else(capsys: pytest.CaptureFixtur
     assert err == "dlcmd: b: is gone\n"
 
 
+@pytest.mark.parametrize("together", [1, 2, 7])
+def test_many_results_are_those_of_each(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, together: int
+) -> None:
+    monkeypatch.setattr("dieselfs_tools.cli.output.RECORDS_TOGETHER", together)
+    for output in (Output(), Output(is_json=True)):
+        for number in range(5):
+            output.record("n", f"number {number}", {"number": number})
+        expected = capsys.readouterr().out
+        count = output.records(
+            "n", range(5), lambda number: f"number {number}", lambda number: {"number": number}
+        )
+        assert (count, capsys.readouterr().out) == (5, expected)
+        assert output.records("n", range(0), str, lambda number: {}) == 0
+        assert capsys.readouterr().out == ""
+
+
 def test_quiet_keeps_results_and_errors(capsys: pytest.CaptureFixture[str]) -> None:
     output = Output(is_quiet=True)
     output.note("note")

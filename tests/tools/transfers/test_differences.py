@@ -1,7 +1,6 @@
 """What differs between two trees, and how it is printed."""
 
 import stat
-from dataclasses import replace
 
 import pytest
 
@@ -27,13 +26,13 @@ LINK = Entry(b"a/l", stat.S_IFLNK | 0o777, 1, 7, b"f")
     [
         (FILE, FILE, True, None),
         (FILE, FILE, False, CHANGED),
-        (FILE, replace(FILE, size=6), True, CHANGED),
-        (FILE, replace(FILE, mtime_ns=8), True, ATTRIBUTES),
-        (FILE, replace(FILE, mode=stat.S_IFREG | 0o600), True, ATTRIBUTES),
-        (FOLDER, replace(FOLDER, mtime_ns=8), False, None),
-        (FOLDER, replace(FOLDER, mode=stat.S_IFDIR | 0o700), True, ATTRIBUTES),
-        (FOLDER, replace(FILE, path=b"a"), True, CHANGED),
-        (LINK, replace(LINK, target=b"g"), True, CHANGED),
+        (FILE, FILE._replace(size=6), True, CHANGED),
+        (FILE, FILE._replace(mtime_ns=8), True, ATTRIBUTES),
+        (FILE, FILE._replace(mode=stat.S_IFREG | 0o600), True, ATTRIBUTES),
+        (FOLDER, FOLDER._replace(mtime_ns=8), False, None),
+        (FOLDER, FOLDER._replace(mode=stat.S_IFDIR | 0o700), True, ATTRIBUTES),
+        (FOLDER, FILE._replace(path=b"a"), True, CHANGED),
+        (LINK, LINK._replace(target=b"g"), True, CHANGED),
         (None, FILE, True, ADDED),
         (FILE, None, True, REMOVED),
     ],
@@ -49,12 +48,12 @@ def test_contents_are_compared_only_where_it_matters() -> None:
         raise AssertionError(path)
 
     first = {b"a": FOLDER, b"a/f": FILE, b"a/l": LINK}
-    second = {**first, b"a/f": replace(FILE, size=9), b"z": replace(FILE, path=b"z")}
+    second = {**first, b"a/f": FILE._replace(size=9), b"z": FILE._replace(path=b"z")}
     assert [one.entry.path for one in differences(first, second, never)] == [b"a/f", b"z"]
 
 
 def test_lines_and_exit_codes(capsys: pytest.CaptureFixture[str]) -> None:
-    first, second = {b"a": FOLDER, b"a/f": FILE}, {b"a/f": replace(FILE, size=6), b"a/l": LINK}
+    first, second = {b"a": FOLDER, b"a/f": FILE}, {b"a/f": FILE._replace(size=6), b"a/l": LINK}
     assert print_differences(Output(), differences(first, second, lambda _: True), 2) == EXIT_PARTIAL
     printed = capsys.readouterr()
     assert printed.out.splitlines() == ["- a/", "* a/f", "+ a/l"]

@@ -3,6 +3,9 @@
 import stat
 from pathlib import Path
 
+import numpy as np
+import pytest
+
 from dieselfs.chunk.format import Op
 from dieselfs.names import split_path
 from dieselfs.rpc.records import RemoteEntry
@@ -24,6 +27,20 @@ def test_server_and_snapshot_tell_the_same(tmp_path: Path) -> None:
         mode = stat.S_IMODE(found.mode)
         remote = RemoteEntry(split_path(path)[1], int(op), mode, found.mtime_ns, size, target)
         assert Entry.of_server(path, remote) == Entry.of_snapshot(snapshot, snapshot.require(path))
+
+
+def test_entries_of_many_nodes_are_those_of_each(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("dieselfs_tools.transfers.entries.BLOCK_ENTRIES", 2)
+    (tmp_path / "d").mkdir()
+    (tmp_path / "d" / "f").write_bytes(b"abc")
+    (tmp_path / "d" / "l").symlink_to("f")
+    (tmp_path / "e").write_bytes(b"")
+    snapshot = pack_tree(tmp_path).snapshot
+    nodes = np.arange(len(snapshot))
+    each = [Entry.of_snapshot(snapshot, node) for node in nodes.tolist()]
+    assert [*Entry.of_nodes(snapshot, nodes)] == each
+    below = [snapshot.require(path) for path in (b"d/f", b"d/l")]
+    assert [entry.path for entry in Entry.of_nodes(snapshot, np.array(below), 2)] == [b"f", b"l"]
 
 
 def test_a_line_is_made_for_people() -> None:

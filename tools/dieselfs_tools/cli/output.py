@@ -6,10 +6,12 @@ import base64
 import json
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
+from typing import TypeVar
 
 import click
 
@@ -17,18 +19,21 @@ from dieselfs.errors import InvalidInput
 from dieselfs.names import printable
 from dieselfs.units import format_size
 
+_encoded = json.JSONEncoder(ensure_ascii=False).encode
+_Result = TypeVar("_Result")
+
+RECORDS_TOGETHER = 1024
 FAILURES_SHOWN_MAX = 20
 """On stderr; --json prints all that are known."""
 
 
 def name_fields(path: bytes, name: str = "path") -> dict[str, object]:
     """A path for JSON: as text, and if it is not UTF-8, also its bytes in base64."""
-    fields: dict[str, object] = {name: path.decode("utf-8", "backslashreplace")}
     try:
-        path.decode("utf-8")
+        return {name: path.decode("utf-8")}
     except UnicodeDecodeError:
-        fields[f"{name}_bytes"] = base64.b64encode(path).decode("ascii")
-    return fields
+        text = path.decode("utf-8", "backslashreplace")
+        return {name: text, f"{name}_bytes": base64.b64encode(path).decode("ascii")}
 
 
 def write_bytes(content: bytes) -> None:
@@ -89,6 +94,23 @@ class Output:
         else:
             self._print(text)
 
+    def records(
+        self,
+        kind: str,
+        results: Iterable[_Result],
+        text: Callable[[_Result], str],
+        fields: Callable[[_Result], Mapping[str, object]],
+    ) -> int:
+        """Many results, in the requested form, RECORDS_TOGETHER in each write; returns their number."""
+        number, left = 0, iter(results)
+        while block := [*islice(left, RECORDS_TOGETHER)]:
+            number += len(block)
+            if self.is_json:
+                self._print("\n".join([_encoded({"type": kind, **fields(result)}) for result in block]))
+            else:
+                self._print("\n".join(map(text, block)))
+        return number
+
     def detail(self, kind: str, text: str, fields: Mapping[str, object]) -> None:
         """One result of many; -q omits it."""
         if not self.is_quiet:
@@ -140,7 +162,7 @@ class Output:
         print(text, file=sys.stderr if self.is_stdout_taken else sys.stdout)
 
     def _print_json(self, fields: Mapping[str, object]) -> None:
-        print(json.dumps(fields, ensure_ascii=False), file=sys.stdout)
+        print(_encoded(fields), file=sys.stdout)
 
 
 def confirm_name(name: str, warning: str) -> None:

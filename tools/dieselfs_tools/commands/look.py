@@ -3,6 +3,8 @@
 import stat as modes
 import sys
 from collections.abc import Iterator, Sequence
+from functools import partial
+from itertools import islice
 from typing import IO, TYPE_CHECKING
 
 import click
@@ -13,7 +15,7 @@ from dieselfs.names import SCHEME, Location, printable, split_path
 from dieselfs.rpc.limit_kinds import QUOTAS
 from dieselfs.units import count, format_time
 from dieselfs_tools.cli import options
-from dieselfs_tools.cli.output import name_fields, write_bytes
+from dieselfs_tools.cli.output import RECORDS_TOGETHER, Output, name_fields, write_bytes
 from dieselfs_tools.cli.patterns import ALL, Pattern, Patterns
 from dieselfs_tools.cli.session import Session
 from dieselfs_tools.commands.limits import quota_text, usage_fields
@@ -54,13 +56,17 @@ def ls(
     listed = 0
     if is_long:
         session.output.heading(f"{'mode':10} {'size':>{SIZE_COLUMNS}} {'changed':{TIME_COLUMNS}} name")
+
+    def line(entry: Entry) -> str:
+        name = entry.path if is_recursive else split_path(entry.path)[1]
+        return entry.line(session.output, name, is_long)
+
     for location in locations:
-        for entry in _entries(session, location, is_recursive):
-            if patterns and not patterns.is_wanted(location.below(entry.path), entry.is_folder):
-                continue
-            name = entry.path if is_recursive else split_path(entry.path)[1]
-            session.output.record("entry", entry.line(session.output, name, is_long), entry.fields())
-            listed += 1
+        entries = _entries(session, location, is_recursive)
+        if patterns:
+            below = location.below
+            entries = (each for each in entries if patterns.is_wanted(below(each.path), each.is_folder))
+        listed += session.output.records("entry", entries, line, Entry.fields)
     return session.output.summary("", {"entries": listed})
 
 
@@ -112,12 +118,16 @@ def _in_folder(client: "ServerClient", location: Location) -> Iterator[Entry]:
 
 
 def _in_snapshot(session: Session, location: Location, is_recursive: bool) -> Iterator[Entry]:
+    import numpy as np
+
+    from dieselfs.snapshot.subtree import walk_order
+
     snapshot = session.dataset(location.state).snapshot
     top = snapshot.require(location.path)
     if not snapshot.stat(top).is_folder:
         yield Entry.of_snapshot(snapshot, top)
-    for node in snapshot.walk(top) if is_recursive else snapshot.children(top):
-        yield Entry.of_snapshot(snapshot, node)
+    nodes = walk_order(snapshot, top) if is_recursive else np.array(snapshot.children(top), np.int64)
+    yield from Entry.of_nodes(snapshot, nodes)
 
 
 @options.verb(
@@ -291,6 +301,7 @@ def folder_sums(snapshot: "Snapshot", path: bytes, depth_max: int, patterns: Pat
     return dict(sorted(sums.items(), reverse=True))
 
 
+BITS_OF_TYPE = {"file": modes.S_IFREG, "folder": modes.S_IFDIR, "link": modes.S_IFLNK}
 TYPES = {"file": "file", "folder": "folder", "link": "link", "f": "file", "d": "folder", "l": "link"}
 
 
@@ -335,37 +346,60 @@ def find(
     output, found, total_bytes = session.output, 0, 0
     if is_null and (output.is_json or is_long):
         raise InvalidInput("--null does not go with --json or --long")
-    has_sizes = min_size is not None or max_size is not None
+
+    def wanted(location: Location, entries: Iterator[Entry]) -> Iterator[Entry]:
+        nonlocal total_bytes
+        for entry in entries:
+            if names and not any(pattern.matches(entry.path, entry.is_folder) for pattern in names):
+                continue
+            if patterns and not patterns.is_wanted(location.below(entry.path), entry.is_folder):
+                continue
+            total_bytes += entry.size if modes.S_ISREG(entry.mode) else 0
+            yield entry
+
     for location in locations:
-        snapshot = session.dataset(location.state).snapshot
-        top = snapshot.require(location.path)
-        nodes = snapshot.walk(top) if snapshot.stat(top).is_folder else iter([top])
-        for node in nodes:
-            path = snapshot.path(node)
-            entry = Entry.of_snapshot(snapshot, node)
-            if names and not any(pattern.matches(path, entry.is_folder) for pattern in names):
-                continue
-            if patterns and not patterns.is_wanted(location.below(path), entry.is_folder):
-                continue
-            if kind is not None and entry.type != TYPES[kind]:
-                continue
-            if has_sizes and (entry.type != "file" or not _is_within(entry.size, min_size, max_size)):
-                continue
-            found += 1
-            total_bytes += entry.size if entry.type == "file" else 0
-            place = f"{SCHEME}{location.state}/".encode("ascii") + path
-            if is_null:
-                write_bytes(place + b"\0")
-            else:
-                text = entry.line(output, place, is_long)
-                output.record("entry", text, {"dataset": location.state, **entry.fields()})
+        start = f"{SCHEME}{location.state}/".encode("ascii")
+        entries = wanted(location, _of_kind(session, location, kind, min_size, max_size))
+        if is_null:
+            while block := [*islice(entries, RECORDS_TOGETHER)]:
+                write_bytes(b"".join([start + entry.path + b"\0" for entry in block]))
+        else:
+            line = partial(_located_line, output, start, is_long)
+            found += output.records("entry", entries, line, partial(_located_fields, location.state))
     if is_null:
         return EXIT_OK
     return output.summary("", {"entries": found, "bytes": total_bytes})
 
 
-def _is_within(size: int, least: int | None, most: int | None) -> bool:
-    return (least is None or size >= least) and (most is None or size <= most)
+def _located_line(output: Output, start: bytes, is_long: bool, entry: Entry) -> str:
+    return entry.line(output, start + entry.path, is_long)
+
+
+def _located_fields(dataset: str, entry: Entry) -> dict[str, object]:
+    return {"dataset": dataset, **entry.fields()}
+
+
+def _of_kind(
+    session: Session, location: Location, kind: str | None, least: int | None, most: int | None
+) -> Iterator[Entry]:
+    """The entries below a folder, or the one file, of a type, and with a limit of sizes, only files within it."""
+    import numpy as np
+
+    from dieselfs.snapshot.subtree import walk_order
+
+    snapshot = session.dataset(location.state).snapshot
+    top = snapshot.require(location.path)
+    nodes = walk_order(snapshot, top) if snapshot.stat(top).is_folder else np.array([top])
+    if kind is not None:
+        nodes = nodes[snapshot.column("modes")[nodes] & 0o170000 == BITS_OF_TYPE[TYPES[kind]]]
+    if least is not None or most is not None:
+        sizes = snapshot.column("sizes")[nodes]
+        is_within = snapshot.column("modes")[nodes] & 0o170000 == modes.S_IFREG
+        is_within &= sizes >= (least or 0)
+        if most is not None:
+            is_within &= sizes <= most
+        nodes = nodes[is_within]
+    return Entry.of_nodes(snapshot, nodes)
 
 
 DRAWN_LINES, ASCII_LINES = ("├── ", "└── ", "│   ", "    "), ("|-- ", "`-- ", "|   ", "    ")

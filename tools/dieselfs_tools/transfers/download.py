@@ -5,7 +5,7 @@ import stat
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -207,7 +207,7 @@ class _FolderSync:
         return {
             path: entry
             if entry.type == "link"
-            else replace(entry, mode=stat.S_IFMT(entry.mode) | entry.mode & self._permissions)
+            else entry._replace(mode=stat.S_IFMT(entry.mode) | entry.mode & self._permissions)
             for path, entry in self._stored.selected(self._options.patterns).items()
         }
 

@@ -2,8 +2,8 @@
 
 import stat
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from functools import lru_cache
+from typing import TYPE_CHECKING, NamedTuple
 
 from dieselfs.errors import Damaged, InvalidInput
 from dieselfs.names import Location, printable
@@ -15,18 +15,22 @@ from dieselfs_tools.cli.session import Session
 
 if TYPE_CHECKING:
     from dieselfs import Dataset
+    from dieselfs.arrays import Numbers
     from dieselfs.snapshot.reader import Snapshot
 
 
 _TYPE_BITS = {Op.FILE: stat.S_IFREG, Op.DIRECTORY: stat.S_IFDIR, Op.SYMLINK: stat.S_IFLNK}
 _TYPES = {stat.S_IFREG: "file", stat.S_IFDIR: "folder", stat.S_IFLNK: "link"}
 
+BLOCK_ENTRIES = 16_384
+"""Entries of a snapshot that are made at once."""
 SIZE_COLUMNS = 9
 TIME_COLUMNS = 19
 
+_mode, _time = lru_cache(256)(stat.filemode), lru_cache(BLOCK_ENTRIES)(format_time)
 
-@dataclass(frozen=True, slots=True)
-class Entry:
+
+class Entry(NamedTuple):
     """An entry of a dataset. `mode` has the type bits; `target` is that of a link."""
 
     path: bytes
@@ -57,6 +61,22 @@ class Entry:
         target = snapshot.target(node) if stored.is_link else b""
         return cls(snapshot.path(node), stored.mode, stored.size, stored.mtime_ns, target)
 
+    @classmethod
+    def of_nodes(cls, snapshot: "Snapshot", nodes: "Numbers", above_bytes: int = 0) -> "Iterator[Entry]":
+        """The entries of nodes, without the first `above_bytes` of their paths. Takes about 1 us each."""
+        for first in range(0, len(nodes), BLOCK_ENTRIES):
+            block = nodes[first : first + BLOCK_ENTRIES]
+            paths = snapshot.path_many(block)
+            if above_bytes:
+                paths = [path[above_bytes:] for path in paths]
+            columns = (snapshot.column(name)[block].tolist() for name in ("modes", "sizes", "mtimes_ns"))
+            modes, sizes, mtimes_ns = columns
+            targets = [b""] * len(block)
+            for place, mode in enumerate(modes):
+                if stat.S_ISLNK(mode):
+                    targets[place] = snapshot.target(int(block[place]))
+            yield from map(cls, paths, modes, sizes, mtimes_ns, targets)
+
     def fields(self) -> dict[str, object]:
         """For JSON."""
         fields = {
@@ -70,13 +90,14 @@ class Entry:
 
     def line(self, output: Output, name: bytes, is_long: bool) -> str:
         """The entry as text: `name`, with a slash after a folder; `is_long`: mode, size and time before it."""
-        shown = printable(name) + ("/" if self.is_folder else "")
+        is_folder = stat.S_ISDIR(self.mode)
+        shown = printable(name) + "/" if is_folder else printable(name)
         if not is_long:
             return shown
-        size = "-" if self.is_folder else output.size(self.size)
-        arrow = f" -> {printable(self.target)}" if self.type == "link" else ""
-        when = format_time(self.mtime_ns // 10**9)
-        return f"{stat.filemode(self.mode)} {size:>{SIZE_COLUMNS}} {when} {shown}{arrow}"
+        size = "-" if is_folder else output.size(self.size)
+        arrow = f" -> {printable(self.target)}" if stat.S_ISLNK(self.mode) else ""
+        when = _time(self.mtime_ns // 10**9)
+        return f"{_mode(self.mode)} {size:>{SIZE_COLUMNS}} {when} {shown}{arrow}"
 
 
 def dataset_fields(record: DatasetRecord) -> dict[str, object]:

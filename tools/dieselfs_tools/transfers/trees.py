@@ -5,7 +5,7 @@ import os
 import stat
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -166,14 +166,15 @@ class StoredTree:
 
     def __init__(self, snapshot: "Snapshot", folder: bytes) -> None:
         """Raises NotFound, InvalidInput."""
+        from dieselfs.snapshot.subtree import walk_order
+
         top = snapshot.require(folder)
         if not snapshot.stat(top).is_folder:
             raise InvalidInput(f"{SCHEME}{snapshot.dataset}/{printable(folder)} is not a folder")
         start = len(folder) + 1 if folder else 0
-        self.nodes = {snapshot.path(node)[start:]: node for node in snapshot.walk(top)}
-        self.entries = {
-            path: replace(Entry.of_snapshot(snapshot, node), path=path) for path, node in self.nodes.items()
-        }
+        nodes = walk_order(snapshot, top)
+        self.entries = {entry.path: entry for entry in Entry.of_nodes(snapshot, nodes, start)}
+        self.nodes = dict(zip(self.entries, nodes.tolist(), strict=True))
 
     def selected(self, patterns: Patterns) -> Mapping[bytes, Entry]:
         """The entries that the patterns select."""
@@ -250,10 +251,12 @@ def selected_nodes(snapshot: "Snapshot", top: int, patterns: Patterns) -> "Numbe
 
     if not patterns:
         return None
+    from dieselfs.snapshot.subtree import walk_order
+
     above_bytes = len(snapshot.path(top)) + 1 if top else 0
-    found = {top}
-    for node in snapshot.walk(top):
-        if patterns.is_wanted(snapshot.path(node)[above_bytes:], snapshot.stat(node).is_folder):
+    found, nodes = {top}, walk_order(snapshot, top)
+    for node, entry in zip(nodes.tolist(), Entry.of_nodes(snapshot, nodes, above_bytes), strict=True):
+        if patterns.is_wanted(entry.path, entry.is_folder):
             while node not in found:
                 found.add(node)
                 node = snapshot.parent(node)
