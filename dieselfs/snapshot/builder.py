@@ -1,215 +1,260 @@
-"""Builds a snapshot from the live entries of a generation: arithmetic on columns, no I/O.
+"""Builds a snapshot from the live entries of a generation, in bounded memory.
 
 Nodes are numbered level by level: the root, its children by name, then the children of each folder among these, and so
 on. So the children of a folder are contiguous and sorted, and numbers depend only on the content. Folders without an
 entry of their own (a file `a/b` was put, `a` never) exist with mode 0755 and the newest time of their content (0 if
 that is older). If a file and a folder of one path exist (by two concurrent writers), the folder hides the file.
+
+Entries arrive folder by folder, and are spilled. The order of the folders then says which run of rows becomes which run
+of nodes, and the columns are written block by block. In memory are folders, chunks, and one block.
 """
 
 import stat
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
+from io import BytesIO
+from itertools import repeat
+from typing import Any, BinaryIO
 
 import numpy as np
 import numpy.typing as npt
+from xxhash import xxh3_64_intdigest
 
-from dieselfs.arrays import Numbers
+from dieselfs.arrays import Hashes, Numbers
 from dieselfs.chunk.format import Op
-from dieselfs.columns import ends_of, starts_of
+from dieselfs.columns import U8, U64, starts_of
 from dieselfs.digests import DIGESTS
 from dieselfs.errors import InvalidInput
 from dieselfs.names import split_path
-from dieselfs.records import EntryTable
-from dieselfs.snapshot.format import COUNT_MAX, SnapshotHeader, encode_columns, without_unused_chunks
-from dieselfs.snapshot.hash_index import hash_slots
+from dieselfs.records import ChunkRecord, DatasetRecord, EntryTable
+from dieselfs.snapshot.encoding import Seal, SnapshotWriter, unsigned
+from dieselfs.snapshot.format import COUNT_MAX, SECTION_TYPES, SnapshotHeader, exact_lengths
+from dieselfs.snapshot.hash_index import hash_bits_for, hash_seed, slot_blocks
+from dieselfs.snapshot.numbering import Numbering, Run
+from dieselfs.snapshot.rows import IMPLICIT, Rows, SpilledRows, Totals
+from dieselfs.snapshot.rows import IMPLICIT_FOLDER_MODE as IMPLICIT_FOLDER_MODE
+from dieselfs.snapshot.spill import Spill
+from dieselfs.snapshot.splice import runs_of
 
-IMPLICIT_FOLDER_MODE = 0o755
+BLOCK_NODES = 1 << 16
+"""Nodes whose columns are made at a time."""
+INDEX_ENTRIES = 1 << 22
+"""Entries of the index that are made at a time."""
 
 _TYPE_BITS = np.zeros(256, np.uint32)
 _TYPE_BITS[[Op.FILE, Op.DIRECTORY, Op.SYMLINK]] = (stat.S_IFREG, stat.S_IFDIR, stat.S_IFLNK)
+_TIMES_AT_ONCE = 1 << 20
 
 
 def build_snapshot(table: EntryTable, header: SnapshotHeader | None = None) -> bytes:
-    """The snapshot file of a generation. Takes 2 to 4 us per entry. Raises InvalidInput beyond COUNT_MAX entries.
+    """The snapshot file of a generation, in memory. Takes 2 to 4 us per entry. Raises InvalidInput beyond COUNT_MAX.
 
     `header`: of a snapshot with other names of the same entries. What it says about the dataset, and its chunks, stay;
     by default the table says it, and only chunks in which an extent lies are listed.
     """
-    tree = _Tree.of(table)
-    if max(len(tree.rows), len(table.extents.rows) + len(table.ops)) > COUNT_MAX:
-        raise InvalidInput(f"a snapshot holds at most {COUNT_MAX} entries")
-    nodes = len(tree.rows)
-    node_of_row = np.full(len(table.ops), -1, np.int64)
-    is_row = tree.rows >= 0
-    node_of_row[tree.rows[is_row]] = np.flatnonzero(is_row)
-    # One more row than the table: the default for implicit folders (row -1).
-    ops = np.append(table.ops, np.uint8(Op.DIRECTORY))[tree.rows]
-    modes = np.append(table.modes, np.uint32(IMPLICIT_FOLDER_MODE))[tree.rows]
-    sizes = np.append(table.sizes, np.uint64(0))[tree.rows]
-    link_rows = [row for row in table.targets if node_of_row[row] >= 0]
-    sizes[node_of_row[link_rows]] = [len(table.targets[row]) for row in link_rows]
-    mtimes_ns = _folder_times(np.append(table.mtimes_ns, np.int64(0))[tree.rows], tree)
-
-    extents = _extents(table, node_of_row)
-    extent_counts = np.bincount(extents.pop("nodes"), minlength=nodes)
-    is_folder = ops == Op.DIRECTORY
-    firsts = np.where(is_folder, tree.child_firsts, starts_of(extent_counts))
-    counts = np.where(is_folder, tree.child_counts, extent_counts)
-
-    links = sorted((int(node_of_row[row]), table.targets[row]) for row in link_rows)
-    link_targets = [target for _, target in links]
-    columns = {
-        "path_ends": ends_of(tree.paths),
-        "name_lengths": tree.name_lengths,
-        "parents": tree.parents,
-        "modes": modes | _TYPE_BITS[ops],
-        "sizes": sizes,
-        "mtimes_ns": mtimes_ns,
-        "firsts": firsts,
-        "counts": counts,
-        "paths": np.frombuffer(b"".join(tree.paths), np.uint8),
-        **{f"extent_{name}": column for name, column in extents.items()},
-        "link_nodes": np.array([node for node, _ in links], np.uint32),
-        "link_ends": ends_of(link_targets),
-        "links": np.frombuffer(b"".join(link_targets), np.uint8),
-        "chunk_ids": np.frombuffer(b"".join(c.chunk_id for c in table.chunk_table), np.uint8),
-        "chunk_digests": np.frombuffer(b"".join(c.payload_digest for c in table.chunk_table), DIGESTS),
-        "chunk_payload_lengths": np.array([c.payload_length for c in table.chunk_table], np.uint32),
-        "hash_slots": hash_slots(tree.paths, table.dataset.dataset_id),
-    }
-    if header is not None:
-        return encode_columns(header, columns)
-    return encode_columns(table.dataset, without_unused_chunks(columns))
+    builder = SnapshotBuilder()
+    builder.add(table)
+    file = BytesIO()
+    builder.write(file, header=header)
+    return file.getvalue()
 
 
-@dataclass(frozen=True, eq=False)
-class _Tree:
-    """The numbering of nodes. Element `i` belongs to node `i`; `rows` is its row in the table, -1 for none."""
+class SnapshotBuilder:
+    """Takes the entries of one generation in blocks; `write` makes the file. Both raise StorageFull of the scratch.
 
-    rows: Numbers
-    paths: list[bytes]
-    parents: Numbers
-    name_lengths: Numbers
-    child_firsts: Numbers
-    child_counts: Numbers
-    implicit: list[int]
-    """Nodes of folders without an entry, ascending."""
+    It has 600 bytes of memory per folder, and about 400 MB besides, however many files there are.
+    """
 
-    @classmethod
-    def of(cls, table: EntryTable) -> "_Tree":
-        folders, names = table.folders, table.names
-        is_folder = (table.ops == Op.DIRECTORY).tobytes()
-        folder_rows: dict[bytes, int] = {
-            _join(folders[row], names[row]): row for row in np.flatnonzero(table.ops == Op.DIRECTORY).tolist()
+    def __init__(self, scratch: str | None = None) -> None:
+        """`scratch`: a folder for unnamed files, about 80 bytes per entry; None: in memory."""
+        self._scratch = scratch
+        self._spilled = SpilledRows(scratch)
+        self._rows: Rows | None = None
+        self.dataset: DatasetRecord
+        self.chunk_table: Sequence[ChunkRecord]
+        """All chunks of the generation, also those that the snapshot does not list. Both are set by the first block."""
+
+    def add(self, block: EntryTable) -> None:
+        """Add the next entries. At least one block, which may be empty; entries of a folder follow one another."""
+        self.dataset, self.chunk_table = block.dataset, block.chunk_table
+        self._spilled.add(block)
+
+    def write(self, file: BinaryIO, seal: Seal = unsigned, header: SnapshotHeader | None = None) -> bytes:
+        """Write the snapshot into `file`, which is empty, seekable and readable; returns its digest. May be repeated.
+        `header`: as of `build_snapshot`. Raises InvalidInput beyond COUNT_MAX, OSError of the file.
+        """
+        spilled, about = self._spilled, header or self.dataset
+        rows = self._rows = self._rows or spilled.finished()
+        tree = Numbering.of(spilled.runs, spilled.explicit, spilled.root_row, rows.name)
+        is_listed = np.ones(len(self.chunk_table), np.bool_)
+        if header is None:
+            is_listed = listed_chunks(rows.used_chunks(tree.hidden, len(is_listed)))
+        totals = rows.totals(tree.hidden)
+        nodes = int(tree.runs.counts.sum())
+        if max(nodes, totals.extents) > COUNT_MAX:
+            raise InvalidInput(f"a snapshot holds at most {COUNT_MAX} entries")
+        numbers = {
+            "nodes": nodes,
+            "files": totals.files,
+            "total_bytes": totals.total_bytes,
+            "extents": totals.extents,
+            "links": totals.links,
+            "chunks": int(is_listed.sum()),
+            "hash_bits": hash_bits_for(nodes),
         }
-        root_row = folder_rows.pop(b"", -1)
-        children = _children(folders, names, first=root_row + 1)  # the root's own row comes before all others
-        _add_missing_folders(children, folder_rows)
-
-        rows = [root_row]
-        paths = [b""]
-        name_lengths = [0]
-        implicit_nodes = [0] if root_row < 0 else []
-        folders_to_number = [(0, b"")]
-        counts = []  # of the children of each of these
-        firsts = []
-        for _, folder in folders_to_number:  # it grows in the loop
-            inside_names, inside_rows = children.get(folder, _EMPTY)
-            firsts.append(len(rows))
-            counts.append(len(inside_names))
-            prefix = folder + b"/" if folder else b""
-            inside = list(map(prefix.__add__, inside_names))
-            for place in _folder_places(inside_rows, is_folder):
-                folders_to_number.append((len(rows) + place, inside[place]))
-                if inside_rows[place] < 0:
-                    implicit_nodes.append(len(rows) + place)
-            rows += inside_rows
-            paths += inside
-            name_lengths += map(len, inside_names)
-        numbered = np.array([node for node, _ in folders_to_number], np.int64)
-        child_firsts = np.zeros(len(rows), np.int64)
-        child_counts = np.zeros_like(child_firsts)
-        child_firsts[numbered], child_counts[numbered] = firsts, counts
-        return cls(
-            np.array(rows, np.int64),
-            paths,
-            np.concatenate(([0], np.repeat(numbered, counts))),
-            np.array(name_lengths, np.int64),
-            child_firsts,
-            child_counts,
-            implicit_nodes,
-        )
+        lengths = {**exact_lengths(numbers), "paths": _path_bytes(tree, totals), "links": totals.link_bytes}
+        writer = SnapshotWriter(file, about, numbers, lengths)
+        columns = _Columns(rows, tree, writer, is_listed, hash_seed(about.dataset_id))
+        hashes = Spill(U64, self._scratch)
+        for block in tree.blocks(BLOCK_NODES):
+            hashes.append(columns.write(block))
+        columns.write_folder_times()
+        _write_chunks(writer, self.chunk_table, is_listed)
+        for slots in slot_blocks(hashes.values(), INDEX_ENTRIES):
+            writer.put("hash_slots", slots)
+        return writer.finish(seal)
 
 
-_Children = tuple[Sequence[bytes], Sequence[int]]
-"""Names and rows of what is in a folder, ordered by name; the row of a folder without an entry is -1."""
-_EMPTY: _Children = ((), ())
+def listed_chunks(is_used: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
+    """The chunks that a snapshot lists: those in which an extent lies. Which of the others still exist depends on the
+    last purge.
+    """
+    return is_used
 
 
-def _folder_places(rows: Sequence[int], is_folder: bytes) -> list[int]:
-    """The places of the folders among the children of one folder."""
-    if not isinstance(rows, range):
-        return [place for place, row in enumerate(rows) if row < 0 or is_folder[row]]
-    places = []
-    row = is_folder.find(1, rows.start, rows.stop)
-    while row >= 0:
-        places.append(row - rows.start)
-        row = is_folder.find(1, row + 1, rows.stop)
-    return places
+def _path_bytes(tree: Numbering, totals: Totals) -> int:
+    prefixes = int((_prefix_lengths(tree) * tree.child_counts).sum())
+    implicit = sum(len(_implicit_name(tree, rank)) for rank in tree.implicit.tolist())
+    return prefixes + totals.name_bytes + implicit
 
 
-def _join(folder: bytes, name: bytes) -> bytes:
-    return folder + b"/" + name if folder else name
+def _prefix_lengths(tree: Numbering) -> Numbers:
+    lengths = np.fromiter(map(len, tree.folders), np.int64, len(tree.folders))
+    return lengths + (lengths > 0)
 
 
-def _children(folders: Sequence[bytes], names: Sequence[bytes], first: int) -> dict[bytes, _Children]:
-    """The children of each folder, from row `first` on; rows of one folder are contiguous."""
-    starts = [row for row in range(first, len(folders)) if row == first or folders[row] != folders[row - 1]]
-    runs = zip(starts, [*starts, len(folders)][1:], strict=True)
-    return {folders[start]: (names[start:end], range(start, end)) for start, end in runs}
+def _implicit_name(tree: Numbering, rank: int) -> bytes:
+    return split_path(tree.folders[rank])[1]
 
 
-def _add_missing_folders(children: dict[bytes, _Children], folder_rows: dict[bytes, int]) -> None:
-    """Add every non-empty folder without a row to its parent, with row -1."""
-    missing: dict[bytes, set[bytes]] = {}
-    for folder in list(children):
-        while folder and folder not in folder_rows:
-            parent, name = split_path(folder)
-            names = missing.setdefault(parent, set())
-            if name in names:
-                break
-            names.add(name)
-            folder = parent
-    for parent, names in missing.items():
-        # Hides files of these names.
-        inside = zip(*children.get(parent, _EMPTY), strict=True)
-        merged = sorted(
-            [*(child for child in inside if child[0] not in names), *((name, -1) for name in names)]
-        )
-        children[parent] = [name for name, _ in merged], [row for _, row in merged]
+class _Columns:
+    """Writes the columns of nodes, extents and links, a block of nodes at a time."""
+
+    def __init__(
+        self, rows: Rows, tree: Numbering, writer: SnapshotWriter, is_listed: npt.NDArray[np.bool_], seed: int
+    ) -> None:
+        self._rows, self._tree, self._writer = rows, tree, writer
+        # The last is for chunks that the table lacks, in damaged metadata.
+        self._chunk_numbers = np.append(np.cumsum(is_listed) - 1, COUNT_MAX)
+        self._seed = seed
+        self._prefix_lengths = _prefix_lengths(tree)
+        self._folder_nodes = np.zeros(len(tree.folders), np.int64)
+        self._folders = self._implicit = 0  # how many were written
+        self._nodes = self._extents = self._path_end = self._link_end = 0
+
+    def write(self, block: Run) -> Hashes:
+        """Write the next nodes; returns the hashes of their paths."""
+        writer, tree = self._writer, self._tree
+        rows = runs_of(block.rows, block.counts)
+        records = self._rows.records[rows]
+        ops, sizes = records["op"], records["size"]
+        is_folder = ops == Op.DIRECTORY
+        ranks = slice(self._folders, self._folders + int(is_folder.sum()))
+        self._folder_nodes[ranks] = self._nodes + np.flatnonzero(is_folder)
+        owners = np.repeat(block.owners, block.counts)
+        for name, values in (
+            ("parents", self._folder_nodes[owners]),
+            ("modes", records["mode"] | _TYPE_BITS[ops]),
+            ("sizes", sizes),
+            ("mtimes_ns", records["mtime_ns"]),
+        ):
+            writer.put(name, values)
+        hashes = self._write_paths(block, records["name_end"], owners)
+        counts = self._write_extents(rows, records)
+        firsts = self._extents + starts_of(counts)
+        self._extents += int(counts.sum())
+        firsts[is_folder], counts[is_folder] = tree.child_firsts[ranks], tree.child_counts[ranks]
+        writer.put("firsts", firsts)
+        writer.put("counts", counts)
+        links = np.flatnonzero(ops == Op.SYMLINK)
+        if len(links):
+            targets, starts, lengths = self._rows.link_ranges(rows[links])
+            writer.put("link_nodes", self._nodes + links)
+            writer.put("link_ends", self._link_end + np.cumsum(lengths))
+            writer.put("links", targets[runs_of(starts, lengths)])
+            self._link_end += int(lengths.sum())
+        self._folders = ranks.stop
+        self._nodes += len(rows)
+        return hashes
+
+    def _write_paths(self, block: Run, name_ends: Numbers, owners: Numbers) -> Hashes:
+        name_starts, run_places = self._rows.name_starts(block.rows), starts_of(block.counts)
+        lengths = np.diff(name_ends, prepend=0) - 1
+        lengths[run_places] = name_ends[run_places] - name_starts
+        last_ends = name_ends[run_places + block.counts - 1]
+        parts = []
+        folders, names = self._tree.folders, self._rows.names
+        runs = (block.rows, block.owners, name_starts, last_ends, run_places)
+        for row, owner, start, end, place in zip(*(each.tolist() for each in runs), strict=True):
+            prefix = folders[owner] + b"/" if folders[owner] else b""
+            if row == IMPLICIT:
+                joined = _implicit_name(self._tree, int(self._tree.implicit[self._implicit]))
+                lengths[place] = len(joined)
+                self._implicit += 1
+            else:
+                joined = names[start:end].tobytes()  # with slashes between the names
+            parts.append(prefix + joined.replace(b"/", prefix))
+        paths = b"".join(parts)
+        ends = np.cumsum(self._prefix_lengths[owners] + lengths)
+        stops = ends.tolist()
+        self._writer.put("name_lengths", lengths)
+        self._writer.put("path_ends", self._path_end + ends)
+        self._writer.put("paths", np.frombuffer(paths, U8))
+        self._path_end += len(paths)
+        each = map(paths.__getitem__, map(slice, [0, *stops[:-1]], stops))
+        return np.fromiter(map(xxh3_64_intdigest, each, repeat(self._seed)), np.uint64, len(stops))
+
+    def _write_extents(self, rows: Numbers, records: npt.NDArray[Any]) -> Numbers:
+        """Returns the number of extents of each node."""
+        has_bytes = (records["op"] == Op.FILE) & (records["size"] > 0)
+        single = np.flatnonzero(has_bytes & (records["chunk"] > 0))
+        spanning = np.flatnonzero(has_bytes & (records["chunk"] == 0))
+        counts = np.zeros(len(rows), np.int64)
+        counts[single] = 1
+        firsts, piece_counts = self._rows.piece_runs(rows[spanning])
+        counts[spanning] = piece_counts
+        places = starts_of(counts)
+        own, others = places[single], runs_of(places[spanning], piece_counts)
+        pieces = self._rows.pieces[runs_of(firsts, piece_counts)]
+        records = records[single]
+        for name, values, of_pieces in (
+            ("chunks", records["chunk"] - 1, pieces["chunk"]),
+            ("offsets", records["offset"], pieces["offset"]),
+            ("lengths", records["size"], pieces["length"]),
+            ("places", 0, pieces["place"]),
+            ("digests", records["digest"], pieces["digest"]),
+        ):
+            column = np.empty(int(counts.sum()), SECTION_TYPES[f"extent_{name}"])
+            column[own], column[others] = values, of_pieces
+            if name == "chunks":
+                column = self._chunk_numbers[np.minimum(column, len(self._chunk_numbers) - 1)]
+            self._writer.put(f"extent_{name}", column)
+        return counts
+
+    def write_folder_times(self) -> None:
+        """Give implicit folders the newest time in them. Children have larger numbers than their folder."""
+        for rank in self._tree.implicit[::-1].tolist():
+            first, newest = int(self._tree.child_firsts[rank]), 0
+            end = first + int(self._tree.child_counts[rank])
+            for start in range(first, end, _TIMES_AT_ONCE):
+                times = self._writer.read("mtimes_ns", start, min(_TIMES_AT_ONCE, end - start))
+                newest = max(newest, int(times.max()))
+            self._writer.replace("mtimes_ns", int(self._folder_nodes[rank]), np.array([newest]))
 
 
-def _folder_times(mtimes_ns: npt.NDArray[np.int64], tree: _Tree) -> npt.NDArray[np.int64]:
-    """Set the newest time below on implicit folders; children have larger numbers than their folder."""
-    for node in reversed(tree.implicit):
-        first, count = int(tree.child_firsts[node]), int(tree.child_counts[node])
-        mtimes_ns[node] = mtimes_ns[first : first + count].max(initial=0)
-    return mtimes_ns
-
-
-def _extents(table: EntryTable, node_of_row: Numbers) -> dict[str, npt.NDArray[Any]]:
-    """The extents of all visible files, ordered by (node, place)."""
-    single = np.flatnonzero((table.chunks >= 0) & (table.sizes > 0))
-    spanning = table.extents
-    columns: dict[str, npt.NDArray[Any]] = {
-        "nodes": node_of_row[np.concatenate((single, spanning.rows))],
-        "chunks": np.concatenate((table.chunks[single], spanning.chunks)),
-        "offsets": np.concatenate((table.offsets[single], spanning.offsets)),
-        "lengths": np.concatenate((table.sizes[single], spanning.lengths.astype(np.uint64))),
-        "places": np.concatenate((np.zeros(len(single), np.uint64), spanning.places)),
-        "digests": np.concatenate((table.digests[single], spanning.digests)),
-    }
-    order = np.lexsort((columns["places"], columns["nodes"]))
-    order = order[columns["nodes"][order] >= 0]
-    return {name: column[order] for name, column in columns.items()}
+def _write_chunks(
+    writer: SnapshotWriter, chunks: Sequence[ChunkRecord], is_listed: npt.NDArray[np.bool_]
+) -> None:
+    listed = [chunks[number] for number in np.flatnonzero(is_listed).tolist()]
+    writer.put("chunk_ids", np.frombuffer(b"".join(chunk.chunk_id for chunk in listed), U8))
+    writer.put("chunk_digests", np.frombuffer(b"".join(chunk.payload_digest for chunk in listed), DIGESTS))
+    writer.put("chunk_payload_lengths", np.array([chunk.payload_length for chunk in listed], np.uint32))

@@ -19,7 +19,8 @@ from dieselfs.arrays import Hashes, Keys, Numbers
 from dieselfs.columns import split_blob, starts_of
 from dieselfs.errors import Damaged
 from dieselfs.snapshot.delta_format import Delta
-from dieselfs.snapshot.format import EXTENT_COLUMNS, encode_columns
+from dieselfs.snapshot.encoding import encode_columns
+from dieselfs.snapshot.format import EXTENT_COLUMNS
 from dieselfs.snapshot.hash_index import changed_slots, hash_bits_for, hash_slots, path_hashes
 from dieselfs.snapshot.reader import ROOT, Snapshot
 from dieselfs.snapshot.splice import Splice, is_ascending, runs_of
@@ -45,7 +46,7 @@ def apply_delta(base: Snapshot, delta: Delta, source: str) -> bytes:
     try:
         columns = spliced(base, delta.columns)
         header = replace(base.header, generation=delta.generation, updated_ns=delta.updated_ns)
-        return encode_columns(header, columns, (delta.signer, delta.signature))
+        return encode_columns(header, columns, lambda _: (delta.signer, delta.signature))
     except (IndexError, ValueError, OverflowError) as error:
         raise Damaged(f"{source}: its columns do not fit the snapshot: {error}") from None
 

@@ -1,14 +1,11 @@
 """The snapshot file: preamble, header, sections (`docs/reference/snapshot-format.md`). Bytes in, values out; no I/O."""
 
-import stat
 import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
-from blake3 import blake3
 from xxhash import xxh3_64_intdigest
 
 from dieselfs.columns import I64, U8, U32, U64
@@ -19,14 +16,10 @@ from dieselfs.fields import (
     CHECKSUM_BYTES,
     FieldsFault,
     check_dataset_fields,
-    pack_fields,
-    pack_preamble,
     unpack_fields,
     unpack_flagged_preamble,
 )
 from dieselfs.limits import KIB, SNAPSHOT_BYTES_MAX
-from dieselfs.records import DatasetRecord
-from dieselfs.snapshot.hash_index import hash_bits_for
 
 MAGIC = b"\x89DSLS\r\n\x1a"
 FORMAT_VERSION = 2
@@ -43,8 +36,8 @@ ENCRYPTED = 1
 """Flag: the names are those of a client that has the key; extents are encrypted (docs/reference/encryption.md)."""
 
 # The checksum of these bytes follows them.
-_PREAMBLE = struct.Struct(f"<8sHHIQQ{DIGEST_BYTES}s{SIGNER_BYTES}s{SIGNATURE_BYTES}s")
-PREAMBLE_BYTES = _PREAMBLE.size + CHECKSUM_BYTES
+PREAMBLE = struct.Struct(f"<8sHHIQQ{DIGEST_BYTES}s{SIGNER_BYTES}s{SIGNATURE_BYTES}s")
+PREAMBLE_BYTES = PREAMBLE.size + CHECKSUM_BYTES
 assert PREAMBLE_BYTES == 168
 
 SECTION_TYPES: dict[str, np.dtype[np.generic]] = {
@@ -80,9 +73,9 @@ SECTION_TYPES: dict[str, np.dtype[np.generic]] = {
 
 EXTENT_COLUMNS = tuple(name for name in SECTION_TYPES if name.startswith("extent_"))
 
-_SECTION = struct.Struct("<QQ")
+SECTION = struct.Struct("<QQ")
 
-_NUMBERS = (
+NUMBERS = (
     "generation",
     "updated_ns",
     "nodes",
@@ -97,7 +90,7 @@ _COUNTS = ("nodes", "files", "extents", "links", "chunks")
 _FIELD_KINDS: dict[str, type] = {
     "dataset": str,
     "dataset_id": bytes,
-    **dict.fromkeys(_NUMBERS, int),
+    **dict.fromkeys(NUMBERS, int),
     "sections": bytes,
 }
 
@@ -143,7 +136,7 @@ def decode_snapshot_header(data: Buffer, file_length: int, source: str) -> Snaps
     snapshot. Raises Damaged. The sections are not read: see `check_digest` and `dieselfs.snapshot.check`.
     """
     flags, (header_length, stated_length, header_sum, *seal) = unpack_flagged_preamble(
-        _PREAMBLE, MAGIC, FORMAT_VERSION, ENCRYPTED, data, source, "snapshot"
+        PREAMBLE, MAGIC, FORMAT_VERSION, ENCRYPTED, data, source, "snapshot"
     )
     if stated_length != file_length or file_length > SNAPSHOT_BYTES_MAX:
         raise Damaged(f"{source}: offset 16: {file_length} bytes, the preamble announces {stated_length}")
@@ -162,7 +155,7 @@ def _decode_fields(
     fields: dict[str, Any], seal: Sequence[bytes], file_length: int, is_encrypted: bool
 ) -> SnapshotHeader:
     check_dataset_fields(fields)
-    for name in _NUMBERS:
+    for name in NUMBERS:
         if not 0 <= fields[name] <= (COUNT_MAX if name in _COUNTS else NUMBER_MAX):
             raise FieldsFault(f"field {name!r} is out of range: {fields[name]}")
     if fields["nodes"] < 1:
@@ -170,11 +163,11 @@ def _decode_fields(
     if not 1 <= fields["hash_bits"] <= 33:
         raise FieldsFault(f"hash index of {fields['hash_bits']} bits")
     packed = fields["sections"]
-    if len(packed) != len(SECTION_TYPES) * _SECTION.size:
+    if len(packed) != len(SECTION_TYPES) * SECTION.size:
         raise FieldsFault(f"field 'sections' has {len(packed)} bytes")
     sections = {
         name: Section(*values)
-        for name, values in zip(SECTION_TYPES, _SECTION.iter_unpack(packed), strict=True)
+        for name, values in zip(SECTION_TYPES, SECTION.iter_unpack(packed), strict=True)
     }
     digest, signer, signature = seal
     header = SnapshotHeader(
@@ -191,7 +184,7 @@ def _decode_fields(
 
 def _check_sections(header: SnapshotHeader) -> None:
     """Raise FieldsFault unless every section is inside the file and has the length that the counts require."""
-    exact = _exact_lengths(header)
+    exact = exact_lengths({name: getattr(header, name) for name in _COUNTS})
     for name, section in header.sections.items():
         if section.offset % SECTION_ALIGNMENT or section.offset + section.length > header.file_length:
             raise FieldsFault(
@@ -204,16 +197,15 @@ def _check_sections(header: SnapshotHeader) -> None:
         raise FieldsFault(f"section 'hash_slots' has {slots} bytes, too few for {header.hash_bits} bits")
 
 
-def _exact_lengths(header: SnapshotHeader) -> dict[str, int]:
-    """Bytes that each section must have; sections of variable length are absent."""
+def exact_lengths(counts: Mapping[str, int]) -> dict[str, int]:
+    """Bytes that each section must have with these counts; sections of variable length are absent."""
     elements = {
-        **dict.fromkeys(("path_ends", "name_lengths", "parents", "modes"), header.nodes),
-        **dict.fromkeys(("sizes", "mtimes_ns", "firsts", "counts"), header.nodes),
-        **dict.fromkeys(("extent_chunks", "extent_offsets", "extent_lengths"), header.extents),
-        **dict.fromkeys(("extent_places", "extent_digests"), header.extents),
-        **dict.fromkeys(("link_nodes", "link_ends"), header.links),
-        "chunk_ids": 16 * header.chunks,
-        **dict.fromkeys(("chunk_digests", "chunk_payload_lengths"), header.chunks),
+        **dict.fromkeys(("path_ends", "name_lengths", "parents", "modes"), counts["nodes"]),
+        **dict.fromkeys(("sizes", "mtimes_ns", "firsts", "counts"), counts["nodes"]),
+        **dict.fromkeys(EXTENT_COLUMNS, counts["extents"]),
+        **dict.fromkeys(("link_nodes", "link_ends"), counts["links"]),
+        "chunk_ids": 16 * counts["chunks"],
+        **dict.fromkeys(("chunk_digests", "chunk_payload_lengths"), counts["chunks"]),
     }
     return {name: count * SECTION_TYPES[name].itemsize for name, count in elements.items()}
 
@@ -222,99 +214,3 @@ def check_digest(data: Buffer, header: SnapshotHeader, source: str) -> None:
     """Raise Damaged unless the file matches the digest that it states."""
     if digest_of(memoryview(data)[PREAMBLE_BYTES:]) != header.digest:
         raise Damaged(f"{source}: offset {PREAMBLE_BYTES}: digest of the snapshot does not match")
-
-
-def encode_snapshot(
-    dataset: str,
-    dataset_id: bytes,
-    numbers: Mapping[str, int],
-    columns: Mapping[str, npt.NDArray[np.generic]],
-    seal: tuple[bytes, bytes] = (bytes(SIGNER_BYTES), bytes(SIGNATURE_BYTES)),
-    flags: int = 0,
-) -> bytes:
-    """The bytes of a snapshot file. `numbers` are those of `SnapshotHeader`, `columns` one array per section; `seal`:
-    signer and signature.
-    """
-    contents = {
-        name: np.ascontiguousarray(columns[name], dtype).reshape(-1).view(U8).data
-        for name, dtype in SECTION_TYPES.items()
-    }
-
-    def pack_header(sections: bytes) -> bytes:
-        ordered = {name: numbers[name] for name in _NUMBERS}
-        return pack_fields({"dataset": dataset, "dataset_id": dataset_id, **ordered, "sections": sections})
-
-    # The length of the header does not depend on the offsets of the sections.
-    position = PREAMBLE_BYTES + len(pack_header(bytes(len(contents) * _SECTION.size)))
-    sections: list[bytes] = []
-    body: list[Buffer] = []
-    for content in contents.values():
-        padding = -position % SECTION_ALIGNMENT
-        sections.append(_SECTION.pack(position + padding, len(content)))
-        body += [bytes(padding), content]
-        position += padding + len(content)
-    header = pack_header(b"".join(sections))
-    digest = blake3(header)
-    for part in body:
-        digest.update(part)
-    preamble = _preamble(header, position, digest.digest(), *seal, flags=flags)
-    return b"".join([preamble, header, *body])
-
-
-def encode_columns(
-    header: DatasetRecord | SnapshotHeader,
-    columns: Mapping[str, npt.NDArray[Any]],
-    seal: tuple[bytes, bytes] = (bytes(SIGNER_BYTES), bytes(SIGNATURE_BYTES)),
-) -> bytes:
-    """As `encode_snapshot`, with the counts of these columns; the rest is that of `header`."""
-    nodes = len(columns["modes"])
-    is_file = columns["modes"] & np.uint32(0o170000) == stat.S_IFREG
-    numbers = {
-        "generation": header.generation,
-        "updated_ns": header.updated_ns,
-        "nodes": nodes,
-        "files": int(is_file.sum()),
-        "total_bytes": int(columns["sizes"][is_file].sum()),
-        "extents": len(columns["extent_chunks"]),
-        "links": len(columns["link_nodes"]),
-        "chunks": len(columns["chunk_payload_lengths"]),
-        "hash_bits": hash_bits_for(nodes),
-    }
-    if isinstance(header, DatasetRecord):
-        return encode_snapshot(header.name, header.dataset_id, numbers, columns, seal)
-    flags = ENCRYPTED if header.is_encrypted else 0
-    return encode_snapshot(header.dataset, header.dataset_id, numbers, columns, seal, flags)
-
-
-def without_unused_chunks(columns: Mapping[str, npt.NDArray[Any]]) -> Mapping[str, npt.NDArray[Any]]:
-    """The columns without the chunks in which no extent lies: which of these still exist depends on the last purge, so
-    they cannot be part of a generation. The same object if there is none.
-    """
-    is_used = np.zeros(len(columns["chunk_payload_lengths"]), np.bool_)
-    is_used[columns["extent_chunks"]] = True
-    if is_used.all():
-        return columns
-    return {
-        **columns,
-        "extent_chunks": (np.cumsum(is_used) - 1)[columns["extent_chunks"]],
-        "chunk_ids": columns["chunk_ids"].reshape(-1, 16)[is_used].reshape(-1),
-        **{name: columns[name][is_used] for name in ("chunk_digests", "chunk_payload_lengths")},
-    }
-
-
-def with_signature(data: bytes, header: SnapshotHeader, signer: bytes, signature: bytes) -> bytes:
-    """The snapshot file `data`, which has this `header`, with another signature."""
-    (length,) = struct.unpack_from("<I", data, 12)
-    packed = data[PREAMBLE_BYTES : PREAMBLE_BYTES + length]
-    return (
-        _preamble(packed, header.file_length, header.digest, signer, signature)
-        + memoryview(data)[PREAMBLE_BYTES:]
-    )
-
-
-def _preamble(
-    header: bytes, file_length: int, digest: bytes, signer: bytes, signature: bytes, flags: int = 0
-) -> bytes:
-    header_sum = xxh3_64_intdigest(header)
-    values = (len(header), file_length, header_sum, digest, signer, signature)
-    return pack_preamble(_PREAMBLE, MAGIC, FORMAT_VERSION, *values, flags=flags)

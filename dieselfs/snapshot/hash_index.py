@@ -4,7 +4,7 @@ Paths are entered in the order of their hashes (then nodes), each into the first
 home of a path is the upper bits of its hash. A slot holds the lower 32 bits of the hash above the inode; 0 if free.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import repeat
 
 import numpy as np
@@ -14,6 +14,7 @@ from xxhash import xxh3_64_intdigest
 from dieselfs.arrays import Hashes, Keys, Numbers
 
 _HALF, _LOW_HALF = np.uint64(32), np.uint64(0xFFFF_FFFF)
+_SCANNED = 1 << 20
 
 
 def hash_seed(dataset_id: bytes) -> int:
@@ -33,10 +34,39 @@ def path_hashes(paths: Sequence[bytes], dataset_id: bytes) -> Hashes:
 
 def hash_slots(paths: Sequence[bytes], dataset_id: bytes) -> Keys:
     """The index of the nodes 0, 1, ... with these paths."""
-    hashes = path_hashes(paths, dataset_id)
-    nodes = np.argsort(hashes, kind="stable")
-    hashes = hashes[nodes]
-    return _entered(hashes, hashes & _LOW_HALF, nodes, hash_bits_for(len(paths)))
+    return np.concatenate(list(slot_blocks(path_hashes(paths, dataset_id))))
+
+
+def slot_blocks(hashes: Hashes, at_once: int = 1 << 22) -> Iterator[Keys]:
+    """The index of the nodes 0, 1, ... whose paths have these hashes, in blocks of about `at_once` entries at most,
+    which take 90 bytes of memory each. Reads all `hashes` for each block.
+    """
+    bits = hash_bits_for(len(hashes))
+    blocks = 1 << (len(hashes) // at_once).bit_length()
+    shift = np.uint64(64 - blocks.bit_length() + 1)
+    written, before = 0, -1  # the slots that were yielded, and the last one that is taken
+    for block in range(blocks):
+        nodes = _in_block(hashes, shift, block) if blocks > 1 else np.arange(len(hashes))
+        chosen = hashes[nodes]
+        order = np.argsort(chosen, kind="stable")
+        nodes, chosen = nodes[order], chosen[order]
+        places = _places(chosen, bits, before + 1)
+        is_last = block == blocks - 1
+        before = int(places[-1]) if len(places) else before
+        end = max(before + 1, 1 << bits) + 1 if is_last else max(before + 1, written)
+        table = np.zeros(end - written, np.uint64)
+        table[places - written] = _slots(chosen & _LOW_HALF, nodes)
+        written = end
+        yield table
+
+
+def _in_block(hashes: Hashes, shift: np.uint64, block: int) -> Numbers:
+    """The nodes whose hashes begin with the bits of `block`, ascending."""
+    found = [
+        start + np.flatnonzero(hashes[start : start + _SCANNED] >> shift == block)
+        for start in range(0, len(hashes), _SCANNED)
+    ]
+    return np.concatenate(found)
 
 
 def changed_slots(
@@ -91,8 +121,18 @@ def changed_slots(
 
 def _entered(keys: Keys, marks: Keys, nodes: Numbers, bits: int) -> npt.NDArray[np.uint64]:
     """The slots of entries in their order; the home of each is the upper bits of its key."""
-    order = np.arange(len(nodes))
-    places = np.maximum.accumulate((keys >> np.uint64(64 - bits)).astype(np.int64) - order) + order
+    places = _places(keys, bits, 0)
     table = np.zeros(max(int(places[-1]) + 1, 1 << bits) + 1, np.uint64)
-    table[places] = marks << _HALF | (nodes + 1).astype(np.uint64)
+    table[places] = _slots(marks, nodes)
     return table
+
+
+def _places(keys: Keys, bits: int, first: int) -> Numbers:
+    """The slots, from `first` on, of entries in the order of their keys."""
+    order = np.arange(len(keys))
+    homes = np.maximum((keys >> np.uint64(64 - bits)).astype(np.int64), first)
+    return np.maximum.accumulate(homes - order) + order
+
+
+def _slots(marks: Keys, nodes: Numbers) -> Keys:
+    return marks << _HALF | (nodes + 1).astype(np.uint64)

@@ -11,7 +11,8 @@ import numpy as np
 
 from dieselfs.arrays import Numbers
 from dieselfs.columns import U8, ends_of, starts_of
-from dieselfs.snapshot.format import EXTENT_COLUMNS, encode_columns, without_unused_chunks
+from dieselfs.snapshot.encoding import encode_columns, without_unused_chunks
+from dieselfs.snapshot.format import EXTENT_COLUMNS
 from dieselfs.snapshot.hash_index import hash_slots
 from dieselfs.snapshot.reader import ROOT, Snapshot
 from dieselfs.snapshot.splice import runs_of

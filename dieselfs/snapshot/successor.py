@@ -20,7 +20,7 @@ from dieselfs.records import ChunkRecord, DatasetRecord, FileRecord
 from dieselfs.snapshot.builder import IMPLICIT_FOLDER_MODE
 from dieselfs.snapshot.delta import spliced
 from dieselfs.snapshot.delta_format import COLUMN_TYPES
-from dieselfs.snapshot.format import encode_columns, without_unused_chunks
+from dieselfs.snapshot.encoding import encode_columns, without_unused_chunks
 from dieselfs.snapshot.reader import Snapshot
 
 _TYPES = {Op.FILE: stat.S_IFREG, Op.DIRECTORY: stat.S_IFDIR, Op.SYMLINK: stat.S_IFLNK}

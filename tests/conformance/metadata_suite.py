@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import replace
+from io import BytesIO
 from itertools import permutations
 from pathlib import Path
 
@@ -16,7 +17,7 @@ from dieselfs.chunk.format import VERSION_MAX, ChunkHeader, Op, Preamble
 from dieselfs.errors import AlreadyExists, DieselfsError, InvalidInput, NotFound, Unavailable
 from dieselfs.names import split_path
 from dieselfs.records import FileRecord, NoteChange, PendingFile
-from dieselfs.snapshot.builder import build_snapshot
+from dieselfs.snapshot.builder import SnapshotBuilder, build_snapshot
 from dieselfs.snapshot.reader import Snapshot
 from dieselfs_server.metadata.interface import MetadataStore
 from tests.conformance.rebuild_suite import RebuildSuite
@@ -403,6 +404,25 @@ class MetadataSuite(RebuildSuite):
         file = snapshot.find(b"d/f")
         assert [extent.length for extent in snapshot.extents(file)] == [5, 4]
         assert snapshot.stat(file).size == 9
+
+    def test_blocks_of_entries_make_the_snapshot_of_the_table(self, store: MetadataStore) -> None:
+        """With folders of their own or not, links, and files that span chunks in several folders."""
+        spanning = [Put(b"%b/s" % folder, 1, size=9, length=5) for folder in (b"a", b"b/c", b"d")]
+        others = [Put(b"%b/f%d" % (folder, i), 2) for folder in (b"a", b"a-", b"b/c") for i in range(5)]
+        links = [
+            Put(b"%b/l%d" % (folder, i), 3, Op.SYMLINK, target=b"t")
+            for folder in (b"a", b"d")
+            for i in (0, 1)
+        ]
+        folders = [Put(path, 4, Op.DIRECTORY) for path in (b"", b"a", b"b/c/empty")]
+        apply(store, [*spanning, *others, *links, *folders], chunk_id(1))
+        apply(store, [replace(put, place=5, length=4) for put in spanning], chunk_id(2))
+        file = BytesIO()
+        store.read_entries(DATASET_ID, SnapshotBuilder).write(file)
+        assert file.getvalue() == build_snapshot(store.entry_table(DATASET_ID))
+        snapshot = Snapshot(file.getvalue(), "snapshot")
+        snapshot.verify()
+        assert (snapshot.header.files, snapshot.header.links, snapshot.header.extents) == (18, 4, 6)
 
     def test_it_keeps_what_it_was_told_while_many_apply(self, store: MetadataStore) -> None:
         chunks = {

@@ -5,6 +5,8 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from dieselfs.chunk.format import PREAMBLE_BYTES
 from dieselfs.errors import AlreadyExists, DieselfsError, Unavailable
 from dieselfs.snapshot import builder
@@ -164,8 +166,8 @@ MUTANTS = {
     "dead-chunks": Mutant(
         "a snapshot lists dead chunks too, until a purge removes them",
         builder,
-        "without_unused_chunks",
-        lambda right: lambda columns: columns,
+        "listed_chunks",
+        lambda right: np.ones_like,
     ),
     "new-versions": Mutant("purge gives new versions to what it copies", purge, "ChunkWriter", _new_versions),
     "rebuilt-twice": Mutant(

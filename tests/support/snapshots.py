@@ -12,7 +12,8 @@ from dieselfs.digests import EXTENT_DIGESTS, NO_DIGEST, digest_of, extent_digest
 from dieselfs.names import split_path
 from dieselfs.records import ChunkRecord, DatasetRecord, EntryTable, ExtentColumns
 from dieselfs.snapshot.builder import IMPLICIT_FOLDER_MODE, build_snapshot
-from dieselfs.snapshot.format import SECTION_TYPES, encode_snapshot
+from dieselfs.snapshot.encoding import encode_snapshot
+from dieselfs.snapshot.format import SECTION_TYPES
 from dieselfs.snapshot.reader import ExtentRef, Snapshot
 
 SOURCE = "snapshot 7"
@@ -132,7 +133,7 @@ def with_columns(data: bytes, **columns: npt.NDArray[Any]) -> bytes:
         "hash_bits": header.hash_bits,
     }
     pinned = {name: snapshot.column(name) for name in SECTION_TYPES}
-    return encode_snapshot(header.dataset, header.dataset_id, numbers, {**pinned, **columns})
+    return encode_snapshot(header, numbers, {**pinned, **columns})
 
 
 def with_element(data: bytes, column: str, index: int, value: int) -> bytes:

@@ -14,30 +14,25 @@ import os
 from collections.abc import Awaitable, Callable, Sequence, Set
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
+from io import BytesIO
 from math import inf
 from pathlib import Path
-from typing import NoReturn
+from typing import BinaryIO, NamedTuple, NoReturn
 
 import trio
 
 from dieselfs.chunk.format import ChunkHeader
 from dieselfs.chunk.ids import CHUNK_ID_BYTES
 from dieselfs.digests import DIGEST_BYTES, digest_of
-from dieselfs.errors import Damaged, DieselfsError, InvalidInput, NotFound, Unavailable
+from dieselfs.errors import Damaged, DieselfsError, InvalidInput, NotFound, StorageFull, Unavailable
 from dieselfs.records import ChunkRecord, DatasetRecord
 from dieselfs.rpc.records import TagRecord
-from dieselfs.snapshot.builder import build_snapshot
+from dieselfs.snapshot.builder import SnapshotBuilder
 from dieselfs.snapshot.delta import delta_between
 from dieselfs.snapshot.delta_format import encode_delta
-from dieselfs.snapshot.format import (
-    COUNT_MAX,
-    SECTION_TYPES,
-    SnapshotHeader,
-    decode_snapshot_header,
-    encode_columns,
-    with_signature,
-    without_unused_chunks,
-)
+from dieselfs.snapshot.encoding import Seal, encode_columns, with_signature, without_unused_chunks
+from dieselfs.snapshot.format import COUNT_MAX, SECTION_TYPES, SnapshotHeader, decode_snapshot_header
 from dieselfs.snapshot.reader import Snapshot
 from dieselfs.snapshot.signature import check_snapshot_signature, message_of
 from dieselfs.snapshot.successor import next_snapshot, with_folders
@@ -56,10 +51,41 @@ GENERATIONS_KEPT = 4
 """Per dataset; building a new one removes older files."""
 
 
+BUILD_MEMORY_BYTES = 2 << 30
+"""A server needs no more memory to build a snapshot."""
+_BYTES_IN_MEMORY = 600
+"""Per entry, where all entries have to be in memory."""
+
+Write = Callable[[BinaryIO, Seal], object]
+"""Writes a snapshot into an empty file, signed."""
+
+
+class Made(NamedTuple):
+    """A generation of a dataset, all its chunks, and what writes its snapshot."""
+
+    dataset: DatasetRecord
+    chunks: Sequence[ChunkRecord]
+    write: Write
+
+
+def seal_of(identity: Identity) -> Seal:
+    return lambda digest: (identity.public_key, identity.sign(message_of(digest)))
+
+
 def signed(content: bytes, identity: Identity) -> bytes:
     """The snapshot file `content` with the signature of these servers."""
     header = decode_snapshot_header(content, len(content), "snapshot to sign")
-    return with_signature(content, header, identity.public_key, identity.sign(message_of(header.digest)))
+    return with_signature(content, header, *seal_of(identity)(header.digest))
+
+
+def written(content: bytes) -> Write:
+    """Writes the snapshot file `content`."""
+
+    def write(file: BinaryIO, seal: Seal) -> None:
+        header = decode_snapshot_header(content, len(content), "snapshot to sign")
+        file.write(with_signature(content, header, *seal(header.digest)))
+
+    return write
 
 
 def check_signed(snapshot: Snapshot, identity: Identity | LiveIdentity) -> None:
@@ -124,15 +150,9 @@ class SnapshotCache:
             return self._older(dataset, generation)
         if (kept := self.kept(dataset)) is not None:
             return kept
-        made = self._since_last(dataset.dataset_id)
-        if made is None:
-            table = self._metadata.entry_table(dataset.dataset_id)
-            made = build_snapshot(table), table.chunk_table
-        unsigned, chunks = made
-        content = signed(unsigned, self._identity.current)
-        built = Snapshot(content, f"snapshot of {dataset.name}")
-        path = self._path(dataset.dataset_id, built.header)  # of the generation built, which may be newer
-        is_stored = self._store(dataset.dataset_id, path, content, chunks)
+        made = self._since_last(dataset.dataset_id) or self._from_all(dataset)
+        path = self._path(dataset.dataset_id, made.dataset)  # of the generation built, which may be newer
+        is_stored = self._store(dataset.dataset_id, path, made.write, made.chunks)
         for unused in [each for each in self._ahead if each.name.startswith(dataset.dataset_id.hex())]:
             self._ahead.discard(unused)
             if unused != path:  # else built again, for a caller whose record was older
@@ -140,13 +160,33 @@ class SnapshotCache:
                 unused.unlink(missing_ok=True)
         self.drop(dataset.dataset_id, GENERATIONS_KEPT)
         if not is_stored:
-            self._in_memory = path, Snapshot(content, str(path))
-            return self._in_memory[1]
+            return self._kept_in_memory(path, made.write)
         self._open[path] = Snapshot.open(path)
         return self._open[path]
 
+    def _from_all(self, dataset: DatasetRecord) -> Made:
+        """The newest generation from all entries, which are spilled into the folder; into memory if the disk is full,
+        also without older snapshots, and BUILD_MEMORY_BYTES are enough. Raises Unavailable.
+        """
+        with suppress(OSError):
+            self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        scratches = (str(self._folder), str(self._folder), None)
+        for attempt, scratch in enumerate(scratches):
+            if attempt:
+                self.drop(dataset.dataset_id)
+            if scratch is None and dataset.files * _BYTES_IN_MEMORY > BUILD_MEMORY_BYTES:
+                break
+            try:
+                builder = self._metadata.read_entries(dataset.dataset_id, partial(SnapshotBuilder, scratch))
+                return Made(builder.dataset, builder.chunk_table, builder.write)
+            except StorageFull as error:
+                log.warning("%s", error)
+            except OSError as error:
+                self._check_room(error)
+        raise Unavailable(f"the server has no room for the snapshot of {dataset.name} in {self._folder}")
+
     def _store(
-        self, dataset_id: bytes, path: Path, content: bytes, chunks: Sequence[ChunkRecord] | None = None
+        self, dataset_id: bytes, path: Path, write: Write, chunks: Sequence[ChunkRecord] | None = None
     ) -> bool:
         """Write a snapshot, and the IDs of the chunks in its generation; False if the disk is full, also without the
         older ones of the dataset.
@@ -157,18 +197,31 @@ class SnapshotCache:
                     self.drop(dataset_id)
                 if chunks is not None:
                     applied = b"".join(chunk.chunk_id for chunk in chunks)
-                    self._write(_applied_path(path), digest_of(applied) + applied)
-                self._write(path, content)
+                    applied = digest_of(applied) + applied
+                    self._write(_applied_path(path), lambda file: file.write(applied))  # noqa: B023  # called here
+                self._write(path, lambda file: write(file, seal_of(self._identity.current)))
                 return True
+            except StorageFull as error:
+                log.warning("%s", error)
             except OSError as error:
-                if error.errno not in (errno.ENOSPC, errno.EDQUOT):
-                    raise Unavailable(
-                        f"the server cannot write a snapshot in {self._folder}: {error.strerror}"
-                    ) from None
-                log.warning("no room for a snapshot of %d bytes in %s", len(content), self._folder)
+                self._check_room(error)
         return False
 
-    def _since_last(self, dataset_id: bytes) -> "Made | None":
+    def _check_room(self, error: OSError) -> None:
+        """Log that the disk is full; raise Unavailable for another error."""
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise Unavailable(
+                f"the server cannot write a snapshot in {self._folder}: {error.strerror}"
+            ) from None
+        log.warning("no room for a snapshot in %s", self._folder)
+
+    def _kept_in_memory(self, path: Path, write: Write) -> Snapshot:
+        file = BytesIO()
+        write(file, seal_of(self._identity.current))
+        self._in_memory = path, Snapshot(file.getvalue(), str(path))
+        return self._in_memory[1]
+
+    def _since_last(self, dataset_id: bytes) -> Made | None:
         """The newest generation made from the last one that is kept; None where that is not possible."""
         last = max(self._folder.glob(f"{dataset_id.hex()}-*.snapshot"), default=None)
         if last is None or self._headers is None:
@@ -264,13 +317,11 @@ class SnapshotCache:
 
     def _replaced(self, path: Path, snapshot: Snapshot, content: bytes) -> Snapshot:
         """The snapshot file `content` in the place of a kept one, with a new signature."""
-        content = signed(content, self._identity.current)
         self._deltas.clear()  # they have the signature
-        if self._store(snapshot.header.dataset_id, path, content):
+        if self._store(snapshot.header.dataset_id, path, written(content)):
             self._open[path] = Snapshot.open(path)
             return self._open[path]
-        self._in_memory = path, Snapshot(content, str(path))
-        return self._in_memory[1]
+        return self._kept_in_memory(path, written(content))
 
     def _verified(self, path: Path) -> Snapshot | None:
         try:
@@ -288,14 +339,14 @@ class SnapshotCache:
         """Files sort by age: the time is in the name, because generations can restart after a loss of metadata."""
         return self._folder / f"{dataset_id.hex()}-{state.updated_ns:016x}-{state.generation:x}.snapshot"
 
-    def _write(self, path: Path, content: bytes) -> None:
+    def _write(self, path: Path, write: Callable[[BinaryIO], object]) -> None:
         self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         temporary = path.with_suffix(f".{os.getpid()}.tmp")
         temporary.unlink(missing_ok=True)
-        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+        flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
         try:
-            with os.fdopen(os.open(temporary, flags, 0o600), "wb") as file:
-                file.write(content)
+            with os.fdopen(os.open(temporary, flags, 0o600), "w+b") as file:
+                write(file)
             temporary.rename(path)
         finally:
             temporary.unlink(missing_ok=True)
@@ -389,10 +440,6 @@ ATTEMPTS_MAX = 3
 """The live entries are read again if a chunk is applied meanwhile."""
 
 
-Made = tuple[bytes, Sequence[ChunkRecord]]
-"""A snapshot file without a signature, and the chunks in its generation."""
-
-
 def content_since(
     base: Snapshot, applied: Set[bytes], metadata: MetadataStore, headers: Headers
 ) -> Made | None:
@@ -418,7 +465,7 @@ def content_since(
             log.warning("the snapshot of %s is built from all entries: %s", base.dataset, error)
             return None
         is_right = (header.files, header.total_bytes) == (dataset.files, dataset.total_bytes)
-        return (content, chunks) if is_right and header.nodes <= COUNT_MAX else None
+        return Made(dataset, chunks, written(content)) if is_right and header.nodes <= COUNT_MAX else None
     return None
 
 

@@ -22,8 +22,8 @@ raises Unavailable when the store cannot be reached, and StorageFull when it has
 raise NotFound when there is no such dataset.
 """
 
-from collections.abc import Sequence
-from typing import Protocol
+from collections.abc import Callable, Sequence
+from typing import Protocol, TypeVar
 
 from dieselfs.chunk.format import ChunkHeader, Preamble
 from dieselfs.records import (
@@ -36,6 +36,15 @@ from dieselfs.records import (
     PendingFile,
 )
 from dieselfs.rpc.records import CheckRecord
+
+
+class EntrySink(Protocol):
+    """Takes the live entries of a generation in blocks: tables with some of the rows, and all chunks."""
+
+    def add(self, block: EntryTable, /) -> object: ...
+
+
+Sink = TypeVar("Sink", bound=EntrySink)
 
 
 class MetadataStore(Protocol):
@@ -187,8 +196,16 @@ class MetadataStore(Protocol):
         """
         ...
 
+    def read_entries(self, dataset_id: bytes, /, begin: Callable[[], Sink]) -> Sink:
+        """Give all live entries of the newest generation, at one instant, to the sink that `begin` makes; returns it.
+
+        There is at least one block, and each has as many rows as fit into some MB. Folders come in any order; the
+        entries of one follow one another, ordered by name. `begin` is called again if the reading starts again.
+        """
+        ...
+
     def entry_table(self, dataset_id: bytes, /) -> EntryTable:
-        """All live entries of the newest generation, at one instant."""
+        """All live entries, as `read_entries`, in memory: 400 bytes for each."""
         ...
 
     def condition(self) -> list[CheckRecord]:

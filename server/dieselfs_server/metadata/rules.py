@@ -6,11 +6,14 @@ from dataclasses import dataclass, field
 from heapq import merge
 from typing import Generic, TypeVar
 
+import numpy as np
+
 from dieselfs.chunk.format import VERSION_MAX, Op
 from dieselfs.chunk.ids import chunk_name
+from dieselfs.columns import starts_of
 from dieselfs.errors import InvalidInput
 from dieselfs.names import split_path
-from dieselfs.records import FileRecord
+from dieselfs.records import EntryTable, ExtentColumns, FileRecord
 from dieselfs.snapshot.builder import IMPLICIT_FOLDER_MODE
 
 Chunk = TypeVar("Chunk", int, bytes)
@@ -118,3 +121,54 @@ def merge_listing(entries: Iterable[FileRecord], folders: Iterable[bytes], limit
         if record.path not in records or records[record.path].op != Op.DIRECTORY:
             records[record.path] = record
     return list(records.values())[:limit]
+
+
+class EntryBlocks(list[EntryTable]):
+    """A sink that keeps all blocks."""
+
+    add = list.append
+
+
+def joined(blocks: Sequence[EntryTable]) -> EntryTable:
+    """The table of all blocks of a generation."""
+    folders = [folder for block in blocks for folder in block.folders]
+    names = [name for block in blocks for name in block.names]
+    order = np.array(sorted(range(len(names)), key=lambda row: (folders[row], names[row])), np.int64)
+    row_of = np.empty_like(order)
+    row_of[order] = np.arange(len(order))
+    firsts = starts_of(np.array([len(block.names) for block in blocks]))
+    targets = {
+        int(row_of[first + row]): target
+        for first, block in zip(firsts.tolist(), blocks, strict=True)
+        for row, target in block.targets.items()
+    }
+    rows = np.concatenate(
+        [row_of[first + each.extents.rows] for first, each in zip(firsts, blocks, strict=True)]
+    )
+    of_files = np.lexsort((np.concatenate([each.extents.places for each in blocks]), rows))
+    extents = ExtentColumns(
+        rows[of_files],
+        *(
+            np.concatenate([getattr(each.extents, name) for each in blocks])[of_files]
+            for name in ("places", "chunks", "offsets", "lengths", "digests")
+        ),
+    )
+    ops, modes, mtimes_ns, sizes, chunks, offsets, digests = (
+        np.concatenate([getattr(block, name) for block in blocks])[order]
+        for name in ("ops", "modes", "mtimes_ns", "sizes", "chunks", "offsets", "digests")
+    )
+    return EntryTable(
+        blocks[-1].dataset,
+        blocks[-1].chunk_table,
+        [folders[row] for row in order.tolist()],
+        [names[row] for row in order.tolist()],
+        ops,
+        modes,
+        mtimes_ns,
+        sizes,
+        chunks,
+        offsets,
+        digests,
+        targets,
+        extents,
+    )

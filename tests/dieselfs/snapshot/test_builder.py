@@ -1,6 +1,10 @@
 """Building snapshots: the same content gives the same bytes, and numbers depend on nothing but paths."""
 
+import os
+import random
 import stat
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import numpy as np
 import pytest
@@ -11,7 +15,10 @@ from xxhash import xxh3_64_intdigest
 from dieselfs.chunk.format import Op
 from dieselfs.digests import NO_DIGEST
 from dieselfs.errors import Damaged
-from dieselfs.snapshot.builder import build_snapshot
+from dieselfs.names import split_path
+from dieselfs.snapshot import builder as module
+from dieselfs.snapshot import spill
+from dieselfs.snapshot.builder import SnapshotBuilder, build_snapshot
 from dieselfs.snapshot.hash_index import hash_bits_for, hash_seed
 from dieselfs.snapshot.reader import ExtentRef, Snapshot
 from tests.support.snapshots import (
@@ -219,3 +226,33 @@ def test_each_path_is_where_its_hash_says_or_behind_with_no_gap_between() -> Non
     assert hashes == sorted(hashes)
     assert len(places) == len(snapshot)
     assert slots[-1] == 0
+
+
+@settings(max_examples=60)
+@given(trees, roots, st.randoms(use_true_random=False))
+def test_blocks_of_any_size_on_disk_give_the_same_bytes(
+    tree: dict[bytes, Entry], root: Entry | None, chance: random.Random
+) -> None:
+    """Folders come in any order, and may go on in the next block."""
+    if root is not None:
+        tree[b""] = root
+    folders = sorted({split_path(path)[0] for path in tree}, key=lambda _: chance.random())
+    with TemporaryDirectory() as scratch, pytest.MonkeyPatch.context() as small:
+        small.setattr(module, "BLOCK_NODES", chance.randint(1, 9))
+        small.setattr(module, "INDEX_ENTRIES", chance.randint(1, 9))
+        small.setattr(spill, "IN_MEMORY_BYTES", chance.randint(0, 99))
+        builder = SnapshotBuilder(scratch)
+        builder.add(entry_table({}, 3))
+        for folder in folders:
+            paths = [path for path in sorted(tree) if split_path(path)[0] == folder]
+            while paths:
+                count = chance.randint(1, 5)
+                builder.add(entry_table({path: tree[path] for path in paths[:count]}, 3))
+                paths = paths[count:]
+        builder.dataset = entry_table(tree, 3).dataset
+        with (Path(scratch) / "snapshot").open("w+b") as file:
+            digest = builder.write(file)
+        made = (Path(scratch) / "snapshot").read_bytes()
+        assert os.listdir(scratch) == ["snapshot"], "what is spilled has no name"
+    assert made == snapshot_bytes(tree, 3)
+    assert digest == Snapshot(made, SOURCE).digest

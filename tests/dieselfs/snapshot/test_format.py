@@ -13,6 +13,7 @@ from xxhash import xxh3_64_intdigest
 from dieselfs.digests import digest_of
 from dieselfs.errors import Damaged
 from dieselfs.limits import SNAPSHOT_BYTES_MAX
+from dieselfs.snapshot.encoding import encode_snapshot
 from dieselfs.snapshot.format import (
     HEADER_BYTES_MAX,
     PREAMBLE_BYTES,
@@ -20,7 +21,6 @@ from dieselfs.snapshot.format import (
     SECTION_TYPES,
     check_digest,
     decode_snapshot_header,
-    encode_snapshot,
 )
 from dieselfs.snapshot.reader import Snapshot
 from tests.support.decoders import check_decoder, refused
@@ -216,7 +216,7 @@ def test_columns_of_another_type_are_stored_as_the_format_says() -> None:
     columns = {name: snapshot.column(name) for name in SECTION_TYPES}
     narrow = ("hash_slots", "extent_digests", "chunk_digests")
     wide = {name: column.astype(">i8") for name, column in columns.items() if name not in narrow}
-    again = encode_snapshot("pets", snapshot.header.dataset_id, numbers, {**columns, **wide})
+    again = encode_snapshot(snapshot.header, numbers, {**columns, **wide})
     assert Snapshot(again, SOURCE).column("sizes").tolist() == snapshot.column("sizes").tolist()
 
 

@@ -3,7 +3,8 @@
 import pytest
 
 from dieselfs.errors import Damaged
-from dieselfs.snapshot.format import PREAMBLE_BYTES, decode_snapshot_header, with_signature
+from dieselfs.snapshot.encoding import with_signature
+from dieselfs.snapshot.format import PREAMBLE_BYTES, decode_snapshot_header
 from dieselfs.snapshot.reader import Snapshot
 from dieselfs.snapshot.signature import UNSIGNED, check_snapshot_signature
 from dieselfs_server.datasets.snapshots import check_signed, signed

@@ -14,7 +14,7 @@ from dieselfs.rpc.records import RemoteSnapshot
 from dieselfs.snapshot.builder import build_snapshot
 from dieselfs.snapshot.delta import delta_between
 from dieselfs.snapshot.delta_format import Delta, encode_delta
-from dieselfs.snapshot.format import with_signature
+from dieselfs.snapshot.encoding import with_signature
 from dieselfs.snapshot.reader import Snapshot
 from dieselfs.snapshot.store import (
     GENERATIONS_KEPT,

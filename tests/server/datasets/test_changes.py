@@ -3,12 +3,14 @@
 import itertools
 from collections.abc import Iterator, Sequence
 from contextlib import closing
+from io import BytesIO
 
 import pytest
 
 from dieselfs.chunk.format import ChunkHeader, Op
 from dieselfs.errors import Damaged, DieselfsError, NotFound, Unavailable
 from dieselfs.snapshot.builder import build_snapshot
+from dieselfs.snapshot.encoding import unsigned
 from dieselfs.snapshot.reader import Snapshot
 from dieselfs_server.datasets import snapshots
 from dieselfs_server.datasets.snapshots import Headers, content_since
@@ -48,8 +50,10 @@ class Chunks:
         made = content_since(base, self.applied[base.digest], self.metadata, header or self.header)
         if made is None:
             return None
-        assert list(made[1]) == self.metadata.chunks(DATASET_ID)
-        return made[0]
+        assert list(made.chunks) == self.metadata.chunks(DATASET_ID)
+        file = BytesIO()
+        made.write(file, unsigned)
+        return file.getvalue()
 
 
 @pytest.fixture

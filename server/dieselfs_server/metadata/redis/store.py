@@ -26,6 +26,7 @@ from dieselfs.records import (
     PendingFile,
 )
 from dieselfs.rpc.records import CheckRecord
+from dieselfs_server.metadata.interface import Sink
 from dieselfs_server.metadata.redis.apply import ChunkApplication
 from dieselfs_server.metadata.redis.client import RedisClient, parse_redis_url
 from dieselfs_server.metadata.redis.datasets import (
@@ -60,7 +61,7 @@ from dieselfs_server.metadata.redis.table import (
     count_chunk,
     lost,
     read_chunks,
-    read_entry_table,
+    read_entries,
     read_usage,
 )
 from dieselfs_server.metadata.redis.values import (
@@ -89,7 +90,14 @@ from dieselfs_server.metadata.redis.values import (
     seal,
     unseal,
 )
-from dieselfs_server.metadata.rules import check_dead, merge_listing, next_versions, tiling
+from dieselfs_server.metadata.rules import (
+    EntryBlocks,
+    check_dead,
+    joined,
+    merge_listing,
+    next_versions,
+    tiling,
+)
 
 LARGE_HEADER_BYTES = 256 * KIB
 """Chunks with longer headers take up to a second to apply; a server applies one of them at a time."""
@@ -332,13 +340,18 @@ class RedisMetadata:
         children = [prefix + _tree_child(keys.tree, folder, member) for member in folders]
         return merge_listing(records, children, limit)
 
-    @_on_dataset
-    def entry_table(self, keys: DatasetKeys) -> EntryTable:
-        def finish(chunk_id: bytes, value: bytes) -> None:
-            body = unseal(keys.pending, chunk_id, value)
-            self._application(keys, *pending_of(body, f"chunk {chunk_name(chunk_id)}")).finish()
+    def entry_table(self, dataset_id: bytes) -> EntryTable:
+        return joined(self.read_entries(dataset_id, EntryBlocks))
 
-        return read_entry_table(self._client, keys, finish)
+    def read_entries(self, dataset_id: bytes, begin: Callable[[], Sink]) -> Sink:
+        def read(keys: DatasetKeys) -> Sink:
+            def finish(chunk_id: bytes, value: bytes) -> None:
+                body = unseal(keys.pending, chunk_id, value)
+                self._application(keys, *pending_of(body, f"chunk {chunk_name(chunk_id)}")).finish()
+
+            return read_entries(self._client, keys, finish, begin)
+
+        return self._on(dataset_id, read)
 
     def condition(self) -> list[CheckRecord]:
         info = self._client.ask_nodes(b"INFO")

@@ -26,6 +26,7 @@ from dieselfs.digests import EXTENT_DIGESTS
 from dieselfs.errors import Damaged
 from dieselfs.limits import REDIS_SCAN_ENTRIES, REDIS_SWAPS_MAX
 from dieselfs.records import ChunkRecord, DatasetRecord, DatasetUsage, EntryTable, ExtentColumns
+from dieselfs_server.metadata.interface import EntrySink, Sink
 from dieselfs_server.metadata.redis.datasets import Contended, counted_paths, live_state
 from dieselfs_server.metadata.redis.fields import (
     Change,
@@ -102,9 +103,9 @@ def read_chunks(client: RedisCalls, keys: DatasetKeys) -> list[ChunkRecord]:
     return [chunk_record(keys, chunk_id, value, bitmaps.get(chunk_id)) for chunk_id, value in members]
 
 
-def read_entry_table(
-    client: RedisCalls, keys: DatasetKeys, finish: Callable[[bytes, bytes], None]
-) -> EntryTable:
+def read_entries(
+    client: RedisCalls, keys: DatasetKeys, finish: Callable[[bytes, bytes], None], begin: Callable[[], Sink]
+) -> Sink:
     """`finish(chunk_id, value)` finishes a pending chunk. Raises DatasetGone, Damaged, and as `RedisCalls.execute`."""
     hold = _Hold(client, keys)
     try:
@@ -116,11 +117,12 @@ def read_entry_table(
             before = _quiet_record(client, keys)
             if before is None:
                 continue
-            table = _Reading(client, keys, hold if attempt else None).read(before)
+            sink = begin()
+            is_whole = _Reading(client, keys, hold if attempt else None).read(before, sink)
             if _quiet_record(client, keys) == before:
-                if table is None or not _adds_up(table):
+                if not is_whole:
                     raise lost(keys)
-                return table
+                return sink
     finally:
         hold.release()
     raise Contended(f"{keys.owner} changes too fast for a consistent snapshot; try again")
@@ -132,14 +134,6 @@ def _quiet_record(client: RedisCalls, keys: DatasetKeys) -> DatasetRecord | None
     pending, ((value,),) = execute(client, requests)
     record = live_state(keys, value).record
     return None if pending else record
-
-
-def _adds_up(table: EntryTable) -> bool:
-    files = table.ops == Op.FILE
-    return (
-        int(files.sum()) == table.dataset.files
-        and sum(table.sizes[files].tolist()) == table.dataset.total_bytes
-    )
 
 
 @dataclass(eq=False)
@@ -182,8 +176,8 @@ class _Reading:
     )
     """By path, version and size; the values by place and length."""
 
-    def read(self, record: DatasetRecord) -> EntryTable | None:
-        """None if a bucket has lost changes."""
+    def read(self, record: DatasetRecord, sink: EntrySink) -> bool:
+        """Give each bucket to the sink; False if one has lost changes, or files are missing."""
         chunks = read_chunks(self._client, self._keys)
         known = execute(self._client, [read_all_call(self._keys.dataset)])[0]
         numbers = [number for number in range(BUCKETS) if bucket_name(number) in known]
@@ -191,15 +185,20 @@ class _Reading:
         counted = execute(self._client, [read_call([(bucket.changes, [CHANGES])]) for bucket in buckets])
         for number, ((changes,),) in zip(numbers, counted, strict=True):
             if not check_bucket(self._keys, number, known[bucket_name(number)], changes):
-                return None
-        folders: list[_Folder] = []
+                return False
+        sink.add(self._table(record, chunks, []))
+        files = total_bytes = 0
         indexes = execute(self._client, [read_all_call(bucket.folders) for bucket in buckets])
         for bucket, index in zip(buckets, indexes, strict=True):
             if self._hold is not None:
                 self._hold.renew()
-            folders += self._read_bucket(bucket, index)
-        folders.sort()
-        return self._table(record, chunks, folders)
+            table = self._table(record, chunks, list(self._read_bucket(bucket, index)))
+            self._extents.clear()
+            is_file = table.ops == Op.FILE
+            files += int(is_file.sum())
+            total_bytes += int(table.sizes[is_file].sum())
+            sink.add(table)
+        return (files, total_bytes) == (record.files, record.total_bytes)
 
     def _read_bucket(self, bucket: BucketKeys, index: dict[bytes, bytes]) -> Iterator[_Folder]:
         """The folders of a bucket; `index` maps the hash of each to its sealed path."""

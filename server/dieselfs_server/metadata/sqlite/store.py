@@ -10,7 +10,7 @@ a slash, so users cannot see them: `NAME/copy` is being filled; what was replace
 import os
 import sqlite3
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from threading import Lock
 from typing import Any
@@ -32,10 +32,11 @@ from dieselfs.records import (
     PendingFile,
 )
 from dieselfs.rpc.records import OK, WARNING, CheckRecord
-from dieselfs_server.metadata.rules import check_dead, merge_listing, next_versions
+from dieselfs_server.metadata.interface import Sink
+from dieselfs_server.metadata.rules import EntryBlocks, check_dead, joined, merge_listing, next_versions
 from dieselfs_server.metadata.sqlite.apply import apply_entries, write_effects
 from dieselfs_server.metadata.sqlite.connections import COMMON, DATASET_TABLES, MEMORY, Connections
-from dieselfs_server.metadata.sqlite.table import read_entry_table
+from dieselfs_server.metadata.sqlite.table import read_entry_blocks
 
 LARGE_HEADER_BYTES = 16 * KIB
 """Chunks with longer headers can take long to apply, half a second at most."""
@@ -268,11 +269,18 @@ class SqliteMetadata:
         ]
         return merge_listing(records, [prefix + name for (name,) in folders], limit)
 
-    def entry_table(self, dataset_id: bytes) -> EntryTable:
+    def read_entries(self, dataset_id: bytes, begin: Callable[[], Sink]) -> Sink:
+        sink = begin()
         with self._reading(dataset_id) as (connection, number):
             query = f"SELECT {_DATASET_COLUMNS} FROM dataset WHERE number = ?"
             row = connection.execute(query, (number,)).fetchone()
-            return read_entry_table(connection, number, DatasetRecord(*row), _chunks(connection, number))
+            chunks = _chunks(connection, number)
+            for block in read_entry_blocks(connection, number, DatasetRecord(*row), chunks):
+                sink.add(block)
+        return sink
+
+    def entry_table(self, dataset_id: bytes) -> EntryTable:
+        return joined(self.read_entries(dataset_id, EntryBlocks))
 
     def condition(self) -> list[CheckRecord]:
         path = self._connections.path

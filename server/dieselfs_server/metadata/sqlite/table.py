@@ -20,51 +20,52 @@ _BLOCK = f"""
     SELECT CAST(group_concat(folder, char(0)) AS BLOB), CAST(group_concat(name, '/') AS BLOB),
         {", ".join(f"group_concat({column})" for column in _NUMBER_COLUMNS)}
     FROM (
-        SELECT * FROM entry WHERE dataset = ? AND (folder, name) > (?, ?) ORDER BY folder, name LIMIT {_BLOCK_ENTRIES}
+        SELECT * FROM entry WHERE dataset = ? AND (folder, name) > (?, ?) ORDER BY folder, name LIMIT ?
     )
 """  # a folder has no NUL, a name has no slash
 _ROOT = (
     f"SELECT {', '.join(_NUMBER_COLUMNS[:-1])}, 0 FROM entry WHERE (dataset, folder, name) = (?, x'', x'')"
 )
-_EXTENTS = """
+_IN_BLOCK = "dataset = ? AND (folder, name) > (?, ?) AND (folder, name) <= (?, ?)"
+_EXTENTS = f"""
     SELECT group_concat(place), group_concat(length), group_concat(chunk), group_concat(offset),
         group_concat(digest_a), group_concat(digest_b)
-    FROM (SELECT * FROM piece WHERE dataset = ? AND in_use ORDER BY folder, name, place)
+    FROM (SELECT * FROM piece WHERE {_IN_BLOCK} AND in_use ORDER BY folder, name, place)
 """
+_TARGETS = f"SELECT target FROM entry WHERE {_IN_BLOCK} AND op = {int(Op.SYMLINK)} ORDER BY folder, name"
 
 
-def read_entry_table(
+def read_entry_blocks(
     connection: sqlite3.Connection,
     number: int,
     dataset: DatasetRecord,
     chunks: Sequence[tuple[int, ChunkRecord]],
-) -> EntryTable:
+) -> Iterator[EntryTable]:
     """The entries of dataset number `number`; `chunks` are its chunks with their numbers, ordered by ID."""
-    folders: list[bytes] = []
-    names: list[bytes] = []
-    blocks = [np.empty((len(_NUMBER_COLUMNS), 0), np.int64)]
-    for block_folders, block_names, numbers in _blocks(connection, number):
-        folders += block_folders
-        names += block_names
-        blocks.append(numbers)
-    ops, modes, mtimes_ns, sizes, offsets, *halves, chunk_numbers = np.concatenate(blocks, axis=1)
-    is_file = ops == Op.FILE
     index_of = _ChunkIndex([chunk for chunk, _ in chunks])
-    return EntryTable(
-        dataset,
-        [record for _, record in chunks],
-        folders,
-        names,
-        ops.astype(np.uint8),
-        modes.astype(np.uint32),
-        mtimes_ns,
-        sizes.astype(np.uint64),
-        np.where(is_file, index_of(chunk_numbers), -1),
-        offsets.astype(np.uint32),
-        digests_of(halves),
-        _targets(connection, number, np.flatnonzero(ops == Op.SYMLINK)),
-        _extents(connection, number, np.flatnonzero(is_file & (chunk_numbers == 0)), index_of),
-    )
+    records = [record for _, record in chunks]
+    after = b"", b""
+    for folders, names, numbers in _blocks(connection, number):
+        ops, modes, mtimes_ns, sizes, offsets, *halves, chunk_numbers = numbers
+        is_file = ops == Op.FILE
+        last = (folders[-1], names[-1]) if names else after
+        bounds = (number, *after, *last)
+        yield EntryTable(
+            dataset,
+            records,
+            folders,
+            names,
+            ops.astype(np.uint8),
+            modes.astype(np.uint32),
+            mtimes_ns,
+            sizes.astype(np.uint64),
+            np.where(is_file, index_of(chunk_numbers), -1),
+            offsets.astype(np.uint32),
+            digests_of(halves),
+            _targets(connection, bounds, np.flatnonzero(ops == Op.SYMLINK)),
+            _extents(connection, bounds, np.flatnonzero(is_file & (chunk_numbers == 0)), index_of),
+        )
+        after = last
 
 
 class _ChunkIndex:
@@ -83,34 +84,39 @@ def _blocks(
     connection: sqlite3.Connection, number: int
 ) -> Iterator[tuple[list[bytes], list[bytes], Numbers]]:
     root = connection.execute(_ROOT, (number,)).fetchone()
-    if root is not None:  # read separately, because blocks begin after the empty name
-        yield [b""], [b""], np.array([root], np.int64).T
+    roots = [] if root is None else [root]  # read separately, because blocks begin after the empty name
+    yield (
+        [b""] * len(roots),
+        [b""] * len(roots),
+        np.array(roots, np.int64).reshape(-1, len(_NUMBER_COLUMNS)).T,
+    )
     folder, name = b"", b""
-    shared: dict[bytes, bytes] = {}  # one object for each folder, not one for each entry
     while True:
-        joined_folders, joined_names, *numbers = connection.execute(_BLOCK, (number, folder, name)).fetchone()
+        joined_folders, joined_names, *numbers = connection.execute(
+            _BLOCK, (number, folder, name, _BLOCK_ENTRIES)
+        ).fetchone()
         if joined_names is None:
             return
+        shared: dict[bytes, bytes] = {}  # one object for each folder, not one for each entry
         folders = [shared.setdefault(folder, folder) for folder in joined_folders.split(b"\0")]
         names = joined_names.split(b"/")
         yield folders, names, np.array([parse_numbers(column) for column in numbers])
         folder, name = folders[-1], names[-1]
 
 
-def _targets(connection: sqlite3.Connection, number: int, rows: Numbers) -> dict[int, bytes]:
-    if not len(rows):
-        return {}
-    targets = connection.execute(
-        f"SELECT target FROM entry WHERE dataset = ? AND op = {int(Op.SYMLINK)} ORDER BY folder, name",
-        (number,),
-    )
+_Bounds = tuple[int, bytes, bytes, bytes, bytes]
+"""The number of the dataset; folder and name before the block, and of its last entry."""
+
+
+def _targets(connection: sqlite3.Connection, bounds: _Bounds, rows: Numbers) -> dict[int, bytes]:
+    targets = connection.execute(_TARGETS, bounds) if len(rows) else ()
     return {row: target for row, (target,) in zip(rows.tolist(), targets, strict=True)}
 
 
 def _extents(
-    connection: sqlite3.Connection, number: int, rows: Numbers, index_of: _ChunkIndex
+    connection: sqlite3.Connection, bounds: _Bounds, rows: Numbers, index_of: _ChunkIndex
 ) -> ExtentColumns:
-    columns = connection.execute(_EXTENTS, (number,)).fetchone()
+    columns = connection.execute(_EXTENTS, bounds).fetchone() if len(rows) else [None] * 6
     places, lengths, chunks, offsets, *halves = map(parse_numbers, columns)
     file_of_extent = np.cumsum(places == 0) - 1  # the first extent of each file is at 0
     return ExtentColumns(

@@ -26,6 +26,7 @@ from dieselfs.errors import (
     Unavailable,
 )
 from dieselfs_server.metadata.sqlite import store as store_module
+from dieselfs_server.metadata.sqlite import table as table_module
 from dieselfs_server.metadata.sqlite.connections import DATASET_TABLES, SCHEMA_VERSION, Connections
 from dieselfs_server.metadata.sqlite.store import SqliteMetadata, remove_rows
 from tests.conformance.metadata_suite import MetadataSuite, check_against_model
@@ -53,6 +54,17 @@ class TestSqliteFile(MetadataSuite):
 
 
 class TestSqliteMemory(MetadataSuite):
+    def make_store(self, folder: Path) -> SqliteMetadata:
+        return SqliteMetadata(":memory:")
+
+
+class TestSqliteSmallBlocks(MetadataSuite):
+    """Entries are read two at a time."""
+
+    @pytest.fixture(autouse=True)
+    def small_blocks(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(table_module, "_BLOCK_ENTRIES", 2)
+
     def make_store(self, folder: Path) -> SqliteMetadata:
         return SqliteMetadata(":memory:")
 
