@@ -43,6 +43,7 @@ from dieselfs_server.datasets.commit import read_header
 from dieselfs_server.datasets.snapshots import SnapshotCache
 from dieselfs_server.datasets.tags import TagStore
 from dieselfs_server.dispatcher import Dispatcher
+from dieselfs_server.handlers.administration import WebPage
 from dieselfs_server.logs import AuditLog, noting_log
 from dieselfs_server.metadata.interface import MetadataStore
 from dieselfs_server.metadata.redis.client import SCHEMES as REDIS_SCHEMES
@@ -53,7 +54,10 @@ from dieselfs_server.settings import ServerSettings, split_url
 from dieselfs_server.store.attached import Sources
 from dieselfs_server.store.opening import folders, open_store
 from dieselfs_server.store.wrapper import MeasuredStore
+from dieselfs_server.web.logins import Logins
 from dieselfs_server.web.page import Page, check_address
+from dieselfs_server.workers.shared_page import PageElsewhere
+from dieselfs_server.workers.shared_rates import SharedRates
 from dieselfs_server.workers.telemetry import WorkerMetrics
 from dieselfs_server.workers.worker import Worker
 
@@ -279,16 +283,22 @@ def _open_audit(stack: AsyncExitStack, settings: ServerSettings) -> AuditLog | N
     return audit
 
 
-def _page(service: Service, settings: ServerSettings, certificates: Certificates) -> Page | None:
+def _page(
+    service: Service, settings: ServerSettings, certificates: Certificates, worker: Worker | None
+) -> WebPage | None:
     """The web page, of an embedded server too. Raises InvalidInput."""
     if settings.web is None:
         return Page(service, None, None, frozenset()) if settings.lock is not None else None
+    if worker is not None and not worker.is_first:
+        return PageElsewhere(worker.shared.page)
+    shared = worker.shared.page if worker is not None else None
     check_address(settings.web, settings.tls != OFF)
     return Page(
         service,
         settings.web,
         None if settings.tls == OFF else certificates.for_browsers(),
         frozenset(settings.web_names),
+        Logins(trio.current_time, shared.links, shared.sessions) if shared is not None else None,
     )
 
 
@@ -377,8 +387,8 @@ async def open_server(settings: ServerSettings, worker: Worker | None = None) ->
         about = {"component": "server"}
         stack.enter_context(step_watch(metrics))
         service, certificates, tls = await _open_service(stack, settings, metrics, worker)
-        share = 1 if worker is None else worker.count
-        server = RpcServer(Dispatcher(service, share), tls, metrics=metrics, share=share)
+        rates = None if worker is None else SharedRates(worker.shared.rates)
+        server = RpcServer(Dispatcher(service, rates), tls, metrics=metrics, share=service.share)
         stack.enter_context(noting_log(service.recent))
         page = service.page
         if page is not None and settings.web is not None:
@@ -406,6 +416,8 @@ async def open_server(settings: ServerSettings, worker: Worker | None = None) ->
         if worker is not None:
             nursery.start_soon(server.serve_accepted, worker.accepted(tls is not None))
             nursery.start_soon(worker.tell_ended)
+            if isinstance(page, Page):
+                nursery.start_soon(worker.shared.page.tell, page.where)
         if isinstance(metrics, WorkerMetrics):
             nursery.start_soon(metrics.run)
         if page is not None and settings.web is None:
@@ -441,6 +453,7 @@ async def _open_service(
             metadata,
             identity,
             lambda dataset_id, chunk_id: read_header(store, dataset_id, chunk_id)[1],
+            is_shared=worker is not None,
         ),
         TagStore(store, identity),
         settings.state / "scratch",
@@ -449,13 +462,14 @@ async def _open_service(
         audit=audit,
         recent=metrics.failures if isinstance(metrics, WorkerMetrics) else None,
         started_s=worker.shared.started_s if worker else None,
-        shared_bytes=_shared_bytes(settings),
+        share=worker.count if worker else 1,
+        shared_bytes=_shared_bytes(settings) if worker is None or worker.is_first else 0,
         segments_max=allow_descriptors(),
         request_path=settings.request_path,
         sources=Sources(settings.attach_roots),
         environment_checks=[*_environment_checks(settings), lambda: condition.identity(identity)],
         room=Room(_disks(settings)),
-        make_page=lambda service: _page(service, settings, certificates),
+        make_page=lambda service: _page(service, settings, certificates, worker),
     )
     return service, certificates, tls
 

@@ -38,7 +38,7 @@ from dieselfs_server.access.accounts import Caller
 from dieselfs_server.access.users import UserStore
 from dieselfs_server.admission.call_queue import CallQueue
 from dieselfs_server.admission.processor_time import in_thread
-from dieselfs_server.admission.throttle import PacedCall, Throttle
+from dieselfs_server.admission.throttle import PacedCall, Rates, Throttle
 from dieselfs_server.admission.usage import Transferred
 from dieselfs_server.call import Call, Reply
 from dieselfs_server.logs import event
@@ -144,9 +144,9 @@ def _budget(what: str, total_bytes: int, user_bytes: int, largest_bytes: int, sh
 
 
 class Dispatcher:
-    def __init__(self, service: Service, share: int = 1) -> None:
-        """`share`: of so many processes, which have equal parts of the limits of memory."""
-        self._service = service
+    def __init__(self, service: Service, rates: Rates | None = None) -> None:
+        """`rates`: those that several processes have in common."""
+        self._service, share = service, service.share
         self._uploads = _budget(
             "uploads", BULK_BYTES_MAX, BULK_BYTES_PER_USER_MAX, CHUNK_OBJECT_BYTES_MAX, share
         )
@@ -154,8 +154,8 @@ class Dispatcher:
             "replies", REPLY_BYTES_MAX, REPLY_BYTES_PER_USER_MAX, CHUNK_PAYLOAD_BYTES_MAX, share
         )
         metrics = service.metrics
-        self._throttle = Throttle(service.users, metrics)
-        self._queue = CallQueue(metrics)
+        self._throttle = Throttle(service.users, metrics, rates)
+        self._queue = CallQueue(metrics, share=share)
         self._encodings = trio.CapacityLimiter(ENCODINGS_MAX)
         self._requests = metrics.declare(catalogue.RPC_REQUESTS)
         self._refused_logins = metrics.declare(catalogue.RPC_REFUSED_LOGINS)

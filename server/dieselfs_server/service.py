@@ -53,6 +53,7 @@ class Service:
         audit: AuditLog | None = None,
         recent: RecentFailures | None = None,
         started_s: int | None = None,
+        share: int = 1,
         shared_bytes: int = 0,
         segments_max: int = 0,
         request_path: RequestPath | None = None,
@@ -62,12 +63,14 @@ class Service:
         make_page: "Callable[[Service], WebPage | None]" = lambda _: None,
     ) -> None:
         """`recent`: where failures are noted; `started_s`: when the server began, which may be before this process.
-        `scratch`: a folder for temporary files; `names`: the URLs of object store and metadata store.
-        `shared_bytes`: the limit of payloads in shared memory, 0: none; `segments_max`: the system allows no more of
-        them. `sources`: what may be attached. `environment_checks`: of what the server depends on besides its stores.
-        `room`: of its disks. `make_page`: makes the web page, if there is one.
+        `share`: of so many processes, which have equal parts of the limits of memory. `scratch`: a folder for temporary
+        files; `names`: the URLs of object store and metadata store. `shared_bytes`: the limit of payloads in shared
+        memory, 0: none; `segments_max`: the system allows no more of them. `sources`: what may be attached.
+        `environment_checks`: of what the server depends on besides its stores. `room`: of its disks. `make_page`: makes
+        the web page, if there is one.
         """
         self.started_s = int(time.time()) if started_s is None else started_s
+        self.share = share
         self.metadata, self.users, self.tags, self.audit = metadata, users, tags, audit
         self.metrics = metrics = metrics or Registry()
         metrics.declare(catalogue.UPTIME_S, lambda: int(time.time()) - self.started_s)
@@ -107,7 +110,7 @@ class Service:
                 shared,
                 keys,
             ),
-            MaintenanceCalls(*stores, ids, sources, snapshots, tags, scratch, room or Room()),
+            MaintenanceCalls(*stores, ids, sources, snapshots, tags, scratch, room or Room(), share),
             ServerCalls(*stores, identity, metrics, names, self.started_s, environment_checks, self.page),
             CopyCalls(*stores, ids, quotas, executor, catalog, snapshots, tags, keys),
             LeaseCalls(metadata),

@@ -63,6 +63,7 @@ class _Server:
             metrics=registry,
             users=UserStore(MemoryStore()),
             recent=RecentFailures(),
+            share=1,
         )
         self._dispatcher = Dispatcher(cast(Service, self.service))
 

@@ -17,6 +17,7 @@ from dieselfs.limits import (
     TURN_WAIT_S,
 )
 from dieselfs.rpc.methods import BUILD, METHODS, RENEWAL
+from dieselfs.rpc.serving.slots import part_of
 from dieselfs.telemetry import catalogue
 from dieselfs.telemetry.registry import Registry
 from dieselfs_server.admission.fair_queue import FairQueue, Turn
@@ -27,13 +28,19 @@ from dieselfs_server.admission.throttle import RENEWAL_WAIT_S_MAX
 class CallQueue:
     """For one event loop."""
 
-    def __init__(self, metrics: Registry, thread_clock: Callable[[], float] | None = None) -> None:
-        """`thread_clock`: processor time of the present thread in seconds; `time.thread_time`."""
+    def __init__(
+        self, metrics: Registry, thread_clock: Callable[[], float] | None = None, share: int = 1
+    ) -> None:
+        """`thread_clock`: processor time of the present thread in seconds; `time.thread_time`. `share`: of so many
+        processes, which have equal parts of the builds. Each has an interpreter of its own, so the limits of costs are
+        those of one process.
+        """
         self.metrics, self.thread_clock = metrics, thread_clock or time.thread_time
         # Changed only between checkpoints.
         limits = CALL_COST_MAX_US, CALL_COST_OF_USER_MAX_US, SMALL_CALL_COST_US, CALL_DEBT_MAX_US
         self._queue = FairQueue(*limits)
-        self._builds = FairQueue(BUILDS_MAX, BUILDS_OF_USER_MAX, 0)  # by their number
+        builds = part_of(BUILDS_MAX, share), part_of(BUILDS_OF_USER_MAX, share)
+        self._builds = FairQueue(*builds, 0)  # by their number
         metrics.gauge("calls.waiting", "Calls that wait for the turn of their user.", self._waiting)
         metrics.gauge(
             "calls.cost_in_flight_s",

@@ -55,6 +55,10 @@ class TokenBucket:
         return self.level >= self.rate * BURST_S
 
 
+def full_bucket(rate: float, now_s: float) -> TokenBucket:
+    return TokenBucket(rate, rate * BURST_S, now_s)
+
+
 class Rates:
     """The buckets of a server. For one thread at a time."""
 
@@ -98,7 +102,7 @@ class Rates:
         if bucket is None:
             if len(self._buckets) >= BUCKETS_MAX:
                 self._remove_full(now_s)
-            bucket = self._buckets[key] = TokenBucket(rate, rate * BURST_S, now_s)
+            bucket = self._buckets[key] = full_bucket(rate, now_s)
         return bucket.take(amount, rate, now_s)
 
     def _remove_full(self, now_s: float) -> None:
@@ -119,9 +123,9 @@ assert REQUEST_WAIT_S_MAX < SERVER_SILENCE_S
 class Throttle:
     """For one event loop."""
 
-    def __init__(self, users: UserStore, metrics: Registry) -> None:
+    def __init__(self, users: UserStore, metrics: Registry, rates: Rates | None = None) -> None:
         self._users = users
-        self._rates = Rates()
+        self._rates = rates or Rates()
         self._waited_s = metrics.declare(catalogue.RATES_WAITED_S)
         self._waits = metrics.counter("rates.waits", "Pauses of calls of users, for their rates.")
 

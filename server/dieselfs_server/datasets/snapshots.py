@@ -11,8 +11,8 @@ were applied are in a file beside it, which no client gets.
 import errno
 import logging
 import os
-from collections.abc import Awaitable, Callable, Sequence, Set
-from contextlib import suppress
+from collections.abc import Awaitable, Callable, Iterator, Sequence, Set
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from io import BytesIO
@@ -26,6 +26,7 @@ from dieselfs.chunk.format import ChunkHeader
 from dieselfs.chunk.ids import CHUNK_ID_BYTES
 from dieselfs.digests import DIGEST_BYTES, digest_of
 from dieselfs.errors import Damaged, DieselfsError, InvalidInput, NotFound, StorageFull, Unavailable
+from dieselfs.process.state_dirs import locked
 from dieselfs.records import ChunkRecord, DatasetRecord
 from dieselfs.rpc.records import TagRecord
 from dieselfs.snapshot.builder import SnapshotBuilder
@@ -101,6 +102,10 @@ def tag_record(name: str, header: SnapshotHeader) -> TagRecord:
     )
 
 
+BUILD_WAIT_S = 3600.0
+"""How long a process waits for another one that builds a snapshot of the dataset."""
+
+
 class SnapshotCache:
     """One folder with a file for each dataset and generation. Concurrent requests share one build."""
 
@@ -110,9 +115,13 @@ class SnapshotCache:
         metadata: MetadataStore,
         identity: Identity | LiveIdentity,
         headers: Headers | None = None,
+        is_shared: bool = False,
     ) -> None:
-        """`headers`: of stored chunks, to build a generation from the one before; None builds from all entries."""
+        """`headers`: of stored chunks, to build a generation from the one before; None builds from all entries.
+        `is_shared`: other processes of this server have the same folder.
+        """
         self._folder = folder
+        self._is_shared = is_shared
         self._headers = headers
         self._identity = identity
         self._metadata = metadata
@@ -150,12 +159,48 @@ class SnapshotCache:
             return self._older(dataset, generation)
         if (kept := self.kept(dataset)) is not None:
             return kept
+        with self._alone(dataset.dataset_id):
+            if self._is_shared:
+                dataset = self._metadata.dataset(dataset.name)
+                if (kept := self.kept(dataset)) is not None:  # another process has built it meanwhile
+                    return kept
+            return self._built(dataset)
+
+    @contextmanager
+    def _alone(self, dataset_id: bytes) -> Iterator[None]:
+        """The block is that of one process at a time, for a dataset. Forgets what others have removed."""
+        if not self._is_shared:
+            yield
+            return
+        for path in [*self._open]:
+            if path.name.startswith(dataset_id.hex()) and not path.exists():
+                self._open.pop(path, None)
+        with ExitStack() as stack:
+            try:
+                self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+                stack.enter_context(locked(self._lock_path(dataset_id), BUILD_WAIT_S))
+            except BlockingIOError:
+                raise Unavailable(
+                    f"another process of the server builds a snapshot of this dataset for {BUILD_WAIT_S:.0f} s"
+                ) from None
+            except OSError as error:
+                raise Unavailable(
+                    f"the server cannot write a snapshot in {self._folder}: {error.strerror}"
+                ) from None
+            yield
+
+    def _lock_path(self, dataset_id: bytes) -> Path:
+        return self._folder / f"{dataset_id.hex()}.lock"
+
+    def _built(self, dataset: DatasetRecord) -> Snapshot:
+        """The newest snapshot, which is not kept."""
         made = self._since_last(dataset.dataset_id) or self._from_all(dataset)
         path = self._path(dataset.dataset_id, made.dataset)  # of the generation built, which may be newer
         is_stored = self._store(dataset.dataset_id, path, made.write, made.chunks)
         for unused in [each for each in self._ahead if each.name.startswith(dataset.dataset_id.hex())]:
             self._ahead.discard(unused)
-            if unused != path:  # else built again, for a caller whose record was older
+            # Else built again, for a caller whose record was older, or other processes may have sent it.
+            if unused != path and not self._is_shared:
                 self._open.pop(unused, None)
                 unused.unlink(missing_ok=True)
         self.drop(dataset.dataset_id, GENERATIONS_KEPT)
@@ -357,6 +402,8 @@ class SnapshotCache:
         for path in paths[kept:]:
             self._open.pop(path, None)
             path.unlink(missing_ok=True)
+        if not kept:
+            self._lock_path(dataset_id).unlink(missing_ok=True)
         for path in self._folder.glob(f"{dataset_id.hex()}-*.chunks"):
             if not path.with_suffix(".snapshot").exists():
                 path.unlink(missing_ok=True)

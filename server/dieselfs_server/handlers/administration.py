@@ -30,6 +30,7 @@ from dieselfs.rpc.records import (
     ServerStatus,
     TagRecord,
 )
+from dieselfs.rpc.serving.slots import part_of
 from dieselfs.telemetry.activity import SERVER_METRICS
 from dieselfs.telemetry.registry import Registry, Report
 from dieselfs_server import condition
@@ -49,7 +50,7 @@ from dieselfs_server.maintenance import attachments
 from dieselfs_server.maintenance import fsck as checking
 from dieselfs_server.maintenance import purge as purging
 from dieselfs_server.maintenance import rebuild as rebuilding
-from dieselfs_server.maintenance.jobs import MaintenanceJobs
+from dieselfs_server.maintenance.jobs import JOBS_MAX, MaintenanceJobs
 from dieselfs_server.metadata.interface import MetadataStore
 from dieselfs_server.reading.shared_payloads import SharedPayloads
 from dieselfs_server.store.attached import Sources
@@ -174,9 +175,11 @@ class MaintenanceCalls:
     scratch: Path
     """A folder for temporary files."""
     room: Room
+    share: int
+    """Of so many processes of this server, which have equal parts of the limit of jobs."""
 
     def __post_init__(self) -> None:
-        self._jobs = MaintenanceJobs(self.metadata, time.time_ns)
+        self._jobs = MaintenanceJobs(self.metadata, time.time_ns, part_of(JOBS_MAX, self.share))
 
     async def _run(
         self, call: Call, dataset_id: bytes, what: str, work: Callable[..., Result], *arguments: object

@@ -58,13 +58,14 @@ log = logging.getLogger(__name__)
 
 
 class MaintenanceJobs:
-    """Runs jobs in threads of their own: one of each dataset, JOBS_MAX in all. For one event loop."""
+    """Runs jobs in threads of their own: one of each dataset, `jobs_max` in all. For one event loop."""
 
-    def __init__(self, metadata: MetadataStore, now_ns: Callable[[], int]) -> None:
+    def __init__(self, metadata: MetadataStore, now_ns: Callable[[], int], jobs_max: int = JOBS_MAX) -> None:
         self._metadata = metadata
         self._now_ns = now_ns
         self._running: dict[bytes, str] = {}  # by dataset ID; changed only between checkpoints
-        self._threads = trio.CapacityLimiter(JOBS_MAX)
+        self._jobs_max = jobs_max
+        self._threads = trio.CapacityLimiter(jobs_max)
 
     async def run(
         self,
@@ -83,9 +84,9 @@ class MaintenanceJobs:
             raise Unavailable(
                 f"{self._running[dataset_id]} of this dataset is running on this server; try again when it has ended"
             )
-        if len(self._running) >= JOBS_MAX:
+        if len(self._running) >= self._jobs_max:
             running = ", ".join(self._running.values())
-            raise Unavailable(f"this server runs {JOBS_MAX} jobs already ({running}); try again later")
+            raise Unavailable(f"this server runs {self._jobs_max} jobs already ({running}); try again later")
         self._running[dataset_id] = what
         holder = f"{what} ({os.uname().nodename}, {secrets.token_hex(4)})"
         try:

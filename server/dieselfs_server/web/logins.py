@@ -12,7 +12,7 @@ import secrets
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Generic, TypeVar
+from typing import Generic, Protocol, TypeVar
 
 from dieselfs.errors import AccessDenied
 from dieselfs.limits import KNOWN_ADDRESS_S
@@ -171,15 +171,32 @@ class Challenge:
     server_nonce: bytes
 
 
+class CallerTokens(Protocol):
+    """`Tokens` of callers, in this process or in memory that several processes share."""
+
+    def add(self, value: Caller, owner: str, now_s: float) -> str: ...
+
+    def find(self, token: str, now_s: float) -> Caller | None: ...
+
+    def take(self, token: str, now_s: float) -> Caller | None: ...
+
+    def clear(self) -> None: ...
+
+
 class Logins:
     """For the trio thread; `clock`: seconds that do not fall."""
 
-    def __init__(self, clock: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        clock: Callable[[], float],
+        links: CallerTokens | None = None,
+        sessions: CallerTokens | None = None,
+    ) -> None:
         self._clock = clock
         self._rate = LoginRate()
-        self._links: Tokens[Caller] = Tokens(LINKS_MAX, LINKS_PER_USER_MAX, LINK_S)
+        self._links: CallerTokens = links or Tokens(LINKS_MAX, LINKS_PER_USER_MAX, LINK_S)
         self._challenges: Tokens[Challenge] = Tokens(CHALLENGES_MAX, CHALLENGES_PER_ADDRESS_MAX, CHALLENGE_S)
-        self._sessions: Tokens[Caller] = Tokens(
+        self._sessions: CallerTokens = sessions or Tokens(
             SESSIONS_MAX, SESSIONS_PER_USER_MAX, SESSION_S, SESSION_IDLE_S
         )
 
@@ -232,8 +249,9 @@ class Logins:
         self._sessions.take(token, self._clock())
 
     def close_all(self) -> None:
-        for tokens in (self._links, self._challenges, self._sessions):
-            tokens.clear()
+        self._links.clear()
+        self._challenges.clear()
+        self._sessions.clear()
 
 
 def checked_proof(

@@ -47,12 +47,13 @@ class Page:
         address: TcpAddress | None,
         tls: Callable[[], ServerTls] | None,
         names: frozenset[str],
+        logins: Logins | None = None,
     ) -> None:
         self._service = service
         self._address = address
         self._tls = tls
         self._names = names
-        self._logins = Logins(trio.current_time)
+        self._logins = logins or Logins(trio.current_time)
         self._live = Live(lambda: service.metrics.report({"component": "server"}))
         self._url: str | None = None
         self._fault = ""
@@ -126,8 +127,13 @@ class Page:
                     await self._changed.wait()
         if self._url is None:
             raise Unavailable(self._fault or "the page has ended: try again")
-        fingerprint = self._tls().channel if self._tls else b""
-        return PageLink(self._url, self._logins.make_link(caller), fingerprint, LINK_S)
+        url, fingerprint = self.where()
+        return PageLink(url, self._logins.make_link(caller), fingerprint, LINK_S)
+
+    def where(self) -> tuple[str, bytes]:
+        """The URL of the page, which is served, and the fingerprint of its certificate, empty without TLS."""
+        assert self._url is not None
+        return self._url, self._tls().channel if self._tls else b""
 
     def keep(self, caller: Caller, lease_s: int) -> None:
         """Serve the page for `lease_s` from now, or give it up (0): without others that opened it, it ends.

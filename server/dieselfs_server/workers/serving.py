@@ -36,7 +36,7 @@ def _work(settings: ServerSettings, shared: Shared, place: int, channel: socket.
     """A worker; returns its exit code."""
     worker = Worker(place, settings.workers, channel, shared)
     if not worker.is_first:
-        settings = replace(settings, is_new=False, admin_key=None, metrics=None, web=None)
+        settings = replace(settings, is_new=False, admin_key=None, metrics=None)
     try:
         trio.run(run_server, settings, worker.ready, worker)
     except (DieselfsError, OSError) as error:

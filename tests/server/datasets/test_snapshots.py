@@ -88,6 +88,27 @@ async def test_many_who_ask_at_once_get_one_snapshot(metadata: CountingMetadata,
     assert got[0].find(b"file") > 0
 
 
+async def test_of_processes_that_share_a_folder_one_builds(
+    metadata: CountingMetadata, tmp_path: Path
+) -> None:
+    """Each has a cache of its own; the lock is that of the file."""
+    caches = [SnapshotCache(tmp_path, metadata, IDENTITY, is_shared=True) for _ in range(2)]
+    digests: list[bytes] = []
+
+    async def ask(cache: SnapshotCache) -> None:
+        digests.append((await cache.get(metadata.dataset("data"))).digest)
+
+    for generation in range(GENERATIONS_KEPT + 2):
+        write(metadata, b"file-%d" % generation)
+        digests.clear()
+        async with trio.open_nursery() as nursery:
+            for cache in caches:
+                nursery.start_soon(ask, cache)
+        assert metadata.tables == generation + 1 and len({*digests}) == 1
+    for cache in caches:  # neither keeps what the other has removed, but for the last
+        assert len(cache._open) <= GENERATIONS_KEPT + 1
+
+
 async def test_older_generations_are_kept_for_a_while(metadata: CountingMetadata, tmp_path: Path) -> None:
     snapshots = SnapshotCache(tmp_path, metadata, IDENTITY)
     for number in range(1, GENERATIONS_KEPT + 3):

@@ -7,16 +7,21 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import ExitStack, closing, suppress
+from contextlib import ExitStack, closing
 from pathlib import Path
 from threading import Event
 from urllib.request import urlopen
 
+import httpx
+import numpy as np
 import pytest
 
 from dieselfs.dataset import Dataset
 from dieselfs.errors import EXIT_UNAVAILABLE, AccessDenied
 from dieselfs.process.launch import ProcessHandle
+from dieselfs.rpc.limit_kinds import RateRecord
+from dieselfs.rpc.records import PageLink
+from dieselfs_server.admission.throttle import BURST_S
 from tests.support.server import RunningServer, free_port, running_server
 
 WAIT_S = 30.0
@@ -178,6 +183,55 @@ def test_what_needs_one_process_is_refused_with_the_reason(
     assert reason in line
 
 
+RATE = 4 << 20
+BURST = int(RATE * BURST_S)
+
+
+def test_the_rate_of_a_user_holds_over_all_workers(server: RunningServer) -> None:
+    """Two workers with a bucket each would give twice the burst at once."""
+    key, content = server.user("alice", all_datasets="admin"), os.urandom(BURST // 2)
+    with Dataset(server.settings(key), "data", must_exist=False) as writing:
+        writing.put("large", content)
+        writing.flush()
+    with closing(server.client()) as administrator, ExitStack() as stack:
+        readers = [stack.enter_context(Dataset(server.settings(key), "data")) for _ in range(2)]
+        administrator.set_rate(RateRecord("alice", bytes_per_s=RATE))
+        began_s = time.monotonic()
+        with ThreadPoolExecutor(2) as pool:
+            for read in [pool.submit(_read_parts, reader, len(content)) for reader in readers]:
+                assert read.result(WAIT_S) == 3 * len(content)
+        assert time.monotonic() - began_s >= (6 * len(content) - BURST) / RATE * 0.9
+
+
+def _read_parts(reader: Dataset, length: int) -> int:
+    """Read a file three times, in parts, each from the server."""
+    chunk_id = reader.snapshot.chunk_id(0)
+    parts = np.array([[start, length // 4] for start in range(0, length, length // 4)], np.uint32)
+    return sum(len(reader.client.ranges("data", chunk_id, parts)) for _ in range(3))
+
+
+def test_links_and_sessions_of_the_page_hold_whichever_worker_answers(tmp_path: Path) -> None:
+    options = (*TWO, "--web", f"127.0.0.1:{free_port()}")
+    with running_server(tmp_path / "server", options) as server, ExitStack() as stack:
+        key = server.user("alice", all_datasets="admin")
+        clients = [stack.enter_context(closing(server.client(key))) for _ in range(2)]
+        links = [client.open_page(60) for client in clients]
+        assert len({(link.address, link.fingerprint) for link in links}) == 1
+        with httpx.Client(verify=False, base_url=links[0].address) as browser:
+            for link in links:
+                assert log_in(browser, link).status_code == 200
+                assert log_in(browser, link).status_code >= 400  # it is for one use
+                assert browser.get("/api/failures").status_code == 200
+            _kill(server, 0)
+            until(lambda: _answers(links[0].address))
+            assert browser.get("/api/failures").status_code == 200  # the session is that of the server
+
+
+def log_in(browser: httpx.Client, link: PageLink) -> httpx.Response:
+    origin = link.address.rstrip("/")
+    return browser.post("/api/link", json={"token": link.token}, headers={"origin": origin})
+
+
 def test_status_and_metrics_of_all_workers_are_those_of_one_server(tmp_path: Path) -> None:
     address = f"127.0.0.1:{free_port()}"
     with running_server(tmp_path / "server", (*TWO, "--metrics", address)) as server, ExitStack() as stack:
@@ -203,11 +257,14 @@ def test_status_and_metrics_of_all_workers_are_those_of_one_server(tmp_path: Pat
         _kill(server, 1)
         assert scraped(answered) == 5 * len(clients)  # sums do not fall
         _kill(server, 0)
-        until(lambda: _answers(address))
+        until(lambda: _answers(f"http://{address}/metrics"))
         assert scraped(answered) == 5 * len(clients)
 
 
-def _answers(address: str) -> bool:
-    with suppress(OSError), urlopen(f"http://{address}/metrics", timeout=WAIT_S):
-        return True
-    return False
+def _answers(url: str) -> bool:
+    """Whether a web server answers, whatever it says."""
+    try:
+        httpx.get(url, verify=False, timeout=WAIT_S)
+    except httpx.TransportError:
+        return False
+    return True

@@ -1,0 +1,94 @@
+"""A table in memory that the parent maps and its workers share. This module maps memory, and locks a file in memory.
+
+Records have one length each. A key has few places where it may be; if all are taken, the record that the caller gives
+up first gives way. So a table never grows, and a look-up takes microseconds.
+"""
+
+import fcntl
+import mmap
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from hashlib import blake2b
+
+KEY_BYTES = 16
+PLACES = 16
+"""Places of a key."""
+LOCK_TRIES_MAX = 1000
+"""A holder needs microseconds. One that was stopped meanwhile must not stop the others: after so many tries they go
+ahead, and one of two changes may be lost."""
+
+_EMPTY = bytes(KEY_BYTES)
+
+
+def key_of(*parts: str) -> bytes:
+    """A key for texts, which differ from those of any other key."""
+    digest = blake2b(digest_size=KEY_BYTES)
+    for part in parts:
+        encoded = part.encode("utf-8", "surrogatepass")
+        digest.update(len(encoded).to_bytes(8, "little") + encoded)
+    return digest.digest()
+
+
+class SharedTable:
+    """For one thread of each process at a time. The kernel releases the lock of a process that dies."""
+
+    def __init__(self, records_max: int, value_bytes: int) -> None:
+        self._record_bytes, self._records_max = KEY_BYTES + value_bytes, records_max
+        self._memory = mmap.mmap(-1, records_max * self._record_bytes)
+        self._lock = os.memfd_create("dieselfs-table", os.MFD_CLOEXEC)
+
+    def get(self, key: bytes) -> bytes | None:
+        with self._locked():
+            place = self._find(key)
+            return None if place is None else self._value(place)
+
+    def change(
+        self, key: bytes, edit: Callable[[bytes | None], bytes | None], worth: Callable[[bytes], float]
+    ) -> None:
+        """Replace the value of a key by `edit` of it, None for no value. `worth` of a value: the record with the least
+        gives way if the key has no place.
+        """
+        with self._locked():
+            place = self._find(key)
+            value = edit(None if place is None else self._value(place))
+            if place is None:
+                if value is None:
+                    return
+                place = self._free(key, worth)
+            start = place * self._record_bytes
+            record = _EMPTY + bytes(self._record_bytes - KEY_BYTES) if value is None else key + value
+            self._memory[start : start + self._record_bytes] = record
+
+    def _places(self, key: bytes) -> Iterator[int]:
+        first = int.from_bytes(key[:8], "little")
+        return ((first + step) % self._records_max for step in range(min(PLACES, self._records_max)))
+
+    def _key(self, place: int) -> bytes:
+        start = place * self._record_bytes
+        return self._memory[start : start + KEY_BYTES]
+
+    def _value(self, place: int) -> bytes:
+        start = place * self._record_bytes
+        return self._memory[start + KEY_BYTES : start + self._record_bytes]
+
+    def _find(self, key: bytes) -> int | None:
+        return next((place for place in self._places(key) if self._key(place) == key), None)
+
+    def _free(self, key: bytes, worth: Callable[[bytes], float]) -> int:
+        places = [*self._places(key)]
+        empty = next((place for place in places if self._key(place) == _EMPTY), None)
+        return min(places, key=lambda place: worth(self._value(place))) if empty is None else empty
+
+    @contextmanager
+    def _locked(self) -> Iterator[None]:
+        for _ in range(LOCK_TRIES_MAX):
+            try:
+                fcntl.lockf(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except OSError:
+                os.sched_yield()
+        try:
+            yield
+        finally:
+            fcntl.lockf(self._lock, fcntl.LOCK_UN)
