@@ -74,6 +74,10 @@ class Pages(Protocol):
 
     def drop(self, nodes: npt.NDArray[np.integer]) -> None: ...
 
+    def drop_parts(self, extents: Extents) -> None:
+        """As `drop`, for the pages of extents."""
+        ...
+
     def uncover(self, nodes: npt.NDArray[np.integer]) -> None:
         """As `drop`, and everything else that keeps a read from the daemon."""
         ...

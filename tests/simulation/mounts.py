@@ -56,6 +56,10 @@ class Pages:
 
     uncover = drop
 
+    def drop_parts(self, extents: Extents) -> None:
+        for node, place in zip(extents.nodes.tolist(), extents.places.tolist(), strict=True):
+            self._stored.get(node, {}).pop(place, None)
+
     def reclaimed(self, extents: Extents) -> npt.NDArray[np.bool_]:
         return np.array([int(node) not in self._stored for node in extents.nodes], np.bool_)
 

@@ -6,13 +6,28 @@ from dieselfs_client.memory.chunk_cache import ChunkCache
 from dieselfs_client.mount.reading.core import MountCore
 from dieselfs_client.mount.reading.read_path import ReadPath
 from dieselfs_client.prefetch.prefetcher import Prefetcher
+from dieselfs_client.prefetch.runs import Runs
+
+
+class NoRuns(Runs):
+    """Chunks ahead of a reader come into memory alone."""
+
+    def __init__(self, chunk_cache: ChunkCache) -> None:
+        self._chunk_cache = chunk_cache
+
+    def bring(self, node: int, chunk: int) -> None:
+        self._chunk_cache.prefetch(chunk)
+
+    def is_coming(self, chunk: int) -> bool:
+        return False
 
 
 class NoReadAhead(Prefetcher):
     """Holds and stores nothing, so that every chunk is fetched whole."""
 
-    def __init__(self) -> None:
+    def __init__(self, chunk_cache: ChunkCache) -> None:
         self.moved = trio.Event()
+        self.runs = NoRuns(chunk_cache)
 
     def note_read(self, node: int) -> None:
         pass
@@ -43,4 +58,4 @@ class NoReadAhead(Prefetcher):
 
 
 def plain_reads(core: MountCore, chunk_cache: ChunkCache) -> ReadPath:
-    return ReadPath(core, chunk_cache, NoReadAhead())
+    return ReadPath(core, chunk_cache, NoReadAhead(chunk_cache))

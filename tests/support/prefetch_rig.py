@@ -60,6 +60,9 @@ class DictPages:
 
     uncover = drop
 
+    def drop_parts(self, extents: Extents) -> None:
+        self.drop(extents.nodes)
+
     def reclaimed(self, extents: Extents) -> npt.NDArray[np.bool_]:
         return np.array([node not in self.files for node in extents.nodes.tolist()], np.bool_)
 

@@ -106,8 +106,12 @@ class ChunkCache(TrioCache[Key, memoryview]):
         node_cache = self.node_cache()
         if node_cache is not None and node_cache.owns(chunk):
             node_cache.start(chunk)
-        elif 2 * (self.policy.reserved_bytes + self._length_bytes(chunk)) <= self._memory_bytes:
+        elif self.has_room_ahead(chunk):
             self.start(chunk)
+
+    def has_room_ahead(self, chunk: int) -> bool:
+        """Whether chunks in flight leave half of the budget to chunks in use, with this one."""
+        return 2 * (self.policy.reserved_bytes + self._length_bytes(chunk)) <= self._memory_bytes
 
     async def fetch(self, key: Key, limiter: trio.CapacityLimiter | None = None) -> memoryview:
         """As `TrioCache.fetch`, for a chunk of this node through the node cache. If that does not have it in time, or

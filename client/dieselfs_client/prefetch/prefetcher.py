@@ -11,6 +11,7 @@ is fetched again.
 
 import logging
 from collections.abc import Callable, Hashable, Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 
 import numpy as np
@@ -34,6 +35,7 @@ from dieselfs_client.memory.trio_cache import Foreground
 from dieselfs_client.prefetch.batches import Arrived, Batch, FetchBatches
 from dieselfs_client.prefetch.budget import CHUNKS_AT_ONCE, LOOK_AGAIN_S, PrefetchBudget, sampled, spread
 from dieselfs_client.prefetch.lending import Lending
+from dieselfs_client.prefetch.runs import Runs
 from dieselfs_client.prefetch.tripwires import HitRate, Tripwires
 
 BATCHES_AT_ONCE_MAX = FETCHES_AT_ONCE_MAX // 2
@@ -106,6 +108,15 @@ class Prefetcher:
         self._clock = clock
         self._foreground = foreground or Foreground()
         self._lending = Lending(chunk_cache, nursery, clock)
+        self.runs = Runs(
+            self.table,
+            self.budget,
+            chunk_cache,
+            nursery,
+            self._put,
+            self._drop_parts,
+            allotment.window // 2,
+        )
         self._is_over = False  # the mount has ended
         self._looked_s, self._looks = -np.inf, 0
         self._plans: dict[Hashable, _Following] = {}
@@ -391,7 +402,11 @@ class Prefetcher:
         return due
 
     async def _take_back(self, needy: PlanWindow) -> bool:
-        """Release recalled spans, or the last span of another plan that holds its part; False if there are none."""
+        """Release what runs have, recalled spans, or the last span of another plan that holds its part; False if there
+        are none.
+        """
+        if await self.runs.give_back():
+            return True
         for window in self.windows:
             nodes = window.release_recalled()
             if not len(nodes) and window is not needy and self._has_its_part(window):
@@ -524,6 +539,11 @@ class Prefetcher:
         if len(nodes):
             self._wake()
         return bool(len(nodes))
+
+    async def _drop_parts(self, extents: Extents) -> None:
+        with suppress(MountError):  # the next push notes that the mount has ended
+            await trio.to_thread.run_sync(self._pages.drop_parts, extents, limiter=self.pushing)
+        self._wake()
 
     def _wake(self) -> None:
         self.moved.set()

@@ -103,6 +103,9 @@ class SetPages:
     def drop(self, nodes: npt.NDArray[np.integer]) -> None:
         self.files -= set(nodes.tolist())
 
+    def drop_parts(self, extents: Extents) -> None:
+        self.drop(extents.nodes)
+
     def reclaimed(self, extents: Extents) -> npt.NDArray[np.bool_]:
         return np.array([node not in self.files for node in extents.nodes.tolist()], np.bool_)
 

@@ -173,6 +173,14 @@ class PageCache:
         """Drop the pages of files, except pages that are mapped or being read."""
         self._order(b"D", self._paths(nodes.tolist()))
 
+    def drop_parts(self, extents: Extents) -> None:
+        """Drop the pages of extents, except pages that are mapped or being read."""
+        for node in np.unique(extents.nodes).tolist():
+            of_file = extents[extents.nodes == node]
+            path, places = self._files_of(np.array([node]), of_file.places)
+            ranges = np.stack([places, of_file.lengths], axis=1)
+            self._order(b"A", path, ranges.astype(np.uint64).tobytes())
+
     def reclaimed(self, extents: Extents) -> npt.NDArray[np.bool_]:
         """Whether the kernel has reclaimed pages of each of these stored extents. False also if that is unknown,
         because the file cannot be opened, or the helper has just died.

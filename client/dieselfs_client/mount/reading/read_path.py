@@ -28,6 +28,7 @@ from dieselfs_client.memory.chunk_cache import Blocks, ChunkCache
 from dieselfs_client.mount.reading.core import ExtentPart, MountCore
 from dieselfs_client.mount.reading.read_around import ReadAround
 from dieselfs_client.prefetch.prefetcher import Prefetcher
+from dieselfs_client.prefetch.runs import RUN_AHEAD_BYTES, RUN_WIRE_BYTES
 
 READ_AHEAD_BYTES = 2 * CHUNK_TARGET_BYTES
 """How far ahead of a sequential reader of one file its chunks are fetched."""
@@ -59,6 +60,7 @@ class SequentialReads:
     def __init__(self, files_max: int = FILES_REMEMBERED_MAX) -> None:
         self._files_max = files_max
         self._runs: OrderedDict[int, tuple[int, int]] = OrderedDict()
+        self._pushed: dict[int, int] = {}  # up to where chunks ahead of a run are pushed
 
     def continues(self, inode: int, offset: int, end: int) -> bool:
         """Note a read from `offset` to `end`; True if it continues a run that began with the file, or has RUN_BYTES.
@@ -66,12 +68,18 @@ class SequentialReads:
         The pages of one mapped record are read one after the other, too.
         """
         begin, last = self._runs.pop(inode, (offset, -1))
-        if last != offset:
+        is_next = last <= offset <= max(last, self._pushed.get(inode, -1))
+        if not is_next:
             begin = offset
+            self._pushed.pop(inode, None)
         self._runs[inode] = begin, end
         if len(self._runs) > self._files_max:
-            self._runs.popitem(last=False)
-        return last == offset and (begin == 0 or end - begin >= RUN_BYTES)
+            self._pushed.pop(self._runs.popitem(last=False)[0], None)
+        return is_next and (begin == 0 or end - begin >= RUN_BYTES)
+
+    def pushed(self, inode: int, end: int) -> None:
+        """The file is pushed up to `end`: the next read of its run may come from anywhere before."""
+        self._pushed[inode] = end
 
     def is_in_run(self, inode: int, offset: int) -> bool:
         """Whether the last read of a file, from `offset` on, continued another."""
@@ -181,11 +189,38 @@ class ReadPath:
         end = offset + size
         self._read_around.requested(inode, offset, end)
         if self._sequential.continues(inode, offset, end):
-            for chunk in self.core.chunks_ahead(inode, end, READ_AHEAD_BYTES):
-                self._chunk_cache.prefetch(chunk)
+            self._read_ahead(inode, end, size)
+            if self._is_early(parts):
+                return None
         if buffers is not None:
             self._at_once.value += 1
         return buffers
+
+    def _read_ahead(self, inode: int, offset: int, size: int) -> None:
+        """Fetch what a sequential reader needs from `offset` on. Push it if the file spans chunks and
+        `size`, for which the kernel asks, is small: a few large requests take less time than a push.
+        """
+        if size > RUN_WIRE_BYTES or not self._has_blocks:
+            for chunk in self.core.chunks_ahead(inode, offset, READ_AHEAD_BYTES):
+                self._chunk_cache.prefetch(chunk)
+            return
+        chunks = self.core.chunks_ahead(inode, offset, RUN_AHEAD_BYTES)
+        if len(chunks) > 1:
+            for chunk in chunks:
+                self._ahead.runs.bring(inode - 1, chunk)
+            self._sequential.pushed(inode, offset + RUN_AHEAD_BYTES)
+        elif chunks:
+            self._chunk_cache.prefetch(chunks[0])
+
+    def _is_early(self, parts: list[ExtentPart]) -> bool:
+        """Whether a sequential reader comes to a chunk before it is pushed, and has asked for nothing that is pushed: a
+        push waits for pages for which the kernel has asked.
+        """
+        return (
+            len(parts) == 1
+            and parts[0].start + parts[0].length <= RUN_WIRE_BYTES
+            and self._ahead.runs.is_coming(parts[0].extent.chunk)
+        )
 
     def _held(self, parts: list[ExtentPart]) -> Buffers | None:
         buffers: Buffers = []
@@ -241,6 +276,9 @@ class ReadPath:
                 is_done = True
                 return [held[offset : offset + size]]
             self._prefetch(parts[1:])
+            if self._is_early(parts):
+                with trio.move_on_after(HELD_BACK_S):
+                    await self._ahead.runs.arrival(parts[0].extent.chunk)
             with trio.move_on_after(self._timeout_s):
                 buffers = _checked(parts, [await self._fetch_part(part) for part in parts])
                 is_done = True

@@ -248,6 +248,16 @@ def test_what_is_dropped_is_gone_and_comes_back_when_read(mount: Mount) -> None:
 
 
 @undisturbed
+def test_a_part_of_a_file_is_dropped_alone(mount: Mount) -> None:
+    mount.store_chunks()
+    extents = mount.table.of_files(np.array([mount.node(b"large")]))
+    assert len(extents) > 1
+    mount.pages.drop_parts(extents[np.array([1])])
+    is_gone = mount.pages.reclaimed(extents)
+    assert is_gone[1] and not is_gone[0]
+
+
+@undisturbed
 def test_what_the_kernel_has_reclaimed_is_found(mount: Mount) -> None:
     mount.store_chunks()
     everything = mount.table.of_files(np.array([mount.node(path) for path in SIZES]))

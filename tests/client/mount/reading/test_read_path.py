@@ -47,6 +47,9 @@ class NoPages:
     def drop(self, nodes: npt.NDArray[np.integer]) -> None:
         pass
 
+    def drop_parts(self, extents: Extents) -> None:
+        pass
+
     def reclaimed(self, extents: Extents) -> npt.NDArray[np.bool_]:
         return np.zeros(len(extents), np.bool_)
 

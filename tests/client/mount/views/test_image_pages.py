@@ -145,6 +145,8 @@ def test_pages_of_a_file_that_is_stored_in_parts(mount: ImageMount) -> None:
     assert [place for place, is_there in enumerate(pages_of(mount, b"large")) if is_there] == [
         *range(first, last)
     ]
+    mount.pages.drop_parts(cut)
+    assert not any(pages_of(mount, b"large"))
     read_all(mount)
 
 

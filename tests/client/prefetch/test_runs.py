@@ -1,0 +1,170 @@
+"""A sequential reader of a large file, over a page cache that is a table of ranges."""
+
+import random
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+import trio
+import trio.testing
+
+from dieselfs.limits import KIB, MIB
+from dieselfs.prefetch.extent_table import Extents
+from dieselfs_client.memory.budget import Allotment
+from dieselfs_client.memory.chunk_cache import ChunkCache
+from dieselfs_client.mount.reading.core import ROOT_INODE, MountCore
+from dieselfs_client.mount.reading.read_path import ReadPath
+from dieselfs_client.prefetch.prefetcher import Prefetcher
+from dieselfs_client.prefetch.runs import RUN_AHEAD_BYTES, RUN_ROOM_BYTES_MIN, RUN_WIRE_BYTES
+from tests.support.dataset import MemoryChunkSource, PackedDataset, TreeEntry, pack_entries
+
+FILE_BYTES = 96 * MIB
+CHUNKS = FILE_BYTES // MIB
+STEP_BYTES = 128 * KIB
+LARGE = ROOT_INODE + 1
+CONTENT = random.Random(1).randbytes(FILE_BYTES)
+CACHE_BYTES = 2 * RUN_AHEAD_BYTES + 8 * MIB
+WINDOW_BYTES = 2 * RUN_ROOM_BYTES_MIN
+"""Runs take half of it."""
+
+pytestmark = pytest.mark.usefixtures("threads_take_no_time")
+
+
+@pytest.fixture(scope="module")
+def packed() -> PackedDataset:
+    return pack_entries([TreeEntry(b"large", 0o100644, 0, CONTENT)], chunk_bytes=MIB)
+
+
+@dataclass
+class RangePages:
+    """Checks that only true bytes are stored. `steps`: those of the file that are stored."""
+
+    steps: set[int] = field(default_factory=set)
+    most: int = 0
+    stored_bytes: int = 0
+
+    def store(self, extents: Extents, payload: memoryview, starts: npt.NDArray[np.int64]) -> int:
+        for place, start, length in zip(
+            extents.places.tolist(), starts.tolist(), extents.lengths.tolist(), strict=True
+        ):
+            assert payload[start : start + length] == CONTENT[place : place + length]
+            self.steps |= _steps(place, length)
+            self.stored_bytes += length
+        self.most = max(self.most, len(self.steps))
+        return int(extents.lengths.sum())
+
+    def drop(self, nodes: npt.NDArray[np.integer]) -> None:
+        self.steps.clear()
+
+    uncover = drop
+
+    def drop_parts(self, extents: Extents) -> None:
+        for place, length in zip(extents.places.tolist(), extents.lengths.tolist(), strict=True):
+            self.steps -= _steps(place, length)
+
+    def reclaimed(self, extents: Extents) -> npt.NDArray[np.bool_]:
+        return np.zeros(len(extents), np.bool_)
+
+
+def _steps(place: int, length: int) -> set[int]:
+    return set(range(-(-place // STEP_BYTES), (place + length) // STEP_BYTES))
+
+
+@dataclass
+class Rig:
+    reads: ReadPath
+    prefetcher: Prefetcher
+    pages: RangePages
+    source: MemoryChunkSource
+    requests: int = 0
+
+    async def read(self, first: int, end: int) -> None:
+        """Read as a program does: the daemon is asked for what is not in the page cache."""
+        for step in range(first, end):
+            if step in self.pages.steps:
+                continue
+            self.requests += 1
+            offset = step * STEP_BYTES
+            found = self.reads.at_once(LARGE, offset, STEP_BYTES)
+            if found is None:
+                found = await self.reads.fetch(LARGE, offset, STEP_BYTES)
+            assert b"".join(found) == CONTENT[offset : offset + STEP_BYTES]
+            await trio.testing.wait_all_tasks_blocked()
+
+
+def run(
+    packed: PackedDataset, scenario: Callable[[Rig], Awaitable[None]], window: int, pinned: int = 0
+) -> Rig:
+    rigs: list[Rig] = []
+
+    async def main() -> None:
+        async with trio.open_nursery() as nursery:
+            source, snapshot, pages = packed.source(), packed.snapshot, RangePages()
+            chunk_cache = ChunkCache(snapshot, source, CACHE_BYTES, nursery)
+            allotment = Allotment(0, 0, CACHE_BYTES, window, pinned)
+            prefetcher = Prefetcher(snapshot, chunk_cache, source, pages, allotment, nursery)
+            reads = ReadPath(MountCore(snapshot), chunk_cache, prefetcher)
+            rigs.append(Rig(reads, prefetcher, pages, source))
+            with trio.fail_after(60):
+                await scenario(rigs[0])
+            nursery.cancel_scope.cancel()
+
+    trio.run(main)
+    return rigs[0]
+
+
+async def all_of_it(rig: Rig) -> None:
+    await rig.read(0, FILE_BYTES // STEP_BYTES)
+
+
+def test_a_sequential_reader_asks_for_the_first_bytes_of_each_chunk(packed: PackedDataset) -> None:
+    rig = run(packed, all_of_it, WINDOW_BYTES)
+    assert sorted(rig.source.fetched_chunks) == list(range(CHUNKS)), "each chunk once"
+    assert rig.requests <= CHUNKS + 2 * MIB // STEP_BYTES
+    assert rig.pages.stored_bytes >= FILE_BYTES - CHUNKS * RUN_WIRE_BYTES - 2 * MIB
+
+
+def test_chunks_behind_the_reader_are_dropped(packed: PackedDataset) -> None:
+    async def scenario(rig: Rig) -> None:
+        await all_of_it(rig)
+        assert 0 < rig.prefetcher.budget.window_bytes <= WINDOW_BYTES // 2
+        assert rig.pages.most * STEP_BYTES <= WINDOW_BYTES // 2
+
+    run(packed, scenario, WINDOW_BYTES)
+
+
+def test_what_can_be_pinned_stays(packed: PackedDataset) -> None:
+    async def scenario(rig: Rig) -> None:
+        await all_of_it(rig)
+        assert rig.prefetcher.budget.pinned_bytes == FILE_BYTES and not rig.prefetcher.budget.window_bytes
+
+    rig = run(packed, scenario, 0, FILE_BYTES)
+    assert sorted(rig.source.fetched_chunks) == list(range(CHUNKS)), "each chunk once"
+    assert rig.requests <= CHUNKS + 2 * MIB // STEP_BYTES
+
+
+def test_without_room_nothing_is_pushed(packed: PackedDataset) -> None:
+    rig = run(packed, all_of_it, RUN_ROOM_BYTES_MIN)
+    assert not rig.pages.stored_bytes
+    assert sorted(rig.source.fetched_chunks) == list(range(CHUNKS)), "each chunk once"
+
+
+def test_random_reads_push_nothing(packed: PackedDataset) -> None:
+    async def scenario(rig: Rig) -> None:
+        for step in random.Random(2).sample(range(1, FILE_BYTES // STEP_BYTES), 20):
+            await rig.read(step, step + 1)
+
+    assert not run(packed, scenario, WINDOW_BYTES).pages.stored_bytes
+
+
+def test_a_plan_gets_the_room_of_runs(packed: PackedDataset) -> None:
+    async def scenario(rig: Rig) -> None:
+        await rig.read(0, FILE_BYTES // STEP_BYTES // 2)
+        assert rig.prefetcher.budget.window_bytes
+        assert await rig.prefetcher.runs.give_back()
+        assert not rig.prefetcher.budget.window_bytes and not rig.pages.steps
+        assert not await rig.prefetcher.runs.give_back()
+
+    run(packed, scenario, WINDOW_BYTES)
