@@ -155,6 +155,8 @@ class SnapshotCache:
             await trio.to_thread.run_sync(self._delta_from_last, built, abandon_on_cancel=True)
 
     def _get(self, dataset: DatasetRecord, generation: int) -> Snapshot:
+        if self._is_shared:
+            self._forget_removed(dataset.dataset_id)
         if generation not in (0, dataset.generation):
             return self._older(dataset, generation)
         if (kept := self.kept(dataset)) is not None:
@@ -168,13 +170,10 @@ class SnapshotCache:
 
     @contextmanager
     def _alone(self, dataset_id: bytes) -> Iterator[None]:
-        """The block is that of one process at a time, for a dataset. Forgets what others have removed."""
+        """The block is that of one process at a time, for a dataset."""
         if not self._is_shared:
             yield
             return
-        for path in [*self._open]:
-            if path.name.startswith(dataset_id.hex()) and not path.exists():
-                self._open.pop(path, None)
         with ExitStack() as stack:
             try:
                 self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -188,6 +187,12 @@ class SnapshotCache:
                     f"the server cannot write a snapshot in {self._folder}: {error.strerror}"
                 ) from None
             yield
+
+    def _forget_removed(self, dataset_id: bytes) -> None:
+        """Release the snapshots that other processes have removed."""
+        for path in [*self._open]:
+            if path.name.startswith(dataset_id.hex()) and not path.exists():
+                self._open.pop(path, None)
 
     def _lock_path(self, dataset_id: bytes) -> Path:
         return self._folder / f"{dataset_id.hex()}.lock"
