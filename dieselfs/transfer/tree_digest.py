@@ -23,11 +23,14 @@ from dieselfs.errors import Damaged, InvalidInput, NotFound
 from dieselfs.limits import MIB
 from dieselfs.names import printable
 from dieselfs.snapshot.reader import ExtentRef, Snapshot
+from dieselfs.snapshot.subtree import walk_order
 
 _CONTEXT = b"dieselfs tree 1\0"
 _ENTRY = struct.Struct("<BIQ")
 """Kind, bytes of the path, bytes of content or target; the path follows, and the digest or the target."""
 _READ_BYTES = 1 * MIB
+_BLOCK_NODES = 16_384
+"""Nodes of a snapshot whose columns are read at once."""
 
 
 class ChunkReader(Protocol):
@@ -135,22 +138,21 @@ def digest_of_snapshot(
         spanning = {node: content_digest(snapshot, chunks, node) for node in _spanning_nodes(snapshot)}
     else:
         spanning = _checked_digests(snapshot, chunks, tree)
-    for node in snapshot.walk():
-        path, mode = snapshot.path(node), snapshot.mode(node)
-        if stat.S_ISDIR(mode):
-            tree.add_folder(path)
-        elif stat.S_ISLNK(mode):
-            tree.add_link(path, snapshot.target(node))
-        else:
-            size = snapshot.size(node)
-            digest = spanning.get(node) or _sole_digest(snapshot, node)
-            tree.add_file(path, size, digest)
+    order, of_nothing = walk_order(snapshot), extent_digest_of(b"")
+    firsts, digests = snapshot.column("firsts"), snapshot.column("extent_digests")
+    for start in range(0, len(order), _BLOCK_NODES):
+        nodes = order[start : start + _BLOCK_NODES]
+        columns = (snapshot.column(name)[nodes].tolist() for name in ("modes", "sizes"))
+        for node, path, mode, size in zip(nodes.tolist(), snapshot.path_many(nodes), *columns, strict=True):
+            if stat.S_ISDIR(mode):
+                tree.add_folder(path)
+            elif stat.S_ISLNK(mode):
+                tree.add_link(path, snapshot.target(node))
+            elif size:
+                tree.add_file(path, size, spanning.get(node) or digests[firsts[node]].tobytes())
+            else:
+                tree.add_file(path, 0, of_nothing)
     return tree
-
-
-def _sole_digest(snapshot: Snapshot, node: int) -> bytes:
-    extents = snapshot.extents(node)
-    return extents[0].digest if extents else extent_digest_of(b"")
 
 
 def _spanning_nodes(snapshot: Snapshot) -> list[int]:

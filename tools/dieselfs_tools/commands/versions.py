@@ -277,9 +277,13 @@ def diff(session: Session, first: Location, second: Location, patterns: Patterns
     datasets = [session.dataset(place.state) for place in (first, second)]
     snapshots = [dataset.snapshot for dataset in datasets]
     has_digests = not any(snapshot.header.is_encrypted for snapshot in snapshots)  # else of ciphertext
+    sole_digest, other_sole_digest = (_sole_digests(snapshot) for snapshot in snapshots)
 
     def has_same_content(*nodes: int) -> bool:
         """Whether two files of equal size have equal bytes. Raises Damaged, Unavailable if they must be read."""
+        digest = sole_digest(nodes[0])
+        if digest is not None and digest == other_sole_digest(nodes[1]):
+            return True
         parts, others = map(_parts, snapshots, nodes)
         if parts == others:
             return True
@@ -291,6 +295,20 @@ def diff(session: Session, first: Location, second: Location, patterns: Patterns
     return _print_diff(
         session, (snapshots[0], first.path), (snapshots[1], second.path), patterns, has_same_content
     )
+
+
+def _sole_digests(snapshot: "Snapshot") -> Callable[[int], bytes | None]:
+    """The digest of a file of one extent, by its node; None for others. Takes a tenth of the time of `_parts`."""
+    from dieselfs.digests import EXTENT_DIGEST_BYTES
+
+    counts, firsts = snapshot.column("counts").data, snapshot.column("firsts").data
+    digests = snapshot.column("extent_digests").tobytes()
+
+    def sole_digest(file: int) -> bytes | None:
+        start = EXTENT_DIGEST_BYTES * firsts[file]
+        return digests[start : start + EXTENT_DIGEST_BYTES] if counts[file] == 1 else None
+
+    return sole_digest
 
 
 def _parts(snapshot: "Snapshot", node: int) -> list[tuple[int, bytes]]:

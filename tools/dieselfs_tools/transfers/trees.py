@@ -280,25 +280,32 @@ class Difference(NamedTuple):
 def differences(
     first: Mapping[bytes, Entry], second: Mapping[bytes, Entry], has_same_content: Callable[[bytes], bool]
 ) -> Iterator[Difference]:
-    """In the order of paths. `has_same_content(path)` is called for files of equal size. The time of a folder does not
-    count: it changes with its content.
+    """In the order of paths. `has_same_content(path)` is called for files of equal size, before the first difference is
+    known. The time of a folder does not count: it changes with its content.
     """
-    for path in sorted(first.keys() | second.keys()):
-        old, new = first.get(path), second.get(path)
-        if old is None or new is None:
-            only = new or old
-            assert only is not None
-            yield Difference(REMOVED if new is None else ADDED, only)
-        elif (old.type, old.target) != (new.type, new.target) or not _is_same_file(
-            old, new, has_same_content
-        ):
-            yield Difference(CHANGED, new)
-        elif old.mode != new.mode or (not old.is_folder and old.mtime_ns != new.mtime_ns):
-            yield Difference(ATTRIBUTES, new)
+    found = [Difference(ADDED, entry) for path, entry in second.items() if path not in first]
+    for path, old in first.items():
+        new = second.get(path)
+        if new is None:
+            found.append(Difference(REMOVED, old))
+        elif old != new or stat.S_ISREG(old.mode):
+            change = _change(old, new, has_same_content)
+            if change is not None:
+                found.append(Difference(change, new))
+    yield from sorted(found, key=lambda one: one.entry.path)
+
+
+def _change(old: Entry, new: Entry, has_same_content: Callable[[bytes], bool]) -> str | None:
+    """What differs between two entries of one path."""
+    is_same_kind = stat.S_IFMT(old.mode) == stat.S_IFMT(new.mode) and old.target == new.target
+    if not is_same_kind or not _is_same_file(old, new, has_same_content):
+        return CHANGED
+    is_same_time = old.mtime_ns == new.mtime_ns or old.is_folder
+    return None if old.mode == new.mode and is_same_time else ATTRIBUTES
 
 
 def _is_same_file(old: Entry, new: Entry, has_same_content: Callable[[bytes], bool]) -> bool:
-    return old.type != "file" or (old.size == new.size and has_same_content(old.path))
+    return not stat.S_ISREG(old.mode) or (old.size == new.size and has_same_content(old.path))
 
 
 def print_differences(
