@@ -12,12 +12,10 @@ of nodes, and the columns are written block by block. In memory are folders, chu
 import stat
 from collections.abc import Sequence
 from io import BytesIO
-from itertools import repeat
 from typing import Any, BinaryIO
 
 import numpy as np
 import numpy.typing as npt
-from xxhash import xxh3_64_intdigest
 
 from dieselfs.arrays import Hashes, Numbers
 from dieselfs.chunk.format import Op
@@ -28,7 +26,7 @@ from dieselfs.names import split_path
 from dieselfs.records import ChunkRecord, DatasetRecord, EntryTable
 from dieselfs.snapshot.encoding import Seal, SnapshotWriter, unsigned
 from dieselfs.snapshot.format import COUNT_MAX, SECTION_TYPES, SnapshotHeader, exact_lengths
-from dieselfs.snapshot.hash_index import hash_bits_for, hash_seed, slot_blocks
+from dieselfs.snapshot.hash_index import hash_bits_for, hash_seed, hashes_of, slot_blocks
 from dieselfs.snapshot.numbering import Numbering, Run
 from dieselfs.snapshot.rows import IMPLICIT, Rows, SpilledRows, Totals
 from dieselfs.snapshot.rows import IMPLICIT_FOLDER_MODE as IMPLICIT_FOLDER_MODE
@@ -205,13 +203,11 @@ class _Columns:
             parts.append(prefix + joined.replace(b"/", prefix))
         paths = b"".join(parts)
         ends = np.cumsum(self._prefix_lengths[owners] + lengths)
-        stops = ends.tolist()
         self._writer.put("name_lengths", lengths)
         self._writer.put("path_ends", self._path_end + ends)
         self._writer.put("paths", np.frombuffer(paths, U8))
         self._path_end += len(paths)
-        each = map(paths.__getitem__, map(slice, [0, *stops[:-1]], stops))
-        return np.fromiter(map(xxh3_64_intdigest, each, repeat(self._seed)), np.uint64, len(stops))
+        return hashes_of(paths, ends, self._seed)
 
     def _write_extents(self, rows: Numbers, records: npt.NDArray[Any]) -> Numbers:
         """Returns the number of extents of each node."""

@@ -8,150 +8,43 @@ Nodes that are in both generations have the same order in both: it depends on th
 """
 
 import stat
-from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
+from typing import BinaryIO
 
 import numpy as np
 import numpy.typing as npt
 
-from dieselfs.arrays import Hashes, Keys, Numbers
-from dieselfs.columns import split_blob, starts_of
+from dieselfs.arrays import Hashes, Numbers
 from dieselfs.errors import Damaged
 from dieselfs.snapshot.delta_format import Delta
-from dieselfs.snapshot.encoding import encode_columns
 from dieselfs.snapshot.format import EXTENT_COLUMNS
-from dieselfs.snapshot.hash_index import changed_slots, hash_bits_for, hash_slots, path_hashes
+from dieselfs.snapshot.hash_index import path_hashes
 from dieselfs.snapshot.reader import ROOT, Snapshot
-from dieselfs.snapshot.splice import Splice, is_ascending, runs_of
+from dieselfs.snapshot.splice import runs_of
+from dieselfs.snapshot.splicing import Spliced
 
 _TYPE_MASK = np.uint32(0o170000)
 _BLOCK_BYTES = 1 << 20
 _BLOCK_NODES = 1 << 16
 _ATTRIBUTES = ("modes", "sizes", "mtimes_ns")
 
-Columns = Mapping[str, npt.NDArray[Any]]
-
 
 # -- application -----------------------------------------------------------------------------------------
 
 
-def apply_delta(base: Snapshot, delta: Delta, source: str) -> bytes:
-    """The snapshot file that `delta` makes of `base`. Raises Damaged if they do not fit.
+def apply_delta(base: Snapshot, delta: Delta, source: str, file: BinaryIO) -> None:
+    """Write the snapshot file that `delta` makes of `base` into `file`, which is empty, seekable and readable. Raises
+    Damaged if they do not fit, OSError of the file.
 
     The result is not verified: check it as one from a server.
     """
     if delta.base_digest != base.digest:
         raise Damaged(f"{source}: it is for another snapshot")
     try:
-        columns = spliced(base, delta.columns)
         header = replace(base.header, generation=delta.generation, updated_ns=delta.updated_ns)
-        return encode_columns(header, columns, lambda _: (delta.signer, delta.signature))
+        Spliced(base, delta.columns).write(file, header, lambda _: (delta.signer, delta.signature), True)
     except (IndexError, ValueError, OverflowError) as error:
         raise Damaged(f"{source}: its columns do not fit the snapshot: {error}") from None
-
-
-def spliced(base: Snapshot, changes: Columns) -> Columns:
-    """The columns of `base` with those of a delta.
-
-    Raises IndexError, ValueError and OverflowError if they do not fit.
-    """
-    numbers = changes["nodes"].astype(np.int64)
-    _check_lengths(changes)
-    is_added = changes["path_lengths"] > 0
-    nodes = Splice(len(base), changes["removed"], numbers[is_added])
-    is_replaced = np.zeros(nodes.count, np.bool_)
-    if not is_ascending(numbers, nodes.count):
-        raise IndexError("nodes do not ascend, or are out of range")
-    is_replaced[numbers] = True
-
-    columns: dict[str, npt.NDArray[Any]] = {}
-    for name in _ATTRIBUTES:
-        columns[name] = nodes.column(base.column(name), changes[name][is_added])
-        columns[name][numbers] = changes[name]
-    paths, ends = nodes.strings(
-        (base.column("paths"), base.column("path_ends").astype(np.int64)),
-        (changes["paths"], np.cumsum(changes["path_lengths"][is_added], dtype=np.int64)),
-    )
-    parents = nodes.column(nodes.new_of_old[base.column("parents")], changes["parents"][is_added])
-    if int(parents.min()) < 0 or int(parents.max()) >= nodes.count:
-        raise IndexError("a node is in no folder")
-    lengths = np.diff(ends, prepend=0)
-    in_folder = lengths[parents]
-    name_lengths = lengths - np.where(in_folder > 0, in_folder + 1, 0)
-    if int(name_lengths.min()) < 0 or int(name_lengths.max()) > 255:
-        raise IndexError("a name is too long")
-    types = columns["modes"] & _TYPE_MASK
-    columns |= {"paths": paths, "path_ends": ends, "parents": parents, "name_lengths": name_lengths}
-    chunks = Splice(base.chunk_count, changes["removed_chunks"], changes["chunks"])
-    columns |= _chunk_columns(base, changes, chunks)
-    columns |= _extent_columns(base, changes, nodes, is_replaced, chunks.new_of_old)
-    extent_counts = columns.pop("extent_counts")
-    columns |= _link_columns(base, changes, nodes, is_replaced, types)
-    is_folder = types == stat.S_IFDIR
-    child_counts = np.where(is_folder, np.bincount(parents[1:], minlength=nodes.count), 0)
-    columns["counts"] = np.where(is_folder, child_counts, extent_counts)
-    columns["firsts"] = np.where(is_folder, 1 + starts_of(child_counts), starts_of(extent_counts))
-    columns["hash_slots"] = _index(base, nodes, paths, ends)
-    return columns
-
-
-def _check_lengths(changes: Columns) -> None:
-    counts = {
-        **dict.fromkeys(("path_lengths", "parents", *_ATTRIBUTES, "extent_counts"), len(changes["nodes"])),
-        **dict.fromkeys(EXTENT_COLUMNS, int(changes["extent_counts"].sum(dtype=np.uint64))),
-        "chunk_ids": 16 * len(changes["chunks"]),
-        **dict.fromkeys(("chunk_digests", "chunk_payload_lengths"), len(changes["chunks"])),
-    }
-    for name, count in counts.items():
-        if len(changes[name]) != count:
-            raise IndexError(f"column {name!r} has {len(changes[name])} elements, not {count}")
-
-
-def _chunk_columns(base: Snapshot, changes: Columns, chunks: Splice) -> dict[str, npt.NDArray[Any]]:
-    return {
-        "chunk_ids": chunks.column(_ids(base), changes["chunk_ids"].reshape(-1, 16)),
-        "chunk_digests": chunks.column(base.column("chunk_digests"), changes["chunk_digests"]),
-        "chunk_payload_lengths": chunks.column(
-            base.column("chunk_payload_lengths"), changes["chunk_payload_lengths"]
-        ),
-    }
-
-
-def _ids(snapshot: Snapshot) -> npt.NDArray[np.uint8]:
-    return snapshot.column("chunk_ids").reshape(-1, 16)
-
-
-def _extent_columns(
-    base: Snapshot,
-    changes: Columns,
-    nodes: Splice,
-    is_replaced: npt.NDArray[np.bool_],
-    new_of_old_chunk: Numbers,
-) -> dict[str, npt.NDArray[Any]]:
-    """The columns of extents, and `extent_counts` of all nodes."""
-    old_counts = extent_counts_of(base)
-    counts = nodes.column(old_counts, np.zeros(len(nodes.added), np.int64)).astype(np.int64)
-    counts[is_replaced] = changes["extent_counts"]
-    is_new = np.repeat(is_replaced, counts)
-    is_gone_node = np.ones(len(base), np.bool_)
-    is_gone_node[nodes.kept] = is_replaced[nodes.places]
-    extents = Splice(
-        base.header.extents,
-        np.flatnonzero(np.repeat(is_gone_node, old_counts)),
-        np.flatnonzero(is_new),
-    )
-    old_chunks = new_of_old_chunk[base.column("extent_chunks")]
-    if len(extents.kept) and int(old_chunks[extents.kept].min()) < 0:
-        raise IndexError("an extent is in a chunk that is removed")
-    columns = {
-        name: extents.column(
-            old_chunks if name == "extent_chunks" else base.column(name),
-            changes[name],
-        )
-        for name in EXTENT_COLUMNS
-    }
-    return {**columns, "extent_counts": counts}
 
 
 def extent_counts_of(snapshot: Snapshot) -> Numbers:
@@ -160,43 +53,8 @@ def extent_counts_of(snapshot: Snapshot) -> Numbers:
     return np.where(is_folder, 0, snapshot.column("counts")).astype(np.int64)
 
 
-def _link_columns(
-    base: Snapshot,
-    changes: Columns,
-    nodes: Splice,
-    is_replaced: npt.NDArray[np.bool_],
-    types: npt.NDArray[np.uint32],
-) -> dict[str, npt.NDArray[Any]]:
-    link_nodes = np.flatnonzero(types == stat.S_IFLNK)
-    new_of_old = nodes.new_of_old[base.column("link_nodes")]
-    is_gone = (new_of_old < 0) | is_replaced[new_of_old]
-    links = Splice(base.header.links, np.flatnonzero(is_gone), np.flatnonzero(is_replaced[link_nodes]))
-    is_link = changes["modes"] & _TYPE_MASK == stat.S_IFLNK
-    targets, ends = links.strings(
-        (base.column("links"), base.column("link_ends").astype(np.int64)),
-        (changes["links"], np.cumsum(changes["sizes"][is_link], dtype=np.int64)),
-    )
-    return {"link_nodes": link_nodes, "link_ends": ends, "links": targets}
-
-
-def _index(base: Snapshot, nodes: Splice, paths: npt.NDArray[np.uint8], ends: Numbers) -> Keys:
-    dataset_id, bits = base.header.dataset_id, base.header.hash_bits
-    if hash_bits_for(nodes.count) != bits:
-        return hash_slots(split_blob(paths.data, ends), dataset_id)
-    starts = np.concatenate(([0], ends[:-1]))
-    blob = paths.data
-    added = [
-        bytes(blob[start:end])
-        for start, end in zip(starts[nodes.added].tolist(), ends[nodes.added].tolist(), strict=True)
-    ]
-    return changed_slots(
-        base.column("hash_slots"),
-        bits,
-        nodes.new_of_old,
-        (nodes.added.astype(np.int64), added),
-        base.path_many,
-        dataset_id,
-    )
+def _ids(snapshot: Snapshot) -> npt.NDArray[np.uint8]:
+    return snapshot.column("chunk_ids").reshape(-1, 16)
 
 
 # -- difference ------------------------------------------------------------------------------------------

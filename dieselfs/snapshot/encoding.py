@@ -93,9 +93,13 @@ class SnapshotWriter:
         self._file.write(np.ascontiguousarray(values, dtype).reshape(-1).view(U8).data)
 
     def finish(self, seal: Seal = unsigned) -> bytes:
-        """Write header and preamble; returns the digest. Reads the whole file for it."""
+        """Write header and preamble; returns the digest. Reads the whole file for it.
+
+        Raises ValueError if a section has another length than announced.
+        """
         last = self._sections[_LAST] = Section(self._sections[_LAST].offset, self._written[_LAST])
-        assert self._written == {name: section.length for name, section in self._sections.items()}
+        if self._written != {name: section.length for name, section in self._sections.items()}:
+            raise ValueError("the columns do not have the lengths that the counts ask for")
         file_length = last.offset + last.length
         header = self._header(
             b"".join(SECTION.pack(each.offset, each.length) for each in self._sections.values())

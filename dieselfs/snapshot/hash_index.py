@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import repeat
 
 import numpy as np
-import numpy.typing as npt
 from xxhash import xxh3_64_intdigest
 
 from dieselfs.arrays import Hashes, Keys, Numbers
@@ -30,6 +29,13 @@ def hash_bits_for(nodes: int) -> int:
 def path_hashes(paths: Sequence[bytes], dataset_id: bytes) -> Hashes:
     """Shape (n,). Takes about 0.3 us per path."""
     return np.fromiter(map(xxh3_64_intdigest, paths, repeat(hash_seed(dataset_id))), np.uint64, len(paths))
+
+
+def hashes_of(blob: bytes, ends: Numbers, seed: int) -> Hashes:
+    """The hashes of paths that are joined, with their ends: shape (n,)."""
+    stops = ends.tolist()
+    each = map(blob.__getitem__, map(slice, [0, *stops[:-1]], stops))
+    return np.fromiter(map(xxh3_64_intdigest, each, repeat(seed)), np.uint64, len(stops))
 
 
 def hash_slots(paths: Sequence[bytes], dataset_id: bytes) -> Keys:
@@ -72,31 +78,78 @@ def _in_block(hashes: Hashes, shift: np.uint64, block: int) -> Numbers:
 def changed_slots(
     slots: Keys,
     bits: int,
-    new_of_old: Numbers,
+    new_of_old: Callable[[Numbers], Numbers],
     added: tuple[Numbers, Sequence[bytes]],
     old_paths: Callable[[Numbers], Sequence[bytes]],
     dataset_id: bytes,
-) -> Keys:
-    """The index `slots` of 2^`bits` homes, with other numbers: `new_of_old` is -1 for nodes that are removed.
+    at_once: int = 1 << 21,
+) -> Iterator[Keys]:
+    """The index `slots` of 2^`bits` homes, with other numbers: `new_of_old` is -1 for nodes that are removed. Yields
+    blocks, of about `at_once` slots.
 
     `added`: new nodes with their paths. `old_paths` gives the paths of old nodes; it is called for the few whose
     hashes are needed. The number of bits must not change.
 
     A run of taken slots between two free ones is changed only if an entry of it is removed, or one is added whose home
     is in it. All others move to the right at most, pushed by a longer run, and keep their order. So the slot of such an
-    entry can stand for its home.
+    entry can stand for its home. A block ends with a free slot, so the runs in it are whole.
     """
-    taken = np.flatnonzero(slots)
-    entries = slots[taken]
+    hashes = path_hashes(added[1], dataset_id)
+    order = np.lexsort((added[0], hashes))
+    hashes, added_nodes = hashes[order], added[0][order]
+    homes = (hashes >> np.uint64(64 - bits)).astype(np.int64)
+    start, written, before = 0, 0, -1
+    while start < 1 << bits:
+        end = _after_free_slot(slots, start + at_once, 1 << bits)
+        inside = slice(*np.searchsorted(homes, (start, end)).tolist())
+        keys, marks, nodes = _changed_entries(
+            slots[start:end],
+            start,
+            bits,
+            new_of_old,
+            (hashes[inside], homes[inside], added_nodes[inside]),
+            old_paths,
+            dataset_id,
+        )
+        places = _places(keys, bits, before + 1)
+        before = int(places[-1]) if len(places) else before
+        is_last = end >= 1 << bits
+        stop = max(before + 1, 1 << bits) + 1 if is_last else max(before + 1, written)
+        table = np.zeros(stop - written, np.uint64)
+        table[places - written] = _slots(marks, nodes)
+        start, written = end, stop
+        yield table
+
+
+def _after_free_slot(slots: Keys, start: int, homes: int) -> int:
+    """The slot behind the first free one from `start` on; behind all, if that is no home."""
+    for first in range(start, homes, _SCANNED):
+        free = np.flatnonzero(slots[first : min(first + _SCANNED, homes)] == 0)
+        if len(free):
+            return first + int(free[0]) + 1
+    return len(slots)
+
+
+def _changed_entries(
+    slots: Keys,
+    start: int,
+    bits: int,
+    new_of_old: Callable[[Numbers], Numbers],
+    added: tuple[Hashes, Numbers, Numbers],
+    old_paths: Callable[[Numbers], Sequence[bytes]],
+    dataset_id: bytes,
+) -> tuple[Keys, Keys, Numbers]:
+    """Keys, marks and new nodes of the entries of `slots`, those from `start` on, and of added ones, in order."""
+    hashes, homes, added_nodes = added
+    at = np.flatnonzero(slots)
+    entries, taken = slots[at], start + at
     old_nodes = (entries & _LOW_HALF).astype(np.int64) - 1
-    nodes = new_of_old[old_nodes]
+    nodes = new_of_old(old_nodes)
     runs = np.cumsum(np.diff(taken, prepend=-2) > 1) - 1
-    is_changed = np.zeros(int(runs[-1]) + 1, np.bool_)
+    is_changed = np.zeros(int(runs[-1]) + 1 if len(runs) else 0, np.bool_)
     is_changed[runs[nodes < 0]] = True
     is_changed[runs[taken >= 1 << bits]] = True  # their slots are no homes
     shift = np.uint64(64 - bits)
-    hashes = path_hashes(added[1], dataset_id)
-    homes = (hashes >> shift).astype(np.int64)
     places = np.searchsorted(taken, homes)
     is_inside = places < len(taken)
     is_inside[is_inside] = taken[places[is_inside]] == homes[is_inside]
@@ -106,25 +159,16 @@ def changed_slots(
     moving = np.flatnonzero(is_moving & (nodes >= 0))
     staying = np.flatnonzero(~is_moving)
     moving_hashes = np.concatenate((path_hashes(old_paths(old_nodes[moving]), dataset_id), hashes))
-    moving_nodes = np.concatenate((nodes[moving], added[0]))
+    moving_nodes = np.concatenate((nodes[moving], added_nodes))
     order = np.lexsort((moving_nodes, moving_hashes))
     moving_hashes, moving_nodes = moving_hashes[order], moving_nodes[order]
     keys = taken[staying].astype(np.uint64) << shift
-    at = np.searchsorted(keys, moving_hashes)
-    return _entered(
-        np.insert(keys, at, moving_hashes),
-        np.insert(entries[staying] >> _HALF, at, moving_hashes & _LOW_HALF),
-        np.insert(nodes[staying], at, moving_nodes),
-        bits,
+    before = np.searchsorted(keys, moving_hashes)
+    return (
+        np.insert(keys, before, moving_hashes),
+        np.insert(entries[staying] >> _HALF, before, moving_hashes & _LOW_HALF),
+        np.insert(nodes[staying], before, moving_nodes),
     )
-
-
-def _entered(keys: Keys, marks: Keys, nodes: Numbers, bits: int) -> npt.NDArray[np.uint64]:
-    """The slots of entries in their order; the home of each is the upper bits of its key."""
-    places = _places(keys, bits, 0)
-    table = np.zeros(max(int(places[-1]) + 1, 1 << bits) + 1, np.uint64)
-    table[places] = _slots(marks, nodes)
-    return table
 
 
 def _places(keys: Keys, bits: int, first: int) -> Numbers:

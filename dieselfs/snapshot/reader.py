@@ -117,13 +117,15 @@ class Snapshot:
         self.sole_extent_at = self._specialised()
 
     @classmethod
-    def open(cls, path: str | os.PathLike[str], folder: bytes = b"") -> "Snapshot":
-        """Map the snapshot file at `path`. Raises NotFound, Damaged, or InvalidInput (no file)."""
+    def open(cls, path: str | os.PathLike[str], folder: bytes = b"", source: str = "") -> "Snapshot":
+        """Map the snapshot file at `path`; errors name `source`, by default the path. Raises NotFound, Damaged, or
+        InvalidInput (no file).
+        """
         try:
             with Path(path).open("rb") as file:
                 if os.fstat(file.fileno()).st_size == 0:
-                    raise Damaged(f"{path}: offset 0: the snapshot file is empty")
-                return cls(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ), str(path), folder)
+                    raise Damaged(f"{source or path}: offset 0: the snapshot file is empty")
+                return cls(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ), source or str(path), folder)
         except FileNotFoundError:
             raise NotFound(f"{path}: snapshot file not found") from None
         except OSError as error:

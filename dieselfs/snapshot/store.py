@@ -2,9 +2,11 @@
 
 import logging
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
+from typing import BinaryIO
 
 from dieselfs.digests import digest_of
 from dieselfs.encryption.cipher import DatasetCipher
@@ -24,6 +26,9 @@ from dieselfs.snapshot.signature import check_snapshot_signature
 from dieselfs.snapshot.subtree import subtree_snapshot
 
 _log = logging.getLogger(__name__)
+
+Write = Callable[[BinaryIO], object]
+"""Writes a snapshot into an empty file."""
 
 GENERATIONS_KEPT = 4
 SIGNER_FILE = "signer"
@@ -102,8 +107,11 @@ class SnapshotStore:
             source = f"delta of {dataset.name} from the server"
             if remote.base_digest not in bases:
                 raise Damaged(f"{source}: it is for a snapshot that is not here")
-            content = apply_delta(bases[remote.base_digest], decode_delta(content, source), source)
-        return self._keep(folder, dataset, remote, content, client.servers_pins)
+            base, delta = bases[remote.base_digest], decode_delta(content, source)
+            write: Write = partial(apply_delta, base, delta, source)
+        else:
+            write = partial(_write_content, content)
+        return self._keep(folder, dataset, remote, write, client.servers_pins)
 
     def check_signer(self, header: SnapshotHeader, pins: Sequence[bytes] = ()) -> None:
         """Raise Damaged unless the signer of this snapshot is that of the first of its dataset, or the key file has the
@@ -150,7 +158,8 @@ class SnapshotStore:
         known = self._open(folder / _file_name(*_state(saved.header)))
         if known is not None and known.digest == saved.digest:
             return known
-        return self._put(folder, Snapshot(bytes(saved.content), saved.source), pins)
+        path = folder / _file_name(*_state(saved.header))
+        return self._put(path, saved.source, partial(_write_content, saved.content), lambda _: None, pins)
 
     def stored(self) -> list[Snapshot]:
         """The stored snapshots of all datasets, by name, the newest first."""
@@ -185,32 +194,55 @@ class SnapshotStore:
         folder: Path,
         dataset: DatasetRecord,
         remote: RemoteSnapshot,
-        content: bytes | bytearray,
+        write: Write,
         pins: Sequence[bytes],
     ) -> Snapshot:
-        """Verify and store the snapshot file `content`, which the server has announced as `remote`."""
-        arrived = Snapshot(bytes(content), f"snapshot of {dataset.name} from the server")
-        header = arrived.header
-        promised = (remote.digest, remote.generation, remote.updated_ns, dataset.dataset_id, dataset.name)
-        sent = (header.digest, header.generation, header.updated_ns, header.dataset_id, header.dataset)
-        if sent != promised:
-            arrived.verify()  # damaged, rather than another one
-            raise Damaged(f"the server sent another snapshot of {dataset.name} than it announced")
-        return self._put(folder, arrived, pins)
+        """Verify and store the snapshot file that `write` writes, which the server has announced as `remote`."""
 
-    def _put(self, folder: Path, arrived: Snapshot, pins: Sequence[bytes]) -> Snapshot:
-        """Verify and store a snapshot. `pins`: of the servers, from the key file; none without one."""
-        arrived.verify()
-        header = arrived.header
-        check_snapshot_signature(header, arrived.source)
-        if pins and pin_of(header.signer) not in pins:
-            raise Damaged(f"{arrived.source}: signed by other servers than those that your key file names")
-        self.check_signer(header, pins)
-        path = folder / _file_name(*_state(header))
+        def check(arrived: Snapshot) -> None:
+            header = arrived.header
+            promised = (remote.digest, remote.generation, remote.updated_ns, dataset.dataset_id, dataset.name)
+            sent = (header.digest, header.generation, header.updated_ns, header.dataset_id, header.dataset)
+            if sent != promised:
+                arrived.verify()  # damaged, rather than another one
+                raise Damaged(f"the server sent another snapshot of {dataset.name} than it announced")
+
+        path = folder / _file_name(remote.updated_ns, remote.generation)
+        return self._put(path, f"snapshot of {dataset.name} from the server", write, check, pins)
+
+    def _put(
+        self,
+        path: Path,
+        source: str,
+        write: Write,
+        check: Callable[[Snapshot], object],
+        pins: Sequence[bytes],
+    ) -> Snapshot:
+        """Write a snapshot aside, verify it in place, and rename it to `path`. `pins`: of the servers, from the key
+        file; none without one.
+        """
+        folder = path.parent
+        aside = path.with_suffix(f".{os.getpid()}.tmp")
         try:
-            _write_aside(path, arrived.content)
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            aside.unlink(missing_ok=True)
+            flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+            with os.fdopen(os.open(aside, flags, 0o600), "w+b") as file:
+                write(file)
+            arrived = Snapshot.open(aside, source=source)
+            check(arrived)
+            arrived.verify()
+            header = arrived.header
+            check_snapshot_signature(header, source)
+            if pins and pin_of(header.signer) not in pins:
+                raise Damaged(f"{source}: signed by other servers than those that your key file names")
+            self.check_signer(header, pins)
+            aside.rename(path)
         except OSError as error:
             raise _cannot_store(folder, error) from None
+        finally:
+            with suppress(OSError):
+                aside.unlink(missing_ok=True)
         for old in sorted(folder.glob("*.snapshot"))[:-GENERATIONS_KEPT]:
             if old != path:  # older than all others, but requested
                 _remove(old)
@@ -257,6 +289,10 @@ def stored_subtree(snapshot: Snapshot, folder: bytes) -> Snapshot:
     except OSError as error:
         raise _cannot_store(path.parent, error) from None
     return Snapshot.open(path, folder)
+
+
+def _write_content(content: bytes | bytearray | memoryview, file: BinaryIO) -> None:
+    file.write(content)
 
 
 def _write_aside(path: Path, content: bytes | memoryview) -> None:

@@ -7,8 +7,9 @@ another time. All else moves by columns, as in a delta.
 
 import stat
 from bisect import bisect_left
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -18,11 +19,12 @@ from dieselfs.errors import Damaged
 from dieselfs.names import split_path
 from dieselfs.records import ChunkRecord, DatasetRecord, FileRecord
 from dieselfs.snapshot.builder import IMPLICIT_FOLDER_MODE
-from dieselfs.snapshot.delta import spliced
 from dieselfs.snapshot.delta_format import COLUMN_TYPES
-from dieselfs.snapshot.encoding import encode_columns, without_unused_chunks
+from dieselfs.snapshot.encoding import Seal
 from dieselfs.snapshot.reader import Snapshot
+from dieselfs.snapshot.splicing import Spliced
 
+_SCANNED = 1 << 16
 _TYPES = {Op.FILE: stat.S_IFREG, Op.DIRECTORY: stat.S_IFDIR, Op.SYMLINK: stat.S_IFLNK}
 
 Live = Mapping[bytes, FileRecord | None]
@@ -39,18 +41,34 @@ def with_folders(paths: Iterable[bytes]) -> set[bytes]:
     return found
 
 
-def next_snapshot(base: Snapshot, dataset: DatasetRecord, chunks: Sequence[ChunkRecord], live: Live) -> bytes:
-    """The snapshot file of the generation of `dataset`, without a signature.
+class NextSnapshot:
+    """The snapshot of the generation of `dataset`.
 
     `chunks`: all of that generation, ordered by ID. Raises Damaged if `base` and the changes do not fit.
     """
-    changes = _Changes(base, live)
-    try:
-        columns = {**changes.columns(chunks), **_chunk_columns(base, chunks)}
-        typed = {name: np.asarray(columns[name], dtype) for name, dtype in COLUMN_TYPES.items()}
-        return encode_columns(dataset, without_unused_chunks(spliced(base, typed)))
-    except (IndexError, ValueError, OverflowError, KeyError) as error:
-        raise Damaged(f"{base.source}: the changes since do not fit: {error!r}") from None
+
+    def __init__(
+        self, base: Snapshot, dataset: DatasetRecord, chunks: Sequence[ChunkRecord], live: Live
+    ) -> None:
+        self._source, self._dataset = base.source, dataset
+        changes = _Changes(base, live)
+        with self._fitting():
+            columns = {**changes.columns(chunks), **_chunk_columns(base, chunks)}
+            typed = {name: np.asarray(columns[name], dtype) for name, dtype in COLUMN_TYPES.items()}
+            self._spliced = Spliced(base, typed)
+            self.counts = self._spliced.counts()
+
+    def write(self, file: BinaryIO, seal: Seal) -> bytes:
+        """Write it into `file`, which is empty, seekable and readable; returns its digest. Raises Damaged, OSError."""
+        with self._fitting():
+            return self._spliced.write(file, self._dataset, seal, False)
+
+    @contextmanager
+    def _fitting(self) -> Iterator[None]:
+        try:
+            yield
+        except (IndexError, ValueError, OverflowError, KeyError) as error:
+            raise Damaged(f"{self._source}: the changes since do not fit: {error!r}") from None
 
 
 class _Shown(NamedTuple):
@@ -76,11 +94,6 @@ class _Changes:
 
     def __init__(self, base: Snapshot, live: Live) -> None:
         self._base = base
-        modes = base.column("modes")
-        is_folder = (modes & np.uint32(0o170000)) == stat.S_IFDIR
-        self._child_counts = np.where(is_folder, base.column("counts"), 0).astype(np.int64)
-        # Where the children of a node begin, or would begin; the last is behind all nodes.
-        self._child_starts = np.concatenate(([1], 1 + np.cumsum(self._child_counts)))
         paths = sorted(live, key=lambda path: (_depth(path), path))
         self._old = dict(zip(paths, base.find_many(paths).tolist(), strict=True))
         self._shown = self._visible(paths, live)
@@ -95,13 +108,30 @@ class _Changes:
         )
         self.numbers = self._numbers()
 
+    def _child_count(self, node: int) -> int:
+        return len(self._base.children(node))
+
+    def _child_start(self, place: int) -> int:
+        """Where the children of a folder at this place begin, or would begin, in the base."""
+        if place == len(self._base):
+            return place
+        types = self._base.column("modes")
+        for end in range(place + 1, 0, -_SCANNED):
+            start = max(end - _SCANNED, 0)
+            folders = np.flatnonzero(types[start:end] & np.uint32(0o170000) == stat.S_IFDIR)
+            if len(folders):
+                folder = start + int(folders[-1])
+                first: int = self._base.column("firsts")[folder]
+                return int(first) + (self._child_count(folder) if folder < place else 0)
+        raise IndexError("the root is not a folder")
+
     def _visible(self, paths: Sequence[bytes], live: Live) -> dict[bytes, _Shown]:
         """What the new snapshot shows at these paths: an entry, or a folder as long as there is something in it."""
         shown: dict[bytes, _Shown] = {}
         more: dict[bytes, int] = {}  # children, by folder
         for path in reversed(paths):  # folders after their content
             node, entry = self._old[path], live[path]
-            children = more.get(path, 0) + (int(self._child_counts[node]) if node >= 0 else 0)
+            children = more.get(path, 0) + (self._child_count(node) if node >= 0 else 0)
             if not path or children or entry is not None:
                 is_hidden = entry is None or (entry.op != Op.DIRECTORY and (children or not path))
                 shown[path] = _Shown(None if is_hidden else entry)
@@ -124,9 +154,9 @@ class _Changes:
                 continue
             newest = max((times[child] for child in self._children.get(path, ())), default=0)
             node = self._old[path]
-            if node >= 0 and self._child_counts[node]:
-                first = int(self._child_starts[node])
-                inside = before[first : first + int(self._child_counts[node])]
+            if node >= 0 and self._child_count(node):
+                first = self._child_start(node)
+                inside = before[first : first + self._child_count(node)]
                 is_kept = np.ones(len(inside), np.bool_)
                 is_kept[[child - first for child in changed.get(path, ())]] = False
                 newest = max(newest, int(inside.max(initial=0, where=is_kept)))
@@ -145,10 +175,10 @@ class _Changes:
                 folder, _ = split_path(path)
                 parent = self._old[folder]
                 if parent < 0:
-                    before[path] = int(self._child_starts[before[folder]])
+                    before[path] = self._child_start(before[folder])
                 else:
-                    first = int(self._child_starts[parent])
-                    siblings = range(first, first + int(self._child_counts[parent]))
+                    first = self._child_start(parent)
+                    siblings = range(first, first + self._child_count(parent))
                     before[path] = first + bisect_left(siblings, path, key=self._base.path)
         self.added = sorted(before, key=lambda path: (before[path], _depth(path), path.split(b"/")))
         places = np.array([before[path] for path in self.added], np.int64)

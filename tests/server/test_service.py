@@ -13,13 +13,13 @@ from dieselfs.errors import AccessDenied, AlreadyExists, InvalidInput, NotFound
 from dieselfs.limits import INLINE_FILE_BYTES_MAX, LISTING_ENTRIES_MAX, PATH_BYTES_MAX
 from dieselfs.rpc.client import ServerClient
 from dieselfs.rpc.methods import SERVER_METHODS
-from dieselfs.snapshot.delta import apply_delta
 from dieselfs.snapshot.delta_format import decode_delta
 from dieselfs.snapshot.reader import Snapshot
 from dieselfs_server.metadata.sqlite.store import SqliteMetadata
 from dieselfs_server.store.memory import MemoryStore
 from tests.support.own_service import own_service
 from tests.support.server import RunningServer, receive_payload, running_server
+from tests.support.snapshots import with_delta
 
 PRIVATE = "private-data"
 
@@ -60,7 +60,7 @@ def test_a_client_with_an_older_generation_gets_a_delta(admin: ServerClient) -> 
     second = admin.snapshot("grows", bases=bytes(32) + base.digest)
     assert (first.base_digest, whole.base_digest, second.base_digest) == (b"", b"", base.digest)
     delta = decode_delta(second.content or b"", "delta")
-    assert apply_delta(base, delta, "delta") == bytes(whole.content or b"")
+    assert with_delta(base, delta) == bytes(whole.content or b"")
     assert admin.status().metrics["snapshots.sent_deltas"] == sent + 1
     with pytest.raises(InvalidInput, match="33 bytes are not the digests"):
         admin.snapshot("grows", bases=bytes(33))

@@ -1,8 +1,9 @@
 """Snapshots of synthetic trees: from a dict of entries to the table and the file, and to the expected entries."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from io import BytesIO
+from typing import Any, BinaryIO
 
 import numpy as np
 import numpy.typing as npt
@@ -12,6 +13,8 @@ from dieselfs.digests import EXTENT_DIGESTS, NO_DIGEST, digest_of, extent_digest
 from dieselfs.names import split_path
 from dieselfs.records import ChunkRecord, DatasetRecord, EntryTable, ExtentColumns
 from dieselfs.snapshot.builder import IMPLICIT_FOLDER_MODE, build_snapshot
+from dieselfs.snapshot.delta import apply_delta
+from dieselfs.snapshot.delta_format import Delta
 from dieselfs.snapshot.encoding import encode_snapshot
 from dieselfs.snapshot.format import SECTION_TYPES
 from dieselfs.snapshot.reader import ExtentRef, Snapshot
@@ -99,6 +102,18 @@ def entry_table(tree: Tree, chunks: int = 2) -> EntryTable:
 
 def snapshot_bytes(tree: Tree, chunks: int = 2) -> bytes:
     return build_snapshot(entry_table(tree, chunks))
+
+
+def in_memory(write: Callable[[BinaryIO], object]) -> bytes:
+    """The bytes that are written."""
+    file = BytesIO()
+    write(file)
+    return file.getvalue()
+
+
+def with_delta(base: Snapshot, delta: Delta) -> bytes:
+    """The snapshot file that a delta makes of `base`."""
+    return in_memory(lambda file: apply_delta(base, delta, "delta", file))
 
 
 def visible(tree: Tree) -> dict[bytes, Entry]:

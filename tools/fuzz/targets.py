@@ -9,6 +9,7 @@ import struct
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
+from io import BytesIO
 from pathlib import Path
 from tempfile import NamedTemporaryFile
 
@@ -41,7 +42,7 @@ from dieselfs.settings.table import Place, read_config
 from dieselfs.shuffle.cursor import Cursor
 from dieselfs.shuffle.share_name import ShareName
 from dieselfs.snapshot.delta import apply_delta, delta_between
-from dieselfs.snapshot.delta_format import COLUMN_TYPES, decode_delta, encode_delta
+from dieselfs.snapshot.delta_format import COLUMN_TYPES, Delta, decode_delta, encode_delta
 from dieselfs.snapshot.erofs_image import ImageOwner, Serving
 from dieselfs.snapshot.format import PREAMBLE_BYTES, decode_snapshot_header
 from dieselfs.snapshot.reader import Snapshot
@@ -146,11 +147,17 @@ def _emptied() -> bytes:
     shorter = delta_between(snapshot, snapshot)
     assert shorter is not None
     removed = np.array([snapshot.require(b"train/video")])
-    return apply_delta(snapshot, replace(shorter, columns={**shorter.columns, "removed": removed}), SOURCE)
+    return _applied(snapshot, replace(shorter, columns={**shorter.columns, "removed": removed}))
+
+
+def _applied(base: Snapshot, delta: Delta) -> bytes:
+    file = BytesIO()
+    apply_delta(base, delta, SOURCE, file)
+    return file.getvalue()
 
 
 def _parse_delta(data: bytes) -> object:
-    return _parse_snapshot(apply_delta(Snapshot(_emptied(), SOURCE), decode_delta(data, SOURCE), SOURCE))
+    return _parse_snapshot(_applied(Snapshot(_emptied(), SOURCE), decode_delta(data, SOURCE)))
 
 
 def _joined_columns() -> bytes:
@@ -167,7 +174,7 @@ def _parse_delta_columns(data: bytes) -> object:
         length = min(columns[name].nbytes, len(data) - position) // dtype.itemsize * dtype.itemsize
         columns[name] = np.frombuffer(data[position : position + length], dtype)
         position += length
-    return _parse_snapshot(apply_delta(base, replace(delta, columns=columns), SOURCE))
+    return _parse_snapshot(_applied(base, replace(delta, columns=columns)))
 
 
 def _parse_signature(data: bytes) -> None:

@@ -36,7 +36,7 @@ from dieselfs.snapshot.encoding import Seal, encode_columns, with_signature, wit
 from dieselfs.snapshot.format import COUNT_MAX, SECTION_TYPES, SnapshotHeader, decode_snapshot_header
 from dieselfs.snapshot.reader import Snapshot
 from dieselfs.snapshot.signature import check_snapshot_signature, message_of
-from dieselfs.snapshot.successor import next_snapshot, with_folders
+from dieselfs.snapshot.successor import NextSnapshot, with_folders
 from dieselfs_server.access.identity import Identity, LiveIdentity
 from dieselfs_server.metadata.interface import MetadataStore
 
@@ -511,13 +511,12 @@ def content_since(
             live = {path: metadata.lookup(dataset.dataset_id, path) for path in with_folders(changed)}
             if metadata.dataset(base.dataset) != dataset:
                 continue
-            content = next_snapshot(base, dataset, chunks, live)
-            header = decode_snapshot_header(content, len(content), "snapshot")
+            made = NextSnapshot(base, dataset, chunks, live)
         except (Damaged, NotFound, Unavailable) as error:  # all entries are read from the metadata alone
             log.warning("the snapshot of %s is built from all entries: %s", base.dataset, error)
             return None
-        is_right = (header.files, header.total_bytes) == (dataset.files, dataset.total_bytes)
-        return Made(dataset, chunks, written(content)) if is_right and header.nodes <= COUNT_MAX else None
+        is_right = (made.counts["files"], made.counts["total_bytes"]) == (dataset.files, dataset.total_bytes)
+        return Made(dataset, chunks, made.write) if is_right and made.counts["nodes"] <= COUNT_MAX else None
     return None
 
 

@@ -9,13 +9,13 @@ from hypothesis import strategies as st
 
 from dieselfs.errors import Damaged
 from dieselfs.snapshot.builder import build_snapshot
-from dieselfs.snapshot.delta import apply_delta, delta_between
+from dieselfs.snapshot.delta import delta_between
 from dieselfs.snapshot.delta_format import COLUMN_TYPES, decode_delta, encode_delta
 from dieselfs.snapshot.reader import Snapshot
 from dieselfs_server.datasets.snapshots import signed
 from tests.dieselfs.snapshot.test_builder import trees
 from tests.support.identity import IDENTITY
-from tests.support.snapshots import SAMPLE, SOURCE, Entry, Tree, entry_table, file_of
+from tests.support.snapshots import SAMPLE, SOURCE, Entry, Tree, entry_table, file_of, with_delta
 
 CHUNKS = 3
 
@@ -38,7 +38,7 @@ def carried(base: Snapshot, new: Snapshot) -> bytes:
     """What a client makes of `base` and the delta to `new`."""
     delta = delta_between(base, new)
     assert delta is not None
-    return apply_delta(base, decode_delta(encode_delta(delta), "delta"), "delta")
+    return with_delta(base, decode_delta(encode_delta(delta), "delta"))
 
 
 changes = st.tuples(trees, st.sets(st.integers(0, 24)), st.booleans())
@@ -92,7 +92,7 @@ def test_a_delta_for_another_snapshot_is_refused() -> None:
     delta = delta_between(base, new)
     assert delta is not None
     with pytest.raises(Damaged, match="delta: it is for another snapshot"):
-        apply_delta(new, delta, "delta")
+        with_delta(new, delta)
 
 
 @settings(max_examples=120)
@@ -113,7 +113,7 @@ def test_a_wrong_column_is_an_error_or_another_digest(
         raw[place % len(raw)] ^= 1 + value % 255
     wrong = replace(delta, columns={**delta.columns, name: np.frombuffer(bytes(raw), COLUMN_TYPES[name])})
     try:
-        content = apply_delta(base, wrong, "delta")
+        content = with_delta(base, wrong)
     except Damaged as error:
         assert str(error).startswith("delta: ")
     else:

@@ -3,7 +3,6 @@
 from random import Random
 
 import numpy as np
-import numpy.typing as npt
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -11,12 +10,6 @@ from hypothesis import strategies as st
 from dieselfs.snapshot.splice import Splice, runs_of
 
 words = st.lists(st.binary(max_size=4), max_size=12)
-
-
-def column(strings: list[bytes]) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64]]:
-    return np.frombuffer(b"".join(strings), np.uint8), np.cumsum(
-        [len(each) for each in strings], dtype=np.int64
-    )
 
 
 @given(words, words, st.randoms(use_true_random=False))
@@ -29,12 +22,15 @@ def test_a_splice_does_what_a_list_does(old: list[bytes], added: list[bytes], dr
         expected.insert(place, each)
 
     splice = Splice(len(old), np.array(removed, np.int64), np.array(places, np.int64))
-    blob, ends = splice.strings(column(old), column(added))
-    assert (blob.tobytes(), ends.tolist()) == (b"".join(expected), column(expected)[1].tolist())
     lengths = splice.column(*(np.array([len(each) for each in some], np.int64) for some in (old, added)))
     assert lengths.tolist() == [len(each) for each in expected]
-    for number, place in enumerate(splice.new_of_old.tolist()):
+    new_of_old = splice.new_of_old(np.arange(len(old)))
+    for number, place in enumerate(new_of_old.tolist()):
         assert place == -1 if number in removed else expected[place] == old[number]
+    kept = [number for number in range(len(old)) if number not in removed]
+    old_of_new = splice.old_of_new(np.arange(total)).tolist()
+    assert [number for number in old_of_new if number >= 0] == kept
+    assert [place for place, number in enumerate(old_of_new) if number < 0] == places
 
 
 @pytest.mark.parametrize(
@@ -43,14 +39,6 @@ def test_a_splice_does_what_a_list_does(old: list[bytes], added: list[bytes], dr
 def test_numbers_out_of_order_or_range_are_refused(removed: list[int], added: list[int]) -> None:
     with pytest.raises(IndexError):
         Splice(3, np.array(removed, np.int64), np.array(added, np.int64))
-
-
-@pytest.mark.parametrize("ends", [[3, 2], [9], [2], [1, 4]])
-def test_strings_out_of_range_are_refused(ends: list[int]) -> None:
-    splice = Splice(0, np.zeros(0, np.int64), np.arange(len(ends)))
-    empty = np.zeros(0, np.uint8), np.zeros(0, np.int64)
-    with pytest.raises(IndexError):
-        splice.strings(empty, (np.zeros(3, np.uint8), np.array(ends, np.int64)))
 
 
 def test_runs_are_joined() -> None:

@@ -8,12 +8,14 @@ from hypothesis import strategies as st
 
 from dieselfs.chunk.format import Op
 from dieselfs.errors import Damaged
+from dieselfs.snapshot import splicing
 from dieselfs.snapshot.builder import build_snapshot
+from dieselfs.snapshot.encoding import unsigned
 from dieselfs.snapshot.reader import Snapshot
-from dieselfs.snapshot.successor import next_snapshot, with_folders
+from dieselfs.snapshot.successor import NextSnapshot, with_folders
 from dieselfs_server.metadata.sqlite.store import SqliteMetadata
 from tests.support.metadata_chunks import DATASET, DATASET_ID, Put, apply, chunk_id
-from tests.support.snapshots import SOURCE
+from tests.support.snapshots import SOURCE, in_memory
 
 _names = st.sampled_from([b"a", b"b", b"b!", b"c", b"z"])
 _paths = st.lists(_names, max_size=4).map(b"/".join)
@@ -66,7 +68,8 @@ def of_all(metadata: SqliteMetadata) -> bytes:
 def since(metadata: SqliteMetadata, base: Snapshot, changed: list[list[Put]]) -> bytes:
     paths = with_folders(put.path for of_chunk in changed for put in of_chunk)
     live = {path: metadata.lookup(DATASET_ID, path) for path in paths}
-    return next_snapshot(base, metadata.dataset(DATASET), metadata.chunks(DATASET_ID), live)
+    made = NextSnapshot(base, metadata.dataset(DATASET), metadata.chunks(DATASET_ID), live)
+    return in_memory(lambda file: made.write(file, unsigned))
 
 
 @settings(max_examples=150)
@@ -83,6 +86,10 @@ def test_it_is_that_of_all_entries_to_the_byte(before: list[list[Put]], after: l
         base = Snapshot(of_all(metadata), SOURCE)
         store(metadata, after, 1 + len(before))
         made = since(metadata, base, after)
+        with pytest.MonkeyPatch.context() as small:
+            small.setattr(splicing, "BLOCK_NODES", 3)
+            small.setattr(splicing, "_EXTENTS_AT_ONCE", 2)
+            assert since(metadata, base, after) == made
         Snapshot(made, SOURCE).verify()
         assert made == of_all(metadata)
 
@@ -94,7 +101,7 @@ def test_changes_that_do_not_fit_are_refused() -> None:
         base = Snapshot(of_all(metadata), SOURCE)
         live = {path: metadata.lookup(DATASET_ID, path) for path in with_folders([b"a/b"])}
         with pytest.raises(Damaged, match="do not fit"):
-            next_snapshot(base, metadata.dataset(DATASET), [], live)
+            NextSnapshot(base, metadata.dataset(DATASET), [], live)
 
 
 def test_the_folders_above() -> None:

@@ -3,7 +3,6 @@
 import itertools
 from collections.abc import Iterator, Sequence
 from contextlib import closing
-from io import BytesIO
 
 import pytest
 
@@ -16,7 +15,7 @@ from dieselfs_server.datasets import snapshots
 from dieselfs_server.datasets.snapshots import Headers, content_since
 from dieselfs_server.metadata.sqlite.store import SqliteMetadata
 from tests.support.metadata_chunks import DATASET, DATASET_ID, NOW_NS, Put, chunk_id, delete, pack
-from tests.support.snapshots import SOURCE
+from tests.support.snapshots import SOURCE, in_memory
 
 NUMBERS = itertools.count(1)
 
@@ -51,9 +50,7 @@ class Chunks:
         if made is None:
             return None
         assert list(made.chunks) == self.metadata.chunks(DATASET_ID)
-        file = BytesIO()
-        made.write(file, unsigned)
-        return file.getvalue()
+        return in_memory(lambda file: made.write(file, unsigned))
 
 
 @pytest.fixture

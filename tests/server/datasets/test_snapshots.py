@@ -15,7 +15,7 @@ from dieselfs.chunk.ids import ChunkIdSource
 from dieselfs.errors import Damaged, InvalidInput, NotFound, Unavailable
 from dieselfs.snapshot import builder
 from dieselfs.snapshot.builder import build_snapshot
-from dieselfs.snapshot.delta import apply_delta, delta_between
+from dieselfs.snapshot.delta import delta_between
 from dieselfs.snapshot.delta_format import decode_delta, encode_delta
 from dieselfs.snapshot.reader import Snapshot
 from dieselfs_server.admission.room import disk_of
@@ -37,7 +37,7 @@ from dieselfs_server.metadata.sqlite.store import SqliteMetadata
 from dieselfs_server.store.memory import MemoryStore
 from tests.support.identity import IDENTITY, OTHER_IDENTITY
 from tests.support.small_disk import small_disk
-from tests.support.snapshots import DATASET_ID, SAMPLE, SOURCE, snapshot_bytes
+from tests.support.snapshots import DATASET_ID, SAMPLE, SOURCE, snapshot_bytes, with_delta
 
 DATASET = bytes(range(16))
 IDS = ChunkIdSource(clock=lambda: 1_800_000_000, first_counter=1)
@@ -171,7 +171,7 @@ async def test_a_delta_is_made_for_those_who_have_a_kept_generation(
     assert await snapshots.delta(second, [bytes(32)]) is None
     found = await snapshots.delta(second, [bytes(32), first.digest])
     assert found is not None and found[0] == first.digest
-    assert apply_delta(first, decode_delta(found[1], "delta"), "delta") == second.content
+    assert with_delta(first, decode_delta(found[1], "delta")) == second.content
     assert await snapshots.delta(second, [first.digest]) == found
 
 
@@ -231,7 +231,7 @@ async def test_what_is_built_ahead_is_ready_to_send(
     second = await snapshots.get(metadata.dataset("data"))
     found = await snapshots.delta(second, [first.digest])
     assert found is not None
-    assert apply_delta(first, decode_delta(found[1], "delta"), "delta") == second.content
+    assert with_delta(first, decode_delta(found[1], "delta")) == second.content
     second.verify()
 
 
@@ -326,7 +326,7 @@ class TestUpgrade:
         newest = await server.get(metadata.dataset("data"))
         found = await server.delta(newest, [old.digest])
         assert found is not None and found[0] == old.digest
-        assert apply_delta(old, decode_delta(found[1], "delta"), "delta") == newest.content
+        assert with_delta(old, decode_delta(found[1], "delta")) == newest.content
 
     async def test_a_delta_of_an_older_server_is_applied(
         self, old: Snapshot, metadata: CountingMetadata, monkeypatch: pytest.MonkeyPatch
@@ -335,7 +335,7 @@ class TestUpgrade:
         newest = Snapshot(self.as_before(metadata, monkeypatch), SOURCE)
         made = delta_between(old, newest)
         assert made is not None
-        assert apply_delta(old, decode_delta(encode_delta(made), "delta"), "delta") == newest.content
+        assert with_delta(old, decode_delta(encode_delta(made), "delta")) == newest.content
 
     async def test_without_room_the_newest_is_built(
         self, old: Snapshot, metadata: CountingMetadata, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
