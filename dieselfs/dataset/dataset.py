@@ -49,7 +49,7 @@ from dieselfs.shuffle.plan import Plan, Share, ShuffledPaths
 from dieselfs.shuffle.skips import Skips
 from dieselfs.shuffle.spec import PlanSpec, ReaderSpec
 from dieselfs.snapshot.reader import Snapshot, Stat
-from dieselfs.snapshot.store import load_snapshot, save_snapshot
+from dieselfs.snapshot.store import check_saved, load_snapshot, save_snapshot
 from dieselfs.sources.server import ServerSource
 from dieselfs.transfer.sender import ChunkSender
 from dieselfs.transfer.writer import DatasetWriter
@@ -314,7 +314,9 @@ class Dataset:
         """Read with a snapshot from a file (DL_load_meta). Raises DieselfsError if it is not of the server's
         generation, unless a stale one is allowed.
         """
-        self._frozen.use(load_snapshot(path, self.record(), is_stale_allowed))
+        snapshot = load_snapshot(path, self.record(), is_stale_allowed)
+        check_saved(snapshot, self._settings.max_age_s, self._client.servers_pins)
+        self._frozen.use(snapshot)
 
     # -- writing -----------------------------------------------------------------------------------------
 

@@ -352,7 +352,8 @@ class ServerClient(ServerConnections):
         info, content = self._call("get_snapshot", bulk_bytes_max=SNAPSHOT_BYTES_MAX, **named)
         if content is None and info.digest != known_digest:
             raise ProtocolError(f"the server sent no snapshot of {dataset}")
-        return RemoteSnapshot(info.generation, info.updated_ns, info.digest, content, info.base_digest or b"")
+        state = info.generation, info.updated_ns, info.digest
+        return RemoteSnapshot(*state, content, info.base_digest or b"", info.statement or b"")
 
     def payload_in_parts(
         self,

@@ -49,7 +49,8 @@ struct EntryInfo {
 
 /**
  * `bulk_length` is 0 if `digest` is the `known_digest` of the call. If `base_digest` is not empty, it is one of the
- * `bases` of the call, and the bulk bytes are the delta from that snapshot.
+ * `bases` of the call, and the bulk bytes are the delta from that snapshot. `statement`: of freshness, if the newest
+ * was asked for.
  */
 struct SnapshotInfo {
   1: required i64 generation
@@ -57,6 +58,7 @@ struct SnapshotInfo {
   3: required binary digest
   4: required i64 bulk_length
   5: optional binary base_digest
+  6: optional binary statement
 }
 
 /** An interrupted upload. `version` 0: there is none. `extents`: pairs of u64 place, u64 length. */

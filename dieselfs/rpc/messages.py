@@ -214,12 +214,14 @@ _TYPES = {
 
 
 def _type_fault(value: Any) -> str | None:
-    """Name a field that is missing or has another type than in the IDL; thriftpy2 does not check this."""
-    is_result = type(value).__name__.endswith("_result")
-    for kind, name, *_ in value.thrift_spec.values():
+    """Name a field that is missing or has another type than in the IDL; thriftpy2 does not check this. No argument may
+    be missing.
+    """
+    is_result, is_call = (type(value).__name__.endswith(end) for end in ("_result", "_args"))
+    for kind, name, *_, is_required in value.thrift_spec.values():
         field = getattr(value, name, None)
         if field is None:
-            if not is_result:
+            if is_call or (is_required and not is_result):
                 return f"field {name!r} is missing"
         elif kind in _TYPES and type(field) is not _TYPES[kind]:
             return f"field {name!r} has the wrong type"

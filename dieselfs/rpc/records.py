@@ -238,7 +238,7 @@ class ServerCheck(NamedTuple):
 
 class RemoteSnapshot(NamedTuple):
     """A snapshot from the server; `content` is None if the caller has this digest, and a delta from the snapshot with
-    `base_digest` if that is not empty.
+    `base_digest` if that is not empty. `statement`: of freshness, of the newest one; empty from an older server.
     """
 
     generation: int
@@ -246,3 +246,4 @@ class RemoteSnapshot(NamedTuple):
     digest: bytes
     content: bytearray | None
     base_digest: bytes = b""
+    statement: bytes = b""

@@ -140,6 +140,9 @@ SETTINGS = (
             "Folder for embedded data.", "~/.local/share/dieselfs"),
     Setting("allow_older", YES_OR_NO, _P.ENVIRONMENT,
             "yes: accept a snapshot that is older than the newest one on this machine.", "no"),
+    Setting("max_age", TIME_LIMIT, _P.CLIENT,
+            "Refuse a newest or saved snapshot without a statement of the servers, not older than this, that it is the "
+            "newest.", "no limit"),
     Setting("identity", FILE, _P.CLIENT,
             "Your private key for encrypted datasets; made when it is first used.", "~/.config/dieselfs/identity"),
     Setting("passphrase_file", FILE, _P.CLIENT,
@@ -348,6 +351,8 @@ class Settings:
     disk: str | None = None
     disk_size_bytes: int = 0
     is_older_allowed: bool = False
+    max_age_s: float = 0.0
+    """0: no limit."""
     snapshots: str | None = None
     identity: str = ""
     passphrase_file: str = ""
@@ -384,6 +389,7 @@ class Settings:
             disk=stable_path(values["disk"]) if "disk" in values else None,
             disk_size_bytes=values.get("disk_size_bytes", 0),
             is_older_allowed=values.get("allow_older") == YES,
+            max_age_s=values.get("max_age_s", 0.0),
             snapshots=values.get("snapshots"),
             identity=values.get("identity")
             or str(Path(environment.get("XDG_CONFIG_HOME") or user_home / ".config") / "dieselfs/identity"),

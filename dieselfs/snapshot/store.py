@@ -2,7 +2,8 @@
 
 import logging
 import os
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -15,11 +16,12 @@ from dieselfs.limits import SNAPSHOT_BASES_MAX
 from dieselfs.net.auth import pin_of
 from dieselfs.records import DatasetRecord
 from dieselfs.rpc.client import ServerClient
-from dieselfs.rpc.records import RemoteSnapshot
+from dieselfs.rpc.records import RemoteSnapshot, TagRecord
 from dieselfs.settings import Settings
 from dieselfs.snapshot.delta import apply_delta
 from dieselfs.snapshot.delta_format import decode_delta
 from dieselfs.snapshot.format import SnapshotHeader
+from dieselfs.snapshot.freshness import STATEMENT_BYTES_MAX, State, Statement, is_older
 from dieselfs.snapshot.plain import plain_snapshot
 from dieselfs.snapshot.reader import Snapshot
 from dieselfs.snapshot.signature import check_snapshot_signature
@@ -32,29 +34,43 @@ Write = Callable[[BinaryIO], object]
 
 GENERATIONS_KEPT = 4
 SIGNER_FILE = "signer"
+NEWEST_FILE = "newest"
+STATEMENT_SUFFIX = ".statement"
+"""A saved snapshot has its statement of freshness beside it."""
 
 
 class SnapshotStore:
     """One private folder per dataset, with one file per generation; shared by all processes of the user.
 
-    A newest snapshot that is older than a stored one is refused, because the server may have lost data. An older one
-    must be requested by its generation or tag, or allowed by `is_older_allowed` (DIESELFS_ALLOW_OLDER).
+    A newest snapshot that is older than a stored one, or than the last statement of the servers, which is in the file
+    `newest` beside the snapshots, is refused: the server may have lost data. An older one must be requested by its
+    generation or tag, or allowed by `is_older_allowed` (DIESELFS_ALLOW_OLDER).
 
     Each snapshot is signed by the servers. The file `signer` beside the snapshots has the key that signed the first; a
     snapshot with another signer is refused. With a key file, the signer is also the one that the key file names.
     """
 
-    def __init__(self, folder: Path, is_older_allowed: bool = False, shared: Path | None = None) -> None:
-        """`shared`: a folder of the same form, in which others save snapshots; copies of these are used."""
+    def __init__(
+        self,
+        folder: Path,
+        is_older_allowed: bool = False,
+        shared: Path | None = None,
+        max_age_s: float = 0.0,
+    ) -> None:
+        """`shared`: a folder of the same form, in which others save snapshots; copies of these are used.
+
+        `max_age_s`: of statements of freshness, without which a newest or saved snapshot is refused then; 0: no limit.
+        """
         self._folder = folder
         self._is_older_allowed = is_older_allowed
+        self._max_age_s = max_age_s
         self._shared = shared
 
     @classmethod
     def of(cls, settings: Settings) -> "SnapshotStore":
         """The store of this user."""
         shared = Path(settings.snapshots).expanduser() if settings.snapshots else None
-        return cls(settings.cache / "snapshots", settings.is_older_allowed, shared)
+        return cls(settings.cache / "snapshots", settings.is_older_allowed, shared, settings.max_age_s)
 
     def get(
         self, client: ServerClient, dataset: DatasetRecord, generation: int = 0, tag: str = ""
@@ -64,7 +80,8 @@ class SnapshotStore:
 
         Raises AccessDenied without the key of an encrypted dataset;
         NotFound, Unavailable, StorageFull, and Damaged if the server twice sends a snapshot that does not match
-        its description, that is older than a stored one, or that is not signed by the servers of the dataset.
+        its description, that is older than the newest one known, or that is not signed by the servers of the dataset;
+        DieselfsError without a statement of freshness that is new enough.
         """
         cipher = client.cipher(dataset)
         try:
@@ -92,14 +109,8 @@ class SnapshotStore:
         remote = client.snapshot(
             dataset.name, generation, known.digest if known else b"", tag, b"".join(bases)
         )
-        newest = next(iter(self._held(folder)), None) if is_newest else None
-        is_older = newest is not None and remote.updated_ns < newest.header.updated_ns
-        if newest is not None and is_older and not self._is_older_allowed:
-            raise Damaged(
-                f"the server offers an older snapshot of {dataset.name} (generation {remote.generation}) than the "
-                f"newest one on this machine (generation {newest.generation}); if that is right, set "
-                "DIESELFS_ALLOW_OLDER=yes, or tag the generation and read the tag"
-            )
+        if is_newest:
+            self._note_newest(folder, dataset, remote, client.servers_pins)
         if remote.content is None and known is not None:
             return known
         content: bytes | bytearray = remote.content or b""
@@ -113,14 +124,74 @@ class SnapshotStore:
             write = partial(_write_content, content)
         return self._keep(folder, dataset, remote, write, client.servers_pins)
 
-    def check_signer(self, header: SnapshotHeader, pins: Sequence[bytes] = ()) -> None:
-        """Raise Damaged unless the signer of this snapshot is that of the first of its dataset, or the key file has the
-        pins of both; StorageFull.
+    def _note_newest(
+        self, folder: Path, dataset: DatasetRecord, remote: RemoteSnapshot, pins: Sequence[bytes]
+    ) -> None:
+        """Compare what the server says is the newest generation with what was seen before, and remember it."""
+        known = self._newest(folder)
+        if known is not None and is_older(remote, known) and not self._is_older_allowed:
+            raise Damaged(
+                f"the server offers an older snapshot of {dataset.name} (generation {remote.generation}) than the "
+                f"newest one on this machine (generation {known.generation}); if that is right, set "
+                "DIESELFS_ALLOW_OLDER=yes, or tag the generation and read the tag"
+            )
+        source = f"snapshot of {dataset.name} from the server"
+        if not remote.statement:
+            if self._max_age_s:
+                raise DieselfsError(
+                    f"{source}: no statement of freshness, which max_age asks for: the server is of an earlier "
+                    "version, or its private key is away"
+                )
+            return
+        statement = Statement.decode(remote.statement, source)
+        stated = statement.dataset_id, statement.generation, statement.updated_ns, statement.digest
+        if stated != (dataset.dataset_id, remote.generation, remote.updated_ns, remote.digest):
+            raise Damaged(f"{source}: the statement of freshness is about another one")
+        if remote.content is not None or self._max_age_s:  # else of a snapshot that is here and was verified
+            statement.check_signature(source)
+            self.check_signer(statement, pins)
+        if self._max_age_s:
+            statement.check_age(time.time(), self._max_age_s, source)
+        if known is None or known.updated_ns <= remote.updated_ns:
+            with suppress(OSError):  # the snapshot is remembered as well
+                _write_aside(folder / NEWEST_FILE, remote.statement)
+
+    def _newest(self, folder: Path) -> State | None:
+        """The newest state that was seen: of the last statement, or of a snapshot."""
+        states: list[State] = [snapshot.header for snapshot in self._held(folder)[:1]]
+        if (statement := _statement_of(folder / NEWEST_FILE)) is not None:
+            states.append(statement)
+        return max(states, key=lambda state: state.updated_ns, default=None)
+
+    def check_statement(
+        self, path: str, newest: DatasetRecord, kept: Iterable[TagRecord], pins: Sequence[bytes] = ()
+    ) -> None:
+        """Raise Damaged if the servers have an older state than this statement says, or another history: `newest`, and
+        the generations that can be read. Also if it is not signed by the servers; NotFound without it.
         """
-        folder = self._folder / header.dataset_id.hex()
+        statement = _read_statement(path)
+        if statement.dataset_id != newest.dataset_id:
+            raise Damaged(f"{path}: about another dataset than {newest.name} of these servers")
+        self.check_signer(statement, pins)
+        if is_older(newest, statement):
+            raise Damaged(
+                f"the servers have an older state of {newest.name} (generation {newest.generation}) than they stated "
+                f"in {path} (generation {statement.generation}): ask an administrator whether a copy was restored"
+            )
+        for one in kept:
+            if one.generation == statement.generation and one.digest != statement.digest:
+                raise Damaged(
+                    f"generation {one.generation} of {newest.name} is another one than stated in {path}"
+                )
+
+    def check_signer(self, signed: SnapshotHeader | Statement, pins: Sequence[bytes] = ()) -> None:
+        """Raise Damaged unless the signer is that of the first snapshot of the dataset, or the key file has the pins of
+        both; StorageFull.
+        """
+        folder = self._folder / signed.dataset_id.hex()
         try:
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            _check_signer(folder / SIGNER_FILE, header.dataset, header.signer, pins)
+            _check_signer(folder / SIGNER_FILE, signed.dataset, signed.signer, pins)
         except OSError as error:
             raise _cannot_store(folder, error) from None
 
@@ -151,9 +222,10 @@ class SnapshotStore:
     def adopt(self, path: str | os.PathLike[str], pins: Sequence[bytes] = ()) -> Snapshot:
         """A copy of a saved snapshot, verified as one from a server. `pins`: of the servers, from the key file.
 
-        Raises NotFound, InvalidInput, Damaged, StorageFull.
+        Raises NotFound, InvalidInput, Damaged, StorageFull, and as `check_saved`.
         """
         saved = Snapshot.open(path)
+        check_saved(saved, self._max_age_s, pins)
         folder = self._folder / saved.header.dataset_id.hex()
         known = self._open(folder / _file_name(*_state(saved.header)))
         if known is not None and known.digest == saved.digest:
@@ -247,6 +319,51 @@ class SnapshotStore:
             if old != path:  # older than all others, but requested
                 _remove(old)
         return Snapshot.open(path)
+
+
+def _statement_of(path: Path) -> Statement | None:
+    """The statement in a file of this user; None without one. Its signature is not checked."""
+    try:
+        return Statement.decode(path.read_bytes(), str(path))
+    except (OSError, Damaged):
+        return None
+
+
+def _read_statement(path: str) -> Statement:
+    """A statement of others. Raises NotFound without one, Damaged if it is not signed by its signer."""
+    try:
+        with open(path, "rb") as file:
+            statement = Statement.decode(file.read(STATEMENT_BYTES_MAX + 1), path)
+    except OSError as error:
+        raise NotFound(f"no statement of freshness {path}: {error.strerror}") from None
+    statement.check_signature(path)
+    return statement
+
+
+def saved_statement(path: str) -> Statement | None:
+    """The statement beside a saved snapshot; None without one. Its signature is not checked."""
+    return _statement_of(Path(path + STATEMENT_SUFFIX))
+
+
+def check_saved(snapshot: Snapshot, max_age_s: float, pins: Sequence[bytes] = ()) -> None:
+    """Raise NotFound, unless `max_age_s` is 0, for a saved snapshot without a statement of freshness beside it;
+    DieselfsError for an older one; Damaged for one that is not of this snapshot and its signer, or of servers with
+    `pins`.
+    """
+    if not max_age_s:
+        return
+    source, header = snapshot.source + STATEMENT_SUFFIX, snapshot.header
+    try:
+        statement = _read_statement(source)
+    except NotFound as error:
+        raise NotFound(
+            f"{error}; max_age asks for it: save the snapshot again with dlcmd snapshot save"
+        ) from None
+    if (statement.dataset_id, statement.digest) != (header.dataset_id, header.digest):
+        raise Damaged(f"{source}: the statement of freshness is about another snapshot")
+    if statement.signer != header.signer and pin_of(statement.signer) not in pins:
+        raise Damaged(f"{source}: stated by other servers than those that signed the snapshot")
+    statement.check_age(time.time(), max_age_s, source)
 
 
 def stored_plain(snapshot: Snapshot, cipher: DatasetCipher) -> Snapshot:
@@ -360,7 +477,8 @@ def save_snapshot(snapshot: Snapshot, path: str | os.PathLike[str]) -> str:
     """Save a snapshot to a file, atomically; returns its path. Raises DieselfsError if it cannot be written. Of an
     encrypted dataset, the one with encrypted names is saved, which readers with the key open.
 
-    In a folder, it gets the place where the setting `snapshots` looks for it.
+    In a folder, it gets the place where the setting `snapshots` looks for it. The last statement of freshness of the
+    servers is saved beside it, if it is about this snapshot.
     """
     target = os.fspath(path)
     if snapshot.header.is_encrypted:
@@ -370,11 +488,17 @@ def save_snapshot(snapshot: Snapshot, path: str | os.PathLike[str]) -> str:
         target = os.path.join(folder, _file_name(*_state(snapshot.header)))
         with suppress(OSError):  # reported below
             os.makedirs(folder, exist_ok=True)
+    statement = _statement_of(Path(snapshot.source).parent / NEWEST_FILE)
+    files = {target: snapshot.content}
+    if statement is not None and statement.digest == snapshot.digest:
+        files[target + STATEMENT_SUFFIX] = memoryview(statement.encode())
     aside = f"{target}.{os.getpid()}.tmp"
     try:
-        with open(aside, "wb") as file:
-            file.write(snapshot.content)
-        os.replace(aside, target)
+        Path(target + STATEMENT_SUFFIX).unlink(missing_ok=True)  # of an earlier one
+        for name, content in files.items():
+            with open(aside, "wb") as file:
+                file.write(content)
+            os.replace(aside, name)
     except OSError as error:
         raise DieselfsError(f"cannot save the snapshot to {target}: {error.strerror}") from None
     return target

@@ -228,6 +228,7 @@ FIELDS: Mapping[str, Field] = {
     "metrics": Field("object", "[Counters](counters.md) by name.", schema=_map({"type": NUMBER})),
     # -- checks
     "state": Field(TEXT, "`ok`, `warning` or `failure`."),
+    "statement": Field(TEXT, "Signed statement of freshness of the servers: one line."),
     "fix": Field(TEXT, "What to change, or empty."),
     "ok": Field(WHOLE, "Checks without a fault."),
     "warnings": Field(WHOLE, "Checks that cost speed or comfort."),

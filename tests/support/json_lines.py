@@ -129,7 +129,7 @@ VERB_LINES: Mapping[str, Mapping[str, list[str]]] = {
         "generation": [f"{_GENERATION} tags"],
         "difference": ["change *path kind"],
         "summary": [
-            "dataset generation file dry_run?",
+            "dataset generation file statement? dry_run?",
             "snapshots file_bytes dry_run?",
             "generations",
             "entries added removed changed attributes failed",

@@ -13,7 +13,7 @@ import logging
 import os
 from collections.abc import Awaitable, Callable, Iterator, Sequence, Set
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from io import BytesIO
 from math import inf
@@ -34,6 +34,7 @@ from dieselfs.snapshot.delta import delta_between
 from dieselfs.snapshot.delta_format import encode_delta
 from dieselfs.snapshot.encoding import Seal, encode_columns, with_signature, without_unused_chunks
 from dieselfs.snapshot.format import COUNT_MAX, SECTION_TYPES, SnapshotHeader, decode_snapshot_header
+from dieselfs.snapshot.freshness import LIFETIME_S, Statement
 from dieselfs.snapshot.reader import Snapshot
 from dieselfs.snapshot.signature import check_snapshot_signature, message_of
 from dieselfs.snapshot.successor import NextSnapshot, with_folders
@@ -131,6 +132,7 @@ class SnapshotCache:
         self._in_memory: tuple[Path, Snapshot] | None = None
         self._ahead: set[Path] = set()  # built ahead, and not requested yet
         self._deltas: dict[tuple[bytes, bytes], bytes] = {}  # by the digests of base and snapshot
+        self._last_stated: Statement | None = None  # replaced in one step
 
     async def get(self, dataset: DatasetRecord, generation: int = 0) -> Snapshot:
         """The snapshot of `generation`, 0 for the newest. Raises NotFound if that generation is not kept.
@@ -141,6 +143,22 @@ class SnapshotCache:
             snapshot = await trio.to_thread.run_sync(self._get, dataset, generation)
         self._ahead.discard(Path(snapshot.source))
         return snapshot
+
+    def stated(self, snapshot: Snapshot, now_s: int) -> bytes:
+        """The signed statement that this snapshot is the newest of its dataset; many readers in a second share one.
+        Empty while the private key is away. Blocks.
+        """
+        header, identity = snapshot.header, self._identity.current
+        state = header.dataset, header.dataset_id, header.generation, header.updated_ns, header.digest
+        made = Statement(*state, now_s, LIFETIME_S, identity.public_key)
+        last = self._last_stated
+        if last is None or last.message() != made.message():
+            try:
+                last = self._last_stated = replace(made, signature=identity.sign(made.message()))
+            except Unavailable as error:
+                log.error("no statement of freshness of %s: %s", header.dataset, error)
+                return b""
+        return last.encode()
 
     async def prepare(self, dataset: DatasetRecord) -> None:
         """Build the newest snapshot before a reader asks for it. One that nobody asked for takes the place of the last

@@ -55,7 +55,7 @@ class ReadCalls:
         self.sent_deltas = self.metrics.counter("snapshots.sent_deltas", "Deltas sent in place of snapshots.")
 
     async def get_snapshot(self, call: Call) -> Reply:
-        arguments = call.arguments
+        arguments, statement = call.arguments, b""
         if arguments.tag:
             dataset_id = await call.dataset_id()
             named = arguments.dataset, dataset_id, arguments.tag
@@ -68,6 +68,8 @@ class ReadCalls:
             dataset = await call.dataset()
             await in_thread(self.catalog.check_built, dataset, time.time_ns())
             snapshot = await self.snapshots.get(dataset, arguments.generation)
+            if not arguments.generation:
+                statement = await in_thread(self.snapshots.stated, snapshot, time.time_ns() // 10**9)
         packed = arguments.bases or b""
         if len(packed) % DIGEST_BYTES or len(packed) > DIGEST_BYTES * SNAPSHOT_BASES_MAX:
             most = f"at most {SNAPSHOT_BASES_MAX} snapshots of {DIGEST_BYTES} bytes"
@@ -84,6 +86,7 @@ class ReadCalls:
         self.sent_snapshot_bytes.value += sum(len(part) for part in bulk)
         info = thrift.SnapshotInfo(
             base_digest=base_digest,
+            statement=statement,
             generation=snapshot.generation,
             updated_ns=snapshot.header.updated_ns,
             digest=snapshot.digest,

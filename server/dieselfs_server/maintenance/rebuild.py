@@ -19,6 +19,7 @@ from dieselfs_server.datasets.commit import read_header
 from dieselfs_server.leases.lease import put_pin, remove_pin
 from dieselfs_server.maintenance.jobs import Proceed, read_in_order
 from dieselfs_server.metadata.interface import MetadataStore
+from dieselfs_server.metadata.rules import first_generation
 from dieselfs_server.store.interface import ObjectStore
 
 TRIES_MAX = 8
@@ -153,7 +154,9 @@ class _Rebuild:
         with suppress(NotFound, Damaged):
             return self.metadata.dataset(self.name)
         with suppress(AlreadyExists):  # another server rebuilds it too: applying twice is harmless
-            return self.metadata.create_dataset(self.name, self.dataset_id, 0, self.now_ns)
+            return self.metadata.create_dataset(
+                self.name, self.dataset_id, first_generation(self.now_ns), self.now_ns
+            )
         return self.metadata.dataset(self.name)
 
     def _unsettled(self) -> Unavailable:

@@ -87,7 +87,8 @@ class MetadataStore(Protocol):
     def finish_rebuild(self, dataset_id: bytes, /, copy_id: bytes, now_ns: int) -> None:
         """Put the copy in the place of the dataset, atomically, and remove what was there.
 
-        Notes and reserved versions stay, the generation and its time rise. Concurrent calls continue with the copy.
+        Notes and reserved versions stay, the time rises, and the generation above all that were before, also those of
+        metadata that was set back since (`rules.first_generation`). Concurrent calls continue with the copy.
         Raises NotFound if the copy has been replaced by that of another rebuild.
         """
         ...

@@ -51,6 +51,13 @@ def next_versions(last: int, count: int, now_ns: int) -> range:
     return range(first, first + count)
 
 
+def first_generation(now_ns: int) -> int:
+    """A generation above all that the dataset had before, where these are not known: the seconds since 1970, as a
+    dataset gets fewer chunks than that. Clients refuse a generation that is smaller than one they have seen.
+    """
+    return now_ns // 10**9
+
+
 def check_dead(chunk_id: bytes, alive: int) -> None:
     """Raise InvalidInput for a chunk with live entries, which cannot be forgotten."""
     if alive:

@@ -194,7 +194,7 @@ def test_saved_metadata_is_encrypted_and_read_with_the_key(
     with Dataset(settings, secret.name) as other:
         other.load_meta(tmp_path / "saved")
         assert other.get("train/dog.jpg") == b"woof"
-    assert sorted(path.name for path in tmp_path.iterdir() if path.is_file()) == ["saved"]
+    assert sorted(path.name for path in tmp_path.iterdir() if path.is_file()) == ["saved", "saved.statement"]
 
 
 def test_the_plain_snapshot_is_private_and_consistent(secret: Dataset) -> None:

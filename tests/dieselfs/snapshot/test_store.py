@@ -1,6 +1,7 @@
 """Snapshots kept on this machine: fetched once, checked, never replaced by an older state, never by another's."""
 
 import resource
+import time
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import cast
@@ -10,15 +11,18 @@ import pytest
 from dieselfs.errors import Damaged, DieselfsError, NotFound, StorageFull
 from dieselfs.records import DatasetRecord
 from dieselfs.rpc.client import ServerClient
-from dieselfs.rpc.records import RemoteSnapshot
+from dieselfs.rpc.records import RemoteSnapshot, TagRecord
 from dieselfs.snapshot.builder import build_snapshot
 from dieselfs.snapshot.delta import delta_between
 from dieselfs.snapshot.delta_format import Delta, encode_delta
 from dieselfs.snapshot.encoding import with_signature
+from dieselfs.snapshot.freshness import Statement
 from dieselfs.snapshot.reader import Snapshot
 from dieselfs.snapshot.store import (
     GENERATIONS_KEPT,
+    NEWEST_FILE,
     SIGNER_FILE,
+    STATEMENT_SUFFIX,
     SnapshotStore,
     load_snapshot,
     save_snapshot,
@@ -27,7 +31,7 @@ from dieselfs.snapshot.store import (
 from dieselfs_server.access.identity import Identity
 from dieselfs_server.datasets.snapshots import signed
 from tests.support.identity import IDENTITY, OTHER_IDENTITY
-from tests.support.snapshots import SAMPLE, Tree, entry_table, file_of
+from tests.support.snapshots import DATASET_ID, SAMPLE, Tree, entry_table, file_of
 
 SECOND_NS = 1_000_000_000
 
@@ -80,12 +84,22 @@ def record_at(generation: int) -> DatasetRecord:
     return entry_table(SAMPLE).dataset._replace(generation=generation, updated_ns=generation * SECOND_NS)
 
 
+def stated(
+    offer: RemoteSnapshot, identity: Identity = IDENTITY, age_s: float = 0.0, dataset_id: bytes = DATASET_ID
+) -> RemoteSnapshot:
+    """The offer with a statement of freshness."""
+    state = offer.generation, offer.updated_ns, offer.digest
+    made = Statement("pets", dataset_id, *state, int(time.time() - age_s), 86_400, identity.public_key)
+    return offer._replace(statement=replace(made, signature=identity.sign(made.message())).encode())
+
+
 def offered(cache: SnapshotStore, offer: RemoteSnapshot, generation: int = 0) -> Snapshot:
     return cache.get(OfferingServer(offer).client(), record_at(offer.generation), generation)
 
 
 def files(folder: Path) -> list[Path]:
-    return [path for path in folder.rglob("*") if path.is_file() and path.name != SIGNER_FILE]
+    notes = SIGNER_FILE, NEWEST_FILE
+    return [path for path in folder.rglob("*") if path.is_file() and path.name not in notes]
 
 
 def test_a_snapshot_is_fetched_once(tmp_path: Path) -> None:
@@ -135,6 +149,99 @@ def test_an_older_state_is_refused_unless_asked_for_by_number(tmp_path: Path) ->
     with pytest.raises(Damaged, match=r"older snapshot of pets \(generation 6\).*\(generation 7\)"):
         offered(cache, offer_of(content_of(6)))
     assert offered(cache, offer_of(content_of(6)), generation=6).generation == 6
+
+
+def test_the_newest_state_is_remembered_when_its_snapshot_is_removed(tmp_path: Path) -> None:
+    cache = SnapshotStore(tmp_path)
+    cache.remove(offered(cache, stated(offer_of(content_of(7)))))
+    assert cache.stored() == []
+    with pytest.raises(Damaged, match=r"older snapshot of pets \(generation 6\).*\(generation 7\)"):
+        offered(cache, stated(offer_of(content_of(6))))
+
+
+def test_a_smaller_generation_with_a_newer_time_is_refused(tmp_path: Path) -> None:
+    cache = SnapshotStore(tmp_path)
+    offered(cache, offer_of(content_of(7)))
+    table = entry_table(SAMPLE)
+    record = table.dataset._replace(generation=6, updated_ns=8 * SECOND_NS)
+    later = offer_of(bytearray(signed(build_snapshot(replace(table, dataset=record)), IDENTITY)))
+    with pytest.raises(Damaged, match=r"older snapshot of pets \(generation 6\).*\(generation 7\)"):
+        offered(cache, later)
+    assert offered(SnapshotStore(tmp_path, is_older_allowed=True), later).generation == 6
+    assert offered(cache, later).generation == 6  # once is enough
+
+
+@pytest.mark.parametrize(
+    ("offer", "said"),
+    [
+        pytest.param(stated(offer_of(content_of(7)), OTHER_IDENTITY), "other servers", id="others"),
+        pytest.param(stated(offer_of(content_of(7)), dataset_id=bytes(16)), "another one", id="dataset"),
+        pytest.param(
+            offer_of(content_of(7))._replace(statement=stated(offer_of(content_of(8))).statement),
+            "another one",
+            id="state",
+        ),
+        pytest.param(offer_of(content_of(7))._replace(statement=b"new\n"), "not a statement", id="text"),
+    ],
+)
+def test_a_statement_of_something_else_is_refused(tmp_path: Path, offer: RemoteSnapshot, said: str) -> None:
+    cache = SnapshotStore(tmp_path)
+    offered(cache, stated(offer_of(content_of(6))))
+    with pytest.raises(Damaged, match=said):
+        offered(cache, offer)
+
+
+def test_with_a_limit_only_new_statements_count(tmp_path: Path) -> None:
+    cache, new = SnapshotStore(tmp_path, max_age_s=300), offer_of(content_of(7))
+    with pytest.raises(DieselfsError, match="no statement of freshness, which max_age asks for"):
+        offered(cache, new)
+    with pytest.raises(DieselfsError, match=r"was the newest 10 min \d s ago, and max_age allows 5 min 0 s"):
+        offered(cache, stated(new, age_s=600))
+    with pytest.raises(DieselfsError, match=r"ahead of the clock of this machine: set the clock"):
+        offered(cache, stated(new, age_s=-600))
+    assert offered(cache, stated(new, age_s=20)).generation == 7
+    with pytest.raises(DieselfsError, match="was the newest 10 min"):  # also of a snapshot that is here
+        offered(cache, stated(new, age_s=600))
+
+
+def test_a_saved_snapshot_has_its_statement_beside_it(tmp_path: Path) -> None:
+    limited = SnapshotStore(tmp_path / "limited", max_age_s=300)
+    cache, path = SnapshotStore(tmp_path / "cache"), tmp_path / "saved"
+    save_snapshot(offered(cache, stated(offer_of(content_of(7)), age_s=20)), path)
+    assert limited.adopt(path).generation == 7
+    save_snapshot(offered(cache, stated(offer_of(content_of(8)), age_s=600)), path)
+    with pytest.raises(DieselfsError, match="was the newest 10 min"):
+        limited.adopt(path)
+    save_snapshot(offered(cache, offer_of(content_of(7)), generation=7), path)  # not the newest
+    with pytest.raises(NotFound, match=r"no statement of freshness .*max_age asks for it"):
+        limited.adopt(path)
+    statement = Path(f"{path}{STATEMENT_SUFFIX}")
+    statement.write_bytes(stated(offer_of(content_of(8))).statement)
+    with pytest.raises(Damaged, match="about another snapshot"):
+        limited.adopt(path)
+    statement.write_bytes(stated(offer_of(content_of(7)), OTHER_IDENTITY).statement)
+    with pytest.raises(Damaged, match="other servers"):
+        limited.adopt(path)
+
+
+def test_a_statement_from_elsewhere_shows_that_the_servers_were_set_back(tmp_path: Path) -> None:
+    cache, path = SnapshotStore(tmp_path / "cache"), tmp_path / "statement"
+    seven, pins = offer_of(content_of(7)), (IDENTITY.pin,)
+    path.write_bytes(stated(seven, age_s=10**8).statement)
+    kept = [TagRecord("", 7, 7 * SECOND_NS, 0, 0, seven.digest)]
+    for generation in (7, 8):
+        cache.check_statement(str(path), record_at(generation), kept, pins)
+    with pytest.raises(
+        Damaged, match=r"older state of pets \(generation 6\) than they stated in .*\(generation 7\)"
+    ):
+        cache.check_statement(str(path), record_at(6), [], pins)
+    with pytest.raises(Damaged, match="generation 7 of pets is another one than stated"):
+        cache.check_statement(str(path), record_at(8), [kept[0]._replace(digest=bytes(32))], pins)
+    with pytest.raises(Damaged, match="another dataset"):
+        cache.check_statement(str(path), record_at(7)._replace(dataset_id=bytes(16)), [], pins)
+    path.write_bytes(stated(seven, OTHER_IDENTITY).statement)
+    with pytest.raises(Damaged, match="other servers"):
+        cache.check_statement(str(path), record_at(7), kept, pins)
 
 
 def test_an_older_state_can_be_allowed(tmp_path: Path) -> None:

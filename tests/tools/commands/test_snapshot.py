@@ -54,6 +54,20 @@ def test_a_saved_snapshot_is_mounted_by_its_path(dlcmd: Dlcmd, pets: str, place:
     assert "not found" in dlcmd("mount", file, place, exit_code=EXIT_NOT_FOUND).stderr
 
 
+def test_a_statement_of_freshness_is_saved_and_compared_with_the_servers(dlcmd: Dlcmd, pets: str) -> None:
+    file = dlcmd.folder / "pets.snapshot"
+    saved = dlcmd("snapshot", "save", pets, file, "--json").summary
+    statement, text = dlcmd.folder / "pets.snapshot.statement", str(saved["statement"])
+    assert statement.read_text() == f"{text}\n" and text.startswith(f"dieselfs-freshness 1 {pets} ")
+    add(dlcmd, pets, "later")
+    assert dlcmd("snapshot", "log", "--statement", statement, pets).text
+    statement.write_text(f"{text[:-8]}00000000\n")
+    assert "sign" in dlcmd("snapshot", "log", "--statement", statement, pets, exit_code=EXIT_DAMAGED).stderr
+    statement.unlink()
+    said = dlcmd("snapshot", "log", "--statement", statement, pets, exit_code=EXIT_NOT_FOUND).stderr
+    assert "no statement of freshness" in said
+
+
 def test_a_snapshot_that_was_changed_is_refused(dlcmd: Dlcmd, pets: str, place: Path) -> None:
     file = dlcmd.folder / "pets.snapshot"
     dlcmd("snapshot", "save", pets, file)

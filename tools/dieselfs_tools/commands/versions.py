@@ -113,9 +113,10 @@ snapshot = options.verb_group(
 def snapshot_save(session: Session, dataset: str, target: str, generation: int, is_dry_run: bool) -> int:
     """Save a snapshot as a file, which 'dlcmd mount ./FILE' mounts while the metadata of the servers is away.
 
-    In a folder, it gets the place where the setting 'snapshots' looks for it.
+    In a folder, it gets the place where the setting 'snapshots' looks for it. The servers' signed statement that it is
+    the newest is in FILE.statement.
     """
-    from dieselfs.snapshot.store import save_snapshot
+    from dieselfs.snapshot.store import save_snapshot, saved_statement
 
     data = session.dataset(dataset, generation, job="")
     fields: dict[str, object] = {"dataset": dataset, "generation": data.generation}
@@ -124,6 +125,9 @@ def snapshot_save(session: Session, dataset: str, target: str, generation: int, 
         return session.output.summary(text, {**fields, "file": target, "dry_run": True})
     path = save_snapshot(data.snapshot, target)
     text = f"generation {data.generation} of {dataset} is saved to {path}"
+    if (statement := saved_statement(path)) is not None:
+        fields["statement"] = statement.encode().decode().strip()
+        text += f"\n{fields['statement']}"
     return session.output.summary(text, {**fields, "file": path})
 
 
@@ -138,14 +142,25 @@ def snapshot_ls(session: Session) -> int:
     )
 
 
-@options.verb("log", "dlcmd snapshot log dl://pets", "dlcmd snapshot log --json pets", group=snapshot)
+@options.verb(
+    "log",
+    "dlcmd snapshot log dl://pets",
+    "dlcmd snapshot log --statement pets.snapshot.statement dl://pets",
+    group=snapshot,
+)
 @click.argument("dataset", type=options.DATASET, metavar="dl://DATASET")
-def snapshot_log(session: Session, dataset: str) -> int:
+@click.option(
+    "--statement", type=click.Path(), help="Fail if the dataset is older than this FILE.statement says."
+)
+def snapshot_log(session: Session, dataset: str, statement: str | None) -> int:
     """List the generations that can be read: those with a tag, and those whose snapshots the server still has."""
     newest = session.client.dataset(dataset)
     names: dict[tuple[int, int], list[str]] = {}
     states = {(newest.updated_ns, newest.generation): (newest.files, newest.total_bytes)}
-    for found in session.client.tags(dataset, with_kept=True):
+    listed = session.client.tags(dataset, with_kept=True)
+    if statement is not None:
+        _store(session).check_statement(statement, newest, listed, session.client.servers_pins)
+    for found in listed:
         state = found.updated_ns, found.generation
         states[state] = found.files, found.total_bytes
         if found.name:

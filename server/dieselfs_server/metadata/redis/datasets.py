@@ -54,6 +54,7 @@ from dieselfs_server.metadata.redis.values import (
     registry_keys,
     unseal,
 )
+from dieselfs_server.metadata.rules import first_generation
 
 
 class DatasetGone(Exception):
@@ -334,7 +335,7 @@ def put_in_place(client: RedisCalls, keys: DatasetKeys, copy: DatasetKeys, now_n
         risen = DatasetRecord(
             old.dataset_id if any(old.dataset_id) else new.dataset_id,
             new.name,
-            max(new.generation, old.generation) + 1,
+            max(new.generation, old.generation, first_generation(now_ns)) + 1,
             max(new.updated_ns + 1, old.updated_ns + 1, now_ns),
             new.files,
             new.total_bytes,

@@ -33,7 +33,14 @@ from dieselfs.records import (
 )
 from dieselfs.rpc.records import OK, WARNING, CheckRecord
 from dieselfs_server.metadata.interface import Sink
-from dieselfs_server.metadata.rules import EntryBlocks, check_dead, joined, merge_listing, next_versions
+from dieselfs_server.metadata.rules import (
+    EntryBlocks,
+    check_dead,
+    first_generation,
+    joined,
+    merge_listing,
+    next_versions,
+)
 from dieselfs_server.metadata.sqlite.apply import apply_entries, write_effects
 from dieselfs_server.metadata.sqlite.connections import COMMON, DATASET_TABLES, MEMORY, Connections
 from dieselfs_server.metadata.sqlite.table import read_entry_blocks
@@ -439,7 +446,10 @@ def put_in_place(connection: sqlite3.Connection, number: int, copy_id: bytes, no
     connection.execute(
         "UPDATE dataset SET dataset_id = ?, name = ?, generation = max(generation, ?) + 1, "
         "updated_ns = max(updated_ns + 1, ?, ?), last_version = max(last_version, ?) WHERE number = ?",
-        (dataset_id, name, generation, updated_ns + 1, now_ns, last_version, copy[0]),
+        (
+            *(dataset_id, name, max(generation, first_generation(now_ns))),
+            *(updated_ns + 1, now_ns, last_version, copy[0]),
+        ),
     )
     connection.execute(
         "UPDATE counted SET generation = (SELECT generation FROM dataset WHERE number = dataset) WHERE dataset = ?",
