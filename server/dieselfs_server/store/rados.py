@@ -288,7 +288,7 @@ class RadosStore:
         before = None
         for _ in range(READ_TRIES_MAX):
             try:
-                head = self._pool.read(place, 0, self._piece_bytes + len(_WHOLE))
+                head = self._pool.read(place, 0, self._piece_bytes + len(_WHOLE), is_small=True)
             except NotFound:
                 return None
             if head[:1] == _WHOLE:

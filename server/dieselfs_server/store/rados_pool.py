@@ -1,8 +1,8 @@
 """One pool of a Ceph cluster, through librados: whole objects, ranges, and sorted keys in an object (its omap).
 
 Only this module uses librados, which has no type annotations. A call that changes something returns when the change is
-on all replicas in service. It takes OPERATION_TIMEOUT_S at most, unless the caller sets another timeout. All methods
-block; thread-safe.
+on all replicas in service. It takes ANSWER_TIMEOUT_S at most, or OPERATION_TIMEOUT_S while content of LARGE_BYTES is
+written or read, unless the caller sets a shorter timeout. All methods block; thread-safe.
 """
 
 import errno
@@ -11,13 +11,20 @@ import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from threading import Lock
 from typing import Any
 
 from dieselfs.errors import AlreadyExists, InvalidInput, NotFound, StorageFull, Unavailable
+from dieselfs.limits import MIB
 
 CONNECT_TIMEOUT_S = 10.0
-OPERATION_TIMEOUT_S = 10.0
+ANSWER_TIMEOUT_S = 4.0
 """After this time without a reply of the cluster, a call raises Unavailable."""
+
+OPERATION_TIMEOUT_S = 10.0
+"""The same while a call for LARGE_BYTES is in flight: slow networks need it."""
+
+LARGE_BYTES = 8 * MIB
 
 AWAY_TIMEOUT_S = 1.0
 """The same after such a call, until one succeeds: a request of a client needs several calls, one after the other."""
@@ -62,11 +69,13 @@ class RadosPool:
         self._librados = load_librados()
         self._pool = pool
         self._operation_timeout_s = operation_timeout_s
+        self._lock = Lock()  # guards the two below, and the limit in librados
         self._is_away = False
+        self._large_calls = 0  # in flight
         timeouts = {
             "client_mount_timeout": f"{CONNECT_TIMEOUT_S:g}",
             "rados_mon_op_timeout": f"{operation_timeout_s:g}",
-            "rados_osd_op_timeout": f"{operation_timeout_s:g}",
+            "rados_osd_op_timeout": f"{self._limit_s():g}",
         }
         try:
             self._cluster = self._librados.Rados(conffile=conf, name=user, conf=timeouts)
@@ -95,15 +104,17 @@ class RadosPool:
             for attribute, value in attributes:
                 operation.set_xattr(attribute, value)
 
-        self._change(name, fill)
+        self._change(name, fill, len(content))
 
     def replace(self, name: str, content: bytes) -> None:
         """Create or replace an object, atomically: readers see the old or the new content."""
-        self._change(name, lambda operation: operation.write_full(content))
+        self._change(name, lambda operation: operation.write_full(content), len(content))
 
-    def read(self, name: str, offset: int, length: int) -> bytes:
-        """Up to `length` bytes (at least 1) from `offset` on; fewer only at the end of the object. Raises NotFound."""
-        with self._translated(name):
+    def read(self, name: str, offset: int, length: int, is_small: bool = False) -> bytes:
+        """Up to `length` bytes (at least 1) from `offset` on; fewer only at the end of the object, which `is_small`
+        says is near. Raises NotFound.
+        """
+        with self._translated(name), self._lasting(0 if is_small else length):
             content: bytes = self._objects.read(name, length, offset)
             return content
 
@@ -194,16 +205,38 @@ class RadosPool:
             self._objects.operate_read_op(operation, name)
             return [key for key, _ in rows]
 
-    def _change(self, name: str, fill: Callable[[Any], None]) -> None:
-        with self._translated(name), self._librados.WriteOpCtx() as operation:
+    def _change(self, name: str, fill: Callable[[Any], None], length: int = 0) -> None:
+        with (
+            self._translated(name),
+            self._lasting(length),
+            self._librados.WriteOpCtx() as operation,
+        ):
             fill(operation)
             self._objects.operate_write_op(operation, name)
 
-    def _note(self, is_away: bool) -> None:
-        """Change the limit of calls from now on; threads may do it at the same time."""
-        self._is_away = is_away
-        limit_s = min(AWAY_TIMEOUT_S, self._operation_timeout_s) if is_away else self._operation_timeout_s
-        self._cluster.conf_set("rados_osd_op_timeout", f"{limit_s:g}")
+    def _limit_s(self) -> float:
+        """How long a call may take that begins now."""
+        wanted_s = OPERATION_TIMEOUT_S if self._large_calls else ANSWER_TIMEOUT_S
+        return min(AWAY_TIMEOUT_S if self._is_away else wanted_s, self._operation_timeout_s)
+
+    @contextmanager
+    def _lasting(self, length: int) -> Iterator[None]:
+        """Calls that begin in this block may take long, if it moves so many bytes."""
+        if length < LARGE_BYTES:
+            yield
+            return
+        self._note(large_calls=1)
+        try:
+            yield
+        finally:
+            self._note(large_calls=-1)
+
+    def _note(self, is_away: bool | None = None, large_calls: int = 0) -> None:
+        """Change the limit of calls from now on."""
+        with self._lock:
+            self._is_away = self._is_away if is_away is None else is_away
+            self._large_calls += large_calls
+            self._cluster.conf_set("rados_osd_op_timeout", f"{self._limit_s():g}")
 
     @contextmanager
     def _translated(self, name: str, is_pool: bool = False) -> Iterator[None]:

@@ -4,8 +4,8 @@ Large reads have a separate limit, `large_reads_max`; further ones wait for thei
 staggering). A disk or an OSD serves a few long reads at full speed, but has to seek between many concurrent ones. Small
 reads do not wait for large ones, so reading a preamble never waits for 64 MiB.
 
-Only Unavailable is retried, and not for a lasting cause, such as a missing permission. All calls of an `ObjectStore`
-may be repeated.
+Only Unavailable is retried, and not for a lasting cause, such as a missing permission, nor after a timeout of the
+store. All calls of an `ObjectStore` may be repeated.
 
 A store has a marker, the record that distinguishes a store that is away from one that is empty. A folder whose file
 system is not mounted, and a pool that was created again, look like a store without datasets. A server that believed
@@ -188,6 +188,8 @@ LASTING = frozenset(
     )
 )
 """Causes that a retry does not change."""
+HANGS_S = 0.8
+"""A store that has not answered for this long hangs. Less than the shortest timeout of a store."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -243,13 +245,16 @@ class RetryingStore(StoreWrapper):
         started_s = self._clock()
         failed_tries = 0
         while True:
+            try_s = self._clock()
             try:
                 return call(*args)
             except Unavailable as error:
                 failed_tries += 1
                 wait_s = wait_before(failed_tries, self._policy, self._source.random())
                 is_late = self._clock() + wait_s - started_s > self._policy.duration_s_max
-                is_lasting = getattr(error.__cause__, "errno", None) in LASTING
+                number = getattr(error.__cause__, "errno", None)
+                hangs = number == errno.ETIMEDOUT and self._clock() - try_s >= HANGS_S
+                is_lasting = number in LASTING or hangs
                 if failed_tries >= self._policy.tries_max or is_late or is_lasting:
                     raise
             metrics = self._metrics

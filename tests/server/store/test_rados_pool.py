@@ -11,7 +11,15 @@ import pytest
 
 from dieselfs.errors import AlreadyExists, InvalidInput, NotFound, StorageFull, Unavailable
 from dieselfs_server.store import rados_pool
-from dieselfs_server.store.rados_pool import AWAY_TIMEOUT_S, KEYS_PER_READ_MAX, RadosPool, load_librados
+from dieselfs_server.store.rados_pool import (
+    ANSWER_TIMEOUT_S,
+    AWAY_TIMEOUT_S,
+    KEYS_PER_READ_MAX,
+    LARGE_BYTES,
+    OPERATION_TIMEOUT_S,
+    RadosPool,
+    load_librados,
+)
 from tests.support.ceph import CEPHX, USER, RunningCeph, needs_ceph, running_ceph
 
 pytestmark = needs_ceph
@@ -88,8 +96,19 @@ def test_a_hung_cluster_is_given_up_in_time(ceph: RunningCeph, pool: RadosPool, 
 
 
 def test_later_calls_of_a_hung_cluster_are_given_up_sooner(ceph: RunningCeph) -> None:
-    pool = RadosPool("data", ceph.conf, USER, operation_timeout_s=4 * AWAY_TIMEOUT_S)
+    """The first one sooner if it moves little, also beside one that moves much."""
+    pool = RadosPool("data", ceph.conf, USER)
     pool.replace("object", b"content")
+    pool.replace("large", bytes(LARGE_BYTES))
+    for length, limit_s in ((9, ANSWER_TIMEOUT_S), (LARGE_BYTES, OPERATION_TIMEOUT_S), (9, ANSWER_TIMEOUT_S)):
+        with ceph.hung():
+            started_s = time.monotonic()
+            with pytest.raises(Unavailable, match="Connection timed out"):
+                pool.read("large", 0, length)
+            assert limit_s <= time.monotonic() - started_s + 0.1 < limit_s + 3 * AWAY_TIMEOUT_S
+        assert pool.read("object", 0, 9) == b"content"
+    pool.close()
+    pool = RadosPool("data", ceph.conf, USER, operation_timeout_s=4 * AWAY_TIMEOUT_S)
     with ceph.hung():
         for number in range(3):
             started_s = time.monotonic()

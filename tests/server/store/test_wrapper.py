@@ -16,6 +16,7 @@ from dieselfs_server.store.memory import MemoryStore
 from dieselfs_server.store.opening import open_store
 from dieselfs_server.store.posix import PosixStore
 from dieselfs_server.store.wrapper import (
+    HANGS_S,
     MARKER_RECORD,
     Bounds,
     LimitedStore,
@@ -256,6 +257,14 @@ def test_time_is_bounded() -> None:
     with pytest.raises(Unavailable):
         bench.get()
     assert bench.flaky.calls == 2
+
+
+def test_a_store_that_hangs_is_waited_for_once() -> None:
+    bench = Bench(call_s=HANGS_S)
+    bench.flaky.failures = [failure(errno.ETIMEDOUT)]
+    with pytest.raises(Unavailable):
+        bench.get()
+    assert bench.flaky.calls == 1
 
 
 @pytest.mark.parametrize(
