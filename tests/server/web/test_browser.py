@@ -33,6 +33,7 @@ PLACES = ("", "datasets", "datasets/counted", "jobs", "jobs/counted/train/{job}"
 SECRET = JobSecret(b"s" * 32)
 NODES = 12
 TIMEOUT_MS = 60_000
+expect.set_options(timeout=TIMEOUT_MS)
 TABS_MAX = 50
 DRAWN = """canvas => {
     const { data } = canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height);
@@ -127,7 +128,7 @@ def show(page: Page, address: str, place: str) -> None:
     place = f"#/{place.format(job=SECRET.fingerprint().hex()[:16])}"
     page.goto(f"{address}{place}")
     page.locator(f"main[data-place='{place}']:not([aria-busy]) h1").wait_for()
-    expect(page.locator("#state")).to_have_text("live", timeout=TIMEOUT_MS)
+    expect(page.locator("#state")).to_have_text("live")
 
 
 def screenshots(folder: Path) -> Path:
@@ -156,9 +157,9 @@ def test_a_link_a_key_and_logging_out(page: Page, server: RunningServer) -> None
     page.get_by_label("or its line").fill("")
     page.get_by_label("Key file").set_input_files(server.folder / "ann.key")
     page.get_by_role("button", name="Log in").click()
-    expect(page.locator("#user")).to_have_text("ann", timeout=TIMEOUT_MS)
+    expect(page.locator("#user")).to_have_text("ann")
     show(page, address, "datasets")
-    expect(page.get_by_role("row")).to_have_count(2, timeout=TIMEOUT_MS)
+    expect(page.get_by_role("row")).to_have_count(2)
 
 
 def test_an_open_page_follows_again_after_a_refusal_or_asks_for_a_login(
@@ -168,7 +169,7 @@ def test_an_open_page_follows_again_after_a_refusal_or_asks_for_a_login(
     with page.expect_response("**/events"):
         log_in(page, server)
     page.unroute("**/events")
-    expect(page.locator("#state")).to_have_text("live", timeout=TIMEOUT_MS)
+    expect(page.locator("#state")).to_have_text("live")
     page.route("**/events", lambda route: route.fulfill(status=401))
     with page.expect_response("**/events"):
         page.reload()
@@ -202,14 +203,14 @@ def test_layout_and_accessibility(
 def test_ten_thousand_datasets_by_keyboard(page: Page, server: RunningServer) -> None:
     address = log_in(page, server)
     show(page, address, "datasets")
-    expect(page.get_by_role("row")).to_have_count(101, timeout=TIMEOUT_MS)
+    expect(page.get_by_role("row")).to_have_count(101)
     page.get_by_role("button", name="Size").focus()
     page.keyboard.press("Enter")
-    expect(page.get_by_role("rowheader").first).to_have_text("set-09999", timeout=TIMEOUT_MS)
+    expect(page.get_by_role("rowheader").first).to_have_text("set-09999")
     expect(page.get_by_role("columnheader", name="Size")).to_have_attribute("aria-sort", "descending")
     expect(page.get_by_role("button", name="Size")).to_be_focused()
     page.get_by_label("Search").fill("unted")
-    expect(page.get_by_role("row")).to_have_count(2, timeout=TIMEOUT_MS)
+    expect(page.get_by_role("row")).to_have_count(2)
     page.get_by_role("link", name="counted").click()
     expect(page.get_by_role("heading", name="counted")).to_be_focused()
     expect(page.get_by_role("rowheader", name="v1")).to_be_visible()
@@ -225,11 +226,11 @@ def test_a_dataset_and_back_by_keyboard_alone(page: Page, server: RunningServer)
     page.keyboard.press("Enter")
     tab_to(page, page.get_by_role("rowheader").get_by_role("link", name="counted"))
     page.keyboard.press("Enter")
-    expect(page.get_by_role("heading", name="counted")).to_be_focused(timeout=TIMEOUT_MS)
+    expect(page.get_by_role("heading", name="counted")).to_be_focused()
     tab_to(page, page.locator("main").get_by_role("link", name="Datasets"), "Shift+Tab")
     page.keyboard.press("Enter")
-    expect(page.get_by_role("heading", name="Datasets")).to_be_focused(timeout=TIMEOUT_MS)
-    expect(page.get_by_role("row")).to_have_count(2, timeout=TIMEOUT_MS)
+    expect(page.get_by_role("heading", name="Datasets")).to_be_focused()
+    expect(page.get_by_role("row")).to_have_count(2)
 
 
 @pytest.mark.parametrize("width", [1280, 390])
@@ -238,7 +239,7 @@ def test_the_growth_of_a_dataset_is_drawn(page: Page, server: RunningServer, wid
     show(page, log_in(page, server), "datasets/counted")
     growth = page.locator("figure", has_text="Growth")
     canvas = growth.locator("canvas")
-    expect(canvas).to_be_visible(timeout=TIMEOUT_MS)
+    expect(canvas).to_be_visible()
     wait_until(lambda: canvas.evaluate(DRAWN))
     box = canvas.bounding_box()
     assert box is not None and box["width"] > width / 2 - 150 and box["x"] + box["width"] <= width
@@ -260,7 +261,7 @@ def test_errors_and_jobs_are_searched(page: Page, server: RunningServer) -> None
         page.get_by_label("Search").fill(missing.upper() + " has this")
         expect(page.locator("main .empty")).to_have_text(re.compile(missing, re.IGNORECASE))
         page.get_by_label("Search").fill(found)
-        expect(page.get_by_role("row")).to_have_count(2, timeout=TIMEOUT_MS)
+        expect(page.get_by_role("row")).to_have_count(2)
         assert "search=" in page.url
 
 
@@ -271,7 +272,7 @@ def test_a_table_stays_where_it_is_while_it_changes(page: Page, server: RunningS
     show(page, address, "jobs/counted/train/{job}")
     members = page.get_by_role("region", name="Members")
     members.evaluate("table => { table.focus(); table.scrollLeft = 20; table.dataset.old = 'yes'; }")
-    expect(members).not_to_have_attribute("data-old", "yes", timeout=TIMEOUT_MS)
+    expect(members).not_to_have_attribute("data-old", "yes")
     assert members.evaluate("table => table.scrollLeft") == 20
     expect(members).to_be_focused()
 
@@ -294,7 +295,7 @@ def test_quotas_are_text_beside_their_bars(page: Page, server: RunningServer) ->
     )
     log_in(page, server, server.folder / "ann.key")
     show(page, address, "usage")
-    expect(page.get_by_role("row")).to_have_count(2, timeout=TIMEOUT_MS)
+    expect(page.get_by_role("row")).to_have_count(2)
     expect(page.get_by_role("rowheader")).to_have_text("ann")
     assert page.get_by_label("Search").count() == 0
 
@@ -303,8 +304,8 @@ def test_a_job_shows_its_nodes(page: Page, server: RunningServer) -> None:
     join_all(server)
     address = log_in(page, server)
     show(page, address, "jobs/counted/train/{job}")
-    expect(page.locator(".map li")).to_have_count(NODES, timeout=TIMEOUT_MS)
-    expect(page.locator(".map li.late").first).to_be_visible(timeout=TIMEOUT_MS)  # nobody renews
+    expect(page.locator(".map li")).to_have_count(NODES)
+    expect(page.locator(".map li.late").first).to_be_visible()  # nobody renews
 
 
 @pytest.mark.skipif(not os.access("/dev/fuse", os.W_OK), reason="needs /dev/fuse")
@@ -320,14 +321,14 @@ def test_figures_change_while_a_mount_reads(page: Page, server: RunningServer, t
         options = MountOptions(server=server.unix, memory_bytes=128 * MIB, log_file=f"{place}.log")
         control.mount("counted", place, options)
         try:
-            expect(local.get_by_role("rowheader", name="counted")).to_be_visible(timeout=TIMEOUT_MS)
+            expect(local.get_by_role("rowheader", name="counted")).to_be_visible()
             for path in (place / ".dieselfs/shuffle/seed=1,epoch=0").read_text().splitlines():
                 (place / path).read_bytes()
             fetched = page.locator("figure", has_text="Mounts on this machine")
-            expect(fetched).to_be_visible(timeout=TIMEOUT_MS)
+            expect(fetched).to_be_visible()
             wait_until(lambda: page.evaluate(FETCHED) > 0)
             expect(fetched.locator("b")).not_to_have_text("–")
             page.screenshot(path=screenshots(tmp_path) / "mount.png", full_page=True)
         finally:
             clear(place)
-    expect(local).to_have_count(0, timeout=TIMEOUT_MS)
+    expect(local).to_have_count(0)

@@ -9,6 +9,7 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -57,10 +58,28 @@ def packed() -> PackedDataset:
     return pack_entries(entries, name="pets")
 
 
+@pytest.fixture(autouse=True)
+def own_bases(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Each mount of root removes the bases that nobody holds: tests beside this one those of its dead mounts."""
+    folder = tmp_path_factory.mktemp("bases")
+    monkeypatch.setattr(layers, "SYSTEM_BASES", folder)
+    yield
+    monkeypatch.setattr(layers, "SYSTEM_BASES", folder)
+    remove_bases()
+    assert os.listdir(folder) == []
+
+
 @contextmanager
 def overlay(packed: PackedDataset, folder: Path, **more: bool) -> Iterator[RunningMount]:
-    with mounted(packed, folder, options=MountOptions(view=OVERLAY, **more)) as running:  # type: ignore[arg-type]  # only switches
+    options = MountOptions(view=OVERLAY, **more)  # type: ignore[arg-type]  # only switches
+    with mounted(
+        packed, folder, options=options, sabotage=partial(use_bases, layers.SYSTEM_BASES)
+    ) as running:
         yield running
+
+
+def use_bases(folder: Path) -> None:
+    layers.SYSTEM_BASES = folder
 
 
 def base_below(mountpoint: Path) -> Path:
