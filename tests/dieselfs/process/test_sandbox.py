@@ -5,6 +5,7 @@ import resource
 import signal
 import socket
 import subprocess
+import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -13,6 +14,8 @@ import pytest
 
 from dieselfs.process import sandbox
 
+NO_CALL = 1_000
+"""The number of no system call: the kernel returns ENOSYS."""
 NEEDS_LANDLOCK = pytest.mark.skipif(not sandbox.landlock_version(), reason="the kernel has no Landlock")
 
 
@@ -55,6 +58,30 @@ def test_without_progress_it_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
             pass
 
     assert outcome(sandbox.limit_resources, work) == "SIGXCPU"
+
+
+def test_a_kernel_without_landlock_leaves_files_open(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(sandbox, "_CREATE_RULESET", NO_CALL)
+    (tmp_path / "file").write_text("content")
+
+    def give_up() -> None:
+        sandbox.gain_no_privileges()
+        assert not sandbox.restrict_files({"/usr"}, [])
+
+    assert sandbox.landlock_version() == 0
+    assert outcome(give_up, (tmp_path / "file").read_text) == "content"
+
+
+def test_progress_raises_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sandbox, "_noted_s", time.monotonic())  # by a parent
+
+    def work() -> int:
+        before = resource.getrlimit(resource.RLIMIT_CPU)[0]
+        while time.process_time() < 1.1:
+            sandbox.note_progress()
+        return resource.getrlimit(resource.RLIMIT_CPU)[0] - before
+
+    assert outcome(sandbox.limit_resources, work) == "1"
 
 
 @NEEDS_LANDLOCK

@@ -74,38 +74,55 @@ class Reader:
 
     def __init__(self, pipe: int) -> None:
         self.pipe = pipe
-        self._buffer = memoryview(b"")
+        self._buffer = b""
+        self._taken = 0  # bytes of it
 
     @property
     def has_more(self) -> bool:
         """Whether a message has arrived with the last one."""
-        return bool(self._buffer)
+        return self._taken < len(self._buffer)
 
     def receive(self, wait: Callable[[], None]) -> tuple[list[Any], bytes] | None:
         """The next message and its content, None at the end. `wait` returns when there are bytes. Raises Damaged if
         there is no message in them.
         """
-        if not self._buffer:
+        if not self.has_more:
             wait()
-        head = self._take(_LENGTHS.size)
-        if len(head) < _LENGTHS.size:
+        if not self._has(_LENGTHS.size):
             return None
-        length, content_length = _LENGTHS.unpack(head)
+        length, content_length = _LENGTHS.unpack_from(self._buffer, self._taken)
         if length > MESSAGE_BYTES_MAX or content_length > PART_BYTES_MAX:
             raise Damaged("its reader sends a message that is too long")
-        message, content = self._take(length), self._take(content_length)
-        if len(message) < length or len(content) < content_length:
+        if not self._has(_LENGTHS.size + length):
             return None
-        return unpacked(message), content
+        begin = self._taken + _LENGTHS.size
+        message = self._buffer[begin : begin + length]
+        self._taken = begin + length
+        content = self._take(content_length)
+        return None if content is None else (unpacked(message), content)
 
-    def _take(self, size: int) -> bytes:
-        """Fewer bytes only at the end. Blocks: a message is written at once."""
-        taken, self._buffer = self._buffer[:size], self._buffer[size:]
-        if len(taken) == size:
-            return bytes(taken)
-        parts, missing = [taken], size - len(taken)
-        while missing and (part := memoryview(os.read(self.pipe, max(missing, READ_BYTES)))):
-            parts.append(part[:missing])
-            self._buffer = part[missing:]
+    def _has(self, size: int) -> bool:
+        """Whether so many bytes come. Blocks: a message is written at once."""
+        missing = size - (len(self._buffer) - self._taken)
+        if missing <= 0:
+            return True
+        parts = [self._buffer[self._taken :]]
+        while missing > 0 and (part := os.read(self.pipe, READ_BYTES)):
+            parts.append(part)
+            missing -= len(part)
+        self._buffer, self._taken = b"".join(parts), 0
+        return missing <= 0
+
+    def _take(self, size: int) -> bytes | None:
+        """The next `size` bytes, None if the pipe ends before. Those that have not arrived are copied once."""
+        end = self._taken + size
+        taken, missing = self._buffer[self._taken : end], end - len(self._buffer)
+        self._taken = end
+        if missing <= 0:
+            return taken
+        parts = [memoryview(taken)]
+        while missing > 0 and (part := os.read(self.pipe, max(missing, READ_BYTES))):
+            parts.append(memoryview(part)[:missing])
+            self._buffer, self._taken = part, len(parts[-1])
             missing -= len(parts[-1])
-        return b"".join(parts)
+        return b"".join(parts) if missing == 0 else None

@@ -153,9 +153,11 @@ class SourceReader:
             if record.place is not None and record.place.file not in self._files:
                 raise Damaged("its reader names another file")
             is_large = self._has_contents and record.size > PART_BYTES_MAX and not record.fault
+            if not is_large and fault is None:
+                yield record
+                continue
             content = LargeContent(self, None if fault is None else error_of(*fault), is_large)
-            if is_large or fault is not None:
-                record.opened = content.begin
+            record.opened = content.begin
             yield record
             content.finish()
 
