@@ -54,10 +54,15 @@ def _numbers(text: str) -> frozenset[int]:
     return frozenset() if text == "none" else frozenset(map(int, text.split(",")))
 
 
+PROGRESS_S = 60.0
+"""How often a batch prints where it is."""
+
+
 @dataclass
 class _Tally:
-    """What runs have come to."""
+    """What runs have come to. `following`: the first seed that was not run."""
 
+    following: int = 0
     seeds: int = 0
     acknowledged: int = 0
     faults: int = 0
@@ -74,21 +79,33 @@ def _seeds(options: argparse.Namespace) -> int:
         tallies = _in_processes(options, [seeds[number::jobs] for number in range(jobs)])
     took_s = seams.real_monotonic() - began_s
     ran, failed = sum(each.seeds for each in tallies), sum(each.failed for each in tallies)
+    following = min((each.following for each in tallies), default=first)
     print(
-        f"{ran} seeds from {first} in {took_s:.1f} s ({1000 * took_s / max(ran, 1):.0f} s per 1,000): "
+        f"{ran} seeds, {first} to {following - 1}, in {took_s:.1f} s ({ran / took_s:.2f} a second): "
         f"{sum(each.acknowledged for each in tallies)} writes acknowledged, "
         f"{sum(each.faults for each in tallies)} faults, {failed} seeds failed",
         flush=True,
     )
+    if following < seeds.stop:
+        print(f"continue with: seeds {following} {seeds.stop - following}", flush=True)
     return 1 if failed else 0
 
 
 def _share(options: argparse.Namespace, seeds: range) -> _Tally:
     """Run seeds one after the other."""
-    began_s, tally = seams.real_monotonic(), _Tally()
+    began_s, tally = seams.real_monotonic(), _Tally(seeds.stop)
+    shown_s = began_s
     for seed in seeds:
-        if seams.real_monotonic() - began_s > options.time:
+        now_s = seams.real_monotonic()
+        if now_s - began_s > options.time:
+            tally.following = seed
             break
+        if now_s - shown_s > PROGRESS_S:
+            shown_s = now_s
+            print(
+                f"at seed {seed}: {tally.seeds} seeds, {tally.failed} failed, {now_s - began_s:.0f} s",
+                flush=True,
+            )
         if options.with_job and scenario_of(seed).job is None:
             continue
         outcome = simulate(Course(seed))

@@ -3,7 +3,7 @@
 import random
 from dataclasses import dataclass
 
-JOB_SHARE = 0.3
+JOB_SHARE = 0.15
 """Of all seeds; the others have no job, so they stay cheap."""
 KIB, MIB = 1 << 10, 1 << 20
 

@@ -27,6 +27,8 @@ from tests.simulation.redis_model import Redis
 from tests.simulation.world import World
 
 PORT = 7000
+IDENTITY_REFRESH_S = 120.0
+"""It does not change here. Read each 2 s, it took half of the time of a seed."""
 
 
 @dataclass(eq=False)
@@ -148,6 +150,7 @@ def install() -> None:
         "_listening": _listening,
         "publish": _publish,
         "step_watch": lambda metrics: nullcontext(),
+        "IDENTITY_REFRESH_S": IDENTITY_REFRESH_S,
     }
     for name, value in replaced.items():
         setattr(assemble, name, value)
