@@ -50,11 +50,14 @@ class TagStore:
         self.reads = trio.CapacityLimiter(READS_MAX)
 
     def add(self, snapshot: Snapshot, name: str) -> TagRecord:
-        """Tag a snapshot. Raises AlreadyExists: a tag never changes; and InvalidInput for more than TAGS_MAX."""
+        """Tag a snapshot. Raises AlreadyExists: a tag never changes, whoever else makes it at the same time; and
+        InvalidInput for more than TAGS_MAX.
+        """
         dataset_id = snapshot.header.dataset_id
         record = _record_name(dataset_id, check_tag_name(name))
+        taken = AlreadyExists(f"dataset {snapshot.dataset} already has a tag {name!r}; remove it first")
         if self._store.get_record(record) is not None:
-            raise AlreadyExists(f"dataset {snapshot.dataset} already has a tag {name!r}; remove it first")
+            raise taken
         if len(self.names(dataset_id)) >= TAGS_MAX:
             raise InvalidInput(
                 f"dataset {snapshot.dataset} has {TAGS_MAX:,} tags, the limit; remove one: "
@@ -66,7 +69,10 @@ class TagStore:
             if snapshot.header.signer == by.public_key
             else signed(bytes(snapshot.content), by)
         )
-        self._store.put_record(record, by.sign(_message(name, snapshot)) + content)
+        content = by.sign(_message(name, snapshot)) + content
+        # One that is there with the same content is this one: the reply of the store was lost.
+        if not self._store.create_record(record, content) and self._store.get_record(record) != content:
+            raise taken
         return tag_record(name, snapshot.header)
 
     def get(self, dataset: str, dataset_id: bytes, name: str) -> Snapshot:

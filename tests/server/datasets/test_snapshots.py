@@ -12,7 +12,7 @@ from trio.testing import MockClock
 
 from dieselfs.chunk.builder import ChunkBuilder
 from dieselfs.chunk.ids import ChunkIdSource
-from dieselfs.errors import Damaged, InvalidInput, NotFound, Unavailable
+from dieselfs.errors import AlreadyExists, Damaged, InvalidInput, NotFound, Unavailable
 from dieselfs.snapshot import builder
 from dieselfs.snapshot.builder import build_snapshot
 from dieselfs.snapshot.delta import delta_between
@@ -428,6 +428,37 @@ def test_a_tag_that_stands_in_the_place_of_another_is_damage() -> None:
     assert tags.get("pets", DATASET_ID, "v2").generation == 7
     with pytest.raises(Damaged, match="tag v1 of pets: "):
         tags.get("pets", DATASET_ID, "v1")
+
+
+class RacingStore(MemoryStore):
+    """Another server makes a tag in the moment after this one has looked for it; its own reply is lost if `is_own`."""
+
+    def __init__(self, is_own: bool) -> None:
+        super().__init__()
+        self._is_own, self._has_raced = is_own, False
+
+    def create_record(self, name: str, content: bytes) -> bool:
+        if not self._has_raced:
+            self._has_raced = True
+            other = Snapshot(signed(snapshot_bytes({}), IDENTITY), SOURCE)
+            if self._is_own:
+                super().create_record(name, content)
+            else:
+                TagStore(self, IDENTITY).add(other, "v1")
+        return super().create_record(name, content)
+
+
+@pytest.mark.parametrize("is_own", [False, True])
+def test_a_tag_is_made_once_by_all_servers(is_own: bool) -> None:
+    store = RacingStore(is_own)
+    tags, mine = TagStore(store, IDENTITY), Snapshot(signed(snapshot_bytes(SAMPLE), IDENTITY), SOURCE)
+    if is_own:
+        tags.add(mine, "v1")
+        assert tags.get("pets", DATASET_ID, "v1").digest == mine.digest
+    else:
+        with pytest.raises(AlreadyExists, match="already has a tag 'v1'"):
+            tags.add(mine, "v1")
+        assert tags.get("pets", DATASET_ID, "v1").digest != mine.digest
 
 
 def test_a_dataset_has_a_bounded_number_of_tags(monkeypatch: pytest.MonkeyPatch) -> None:
