@@ -96,7 +96,7 @@ class MetadataSuite(RebuildSuite):
         dataset = store.dataset(DATASET)
         assert (dataset.generation, dataset.files, dataset.total_bytes, dataset.chunks) == (0, 0, 0, 0)
         check_against_model(store, {})
-        assert store.newest_chunk_time_s(DATASET_ID) == 0
+        assert store.newest_chunk_time_s(DATASET_ID, 1000) == 0
 
     def test_names_and_ids_are_taken_once(self, store: MetadataStore) -> None:
         for name, dataset_id in ((DATASET, OTHER_ID), ("ants", DATASET_ID)):
@@ -215,7 +215,7 @@ class MetadataSuite(RebuildSuite):
             lambda: store.has_chunk(OTHER_ID, chunk_id(1)),
             lambda: store.forget_chunk(OTHER_ID, chunk_id(1)),
             lambda: store.chunks(OTHER_ID),
-            lambda: store.newest_chunk_time_s(OTHER_ID),
+            lambda: store.newest_chunk_time_s(OTHER_ID, 1000),
             lambda: store.lookup(OTHER_ID, b"a"),
             lambda: store.pending(OTHER_ID, b"a"),
             lambda: store.notes(OTHER_ID, ["a"]),
@@ -285,7 +285,7 @@ class MetadataSuite(RebuildSuite):
         assert store.apply(DATASET_ID, preamble, header, NOW_NS) == 1
         assert store.apply(DATASET_ID, preamble, header, NOW_NS + 1) == 1
         assert store.has_chunk(DATASET_ID, chunk_id(1, time_s=777))
-        assert store.newest_chunk_time_s(DATASET_ID) == 777
+        assert [store.newest_chunk_time_s(DATASET_ID, until_s) for until_s in (776, 777)] == [0, 777]
         assert store.dataset(DATASET).updated_ns == NOW_NS
         (chunk,) = store.chunks(DATASET_ID)
         assert chunk.updated_ns == NOW_NS

@@ -35,6 +35,10 @@ VERSION_AHEAD_NS_MAX = 24 * 3600 * 10**9
 CATCH_UP_OVERLAP_S = 3600
 """A starting server checks chunks from this long before the newest applied one: clocks differ, uploads take time."""
 
+LATE_S = CATCH_UP_OVERLAP_S - CHUNK_AHEAD_S_MAX
+"""A chunk whose ID is older could be missed by that, beside chunks that are CHUNK_AHEAD_S_MAX ahead. It leaves a record
+in the object store, and from then on all chunks of its dataset are compared."""
+
 log = logging.getLogger(__name__)
 
 
@@ -121,6 +125,8 @@ def _store(
     now_ns: int,
 ) -> int:
     chunk_id, source = preamble.chunk_id, f"chunk {chunk_name(preamble.chunk_id)}"
+    if now_ns // 10**9 - chunk_time_s(chunk_id) > LATE_S:
+        store.create_record(late_record(dataset_id), b"")
     try:
         store.put(dataset_id, chunk_id, [data])
     except AlreadyExists:
@@ -141,6 +147,11 @@ def _store(
             ) from None
         store.delete(dataset_id, chunk_id)
         raise
+
+
+def late_record(dataset_id: bytes) -> str:
+    """Name of the record of a dataset that has chunks of a clock that was far behind."""
+    return f"late-{dataset_id.hex()}"
 
 
 def _check_upload(chunk_id: bytes, header: ChunkHeader, name: str, now_ns: int, source: str) -> None:
@@ -309,18 +320,22 @@ def catch_up_dataset(
     these were all. Skips damaged ones.
 
     `since_s`: look at chunks since then; 0: of any age, because applied ones may have been lost, and IDs of chunks have
-    the clocks of their writers; None: since shortly before the newest one that is applied. `more`: whether to apply one
-    more, after the first one.
+    the clocks of their writers; None: since shortly before the newest one that is applied, or 0 if a writer's clock was
+    far behind. `more`: whether to apply one more, after the first one.
     """
     _claim_name(DatasetNames(store), dataset)
     if (ahead := versions_ahead(metadata, dataset, now_ns)) is not None:
         log.warning("%s", ahead)
+    if since_s is None and store.get_record(late_record(dataset.dataset_id)) is not None:
+        since_s = 0
     if since_s == 0:
         known = {chunk.chunk_id for chunk in metadata.chunks(dataset.dataset_id)}
         is_applied: Callable[[bytes], bool] = known.__contains__
     else:
         if since_s is None:
-            since_s = max(metadata.newest_chunk_time_s(dataset.dataset_id) - CATCH_UP_OVERLAP_S, 0)
+            until_s = now_ns // 10**9 + CHUNK_AHEAD_S_MAX  # a purge makes later ones while a clock is wrong
+            newest_s = metadata.newest_chunk_time_s(dataset.dataset_id, until_s)
+            since_s = max(newest_s - CATCH_UP_OVERLAP_S, 0)
         is_applied = partial(metadata.has_chunk, dataset.dataset_id)
     applied = 0
     for chunk_id in store.list_chunks(dataset.dataset_id, since_s):

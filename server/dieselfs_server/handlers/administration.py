@@ -42,6 +42,7 @@ from dieselfs_server.admission.room import Room
 from dieselfs_server.admission.usage import Traffic
 from dieselfs_server.call import Call
 from dieselfs_server.datasets.catalog import Catalog
+from dieselfs_server.datasets.commit import late_record
 from dieselfs_server.datasets.dataset_keys import DatasetKeys
 from dieselfs_server.datasets.dataset_names import DatasetNames
 from dieselfs_server.datasets.snapshots import SnapshotCache
@@ -137,6 +138,7 @@ class DatasetCalls:
         self.snapshots.drop(dataset.dataset_id)
         self.tags.drop(dataset.dataset_id)
         self.keys.drop(dataset.dataset_id)
+        self.store.delete_record(late_record(dataset.dataset_id))
 
     async def get_keys(self, call: Call) -> bytes:
         return await trio.to_thread.run_sync(self.keys.get, await call.dataset_id())

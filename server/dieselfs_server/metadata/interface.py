@@ -144,8 +144,8 @@ class MetadataStore(Protocol):
         """All applied chunks, ordered by ID."""
         ...
 
-    def newest_chunk_time_s(self, dataset_id: bytes, /) -> int:
-        """Time in the ID of the newest applied chunk, seconds since 1970; 0 without chunks."""
+    def newest_chunk_time_s(self, dataset_id: bytes, /, until_s: int) -> int:
+        """Time in the ID of the newest applied chunk that is not after `until_s`, seconds since 1970; 0 without any."""
         ...
 
     def notes(self, dataset_id: bytes, /, names: Sequence[str]) -> list[bytes | None]:

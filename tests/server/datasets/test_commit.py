@@ -14,8 +14,10 @@ from dieselfs.chunk.ids import ChunkIdSource
 from dieselfs.errors import AlreadyExists, Damaged, InvalidInput, NotFound, StorageFull, Unavailable
 from dieselfs.limits import CHUNK_AHEAD_S_MAX
 from dieselfs_server.datasets.commit import (
+    LATE_S,
     VERSION_AHEAD_NS_MAX,
     commit_chunk,
+    late_record,
     read_header,
     versions_ahead,
 )
@@ -78,6 +80,32 @@ def test_a_chunk_that_is_stored_but_not_applied_counts_after_the_next_start(meta
     record = metadata.lookup(DATASET, b"file")
     assert record is not None and record.size == 7
     assert catch_up(store, metadata, NOW_NS) == 0
+
+
+def test_a_chunk_of_a_clock_that_is_far_behind_counts_after_the_next_start(metadata: SqliteMetadata) -> None:
+    store, now_s = MemoryStore(), NOW_NS // 10**9
+    newest_id = (now_s + CHUNK_AHEAD_S_MAX).to_bytes(4, "big") + bytes(12)
+    commit_chunk(store, metadata, DATASET, *chunk(b"newest", chunk_id=newest_id), NOW_NS)
+    for number, behind_s in enumerate((LATE_S, LATE_S + 1, 100 * LATE_S)):
+        chunk_id = (now_s - behind_s).to_bytes(4, "big") + bytes(12)
+        with closing(FailingMetadata(":memory:")) as failing:
+            failing.create_dataset("data", DATASET)
+            with pytest.raises(Unavailable):
+                commit_chunk(store, failing, DATASET, *chunk(b"late", chunk_id=chunk_id), NOW_NS)
+        assert (store.get_record(late_record(DATASET)) is not None) == (number > 0)
+        assert catch_up(store, metadata, NOW_NS) == 1
+        assert metadata.has_chunk(DATASET, chunk_id)
+
+
+def test_a_chunk_of_a_clock_that_was_ahead_hides_none_from_the_next_start(metadata: SqliteMetadata) -> None:
+    """A purge makes chunks that are ahead while the clock of its server is."""
+    store, now_s = MemoryStore(), NOW_NS // 10**9
+    ahead_id = (now_s + 90_000).to_bytes(4, "big") + bytes(12)
+    commit_chunk(store, metadata, DATASET, *chunk(b"ahead", chunk_id=ahead_id), NOW_NS)
+    chunk_id, data = chunk(b"content", chunk_id=now_s.to_bytes(4, "big") + bytes(12))
+    store.put(DATASET, chunk_id, [data])
+    assert catch_up(store, metadata, NOW_NS) == 1
+    assert metadata.has_chunk(DATASET, chunk_id)
 
 
 def test_a_damaged_chunk_does_not_keep_the_server_from_starting(metadata: SqliteMetadata) -> None:

@@ -255,8 +255,9 @@ class RedisMetadata:
         self._check(keys)
         return read_chunks(self._client, keys)
 
-    def newest_chunk_time_s(self, dataset_id: bytes) -> int:
-        return max((chunk_time_s(chunk.chunk_id) for chunk in self.chunks(dataset_id)), default=0)
+    def newest_chunk_time_s(self, dataset_id: bytes, until_s: int) -> int:
+        times_s = (chunk_time_s(chunk.chunk_id) for chunk in self.chunks(dataset_id))
+        return max((time_s for time_s in times_s if time_s <= until_s), default=0)
 
     @_on_dataset
     def notes(self, keys: DatasetKeys, names: Sequence[str]) -> list[bytes | None]:

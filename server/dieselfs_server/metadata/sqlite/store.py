@@ -16,7 +16,7 @@ from threading import Lock
 from typing import Any
 
 from dieselfs.chunk.format import ChunkHeader, Op, Preamble
-from dieselfs.chunk.ids import chunk_time_s
+from dieselfs.chunk.ids import chunk_time_s, earliest_chunk_id
 from dieselfs.errors import AlreadyExists, NotFound, Unavailable
 from dieselfs.fields import DATASET_ID_BYTES
 from dieselfs.limits import KIB
@@ -191,9 +191,14 @@ class SqliteMetadata:
         with self._reading(dataset_id) as (connection, number):
             return [record for _, record in _chunks(connection, number)]
 
-    def newest_chunk_time_s(self, dataset_id: bytes) -> int:
+    def newest_chunk_time_s(self, dataset_id: bytes, until_s: int) -> int:
         with self._reading(dataset_id) as (connection, number):
-            newest = _value(connection, "SELECT max(chunk_id) FROM chunk WHERE dataset = ?", number)
+            newest = _value(
+                connection,
+                "SELECT max(chunk_id) FROM chunk WHERE dataset = ? AND chunk_id < ?",
+                number,
+                earliest_chunk_id(until_s + 1),
+            )
         return 0 if newest is None else chunk_time_s(newest)
 
     def notes(self, dataset_id: bytes, names: Sequence[str]) -> list[bytes | None]:
