@@ -262,7 +262,8 @@ def with_member(
     due_ns = min(each.expires_ns for each in admitted_leases.values())
     common = (len(admitted_leases), request.generation, request.digest)
     is_known = own is not None and own.value == request.sealed
-    if head is not None and is_known and len(live) == len(others):
+    is_newest = head is not None and request.known_version <= head.version  # else a part of the notes is lost
+    if head is not None and is_known and is_newest and len(live) == len(others):
         return replace(head, due_ns=due_ns), admitted_leases
     version = max(head.version + 1 if head else now_ns, request.known_version + 1)
     settles_ns = head.settles_ns if head else 0
@@ -307,6 +308,8 @@ class JobMembers:
             return None
         head, own = Head.of(head_note), Lease.of(own_note)
         if own.value != request.sealed or head.digest != request.digest or head.due_ns <= now_ns:
+            return None
+        if head.version < request.known_version:  # a part of the notes is lost
             return None
         lease = Lease(now_ns + lease_ns(head.members), request.sealed)
         if not self._metadata.change_notes(self._dataset_id, [NoteChange(name, own_note, lease.note())]):

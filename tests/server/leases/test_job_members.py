@@ -19,6 +19,7 @@ from dieselfs.limits import (
     SEAL_BYTES,
 )
 from dieselfs.net.address import TcpAddress
+from dieselfs.records import NoteChange
 from dieselfs.rpc.members import JobId, MembershipList
 from dieselfs_server.leases import lease as members_module
 from dieselfs_server.leases.lease import (
@@ -159,6 +160,27 @@ def test_members_keep_their_list_after_the_servers_lost_it(metadata: SqliteMetad
             caller.ask(lost_ns + later_ns)
     for caller in callers[:3]:
         assert caller.members == ("n0", "n1", "n2", "n9"), "n3 did not come back in time"
+
+
+def test_after_servers_lost_a_change_no_list_has_a_version_that_members_know(
+    job_members: JobMembers, metadata: SqliteMetadata
+) -> None:
+    """Redis comes back without its newest writes: two lists of one version would never be told apart."""
+    one, two = job_of(job_members, 2)
+    before = metadata.notes_below(DATASET, "jobs/")
+    three = Caller(job_members, "n2")
+    for caller in (three, one):
+        caller.ask(NOW_NS)
+    assert one.members == ("n0", "n1", "n2")
+    after = metadata.notes_below(DATASET, "jobs/")
+    changes = [NoteChange(name, after.get(name), before.get(name)) for name in sorted(before | after)]
+    assert metadata.change_notes(DATASET, changes)
+    known, told = one.version, one.ask(NOW_NS + SECOND_NS)
+    assert told.version > known
+    other = Caller(job_members, "n3")
+    for caller in (other, one, two, other):
+        caller.ask(NOW_NS + SECOND_NS)
+    assert one.members == two.members == other.members == ("n0", "n1", "n3")
 
 
 def test_in_a_large_job_the_first_to_return_keep_their_list_until_the_last(
