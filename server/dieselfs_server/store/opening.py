@@ -107,7 +107,7 @@ def _guarded(url: str, is_new: bool, bounds: Bounds | None, metrics: Registry | 
     store = _patient(kind.open(url, is_new), bounds, metrics)
     with ExitStack() as opened:
         opened.callback(store.close)
-        marked = open_marked(store, url, is_new or kind.is_new)
+        marked = open_marked(store, url, is_new or kind.is_new, kind.is_folder)
         if kind.check is not None:
             kind.check(marked, url)
         opened.pop_all()

@@ -297,9 +297,11 @@ _CHECKED_BEFORE = frozenset(
 class MarkedStore(StoreWrapper):
     """An `ObjectStore` that raises Unavailable where `store` would be taken for empty although it is away."""
 
-    def __init__(self, store: ObjectStore, store_id: str) -> None:
+    def __init__(self, store: ObjectStore, store_id: str, is_folder: bool = False) -> None:
+        """`is_folder`: its file system may be unmounted during a change, which then goes to the folder below."""
         super().__init__(store)
         self._store_id = store_id
+        self._is_folder = is_folder
 
     def check(self) -> None:
         """Raise Unavailable unless the store has the marker that it had at the start."""
@@ -323,7 +325,8 @@ class MarkedStore(StoreWrapper):
         except NotFound:
             self.check()
             raise
-        if result is None and call.__name__ == "get_record":
+        is_change = call.__name__ in _CHECKED_BEFORE and call.__name__ != "list_records"
+        if (self._is_folder and is_change) or (result is None and call.__name__ == "get_record"):
             self.check()
         return result
 
@@ -343,8 +346,9 @@ class MarkedStore(StoreWrapper):
         self.check()
 
 
-def open_marked(store: ObjectStore, name: str, is_new: bool) -> MarkedStore:
-    """`store` with its marker, which is created if it is missing and `is_new`. `name` is for errors.
+def open_marked(store: ObjectStore, name: str, is_new: bool, is_folder: bool = False) -> MarkedStore:
+    """`store` with its marker, which is created if it is missing and `is_new`. `name` is for errors; `is_folder`: it is
+    in a file system, which may be unmounted.
 
     Raises Unavailable if there is no marker, Damaged if it cannot be read.
     """
@@ -355,7 +359,7 @@ def open_marked(store: ObjectStore, name: str, is_new: bool) -> MarkedStore:
         marker = {"format": _FORMAT, "id": secrets.token_hex(_ID_BYTES)}
         store.create_record(MARKER_RECORD, json.dumps(marker).encode())
         store_id = read_marker(store) or ""  # perhaps that of another server
-    return MarkedStore(store, store_id)
+    return MarkedStore(store, store_id, is_folder)
 
 
 def missing(name: str) -> str:

@@ -11,6 +11,7 @@ import pytest
 
 from dieselfs.errors import Damaged, DieselfsError, NotFound, StorageFull, Unavailable
 from dieselfs.telemetry.registry import Registry
+from dieselfs_server.store import wrapper
 from dieselfs_server.store.interface import ObjectStore
 from dieselfs_server.store.memory import MemoryStore
 from dieselfs_server.store.opening import open_store
@@ -357,6 +358,24 @@ def test_every_call_on_a_store_that_is_away_is_unavailable(
     root.with_name("away").rename(root)
     assert store.get_range(DATASET_ID, CHUNK_ID, 0, 7) == b"content"
     assert store.get_record("users") == b"all" and list(store.list_datasets()) == [DATASET_ID]
+
+
+@pytest.mark.parametrize("place", [0, 4, 7, 12])
+def test_a_change_that_goes_to_the_folder_below_is_not_taken_for_done(
+    store: ObjectStore, root: Path, monkeypatch: pytest.MonkeyPatch, place: int
+) -> None:
+    """The file system is unmounted in the moment after its marker was seen."""
+
+    def read_and_unmount(backend: ObjectStore) -> str | None:
+        found = read_marker(backend)
+        if not root.with_name("away").exists():
+            root.rename(root.with_name("away"))
+            root.mkdir()
+        return found
+
+    monkeypatch.setattr(wrapper, "read_marker", read_and_unmount)
+    with pytest.raises(Unavailable, match="away"):
+        CALLS[place](store)
 
 
 def test_a_listing_that_loses_its_store_raises_at_its_end(store: ObjectStore, root: Path) -> None:
