@@ -1,6 +1,6 @@
 """Simulated clients: programs that write, read and maintain a dataset with the real library."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -11,6 +11,7 @@ import trio
 
 from dieselfs.errors import AlreadyExists, Damaged, DieselfsError, NotFound
 from dieselfs.rpc.client import ServerClient
+from dieselfs.rpc.records import RemoteSnapshot
 from dieselfs.settings.table import OFF, Settings
 from dieselfs.snapshot.reader import ExtentRef, Snapshot
 from dieselfs.sources.server import ServerSource
@@ -18,6 +19,7 @@ from dieselfs.transfer.sender import ChunkSender
 from dieselfs.transfer.writer import DatasetWriter
 from tests.simulation.clock import now_s
 from tests.simulation.green import drive, enter, pause
+from tests.simulation.holdings import Holdings, QuotaRecords
 from tests.simulation.oracle import Content, Oracle
 from tests.simulation.world import World
 
@@ -40,6 +42,22 @@ class Cluster:
     folder: Path
     key_file: Path
     grace_s: int
+    keeps_notes: bool = True
+    """Whether metadata that is not in chunks is never lost."""
+    has_close_clocks: bool = True
+    """Whether the clocks of servers differ by less than leases and the grace time allow."""
+    has_lost: bool = False
+    """Whether all metadata was lost, once."""
+    sync: Callable[[], None] = lambda: None
+    """What is written to Redis so far is not forgotten."""
+    scratch: Oracle = field(default_factory=Oracle)
+    """Of the dataset that is dropped and made again."""
+    is_dropping: bool = False
+    """A drop without a reply may have left a part of its dataset: it is repeated."""
+    dropped_s: float = -1.0
+    """When the last drop has ended."""
+    holdings: Holdings = field(default_factory=Holdings)
+    quota: QuotaRecords = field(default_factory=QuotaRecords)
     clients: dict[str, ServerClient] = field(default_factory=dict)
 
     def client(self, name: str) -> ServerClient:
@@ -50,6 +68,10 @@ class Cluster:
             )
             self.clients[name] = ServerClient(settings)
         return self.clients[name]
+
+    def is_graced(self, since_s: float) -> bool:
+        """Whether a purge keeps what was live at this time."""
+        return self.has_close_clocks and now_s() - since_s < self.grace_s / 2
 
     def bounded(self, what: str, call: Callable[[], T], limit_s: float = CALL_S_MAX) -> T:
         """What a call returns or raises; it must end in time, and raise nothing but our errors."""
@@ -84,13 +106,20 @@ def content_of(path: bytes, number: int, size: int) -> bytes:
 
 
 def write(cluster: Cluster, step: Step) -> None:
+    try:
+        write_files(cluster, step, DATASET, cluster.oracle)
+    except NotFound as error:
+        cluster.world.violated(f"step {step.number}: a write to a dataset that is there: {error}")
+
+
+def write_files(cluster: Cluster, step: Step, name: str, oracle: Oracle) -> None:
     """Put and delete files in one chunk, and wait until they are stored."""
-    client, world, oracle = cluster.client(step.actor), cluster.world, cluster.oracle
+    client, world = cluster.client(step.actor), cluster.world
     changes: dict[bytes, Content] = {
         path: None if size is None else content_of(path, step.number, size)
         for path, size in step.arguments[0]
     }
-    dataset = cluster.bounded("dataset", partial(client.dataset, DATASET))
+    dataset = cluster.bounded("dataset", partial(client.dataset, name))
     sender = ChunkSender(client, dataset)
     try:
         writer = DatasetWriter(sender)
@@ -113,32 +142,48 @@ def read(cluster: Cluster, step: Step) -> None:
     check_files(cluster, step.actor, f"step {step.number}")
 
 
+def fetched(cluster: Cluster, actor: str, name: str = DATASET, tag: str = "") -> RemoteSnapshot:
+    """A snapshot, whole."""
+    client = cluster.client(actor)
+    remote = cluster.bounded("snapshot", partial(client.snapshot, name, tag=tag), 700.0)
+    assert remote.content is not None
+    return remote
+
+
+def opened(remote: RemoteSnapshot) -> Snapshot:
+    snapshot = Snapshot(bytes(remote.content or b""), "snapshot")
+    snapshot.verify()
+    return snapshot
+
+
 def check_files(cluster: Cluster, actor: str, what: str) -> None:
-    world, oracle, client = cluster.world, cluster.oracle, cluster.client(actor)
+    world, oracle = cluster.world, cluster.oracle
     reading, began_s, found = oracle.read(), now_s(), None
     try:
-        remote = cluster.bounded("snapshot", partial(client.snapshot, DATASET), 700.0)
-        assert remote.content is not None
-        snapshot = Snapshot(bytes(remote.content), "snapshot")
-        snapshot.verify()
+        remote = fetched(cluster, actor)
+        snapshot = opened(remote)
         if wrong := oracle.snapshot(remote.generation, remote.updated_ns, snapshot.digest):
             world.violated(wrong)
-        found = _files(cluster, client, snapshot)
+        found = files_of(cluster, actor, snapshot)
         world.note(f"{what}: read {len(found)} files of generation {remote.generation}")
     except NotFound as error:
-        if now_s() - began_s < cluster.grace_s / 2:
+        if cluster.is_graced(began_s):
             world.violated(f"{what}: {error}")
     except Damaged as error:
-        if not world.chances.keys() & {"wrong bytes", "short bytes", "lasting damage"} or world.is_calm:
-            world.violated(f"{what}: {error}")
+        check_damage(world, what, error)
     finally:
         for wrong in oracle.end(reading, found):
             world.violated(f"{what}: {wrong}")
 
 
-def _files(cluster: Cluster, client: ServerClient, snapshot: Snapshot) -> dict[bytes, bytes]:
-    """The files of a chunk are requested together."""
-    source = ServerSource(client, snapshot)
+def check_damage(world: World, what: str, error: Damaged) -> None:
+    if not world.chances.keys() & {"wrong bytes", "short bytes", "lasting damage"} or world.is_calm:
+        world.violated(f"{what}: {error}")
+
+
+def files_of(cluster: Cluster, actor: str, snapshot: Snapshot) -> dict[bytes, bytes]:
+    """All files of a snapshot. Those of a chunk are requested together."""
+    source = ServerSource(cluster.client(actor), snapshot)
     extents = {
         snapshot.path(node): list(snapshot.extents(node))
         for node in snapshot.walk()
@@ -174,7 +219,9 @@ def fsck(cluster: Cluster, step: Step) -> None:
     cluster.world.note(f"step {step.number}: {report}")
 
 
-KINDS: dict[str, Callable[[Cluster, Step], None]] = {
+Kind = Callable[[Cluster, Step], None]
+
+KINDS: dict[str, Kind] = {
     "write": write,
     "read": read,
     "purge": purge,
@@ -183,18 +230,20 @@ KINDS: dict[str, Callable[[Cluster, Step], None]] = {
 }
 
 
-async def act(cluster: Cluster, name: str, skew_s: float, steps: list[Step]) -> None:
+async def act(
+    cluster: Cluster, name: str, skew_s: float, steps: list[Step], kinds: Mapping[str, Kind]
+) -> None:
     """A client's process: its steps, one after the other. Errors of the product are answers."""
 
-    await in_process(cluster.world, name, skew_s, lambda: _paced(steps, cluster))
+    await in_process(cluster.world, name, skew_s, lambda: _paced(steps, cluster, kinds))
 
 
-def _paced(steps: list[Step], cluster: Cluster) -> None:
+def _paced(steps: list[Step], cluster: Cluster, kinds: Mapping[str, Kind]) -> None:
     for step in steps:
         pause(step.pause_s)
         cluster.world.note(f"step {step.number}: {step.kind}")
         try:
-            KINDS[step.kind](cluster, step)
+            kinds[step.kind](cluster, step)
         except DieselfsError as error:
             cluster.world.note(f"step {step.number}: {type(error).__name__}: {error}")
 

@@ -14,6 +14,7 @@ from dieselfs_server.metadata.sqlite import connections
 from dieselfs_server.metadata.sqlite.store import SqliteMetadata
 from dieselfs_server.store.memory import MemoryStore
 from dieselfs_server.store.wrapper import StoreWrapper
+from tests.simulation.clock import now_s
 from tests.simulation.green import Killed, Process, current_process
 from tests.simulation.world import World
 
@@ -31,6 +32,11 @@ class SimulatedStore(StoreWrapper):
     def __init__(self, store: MemoryStore, world: World, process: Process, crash: Crash) -> None:
         super().__init__(store)
         self._world, self._process, self._crash = world, process, crash
+        self._empty = MemoryStore()
+
+    def list_chunks(self, dataset_id: bytes, since_s: int = 0) -> Iterator[bytes]:
+        listed = list(super().list_chunks(dataset_id, since_s))
+        return iter([] if listed and self._world.fault("empty listing") else listed)
 
     def _pass(self, call: Callable[..., Any], *args: Any) -> Any:  # type: ignore[override]  # passes on any call
         world, name = self._world, call.__name__
@@ -43,6 +49,8 @@ class SimulatedStore(StoreWrapper):
         if name in _CHANGES and world.fault("crash before store"):
             self._crash(self._process, name)
             raise Killed(self._process.name)
+        if now_s() < world.unmounted_until_s:
+            call = getattr(self._empty, name)
         result = call(*args)
         if name in _CHANGES:
             world.note(f"store {name} {_shown(args)}")

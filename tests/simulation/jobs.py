@@ -127,9 +127,12 @@ class SimulatedJob:
         for machine in self.machines:
             for server in servers:
                 self._network.part(machine.name, server, OUTAGE_S)
-        await trio.sleep(OUTAGE_S / 2)
-        await self._each(lambda program: program.read_all("in the outage", False))
-        await trio.sleep(OUTAGE_S)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._watch_lists)
+            await trio.sleep(OUTAGE_S / 2)
+            await self._each(lambda program: program.read_all("in the outage", False))
+            await trio.sleep(OUTAGE_S)
+            nursery.cancel_scope.cancel()
         await self._each(lambda program: program.read_all("after the outage"))
         self.oracle.check_once("after the outage")
 
@@ -151,13 +154,29 @@ class SimulatedJob:
         self._world.note(f"job: {self.oracle.reads} reads, slowest {self.oracle.slowest_s:.1f} s")
         await self._stop()
 
-    def _check_agreement(self) -> None:
-        masters = [
+    def _masters(self) -> list[tuple[Process, Any]]:
+        return [
             (process, process.parts["pool"])
             for machine in self.machines
             for process in machine.living
             if "pool" in process.parts
         ]
+
+    async def _watch_lists(self) -> None:
+        """No master forgets another one that lives, while servers are away and when they answer again."""
+        known = {process: {member.incarnation for member in its.members} for process, its in self._masters()}
+        while True:
+            await trio.sleep(0.2)
+            masters = self._masters()
+            living = {its._membership._me.incarnation for _, its in masters}
+            for process, its in masters:
+                lost = known.get(process, set()) & living - {member.incarnation for member in its.members}
+                if lost:
+                    self._world.violated(f"{process.name} has forgotten {len(lost)} masters that live")
+                    return
+
+    def _check_agreement(self) -> None:
+        masters = self._masters()
         lists = [
             (f"program {program.name}", program.members)
             for program in self._programs.values()

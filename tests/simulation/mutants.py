@@ -16,6 +16,7 @@ from dieselfs_server.maintenance import purge
 from dieselfs_server.metadata.redis.apply import ChunkApplication
 from dieselfs_server.metadata.redis.store import RedisMetadata
 from tests.simulation.job_mutants import JOB_FAULTS
+from tests.simulation.old_faults import OLD_FAULTS
 
 
 @dataclass(frozen=True)
@@ -182,7 +183,7 @@ MUTANTS = {
         "purge",
         _record_first,
     ),
-    **{name: Mutant(*fault) for name, fault in JOB_FAULTS.items()},
+    **{name: Mutant(*fault) for name, fault in (OLD_FAULTS | JOB_FAULTS).items()},
 }
 
 

@@ -50,6 +50,12 @@ class Redis:
         self.away_until_s = now_s() + away_s
         self.world.note(f"redis restarts, {forgotten} writes are forgotten")
 
+    def lose(self) -> None:
+        """As a new one: nothing is in it."""
+        self._keys, self._base, self._log = {}, {}, []
+        self._scripts.clear()
+        self.run += 1
+
     def sync(self) -> None:
         """What is written so far is not forgotten."""
         self._base, self._log = _copied(self._keys), []

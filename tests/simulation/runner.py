@@ -14,6 +14,7 @@ import trio
 
 from dieselfs.errors import DieselfsError
 from dieselfs.net.auth import Key
+from dieselfs.records import DatasetRecord
 from dieselfs_server.access.accounts import ALL_DATASETS, Right, StoredKey, with_grant, with_key
 from dieselfs_server.access.identity import IDENTITY_RECORD
 from dieselfs_server.access.users import UserStore
@@ -25,17 +26,20 @@ from dieselfs_server.metadata.sqlite.store import SqliteMetadata
 from dieselfs_server.store.memory import MemoryStore
 from tests.simulation import clients, seams
 from tests.simulation.actors import DATASET, Cluster, act, check_files, create, in_process
+from tests.simulation.clock import now_s
 from tests.simulation.disk import open_copy
-from tests.simulation.green import enter
+from tests.simulation.green import enter, pause
 from tests.simulation.jobs import SimulatedJob
 from tests.simulation.network import Network
 from tests.simulation.oracle import Oracle
 from tests.simulation.redis_model import FORGOTTEN_MAX, Redis
 from tests.simulation.scenario import Scenario, scenario_of
 from tests.simulation.servers import ServerHost
+from tests.simulation.uses import SCRATCH, USES, check_uses, set_quota
 from tests.simulation.world import Course, World
 from tests.support.identity import IDENTITY
 
+CLOCK_JUMP_S = 25 * 3600.0
 RUN_S_MAX = 48 * 3600.0
 """Virtual time after which a run counts as hanging."""
 REAL_S_MAX = 600
@@ -89,7 +93,22 @@ async def _run(course: Course, folder: Path, is_verbose: bool) -> Outcome:
         names = [f"server{number}" for number in range(scenario.servers)]
         hosts = [_host(world, network, objects, folder, name, scenario, redis) for name in names]
         servers = ",".join(str(host.address) for host in hosts)
-        cluster = Cluster(world, oracle, servers, folder, _key_file(objects, folder), scenario.grace_s)
+        cluster = Cluster(
+            world,
+            oracle,
+            servers,
+            folder,
+            _key_file(objects, folder),
+            scenario.grace_s,
+            scenario.keeps_notes,
+            scenario.has_close_clocks,
+        )
+        if redis is not None:
+            cluster.sync = redis.sync
+        world.has_leases = (
+            scenario.keeps_notes and scenario.has_close_clocks and "metadata full" not in scenario.chances
+        )
+        cluster.quota.checks_bytes = all(step.kind != "purge" for step in scenario.steps)
         try:
             with trio.fail_after(RUN_S_MAX):
                 await _live(cluster, scenario, hosts, network, nursery)
@@ -155,7 +174,7 @@ async def _live(
     for host in hosts:
         nursery.start_soon(host.run)
     await _all_ready(hosts)
-    await in_process(world, "setup", 0.0, lambda: create(cluster))
+    await in_process(world, "setup", 0.0, lambda: _set_up(cluster, scenario))
     for host in hosts:  # a dataset without a chunk may be lost (docs/internals/durability.md)
         if host.redis is not None:
             host.redis.sync()
@@ -168,7 +187,7 @@ async def _live(
                 host.redis.sync()
     world.is_calm = False
     async with trio.open_nursery() as working:
-        working.start_soon(_disturb, cluster, scenario, hosts, network, working.cancel_scope)
+        working.start_soon(_disturb, cluster, scenario, hosts, network, nursery)
         if job is not None:
             working.start_soon(job.disturb, names)
         async with trio.open_nursery() as acting:
@@ -180,11 +199,14 @@ async def _live(
                     for step in scenario.of(actor)
                     if world.course.steps is None or step.number in world.course.steps
                 ]
-                acting.start_soon(act, cluster, actor, scenario.skews_s.get(actor, 0.0), chosen)
+                acting.start_soon(act, cluster, actor, scenario.skews_s.get(actor, 0.0), chosen, USES)
         working.cancel_scope.cancel()
     world.is_calm = True
+    world.unmounted_until_s = 0.0
     network.heal()
     world.note("calm")
+    if cluster.has_lost:  # what Redis forgets may be the end of a rebuild
+        await _restore(cluster)
     if job is not None:
         await trio.sleep(JOB_SETTLE_S)
         await _all_ready(hosts)
@@ -199,6 +221,14 @@ async def _live(
     await trio.sleep(START_S)
     await _all_ready(hosts)
     await in_process(world, "checker", 0.0, lambda: _check_served(cluster))
+    clock_s = min(host.skew_s for host in hosts)  # chunks of the future are refused
+    await in_process(world, "checker", clock_s, lambda: check_uses(cluster))
+
+
+def _set_up(cluster: Cluster, scenario: Scenario) -> None:
+    create(cluster)
+    if scenario.quota is not None:
+        set_quota(cluster, "setup", scenario.quota.files, scenario.quota.stored_bytes)
 
 
 async def _all_ready(hosts: list[ServerHost]) -> None:
@@ -207,7 +237,7 @@ async def _all_ready(hosts: list[ServerHost]) -> None:
 
 
 async def _disturb(
-    cluster: Cluster, scenario: Scenario, hosts: list[ServerHost], network: Network, _: trio.CancelScope
+    cluster: Cluster, scenario: Scenario, hosts: list[ServerHost], network: Network, nursery: trio.Nursery
 ) -> None:
     """Crashes and partitions that come at any time."""
     world = cluster.world
@@ -221,6 +251,32 @@ async def _disturb(
             host.crash_now()
         if host.redis is not None and world.fault("redis restarts"):
             host.redis.restart(world.faults.randrange(FORGOTTEN_MAX), 10 * world.faults.random() ** 2)
+        if world.fault("clock jumps"):
+            nursery.start_soon(host.jump, CLOCK_JUMP_S, 30 * world.faults.random())
+        if world.fault("store unmounted"):
+            world.unmounted_until_s = now_s() + 60 * world.faults.random() ** 2
+        # A dataset without a chunk may be lost.
+        if not cluster.has_lost and cluster.oracle.acknowledged and world.fault("metadata lost"):
+            cluster.has_lost = True
+            host.lose_metadata()
+            nursery.start_soon(_restore, cluster)
+
+
+async def _restore(cluster: Cluster) -> None:
+    """An operator rebuilds the metadata of all datasets that are lost, until all are there."""
+
+    def rebuild_lost() -> None:
+        client, is_done = cluster.client("operator"), False
+        while not is_done:
+            pause(2.0)
+            try:
+                for name in sorted({DATASET, *client.lost_datasets()}):
+                    client.rebuild(name)
+                is_done = True
+            except DieselfsError as error:
+                cluster.world.note(f"operator: {type(error).__name__}: {error}")
+
+    await in_process(cluster.world, "operator", 0.0, rebuild_lost)
 
 
 def _opened(host: ServerHost) -> MetadataStore:
@@ -244,12 +300,26 @@ def _check_served(cluster: Cluster) -> None:
 def _check_end(cluster: Cluster, objects: MemoryStore, hosts: list[ServerHost]) -> None:
     """What servers know is what the chunks say."""
     for host in hosts:
-        with closing(_opened(host)) as metadata, closing(SqliteMetadata(":memory:")) as rebuilt:
-            dataset = metadata.dataset(DATASET)
-            rebuild(objects, rebuilt, DATASET, dataset.dataset_id, 0)
-            there, expected = (_rows(each.entry_table(dataset.dataset_id)) for each in (metadata, rebuilt))
-            for path, _ in sorted(there.items() ^ expected.items(), key=str):
-                cluster.world.violated(f"{host.name}: {path} differs from the chunks")
-            record = rebuilt.dataset(DATASET)
-            if (record.files, record.total_bytes) != (dataset.files, dataset.total_bytes):
-                cluster.world.violated(f"{host.name}: totals differ from the chunks")
+        with closing(_opened(host)) as metadata:
+            for dataset in metadata.datasets():
+                if dataset.name in (DATASET, SCRATCH):
+                    _check_dataset(cluster, objects, host.name, metadata, dataset)
+
+
+def _check_dataset(
+    cluster: Cluster, objects: MemoryStore, host: str, metadata: MetadataStore, dataset: DatasetRecord
+) -> None:
+    with closing(SqliteMetadata(":memory:")) as rebuilt:
+        name = dataset.name
+        rebuild(objects, rebuilt, name, dataset.dataset_id, 0)
+        there, expected = (_rows(each.entry_table(dataset.dataset_id)) for each in (metadata, rebuilt))
+        for path, _ in sorted(there.items() ^ expected.items(), key=str):
+            cluster.world.violated(f"{host}: {path} of {name} differs from the chunks")
+        record = rebuilt.dataset(name)
+        if (record.files, record.total_bytes) != (dataset.files, dataset.total_bytes):
+            cluster.world.violated(f"{host}: totals of {name} differ from the chunks")
+        (used,), (truth,) = (each.usage([name]) for each in (metadata, rebuilt))
+        # A purge that has ended between an object and its record leaves the record of a dead chunk.
+        is_exact = cluster.quota.checks_bytes and used is not None and truth is not None
+        if used is None or truth is None or used.paths != truth.paths or (is_exact and used[1:] != truth[1:]):
+            cluster.world.violated(f"{host}: usage of {name} is {used}, the chunks take {truth}")

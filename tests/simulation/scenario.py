@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 
 from tests.simulation.actors import Step
 from tests.simulation.job_plan import ALL, OUTAGE, JobPlan, job_plan_of
+from tests.simulation.wide_plan import Quota, add_wide_steps
 
 FILES_OF_WRITER = 5
 FAULTS = {
@@ -30,6 +31,10 @@ FAULTS = {
     "redis restarts": 0.3,
     "partition": 0.3,
     "crash": 0.2,
+    "clock jumps": 0.1,
+    "metadata lost": 0.05,
+    "store unmounted": 0.1,
+    "empty listing": 0.1,
 }
 """The largest probability of each fault at an opportunity. A seed has some of them, each with less."""
 
@@ -43,6 +48,18 @@ class Scenario:
     servers: int
     has_redis: bool
     job: JobPlan | None = None
+    quota: Quota | None = None
+
+    @property
+    def keeps_notes(self) -> bool:
+        """Whether no fault takes what is in the metadata alone: pins, members, holds."""
+        return not self.chances.keys() & {"redis restarts", "power cut", "metadata lost"}
+
+    @property
+    def has_close_clocks(self) -> bool:
+        """Whether the clocks of servers differ by less than leases and the grace time allow."""
+        clocks_s = [self.skews_s.get(f"server{number}", 0.0) for number in range(self.servers)]
+        return "clock jumps" not in self.chances and max(clocks_s) - min(clocks_s) < 5
 
     @property
     def job_needs_servers(self) -> bool:
@@ -69,6 +86,8 @@ def scenario_of(seed: int) -> Scenario:
     chances = {kind: most * source.random() ** 2 for kind, most in FAULTS.items() if source.random() < 0.4}
     if source.random() < 0.4:
         chances["power cut"] = source.random()
+    if "empty listing" in chances and (chances.keys() & {"redis restarts", "power cut", "metadata lost"}):
+        del chances["empty listing"]  # a listing that hides what the metadata has lost cannot be noticed
     writers = [f"writer{number}" for number in range(source.randint(1, 3))]
     readers = [f"reader{number}" for number in range(source.randint(1, 2))]
     steps: list[Step] = []
@@ -79,25 +98,34 @@ def scenario_of(seed: int) -> Scenario:
 
     for writer in writers:
         for _ in range(source.randint(3, 10)):
-            add(writer, "write", _changes(source, writer))
+            changes = _changes(source, writer)
+            add(writer, "write", changes)
+            if source.random() < 0.06:
+                add(writer, "move", source.choice(changes)[0])
     for reader in readers:
         for _ in range(source.randint(2, 6)):
             add(reader, "read")
     if source.random() < 0.6:
         for _ in range(source.randint(1, 5)):
             add("admin", source.choice(["purge", "purge", "purge", "rebuild", "fsck"]))
+    quota = add_wide_steps(random.Random(f"{seed} width"), add) if job_plan_of(seed, 0) is None else None
     skews_s = {}
     if source.random() < 0.3:
-        for name in (*writers, "server0", "server1"):
-            skews_s[name] = source.choice([0.0, 0.5, -0.5, 100.0, -100.0, 3000.0, -3000.0])
+        clocks_s = [0.0, 0.5, -0.5, 100.0, -100.0, 3000.0, -3000.0]
+        for name in ("server0", "server1"):
+            skews_s[name] = source.choice(clocks_s)
+        for name in writers:
+            skews_s[name] = source.choice([*clocks_s, -9000.0])
     has_redis = source.random() < 0.6
     servers = source.randint(1, 2) if has_redis else 1
-    scenario = Scenario(tuple(steps), chances, skews_s, source.choice([0, 60, 600]), servers, has_redis)
+    grace_s = source.choice([0, 60, 600])
+    scenario = Scenario(tuple(steps), chances, skews_s, grace_s, servers, has_redis, None, quota)
     job = job_plan_of(seed, len(steps))
     return scenario if job is None else _with_job(scenario, job)
 
 
 STEPS_BESIDE_A_JOB = 6
+_WITHOUT_A_JOB = {"clock jumps", "metadata lost", "store unmounted", "empty listing"}
 PAUSE_BESIDE_A_JOB_S = 5.0
 
 
@@ -110,7 +138,8 @@ def _with_job(scenario: Scenario, job: JobPlan) -> Scenario:
     if job.what_fails == ALL:
         # Chunks of the future are refused, so the dataset of the job could not be stored.
         skews_s = {name: skew_s for name, skew_s in scenario.skews_s.items() if abs(skew_s) < 900}
-        chances = scenario.chances | job.chances
+        chances = {kind: most for kind, most in scenario.chances.items() if kind not in _WITHOUT_A_JOB}
+        chances |= job.chances
         return replace(scenario, steps=steps, chances=chances, skews_s=skews_s, job=job)
     has_redis = scenario.has_redis and job.what_fails == OUTAGE
     servers = scenario.servers if has_redis else 1

@@ -15,6 +15,7 @@ from dieselfs.net.address import TcpAddress
 from dieselfs.rpc.serving import connection
 from dieselfs.settings.table import OFF
 from dieselfs_server import assemble
+from dieselfs_server.maintenance import jobs
 from dieselfs_server.metadata.redis.store import RedisMetadata
 from dieselfs_server.settings import ServerSettings
 from dieselfs_server.store import opening
@@ -46,6 +47,7 @@ class ServerHost:
     process: Process | None = None
     ready: trio.Event = field(default_factory=trio.Event)
     _life: trio.CancelScope | None = None
+    _is_initialized: bool = False
 
     @property
     def address(self) -> TcpAddress:
@@ -64,7 +66,7 @@ class ServerHost:
             metadata="memory:",
             state=self.folder,
             tls=OFF,
-            is_new=True,
+            is_new=not self._is_initialized,
         )
         try:
             with trio.CancelScope() as self._life:
@@ -74,6 +76,7 @@ class ServerHost:
                     enter(self.process)
                     async with assemble.open_server(settings):
                         self.world.note("serves")
+                        self._is_initialized = True
                         self.ready.set()
                         await trio.sleep_forever()
         except* Killed:
@@ -104,6 +107,31 @@ class ServerHost:
         assert self._life is not None
         self._life.cancel()
 
+    async def jump(self, ahead_s: float, duration_s: float) -> None:
+        """Let the clock be wrong for a while, or until the next start."""
+        process = self.process
+        if process is not None:
+            self.world.note(f"the clock of {self.name} jumps {ahead_s:.0f} s")
+            process.skew_s += ahead_s
+            await trio.sleep(duration_s)
+            process.skew_s -= ahead_s
+
+    def lose_metadata(self) -> None:
+        """All of it is gone; a server with its own ends."""
+        self.world.note(f"the metadata of {self.name} is lost")
+        if self.redis is not None:
+            self.redis.lose()
+        else:
+            self.database.commits = [b""]
+            if self.process is not None and not self.process.is_dead:
+                self.crash_without_cut()
+
+    def crash_without_cut(self) -> None:
+        assert self.process is not None and self._life is not None
+        self.process.is_dead = True
+        self.network.crash(self.process)
+        self._life.cancel()
+
     def crash_now(self) -> None:
         if self.process is not None:
             self.crash(self.process, "the open")
@@ -119,7 +147,7 @@ def _host() -> tuple[ServerHost, Process]:
 def _open_store(url: str, is_new: bool, bounds: Any = None, metrics: Any = None) -> Any:
     host, process = _host()
     store = SimulatedStore(host.objects, host.world, process, host.crash)
-    return open_marked(opening._patient(store, bounds, metrics), url, is_new)
+    return open_marked(opening._patient(store, bounds, metrics), url, is_new, is_folder=True)
 
 
 def _open_metadata(url: str) -> Any:
@@ -142,6 +170,24 @@ async def _publish(*_: object) -> None:
     """Nobody asks for metrics."""
 
 
+_real_run_leased = jobs.MaintenanceJobs._run_leased
+
+
+async def _run_leased(self: Any, dataset_id: bytes, holder: str, work: Any) -> Any:
+    """Notes who maintains a dataset: one job at a time."""
+    host, process = _host()
+    world = host.world
+    other = world.maintenance.get(dataset_id)
+    if other is not None and not other[0].is_dead and world.has_leases:
+        world.violated(f"{holder} runs beside {other[1]}")
+    world.maintenance[dataset_id] = mine = process, holder
+    try:
+        return await _real_run_leased(self, dataset_id, holder, work)
+    finally:
+        if world.maintenance.get(dataset_id) is mine:
+            del world.maintenance[dataset_id]
+
+
 def install() -> None:
     """Give the assembly of servers the simulated stores and sockets."""
     replaced = {
@@ -154,4 +200,5 @@ def install() -> None:
     }
     for name, value in replaced.items():
         setattr(assemble, name, value)
+    jobs.MaintenanceJobs._run_leased = _run_leased  # type: ignore[method-assign]  # notes who works
     setattr(connection, "_write", lambda connected, views: connected.write(views))  # noqa: B010  # mypy takes the assignment for a mistake

@@ -49,6 +49,12 @@ class World:
     """No faults happen: at the begin and at the end."""
     violations: list[str] = field(default_factory=list)
     processes: int = 0
+    maintenance: dict[bytes, tuple[Process, str]] = field(default_factory=dict)
+    """Who maintains each dataset, by its ID."""
+    has_leases: bool = True
+    """Whether leases exclude: they are not lost, and clocks agree."""
+    unmounted_until_s: float = 0.0
+    """The object store is away until then: what is mounted in its place is empty."""
     damage: list[tuple[bytes, int]] = field(default_factory=list)
     """Places of chunks that are read with another bit, until calm."""
 

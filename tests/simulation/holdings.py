@@ -1,0 +1,86 @@
+"""What must hold of tags, leases and quotas, given what clients were told. No I/O."""
+
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """The last acknowledged call of a member: when it was sent, and when the reply came."""
+
+    incarnation: bytes
+    sent_s: float
+    answered_s: float
+
+
+@dataclass(eq=False)
+class Holdings:
+    """`tags`: generation, its time and the digest of the snapshot, by name; the digest is empty until it is read."""
+
+    tags: dict[str, tuple[int, int, bytes]] = field(default_factory=dict)
+    kept: set[str] = field(default_factory=set)
+    """Tags that were made before a purge could take anything of their generation."""
+    removed: set[str] = field(default_factory=set)
+    """Tags whose removal was asked for."""
+    members: dict[str, Held] = field(default_factory=dict)
+    """The living members of the job of leases, by node."""
+    lists: dict[int, set[bytes]] = field(default_factory=dict)
+    """Incarnations in each list of members, by its version."""
+    uncertain: set[bytes] = field(default_factory=set)
+    """Incarnations that have sent a first join without a reply: it may count at any time."""
+
+    def tagged(self, name: str, generation: int, updated_ns: int, digest: bytes = b"") -> str | None:
+        """A server says what a tag names; what is wrong with that."""
+        if name in self.removed:
+            return None
+        known = self.tags.get(name, (generation, updated_ns, digest))
+        self.tags[name] = (*known[:2], known[2] or digest)
+        if known[:2] == (generation, updated_ns) and digest in (b"", self.tags[name][2]):
+            return None
+        return f"tag {name} names generation {known[0]}, and then {generation}"
+
+    def joined(self, node: str, held: Held, lease_s: float, is_first: bool) -> str | None:
+        """A member was admitted, or has renewed its lease; what is wrong with that."""
+        other = self.members.get(node)
+        self.members[node] = held
+        if is_first or other is None or other.incarnation == held.incarnation:
+            return None
+        if held.incarnation in self.uncertain or other.incarnation in self.uncertain:
+            return None
+        if other.answered_s < held.sent_s and held.answered_s < other.sent_s + lease_s:
+            return f"node {node} has two masters: one renews its lease beside the other"
+        return None
+
+    def missing(self, listed: set[bytes], sent_s: float, answered_s: float, lease_s: float) -> list[str]:
+        """Nodes whose leases last, and which are not in a list that was asked for and came at these times."""
+        return [
+            node
+            for node, held in sorted(self.members.items())
+            if held.answered_s < sent_s
+            and answered_s < held.sent_s + lease_s
+            and held.incarnation not in listed
+            and not self.uncertain
+        ]
+
+
+@dataclass(eq=False)
+class QuotaRecords:
+    """The limits of a dataset that were ever asked for; None without a quota."""
+
+    files_max: int | None = None
+    bytes_max: int | None = None
+    checks_bytes: bool = True
+    """Whether only writers store: a purge copies, whatever the quota."""
+
+    def asked(self, files: int, stored_bytes: int) -> None:
+        self.files_max = max(files, self.files_max or 0)
+        self.bytes_max = max(stored_bytes, self.bytes_max or 0)
+
+    def exceeded(self, files: int, stored_bytes: int) -> str | None:
+        """What is wrong with a usage."""
+        if self.files_max is None or self.bytes_max is None:
+            return None
+        if files > self.files_max:
+            return f"{files} files are stored, the largest quota was {self.files_max}"
+        if self.checks_bytes and stored_bytes > self.bytes_max:
+            return f"{stored_bytes} bytes are stored, the largest quota was {self.bytes_max}"
+        return None
