@@ -9,6 +9,7 @@ import random
 import shutil
 import signal
 import subprocess
+import sys
 import tarfile
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
@@ -20,6 +21,7 @@ from bench.harness.figures import RunFailed
 from dieselfs.dataset import Dataset
 from dieselfs.errors import MountError, Unavailable
 from dieselfs.limits import LIBRARY_MEMORY_BYTES
+from dieselfs.names import SCHEME
 from dieselfs.net.address import UnixAddress
 from dieselfs.net.sockets import open_socket, peer_process
 from dieselfs.process.embedded_server import socket_path
@@ -93,6 +95,21 @@ def store_tree(home: Home, folder: Path, size_bytes: int) -> None:
     with home.dataset(must_exist=False) as dataset:
         stored_bytes = upload(dataset, folder)
     assert stored_bytes == size_bytes, f"stored {stored_bytes} of {size_bytes} bytes"
+
+
+def put_tree(home: Home, folder: Path, jobs: int) -> None:
+    """Store a tree as `dlcmd put -r` with `--jobs`, the whole command. Raises RunFailed."""
+    command = [sys.executable, "-m", "dieselfs_tools.dlcmd", "put", "-q", "-r", f"--jobs={jobs}"]
+    environment = {**os.environ, "DIESELFS_HOME": str(home.folder)}
+    done = subprocess.run(
+        [*command, f"{folder}/", f"{SCHEME}{DATASET}/"],
+        env=environment,
+        stderr=subprocess.PIPE,
+        text=True,
+        check=False,
+    )
+    if done.returncode:
+        raise RunFailed(f"dlcmd put: {done.stderr.strip()}")
 
 
 def store_entries(home: Home, entries: int) -> None:

@@ -1,4 +1,5 @@
-"""A cold epoch under a plan with 1, 2, 4, ... processors, as many as the machine has: mount beside local file system.
+"""A cold epoch under a plan with 1, 2, 4, ... processors, as many as the machine has: mount beside local file system;
+and an upload by as many processes.
 
 Readers, server and all processes of the mount share the processors. Each run has a new mount and server, and the
 kernel's caches are dropped. This module changes the processors of this process, and of those that it starts.
@@ -11,6 +12,7 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import count
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from bench.harness.figures import Run, Scale, Side, Trial
 from bench.harness.forms import (
@@ -23,12 +25,13 @@ from bench.harness.forms import (
     filesystem_type,
     make_tree,
     mounted,
+    put_tree,
     running_home,
     shuffled,
     store_tree,
 )
 from bench.harness.readers import plain_reader, planned_reader, read_together
-from bench.harness.stopwatch import Processes
+from bench.harness.stopwatch import Processes, measure
 
 SEED, GROUP_CHUNKS = 1, 4
 
@@ -45,6 +48,31 @@ def cores(folder: Path, scale: Scale) -> Generator[Trial]:
         with running_home(place / "home") as home:
             store_tree(home, tree.folder, tree.size_bytes)
             yield _Epoch(place, home, tree).trial(scale.rounds)
+        if file_bytes == SMALL_FILE_BYTES:
+            yield _upload(place, tree, scale.rounds)
+
+
+def _upload(folder: Path, tree: SourceTree, rounds: int) -> Trial:
+    """By as many processes as there are processors, from the page cache."""
+
+    def put(processors: int) -> Run:
+        with (
+            limited(processors),
+            TemporaryDirectory(dir=folder) as place,
+            running_home(Path(place, "home")) as home,
+        ):
+            os.sync()
+            server = {"server": [home.server_process()]}
+            return measure(lambda: put_tree(home, tree.folder, jobs=processors), server)
+
+    for path in tree.paths():
+        (tree.folder / path).read_bytes()
+    numbers = steps(len(os.sched_getaffinity(0)))
+    sides = [
+        Side(f"dlcmd put, processors: {number}", partial(put, number), tree.files, "files", tree.size_bytes)
+        for number in numbers
+    ]
+    return Trial(f"Upload of {tree.title}", sides, rounds, sides[0].name)
 
 
 def steps(processors: int) -> list[int]:

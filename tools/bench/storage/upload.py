@@ -1,5 +1,5 @@
-"""Upload as by `dlcmd put -r`, and of a tar archive as by `dlcmd import`, with an embedded server, compared with
-`cp -r` to the same file system.
+"""Upload by the library, by `dlcmd put -r` as a whole command (with one process, and with one for each processor), and
+of a tar archive as by `dlcmd import`, with an embedded server, compared with `cp -r` to the same file system.
 
 The source is warm. dieselfs has synced everything when it answers, unlike `cp`: another copy is followed by `sync`.
 Copies stay until the end, as some file systems are slow to reuse the inodes of removed files.
@@ -21,6 +21,7 @@ from bench.harness.forms import (
     Home,
     SourceTree,
     make_tree,
+    put_tree,
     running_home,
     store_tree,
 )
@@ -36,6 +37,7 @@ from dieselfs_tools.cli.session import Session
 
 
 def upload(folder: Path, scale: Scale) -> Generator[Trial]:
+    processors = len(os.sched_getaffinity(0))
     for files, file_bytes in ((scale.small_files, SMALL_FILE_BYTES), (scale.large_files, LARGE_FILE_BYTES)):
         tree = make_tree(folder / f"source-{file_bytes}", files, file_bytes)
         for path in tree.paths():
@@ -44,6 +46,10 @@ def upload(folder: Path, scale: Scale) -> Generator[Trial]:
         subprocess.run(["tar", "cf", str(archive), "-C", str(tree.folder), "."], check=True)
         ways: dict[str, Callable[[SourceTree], Run]] = {
             "dieselfs": _put,
+            **{
+                f"dlcmd put, --jobs {jobs}": partial(_command, jobs)
+                for jobs in dict.fromkeys((1, processors))
+            },
             "dieselfs, from a tar archive": partial(_import, archive),
             "cp -r": partial(_copy, 'cp -r "$1" "$2"'),
             "cp -r, then sync": partial(_copy, 'cp -r "$1" "$2" && sync -f "$2"'),
@@ -64,6 +70,13 @@ def _put(tree: SourceTree) -> Run:
         os.sync()
         server = {"server": [home.server_process()]}
         return measure(lambda: store_tree(home, tree.folder, tree.size_bytes), server)
+
+
+def _command(jobs: int, tree: SourceTree) -> Run:
+    with running_home(_new_folder(tree)) as home:
+        os.sync()
+        server = {"server": [home.server_process()]}
+        return measure(lambda: put_tree(home, tree.folder, jobs), server)
 
 
 def _import(archive: Path, tree: SourceTree) -> Run:
