@@ -18,10 +18,11 @@ START_TIMEOUT_S = 10.0
 
 def read_values(etcd: Etcd, prefix: str) -> dict[str, bytes]:
     """All values under `prefix`, by key; as `Etcd.values`, in any process."""
-    return etcd.values(prefix) if is_usable() else _ask_helper(etcd, prefix)
+    return etcd.values(prefix) if is_usable() else read_values_apart(etcd, prefix)
 
 
-def _ask_helper(etcd: Etcd, prefix: str) -> dict[str, bytes]:
+def read_values_apart(etcd: Etcd, prefix: str) -> dict[str, bytes]:
+    """The same without the use of gRPC in this process, so that its forks may use it."""
     import json
     import subprocess
 

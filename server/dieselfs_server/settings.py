@@ -12,6 +12,7 @@ from typing import Any
 
 from dieselfs.errors import InvalidInput
 from dieselfs.etcd.client import Etcd, EtcdAccess
+from dieselfs.etcd.helper import read_values_apart
 from dieselfs.etcd.keys import CONFIG_PREFIX, decode_settings
 from dieselfs.net.address import (
     Address,
@@ -184,6 +185,13 @@ def _large_reads(values: Mapping[str, Any]) -> int | None:
 
 
 WORKERS_MAX = 64
+DEFAULT_WORKERS_MAX = 8
+PROCESSORS_PER_WORKER = 2
+"""By default. A worker keeps 1.2 to 1.5 of them busy, and the stores, or clients on the machine, need some too."""
+
+
+def default_workers(processors: int) -> int:
+    return max(1, min(processors // PROCESSORS_PER_WORKER, DEFAULT_WORKERS_MAX))
 
 
 def _workers(values: Mapping[str, Any], listen: Sequence[Address]) -> int:
@@ -193,7 +201,9 @@ def _workers(values: Mapping[str, Any], listen: Sequence[Address]) -> int:
         raise InvalidInput(f"workers is {found}: give a number from 1 to {WORKERS_MAX}")
     if found is not None and found > 1 and (reason := _alone(values, listen)):
         raise InvalidInput(f"workers is {found}: {reason}; leave it out, or set it to 1")
-    return 1 if found is None else found
+    if found is not None:
+        return found
+    return 1 if _alone(values, listen) else default_workers(len(os.sched_getaffinity(0)))
 
 
 def _alone(values: Mapping[str, Any], listen: Sequence[Address]) -> str:
@@ -244,6 +254,6 @@ _WILDCARDS = ("0.0.0.0", "::")
 
 
 def _read_etcd(address: EtcdAddress, access: EtcdAccess) -> dict[str, Any]:
-    settings = decode_settings(Etcd(address, access).values(CONFIG_PREFIX))
+    settings = decode_settings(read_values_apart(Etcd(address, access), CONFIG_PREFIX))  # workers are forks
     check_known(settings, Place.ETCD, f"etcd keys below {CONFIG_PREFIX}")
     return dict(settings)

@@ -14,7 +14,7 @@ from dieselfs.limits import SERVER_LEASE_S
 from dieselfs.net.address import TcpAddress, UnixAddress, parse_etcd
 from dieselfs.settings.table import Place, given_at
 from dieselfs_server.main import serve
-from dieselfs_server.settings import RegistrySettings, ServerSettings, advertised
+from dieselfs_server.settings import RegistrySettings, ServerSettings, advertised, default_workers
 from dieselfs_server.store.wrapper import Bounds
 from tests.support.documents import REPOSITORY
 from tests.support.etcd import running_etcd
@@ -148,3 +148,31 @@ def test_the_document_says_what_may_stand_in_etcd() -> None:
     assert f"`{CONFIG_PREFIX}<name>`" in document and f"`{SERVERS_PREFIX}<host>:<port>`" in document
     assert all(f"`{row.name}`" in document for row in given_at(Place.ETCD))
     assert f"lease of {SERVER_LEASE_S} s" in document
+
+
+def test_half_of_the_processors_have_a_worker_by_default() -> None:
+    assert [default_workers(number) for number in (1, 2, 3, 4, 6, 16, 128)] == [1, 1, 1, 2, 3, 8, 8]
+
+
+@pytest.mark.parametrize(
+    ("changed", "workers"), [({}, 4), ({"store": "memory:"}, 1), ({"listen": ["unix:/run/server.sock"]}, 1)]
+)
+def test_servers_that_need_one_process_have_one(
+    changed: dict[str, Any], workers: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: {*range(8)})
+    options = {"store": "posix:///chunks", "metadata": "sqlite:///metadata.db", **changed}
+    settings = ServerSettings.load(None, options)
+    assert settings.workers == workers
+    assert settings.bounds.reads_max * workers >= Bounds().reads_max >= settings.bounds.reads_max
+
+
+def test_workers_have_equal_parts_of_the_reads_of_the_store() -> None:
+    options = {
+        "store": "posix:///chunks",
+        "metadata": "sqlite:///metadata.db",
+        "workers": 3,
+        "large_reads": 8,
+    }
+    bounds = ServerSettings.load(None, options).bounds
+    assert (bounds.reads_max, bounds.large_reads_max) == (6, 3)

@@ -24,6 +24,7 @@ BENCHMARKS = {
     "stores": "storage",
     "requests": "storage",
     "servers": "storage",
+    "server_workers": "storage",
     "transfer": "jobs",
     "pool": "jobs",
     "failover": "jobs",

@@ -72,7 +72,8 @@ def start_server(
     folder: Path, options: Sequence[str] = (), is_new: bool = True, module: str = MODULE
 ) -> RunningServer:
     """Start a server over `folder` and wait until it listens. With `is_new`, its store may be without a marker.
-    `module`: the program, which takes the options of `dieselfs-server`.
+    `module`: the program, which takes the options of `dieselfs-server`. It has one process, unless `options` say
+    otherwise.
     """
     folder.mkdir(parents=True, exist_ok=True)
     tcp, unix = f"tcp://127.0.0.1:{free_port()}", f"unix:{folder}/server.sock"
@@ -81,7 +82,7 @@ def start_server(
         *(sys.executable, "-m", module),
         *("--listen", tcp, "--listen", unix),
         *("--store", f"posix://{folder}/chunks", "--metadata", f"sqlite://{folder}/metadata.db"),
-        *("--ready-fd", str(report), *(("--init",) if is_new else ()), *options),
+        *("--ready-fd", str(report), *(("--init",) if is_new else ()), "--workers", "1", *options),
     ]
     with open(folder / "server.log", "ab") as log:
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
