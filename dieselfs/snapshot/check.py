@@ -6,19 +6,22 @@ Names are valid, and the index ends.
 """
 
 import stat
-from collections.abc import Mapping
-from itertools import repeat
+from collections.abc import Iterator, Mapping
+from itertools import pairwise, repeat
 from operator import ge
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from dieselfs.columns import ends_fault, first_bad_path, starts_of
+from dieselfs.arrays import Numbers
+from dieselfs.columns import first_bad_path, starts_of
 from dieselfs.limits import CHUNK_PAYLOAD_BYTES_MAX, PATH_BYTES_MAX
 from dieselfs.snapshot.format import SnapshotHeader
 
 Columns = Mapping[str, npt.NDArray[Any]]
+
+BLOCK_NODES = 1 << 17
 
 _TYPE_MASK = np.uint32(0o170000)
 _MODE_MASK = np.uint32(0o177777)
@@ -49,65 +52,108 @@ def _require(is_right: bool | np.bool_, section: str, what: str) -> None:
         raise ColumnFault(section, what)
 
 
-def _types(columns: Columns) -> npt.NDArray[np.uint32]:
-    return columns["modes"] & _TYPE_MASK
+def _blocks(count: int) -> Iterator[slice]:
+    """Memory is taken for a block of nodes at a time."""
+    return (slice(start, min(start + BLOCK_NODES, count)) for start in range(0, count, BLOCK_NODES))
+
+
+def _types(columns: Columns, nodes: slice | Numbers) -> npt.NDArray[np.uint32]:
+    return columns["modes"][nodes] & _TYPE_MASK
+
+
+def _path_bounds(columns: Columns, nodes: slice) -> tuple[Numbers, Numbers]:
+    """Where the paths of these nodes begin and end; `path_ends` must have been checked."""
+    ends = columns["path_ends"]
+    stops = ends[nodes].astype(np.int64)
+    first = int(ends[nodes.start - 1]) if nodes.start else 0
+    return np.concatenate(([first], stops[:-1])), stops
 
 
 def _check_paths(columns: Columns) -> None:
     paths, ends = columns["paths"], columns["path_ends"]
-    fault = ends_fault(ends, len(paths))
-    _require(fault is None, "path_ends", str(fault))
-    bad = first_bad_path(paths.data, ends)
-    _require(bad is None, "paths", f"node {bad} has an invalid path")
-    stops = ends.astype(np.int64)
-    starts = np.concatenate(([0], stops[:-1]))
-    is_nameless = np.flatnonzero(starts == stops)
-    _require(is_nameless.tolist() == [0], "path_ends", "the root, and only the root, has no name")
-
-    # A name is the part of a path after its last slash.
-    slashes = np.concatenate(([-1], np.flatnonzero(paths == _SLASH)))
-    last_slashes = slashes[np.searchsorted(slashes, stops) - 1]
-    names = stops - np.maximum(last_slashes + 1, starts)
-    _require((columns["name_lengths"] == names).all(), "name_lengths", "not the lengths of the names")
+    last = 0
+    for nodes in _blocks(len(ends)):
+        block = ends[nodes]
+        is_rising = int(block[0]) >= last and (block[1:] >= block[:-1]).all()
+        _require(is_rising, "path_ends", "ends are not ascending")
+        last = int(block[-1])
+    _require(last == len(paths), "path_ends", f"the last end is {last}, the column has {len(paths)} bytes")
+    for nodes in _blocks(len(ends)):
+        starts, stops = _path_bounds(columns, nodes)
+        blob, first = paths[starts[0] : stops[-1]], int(starts[0])
+        bad = first_bad_path(blob.data, stops - first)
+        _require(bad is None, "paths", f"node {nodes.start + (bad or 0)} has an invalid path")
+        is_nameless = (nodes.start + np.flatnonzero(starts == stops)).tolist()
+        _require(is_nameless == [0][nodes.start :], "path_ends", "the root, and only the root, has no name")
+        # A name is the part of a path after its last slash.
+        slashes = np.concatenate(([-1], first + np.flatnonzero(blob == _SLASH)))
+        last_slashes = slashes[np.searchsorted(slashes, stops) - 1]
+        names = stops - np.maximum(last_slashes + 1, starts)
+        is_right = (columns["name_lengths"][nodes] == names).all()
+        _require(is_right, "name_lengths", "not the lengths of the names")
 
 
 def _check_tree(columns: Columns) -> None:
-    types, parents = _types(columns), columns["parents"]
-    is_known = (types == stat.S_IFREG) | (types == stat.S_IFDIR) | (types == stat.S_IFLNK)
-    _require(is_known.all() and (columns["modes"] <= _MODE_MASK).all(), "modes", "a node has an unknown type")
-    _require(types[0] == stat.S_IFDIR, "modes", "the root is not a folder")
-    is_folder = types == stat.S_IFDIR
-    folders = np.flatnonzero(is_folder)
-    counts = columns["counts"][folders].astype(np.int64)
-    _require(counts.sum() == len(types) - 1, "counts", "not every node is in exactly one folder")
-    is_right = columns["firsts"][folders] == 1 + starts_of(counts)
-    _require(is_right.all(), "firsts", "children are not numbered in order")
+    parents, firsts, counts = columns["parents"], columns["firsts"], columns["counts"]
+    children = 0
+    for nodes in _blocks(len(parents)):
+        types = _types(columns, nodes)
+        is_known = (types == stat.S_IFREG) | (types == stat.S_IFDIR) | (types == stat.S_IFLNK)
+        is_right = is_known.all() and (columns["modes"][nodes] <= _MODE_MASK).all()
+        _require(is_right, "modes", "a node has an unknown type")
+        _require(nodes.start > 0 or types[0] == stat.S_IFDIR, "modes", "the root is not a folder")
+        children += int(counts[nodes][types == stat.S_IFDIR].sum(dtype=np.int64))
+    _require(children == len(parents) - 1, "counts", "not every node is in exactly one folder")
+    children = 0
+    for nodes in _blocks(len(parents)):
+        folders = nodes.start + np.flatnonzero(_types(columns, nodes) == stat.S_IFDIR)
+        inside = counts[folders].astype(np.int64)
+        is_right = firsts[folders] == 1 + children + starts_of(inside)
+        _require(is_right.all(), "firsts", "children are not numbered in order")
+        _require((columns["sizes"][folders] == 0).all(), "sizes", "a folder has a size")
+        children += int(inside.sum())
     _require(parents[0] == 0, "parents", "the root is in another folder")
-    _require((parents[1:] == np.repeat(folders, counts)).all(), "parents", "a node is not in its parent")
-    _require((parents[1:] < np.arange(1, len(parents))).all(), "parents", "a folder is in itself")
-    _require((columns["sizes"][folders] == 0).all(), "sizes", "a folder has a size")
+    for nodes in _blocks(len(parents)):
+        numbers = np.arange(max(nodes.start, 1), nodes.stop)
+        folders = parents[numbers].astype(np.int64)
+        _require((folders < numbers).all(), "parents", "a folder is in itself")
+        places = numbers - firsts[folders].astype(np.int64)
+        is_right = (_types(columns, folders) == stat.S_IFDIR) & (places >= 0) & (places < counts[folders])
+        _require(is_right.all(), "parents", "a node is not in its parent")
 
 
 def _check_names(columns: Columns) -> None:
     """Each path is that of its folder and one name; names ascend inside a folder. Takes about 0.3 us per node."""
-    blob = columns["paths"].tobytes()
-    ends = columns["path_ends"].tolist()
-    folders = np.flatnonzero((_types(columns) == stat.S_IFDIR) & (columns["counts"] > 0))
-    firsts, counts = columns["firsts"][folders].tolist(), columns["counts"][folders].tolist()
-    for folder, first, count in zip(folders.tolist(), firsts, counts, strict=True):
-        prefix = blob[ends[folder - 1] : ends[folder]] + b"/" if folder else b""
-        stops = ends[first : first + count]
-        starts = [ends[first - 1], *stops[:-1]]
-        children = list(map(blob.__getitem__, map(slice, starts, stops)))
-        is_inside = all(map(bytes.startswith, children, repeat(prefix)))
-        _require(is_inside, "paths", f"a path outside of folder {folder}")
-        is_rising = not any(map(ge, children, children[1:]))
-        _require(is_rising, "paths", f"the names in folder {folder} do not ascend")
-    lengths = np.diff(columns["path_ends"].astype(np.int64), prepend=0)
-    in_folder = lengths[columns["parents"]]
-    prefixes = np.where(in_folder > 0, in_folder + 1, 0)
-    is_right = lengths == prefixes + columns["name_lengths"]
-    _require(is_right.all(), "paths", "a path has more parts than folders")
+    ends, parents, paths = columns["path_ends"], columns["parents"], columns["paths"]
+    last: tuple[int, list[bytes]] = -1, []  # the folder of the last node, and its path
+    for nodes in _blocks(len(ends)):
+        starts, stops = _path_bounds(columns, nodes)
+        first = int(starts[0])
+        blob = paths[first : stops[-1]].tobytes()
+        every = list(map(blob.__getitem__, map(slice, (starts - first).tolist(), (stops - first).tolist())))
+        folders = parents[nodes].astype(np.int64)
+        bounds = [0, *(np.flatnonzero(np.diff(folders)) + 1).tolist(), len(folders)]
+        if nodes.start == 0:
+            bounds[0] = 1  # the root is in no folder
+        for start, end in pairwise(bounds):
+            if start == end:
+                continue
+            folder = int(folders[start])
+            before = int(ends[folder - 1]) if folder else 0
+            prefix = paths[before : int(ends[folder])].tobytes() + b"/" if folder else b""
+            children = [*(last[1] if last[0] == folder else ()), *every[start:end]]
+            is_inside = all(map(bytes.startswith, children, repeat(prefix)))
+            _require(is_inside, "paths", f"a path outside of folder {folder}")
+            is_rising = not any(map(ge, children, children[1:]))
+            _require(is_rising, "paths", f"the names in folder {folder} do not ascend")
+            last = folder, children[-1:]
+        lengths = stops - starts
+        in_folder = ends[folders].astype(np.int64) - np.where(folders > 0, ends[folders - 1], 0).astype(
+            np.int64
+        )
+        prefixes = np.where(in_folder > 0, in_folder + 1, 0)
+        is_right = lengths == prefixes + columns["name_lengths"][nodes]
+        _require(is_right.all(), "paths", "a path has more parts than folders")
 
 
 def _check_chunks(columns: Columns) -> None:
@@ -120,51 +166,83 @@ def _check_chunks(columns: Columns) -> None:
 
 
 def _check_extents(header: SnapshotHeader, columns: Columns) -> None:
-    types, chunks = _types(columns), columns["extent_chunks"]
-    is_file = types == stat.S_IFREG
-    others = np.flatnonzero(types != stat.S_IFDIR)
-    counts = columns["counts"][others].astype(np.int64)
-    _require((counts[~is_file[others]] == 0).all(), "counts", "a link has extents")
-    _require(counts.sum() == len(chunks), "counts", "not every extent belongs to exactly one file")
-    is_right = columns["firsts"][others] == starts_of(counts)
-    _require(is_right.all(), "firsts", "extents are not numbered in order")
-    _require((chunks < header.chunks).all(), "extent_chunks", "there is no such chunk")
-    lengths = columns["extent_lengths"].astype(np.int64)
-    _require(lengths.all(), "extent_lengths", "an extent is empty")
-    is_right = columns["extent_offsets"] + lengths <= columns["chunk_payload_lengths"][chunks]
-    _require(is_right.all(), "extent_offsets", "an extent lies outside its chunk")
-
-    # Extents of a file follow one another from its beginning to its end.
-    running = np.concatenate(([0], np.cumsum(lengths)))
-    file_starts = running[starts_of(counts)]
-    file_ends = running[starts_of(counts) + counts]
-    places = running[:-1] - np.repeat(file_starts, counts)
-    is_right = columns["extent_places"] == places.astype(np.uint64)
-    _require(is_right.all(), "extent_places", "a gap or an overlap in a file")
-    is_right = columns["sizes"][others] == (file_ends - file_starts).astype(np.uint64)
-    _require(is_right[is_file[others]].all(), "sizes", "not the length of the file's extents")
-    _require(is_file.sum() == header.files, "modes", f"{is_file.sum()} files, the header says {header.files}")
-    total_bytes = int(running[-1])
+    files = total_bytes = extents = 0
+    for nodes in _blocks(len(columns["modes"])):
+        types, counts = _types(columns, nodes), columns["counts"][nodes]
+        _require((counts[types == stat.S_IFLNK] == 0).all(), "counts", "a link has extents")
+        extents += int(counts[types != stat.S_IFDIR].sum(dtype=np.int64))
+    _require(extents == header.extents, "counts", "not every extent belongs to exactly one file")
+    extents = 0
+    for nodes in _blocks(len(columns["modes"])):
+        types = _types(columns, nodes)
+        others = nodes.start + np.flatnonzero(types != stat.S_IFDIR)
+        is_file = types[others - nodes.start] == stat.S_IFREG
+        counts = columns["counts"][others].astype(np.int64)
+        is_right = columns["firsts"][others] == extents + starts_of(counts)
+        _require(is_right.all(), "firsts", "extents are not numbered in order")
+        end = extents + int(counts.sum())
+        sizes = columns["sizes"][others[is_file]]
+        total_bytes += _check_content(header, columns, slice(extents, end), counts[is_file], sizes)
+        files += int(is_file.sum())
+        extents = end
+    _require(files == header.files, "modes", f"{files} files, the header says {header.files}")
     what = f"{total_bytes} bytes, the header says {header.total_bytes}"
     _require(total_bytes == header.total_bytes, "sizes", what)
 
 
+def _check_content(
+    header: SnapshotHeader,
+    columns: Columns,
+    extents: slice,
+    counts: Numbers,
+    sizes: npt.NDArray[np.uint64],
+) -> int:
+    """Check the extents of some files, of which `counts` belong to each; returns their bytes."""
+    chunks = columns["extent_chunks"][extents]
+    _require((chunks < header.chunks).all(), "extent_chunks", "there is no such chunk")
+    lengths = columns["extent_lengths"][extents].astype(np.int64)
+    _require(lengths.all(), "extent_lengths", "an extent is empty")
+    is_right = columns["extent_offsets"][extents] + lengths <= columns["chunk_payload_lengths"][chunks]
+    _require(is_right.all(), "extent_offsets", "an extent lies outside its chunk")
+    # Extents of a file follow one another from its beginning to its end.
+    running = np.concatenate(([0], np.cumsum(lengths)))
+    starts = running[starts_of(counts)]
+    places = running[:-1] - np.repeat(starts, counts)
+    is_right = columns["extent_places"][extents] == places.astype(np.uint64)
+    _require(is_right.all(), "extent_places", "a gap or an overlap in a file")
+    is_right = sizes == (running[starts_of(counts) + counts] - starts).astype(np.uint64)
+    _require(is_right.all(), "sizes", "not the length of the file's extents")
+    return int(running[-1])
+
+
 def _check_links(columns: Columns) -> None:
-    nodes = np.flatnonzero(_types(columns) == stat.S_IFLNK)
-    _require(np.array_equal(columns["link_nodes"], nodes), "link_nodes", "not the nodes of the links")
-    fault = ends_fault(columns["link_ends"], len(columns["links"]))
-    _require(fault is None, "link_ends", str(fault))
-    lengths = np.diff(columns["link_ends"].astype(np.int64), prepend=0)
-    is_right = (lengths > 0) & (lengths <= PATH_BYTES_MAX)
-    _require(is_right.all(), "link_ends", "a target is empty or too long")
+    links, ends, last = 0, columns["link_ends"], 0
+    end = int(ends[-1]) if len(ends) else 0
+    _require(end == len(columns["links"]), "link_ends", f"the last end is {end}, not that of the targets")
+    for nodes in _blocks(len(columns["modes"])):
+        found = nodes.start + np.flatnonzero(_types(columns, nodes) == stat.S_IFLNK)
+        some = slice(links, links + len(found))
+        are_same = np.array_equal(columns["link_nodes"][some], found)
+        _require(are_same, "link_nodes", "not the nodes of the links")
+        lengths = np.diff(ends[some].astype(np.int64, casting="unsafe"), prepend=last)
+        is_right = (lengths > 0) & (lengths <= PATH_BYTES_MAX)
+        _require(is_right.all(), "link_ends", "a target is empty or too long")
+        is_right = columns["sizes"][found] == lengths.astype(np.uint64)
+        _require(is_right.all(), "sizes", "the size of a link is not the length of its target")
+        links, last = some.stop, last + int(lengths.sum())
+    _require(links == len(columns["link_nodes"]), "link_nodes", "not the nodes of the links")
     _require(columns["links"].all(), "links", "a target holds a NUL byte")
-    is_right = columns["sizes"][nodes] == lengths.astype(np.uint64)
-    _require(is_right.all(), "sizes", "the size of a link is not the length of its target")
 
 
 def _check_index(columns: Columns) -> None:
-    slots, nodes = columns["hash_slots"], len(columns["modes"])
-    inodes = np.sort(slots[slots != 0] & np.uint64(0xFFFF_FFFF))
-    is_right = np.array_equal(inodes, np.arange(1, nodes + 1))
-    _require(is_right, "hash_slots", "not every node is in it exactly once")
+    slots, is_found = columns["hash_slots"], np.zeros(len(columns["modes"]) + 1, np.bool_)
+    taken = 0
+    for start in range(0, len(slots), BLOCK_NODES):
+        inodes = slots[start : start + BLOCK_NODES] & np.uint64(0xFFFF_FFFF)
+        inodes = inodes[slots[start : start + BLOCK_NODES] != 0].astype(np.int64)
+        _require((inodes < len(is_found)).all(), "hash_slots", "there is no such node")
+        is_found[inodes] = True
+        taken += len(inodes)
+    is_each_once = bool(is_found[1:].all()) and not is_found[0] and taken == len(is_found) - 1
+    _require(is_each_once, "hash_slots", "not every node is in it exactly once")
     _require(slots[-1] == 0, "hash_slots", "the last slot is not free")

@@ -40,6 +40,7 @@ Seal = Callable[[bytes], tuple[bytes, bytes]]
 """Signer and signature of a snapshot with this digest."""
 
 _DIGEST_BLOCK_BYTES = 8 * MIB
+_EXTENTS_AT_ONCE = 1 << 20
 _LAST = "hash_slots"
 assert next(reversed(SECTION_TYPES)) == _LAST
 
@@ -168,7 +169,8 @@ def without_unused_chunks(columns: Mapping[str, npt.NDArray[Any]]) -> Mapping[st
     they cannot be part of a generation. The same object if there is none.
     """
     is_used = np.zeros(len(columns["chunk_payload_lengths"]), np.bool_)
-    is_used[columns["extent_chunks"]] = True
+    for start in range(0, len(columns["extent_chunks"]), _EXTENTS_AT_ONCE):
+        is_used[columns["extent_chunks"][start : start + _EXTENTS_AT_ONCE]] = True
     if is_used.all():
         return columns
     return {

@@ -10,10 +10,17 @@ import pytest
 from dieselfs.errors import Damaged, NotFound
 from dieselfs.limits import CHUNK_PAYLOAD_BYTES_MAX
 from dieselfs.names import check_path
+from dieselfs.snapshot import check
 from dieselfs.snapshot.format import SECTION_TYPES
 from dieselfs.snapshot.reader import Snapshot
 from tests.support.decoders import refused
 from tests.support.snapshots import SAMPLE, SOURCE, snapshot_bytes, with_columns, with_element
+
+
+@pytest.fixture(params=[1, 3, check.BLOCK_NODES], autouse=True)
+def block_nodes(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(check, "BLOCK_NODES", request.param)
+
 
 DATA = snapshot_bytes(SAMPLE)
 NODES = [
