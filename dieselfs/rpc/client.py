@@ -7,6 +7,7 @@ import struct
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import asdict
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from dieselfs.errors import AlreadyExists, Damaged, ProtocolError
@@ -68,6 +69,15 @@ Progressed = Callable[[CopyProgress], object]
 _T = TypeVar("_T")
 
 
+def _snapshot_parts(
+    parts: Callable[[int], Iterator[memoryview]], dataset: str, reply: Any
+) -> Iterator[memoryview]:
+    length = reply.bulk_length
+    if length > SNAPSHOT_BYTES_MAX:
+        raise ProtocolError(f"the server announces {length} bytes of {dataset}, limit {SNAPSHOT_BYTES_MAX}")
+    return parts(length) if length else iter(())
+
+
 class ServerClient(ServerConnections):
     """Calls a server, or one of several over the same stores. Every method raises Unavailable, ProtocolError,
     AccessDenied, and the errors in its docstring.
@@ -92,6 +102,7 @@ class ServerClient(ServerConnections):
         timeout_s: float = REQUEST_TIMEOUT_S,
         bulk_bytes_max: int = 0,
         progressed: Progressed | None = None,
+        destination: Callable[[Any], Iterator[memoryview]] | None = None,
         **arguments: object,
     ) -> tuple[Any, bytearray | None]:
         """The reply, and the bulk bytes behind it. Options: see `Connection.call`."""
@@ -108,6 +119,7 @@ class ServerClient(ServerConnections):
                 arguments,
                 bulk,
                 wait_s,
+                destination,
                 work_s=row.work.limit_s,
                 bulk_bytes_max=bulk_bytes_max,
                 progressed=progressed,
@@ -339,9 +351,19 @@ class ServerClient(ServerConnections):
     # -- reading -----------------------------------------------------------------------------------------
 
     def snapshot(
-        self, dataset: str, generation: int = 0, known_digest: bytes = b"", tag: str = "", bases: bytes = b""
+        self,
+        dataset: str,
+        generation: int = 0,
+        known_digest: bytes = b"",
+        tag: str = "",
+        bases: bytes = b"",
+        parts: Callable[[int], Iterator[memoryview]] | None = None,
     ) -> RemoteSnapshot:
-        """The snapshot of a generation, 0 for the newest, or of a tag; or a delta from `bases`. Raises NotFound."""
+        """The snapshot of a generation, 0 for the newest, or of a tag; or a delta from `bases`. Raises NotFound.
+
+        `parts` gets the length in bytes, and yields buffers for the content, as in `payload_in_parts`; then `content`
+        is empty, if there is one. Its errors are raised.
+        """
         named: dict[str, Any] = {
             "dataset": dataset,
             "generation": generation,
@@ -349,7 +371,12 @@ class ServerClient(ServerConnections):
             "tag": tag,
             "bases": bases,
         }
-        info, content = self._call("get_snapshot", bulk_bytes_max=SNAPSHOT_BYTES_MAX, **named)
+        if parts is None:
+            info, content = self._call("get_snapshot", bulk_bytes_max=SNAPSHOT_BYTES_MAX, **named)
+        else:
+            found = partial(_snapshot_parts, parts, dataset)
+            info, _ = self._call("get_snapshot", destination=found, **named)
+            content = bytearray() if info.bulk_length else None
         if content is None and info.digest != known_digest:
             raise ProtocolError(f"the server sent no snapshot of {dataset}")
         state = info.generation, info.updated_ns, info.digest

@@ -237,8 +237,9 @@ class ServerCheck(NamedTuple):
 
 
 class RemoteSnapshot(NamedTuple):
-    """A snapshot from the server; `content` is None if the caller has this digest, and a delta from the snapshot with
-    `base_digest` if that is not empty. `statement`: of freshness, of the newest one; empty from an older server.
+    """A snapshot from the server. `content` is None if the caller has this digest, empty if it has gone elsewhere;
+    it is a delta from the snapshot with `base_digest` if that is not empty. `statement`: of freshness, of the newest
+    one; empty from an older server.
     """
 
     generation: int

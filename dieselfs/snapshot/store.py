@@ -3,16 +3,17 @@
 import logging
 import os
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
+from threading import get_ident
 from typing import BinaryIO
 
 from dieselfs.digests import digest_of
 from dieselfs.encryption.cipher import DatasetCipher
 from dieselfs.errors import Damaged, DieselfsError, NotFound, StorageFull
-from dieselfs.limits import SNAPSHOT_BASES_MAX
+from dieselfs.limits import MIB, SNAPSHOT_BASES_MAX
 from dieselfs.net.auth import pin_of
 from dieselfs.records import DatasetRecord
 from dieselfs.rpc.client import ServerClient
@@ -37,6 +38,8 @@ SIGNER_FILE = "signer"
 NEWEST_FILE = "newest"
 STATEMENT_SUFFIX = ".statement"
 """A saved snapshot has its statement of freshness beside it."""
+RECEIVED_BYTES = 1 * MIB
+"""A snapshot is written to its file in parts of this length as it arrives."""
 
 
 class SnapshotStore:
@@ -106,23 +109,34 @@ class SnapshotStore:
             known = self._adopted(dataset, 0 if tag else generation, client.servers_pins)
         held = [] if is_whole else self._held(folder)[:SNAPSHOT_BASES_MAX]
         bases = {snapshot.digest: snapshot for snapshot in held}
-        remote = client.snapshot(
-            dataset.name, generation, known.digest if known else b"", tag, b"".join(bases)
-        )
-        if is_newest:
-            self._note_newest(folder, dataset, remote, client.servers_pins)
-        if remote.content is None and known is not None:
-            return known
-        content: bytes | bytearray = remote.content or b""
-        if remote.base_digest:
-            source = f"delta of {dataset.name} from the server"
-            if remote.base_digest not in bases:
-                raise Damaged(f"{source}: it is for a snapshot that is not here")
-            base, delta = bases[remote.base_digest], decode_delta(content, source)
-            write: Write = partial(apply_delta, base, delta, source)
-        else:
-            write = partial(_write_content, content)
-        return self._keep(folder, dataset, remote, write, client.servers_pins)
+        arriving = folder / f"arriving.{os.getpid()}.{get_ident()}.tmp"
+        try:
+            remote = client.snapshot(
+                dataset.name,
+                generation,
+                known.digest if known else b"",
+                tag,
+                b"".join(bases),
+                partial(_received, arriving),
+            )
+            if is_newest:
+                self._note_newest(folder, dataset, remote, client.servers_pins)
+            if remote.content is None and known is not None:
+                return known
+            if not arriving.exists():
+                raise Damaged(f"the server sent an empty snapshot of {dataset.name}")
+            if remote.base_digest:
+                source = f"delta of {dataset.name} from the server"
+                if remote.base_digest not in bases:
+                    raise Damaged(f"{source}: it is for a snapshot that is not here")
+                delta = decode_delta(arriving.read_bytes(), source)
+                _write_aside(arriving, partial(apply_delta, bases[remote.base_digest], delta, source))
+            return self._keep(arriving, dataset, remote, client.servers_pins)
+        except OSError as error:
+            raise _cannot_store(folder, error) from None
+        finally:
+            with suppress(OSError):
+                arriving.unlink(missing_ok=True)
 
     def _note_newest(
         self, folder: Path, dataset: DatasetRecord, remote: RemoteSnapshot, pins: Sequence[bytes]
@@ -154,7 +168,7 @@ class SnapshotStore:
             statement.check_age(time.time(), self._max_age_s, source)
         if known is None or known.updated_ns <= remote.updated_ns:
             with suppress(OSError):  # the snapshot is remembered as well
-                _write_aside(folder / NEWEST_FILE, remote.statement)
+                _write_aside(folder / NEWEST_FILE, partial(_write_content, remote.statement))
 
     def _newest(self, folder: Path) -> State | None:
         """The newest state that was seen: of the last statement, or of a snapshot."""
@@ -230,8 +244,15 @@ class SnapshotStore:
         known = self._open(folder / _file_name(*_state(saved.header)))
         if known is not None and known.digest == saved.digest:
             return known
-        path = folder / _file_name(*_state(saved.header))
-        return self._put(path, saved.source, partial(_write_content, saved.content), lambda _: None, pins)
+        aside = folder / f"adopted.{os.getpid()}.{get_ident()}.tmp"
+        try:
+            _write_aside(aside, partial(_write_content, saved.content))
+            return self._put(aside, saved.source, lambda _: None, pins)
+        except OSError as error:
+            raise _cannot_store(folder, error) from None
+        finally:
+            with suppress(OSError):
+                aside.unlink(missing_ok=True)
 
     def stored(self) -> list[Snapshot]:
         """The stored snapshots of all datasets, by name, the newest first."""
@@ -262,59 +283,37 @@ class SnapshotStore:
             return None
 
     def _keep(
-        self,
-        folder: Path,
-        dataset: DatasetRecord,
-        remote: RemoteSnapshot,
-        write: Write,
-        pins: Sequence[bytes],
+        self, arrived: Path, dataset: DatasetRecord, remote: RemoteSnapshot, pins: Sequence[bytes]
     ) -> Snapshot:
-        """Verify and store the snapshot file that `write` writes, which the server has announced as `remote`."""
+        """Verify and store the snapshot file `arrived`, which the server has announced as `remote`."""
 
-        def check(arrived: Snapshot) -> None:
-            header = arrived.header
+        def check(snapshot: Snapshot) -> None:
+            header = snapshot.header
             promised = (remote.digest, remote.generation, remote.updated_ns, dataset.dataset_id, dataset.name)
             sent = (header.digest, header.generation, header.updated_ns, header.dataset_id, header.dataset)
             if sent != promised:
-                arrived.verify()  # damaged, rather than another one
+                snapshot.verify()  # damaged, rather than another one
                 raise Damaged(f"the server sent another snapshot of {dataset.name} than it announced")
 
-        path = folder / _file_name(remote.updated_ns, remote.generation)
-        return self._put(path, f"snapshot of {dataset.name} from the server", write, check, pins)
+        return self._put(arrived, f"snapshot of {dataset.name} from the server", check, pins)
 
     def _put(
-        self,
-        path: Path,
-        source: str,
-        write: Write,
-        check: Callable[[Snapshot], object],
-        pins: Sequence[bytes],
+        self, arrived: Path, source: str, check: Callable[[Snapshot], object], pins: Sequence[bytes]
     ) -> Snapshot:
-        """Write a snapshot aside, verify it in place, and rename it to `path`. `pins`: of the servers, from the key
-        file; none without one.
+        """Verify a snapshot file in the folder of its dataset, and give it its name. `pins`: of the servers, from the
+        key file; none without one. Raises OSError.
         """
-        folder = path.parent
-        aside = path.with_suffix(f".{os.getpid()}.tmp")
-        try:
-            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            aside.unlink(missing_ok=True)
-            flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-            with os.fdopen(os.open(aside, flags, 0o600), "w+b") as file:
-                write(file)
-            arrived = Snapshot.open(aside, source=source)
-            check(arrived)
-            arrived.verify()
-            header = arrived.header
-            check_snapshot_signature(header, source)
-            if pins and pin_of(header.signer) not in pins:
-                raise Damaged(f"{source}: signed by other servers than those that your key file names")
-            self.check_signer(header, pins)
-            aside.rename(path)
-        except OSError as error:
-            raise _cannot_store(folder, error) from None
-        finally:
-            with suppress(OSError):
-                aside.unlink(missing_ok=True)
+        folder = arrived.parent
+        snapshot = Snapshot.open(arrived, source=source)
+        check(snapshot)
+        snapshot.verify()
+        header = snapshot.header
+        check_snapshot_signature(header, source)
+        if pins and pin_of(header.signer) not in pins:
+            raise Damaged(f"{source}: signed by other servers than those that your key file names")
+        self.check_signer(header, pins)
+        path = folder / _file_name(*_state(header))
+        arrived.rename(path)
         for old in sorted(folder.glob("*.snapshot"))[:-GENERATIONS_KEPT]:
             if old != path:  # older than all others, but requested
                 _remove(old)
@@ -381,7 +380,7 @@ def stored_plain(snapshot: Snapshot, cipher: DatasetCipher) -> Snapshot:
     made = Snapshot(plain_snapshot(snapshot, cipher), str(path))
     made.verify()
     try:
-        _write_aside(path, made.content)
+        _write_aside(path, partial(_write_content, made.content))
     except OSError as error:
         raise _cannot_store(path.parent, error) from None
     return Snapshot.open(path)
@@ -402,27 +401,49 @@ def stored_subtree(snapshot: Snapshot, folder: bytes) -> Snapshot:
         pass
     content = subtree_snapshot(snapshot, folder)
     try:
-        _write_aside(path, content)
+        _write_aside(path, partial(_write_content, content))
     except OSError as error:
         raise _cannot_store(path.parent, error) from None
     return Snapshot.open(path, folder)
 
 
-def _write_content(content: bytes | bytearray | memoryview, file: BinaryIO) -> None:
+def _received(path: Path, length: int) -> Iterator[memoryview]:
+    """Buffers for a file of this length, which is written to `path` as they are filled. Raises StorageFull."""
+    buffer = memoryview(bytearray(min(length, RECEIVED_BYTES)))
+    try:
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with _created(path) as file:
+            while length:
+                part = buffer[:length]
+                yield part
+                file.write(part)
+                length -= len(part)
+    except OSError as error:
+        raise _cannot_store(path.parent, error) from None
+
+
+def _write_content(content: bytes | memoryview, file: BinaryIO) -> None:
     file.write(content)
 
 
-def _write_aside(path: Path, content: bytes | memoryview) -> None:
-    """Write a private file aside, and rename it into place. Raises OSError."""
+def _created(path: Path) -> BinaryIO:
+    """A new private file. Raises OSError."""
+    path.unlink(missing_ok=True)
+    flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+    return os.fdopen(os.open(path, flags, 0o600), "w+b")
+
+
+def _write_aside(path: Path, write: Write) -> None:
+    """Write a private file aside, and rename it into place. Raises OSError, and as `write`."""
     aside = path.with_suffix(f".{os.getpid()}.tmp")
     try:
-        aside.unlink(missing_ok=True)
-        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-        with os.fdopen(os.open(aside, flags, 0o600), "wb") as file:
-            file.write(content)
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with _created(aside) as file:
+            write(file)
         aside.rename(path)
-    except OSError:
-        aside.unlink(missing_ok=True)
+    except BaseException:
+        with suppress(OSError):
+            aside.unlink(missing_ok=True)
         raise
 
 
@@ -454,7 +475,7 @@ def _check_signer(path: Path, dataset: str, signer: bytes, pins: Sequence[bytes]
             f"identity, remove {path}"
         )
     if not known:
-        _write_aside(path, f"{signer.hex()}\n".encode())
+        _write_aside(path, partial(_write_content, f"{signer.hex()}\n".encode()))
 
 
 def _are_pinned(signers: Sequence[str], pins: Sequence[bytes]) -> bool:

@@ -2,6 +2,7 @@
 
 import resource
 import time
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import cast
@@ -62,8 +63,24 @@ class OfferingServer:
     bases: list[bytes] = field(default_factory=list)
 
     def snapshot(
-        self, dataset: str, generation: int, known_digest: bytes, tag: str, bases: bytes
+        self,
+        dataset: str,
+        generation: int,
+        known_digest: bytes,
+        tag: str,
+        bases: bytes,
+        parts: Callable[[int], Iterator[memoryview]],
     ) -> RemoteSnapshot:
+        offer = self.offer_for(known_digest, bases)
+        if not offer.content:
+            return offer
+        at = 0
+        for part in parts(len(offer.content)):
+            part[:] = offer.content[at : at + len(part)]
+            at += len(part)
+        return offer._replace(content=bytearray())
+
+    def offer_for(self, known_digest: bytes, bases: bytes) -> RemoteSnapshot:
         self.known_digests.append(known_digest)
         self.bases.append(bases)
         for delta in self.deltas:
@@ -130,7 +147,7 @@ def test_files_are_private_and_nothing_is_left_beside_them(tmp_path: Path) -> No
 def test_damage_on_the_way_is_mended_by_asking_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     server = OfferingServer(offer_of(content_of(7)))
     offers = [server.offer._replace(content=content_of(7)[:-1] + b"\1"), server.offer]
-    monkeypatch.setattr(server, "snapshot", lambda *_: offers.pop(0))
+    monkeypatch.setattr(server, "offer_for", lambda *_: offers.pop(0))
     assert SnapshotStore(tmp_path).get(server.client(), record_at(7)).digest == server.offer.digest
     assert offers == []
 
