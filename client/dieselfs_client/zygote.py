@@ -15,7 +15,6 @@ import socket
 import sys
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
-from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import Any, NoReturn
@@ -24,17 +23,20 @@ import numpy.ma  # noqa: F401  # else the first np.unique of a daemon imports it
 import trio
 
 from dieselfs.errors import EXIT_BUG, EXIT_OK, DieselfsError, MountError
+from dieselfs.sources.decrypted import readable
+from dieselfs.sources.server import ServerSource
 from dieselfs_client.capabilities import give_up_privileges
 from dieselfs_client.daemon.mount_daemon import serve_mount
-from dieselfs_client.daemon.service import open_dataset, open_log
+from dieselfs_client.daemon.service import Opened, open_dataset, open_log
+from dieselfs_client.memory.fetch_workers import FetchWorkers, start_forker
 from dieselfs_client.mount.drivers.choice import driver_class
-from dieselfs_client.mount.points.options import MountOptions, parse_options
+from dieselfs_client.mount.points.options import MountOptions, parse_options, workers_for
 from dieselfs_client.supervision.control_channel import SNAPSHOT, ControlChannel, receive_inheritance
 from dieselfs_client.supervision.status import name_process
 from dieselfs_client.supervision.supervisor_client import SupervisorClient
 
 Serve = Callable[[SupervisorClient], Coroutine[Any, Any, None]]
-"""Serves the mount for a daemon with this client (`serve_mount`)."""
+"""Serves the mount for a daemon with this client. Called while the daemon has one thread."""
 
 _log = logging.getLogger(__name__)
 
@@ -106,8 +108,13 @@ def _served(supervisor_client: SupervisorClient, serve: Serve, log_file: Path | 
     name_process("dieselfs-daemon")
     if log_file is not None:
         open_log(log_file)  # the file that the zygote opened may have been rotated
+    serving = serve(supervisor_client)  # may fork, which trio's threads would forbid
+
+    async def run() -> None:
+        await serving
+
     try:
-        trio.run(serve, supervisor_client)
+        trio.run(run)
     except DieselfsError as error:
         supervisor_client.tell_last("failed", _failure(error, log_file))
         return error.exit_code
@@ -119,6 +126,23 @@ def _failure(error: DieselfsError, log_file: Path | None) -> str:
     if log_file is not None:
         _log.error("%s", error)
     return f"{error.exit_code} {type(error).__name__} {' '.join(str(error).splitlines())}"
+
+
+def _serving(opened: Opened, mountpoint: str, options: MountOptions, destination: str) -> Serve:
+    """`serve_mount`, with workers that fetch, if the mount has several. Not for chunks of a job, or on a disk."""
+    snapshot, source, client = opened
+    workers = workers_for(options, len(os.sched_getaffinity(0)))
+
+    def serve(supervisor_client: SupervisorClient) -> Coroutine[Any, Any, None]:
+        fetch_workers = None
+        if workers > 1 and options.job is None and options.disk is None:
+            detach = supervisor_client.detach
+            forker = start_forker(lambda: readable(ServerSource(client, snapshot), client), detach)
+            fetch_workers = FetchWorkers(forker, workers)
+        parts = snapshot, source, mountpoint, options, client, supervisor_client
+        return serve_mount(*parts, destination, workers, fetch_workers)
+
+    return serve
 
 
 def _import_for(options: MountOptions) -> None:
@@ -162,13 +186,8 @@ def main() -> None:
             file = os.open(opened.snapshot.source, os.O_RDONLY | os.O_CLOEXEC)
             control_channel.send("keep", SNAPSHOT, file)
             os.close(file)
-        snapshot, source, client = opened
         _import_for(options)
-        fork_daemons(
-            control_channel,
-            partial(serve_mount, snapshot, source, mountpoint, options, client, destination=destination),
-            log_file,
-        )
+        fork_daemons(control_channel, _serving(opened, mountpoint, options, destination), log_file)
 
 
 if __name__ == "__main__":

@@ -68,7 +68,7 @@ _COLUMNS = [field.name for field in fields(Extents)]
 
 
 class Pages(Protocol):
-    """The page cache: `PageCache`. Methods block, are called from one thread at a time, and raise MountError."""
+    """The page cache: `PageCache`. Methods block, and raise MountError."""
 
     def store(self, extents: Extents, payload: memoryview, starts: npt.NDArray[np.int64]) -> int: ...
 

@@ -241,8 +241,9 @@ SETTINGS = (
             "its own user on its machine; 0: none.", "a quarter of what the system allows"),
     Setting("large_reads", NUMBER, _P.SERVER | _P.ETCD,
             "Reads of 1 MiB and more that the store gets at a time, 1 to 16; 1 for a single hard disk.", "8"),
-    Setting("workers", NUMBER, _P.SERVER | _P.ETCD,
-            "Processes of the server behind one address, 1 to 64.", "half of the processors, at most 8"),
+    Setting("workers", NUMBER, _P.SERVER | _P.ETCD | _P.OPTION | _P.MOUNT,
+            "Processes of a server behind one address, 1 to 64; of a mount, that fetch chunks, 1 to 16, and as many "
+            "that push them.", "half of the processors, at most 8; for a mount a quarter, at most 16"),
     Setting("etcd", Kind("HOST:PORT,..."), _P.SERVER,
             "Register there, and read settings from there that are not set here."),
     Setting("advertise", ADDRESSES, _P.SERVER,

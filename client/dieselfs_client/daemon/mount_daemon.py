@@ -7,7 +7,7 @@ import contextlib
 import logging
 import os
 import select
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, replace
 from typing import NoReturn
 
@@ -27,6 +27,7 @@ from dieselfs_client.daemon.progress_keeper import HANDOVER_STATE, SCORES, Hando
 from dieselfs_client.daemon.service import Service
 from dieselfs_client.memory.budget import Allotment
 from dieselfs_client.memory.buffer_pool import BufferPool
+from dieselfs_client.memory.fetch_workers import FetchWorkers, WorkerSource, fetches_at_once
 from dieselfs_client.memory.trio_cache import Foreground
 from dieselfs_client.mount.drivers.choice import driver_class
 from dieselfs_client.mount.drivers.driver import Driver
@@ -68,17 +69,21 @@ async def serve_mount(
     client: ServerClient | None,
     supervisor_client: SupervisorClient,
     destination: str = "",
+    workers: int = 1,
+    fetch_workers: FetchWorkers | None = None,
 ) -> None:
     """Mount `snapshot` on `mountpoint` (resolved), or take over the mount of an earlier daemon, and serve it until it
     is unmounted, or the supervisor orders to stop.
 
-    `destination`: the path that another process may move the mount to, which is then served there.
+    `destination`: the path that another process may move the mount to, which is then served there. `workers`: of the
+    mount; `fetch_workers`: those that fetch, which this closes.
 
     With `client`, the server keeps the generation that is mounted, and the mount takes part in the job of `options`.
     Raises MountError, and the error with which the job refuses the node: a mount that was ready stays then, and reads
     of it fail. After another error, or the order to yield, the mount stays for the next daemon; else it is gone.
     """
-    service = _MountService(snapshot, source, options, client, mountpoint, supervisor_client, destination)
+    parts = mountpoint, supervisor_client, destination, workers, fetch_workers
+    service = _MountService(snapshot, source, options, client, *parts)
     refusal: DieselfsError | None = None
     async with trio.open_nursery() as nursery:
         nursery.start_soon(supervisor_client.beat)
@@ -88,6 +93,8 @@ async def serve_mount(
         except DieselfsError as error:  # raised below, where no nursery wraps it in a group
             refusal = error
         nursery.cancel_scope.cancel()
+    if fetch_workers is not None:
+        fetch_workers.close()
     if refusal is not None:
         raise refusal
 
@@ -100,6 +107,8 @@ class _MountService(Service):
     mountpoint: str
     supervisor_client: SupervisorClient
     destination: str = ""
+    workers: int = 1
+    fetch_workers: FetchWorkers | None = None
     is_yielding: bool = False
     is_stopping: bool = False
 
@@ -143,7 +152,8 @@ class _MountService(Service):
 
     def _allot(self, metadata_bytes: int) -> Allotment:
         nodes = max(self.config.nodes, 1) if self.config else 0
-        return allotment_of(self.snapshot, self.options, nodes, metadata_bytes)
+        fetches = fetches_at_once(self.workers)
+        return allotment_of(self.snapshot, self.options, nodes, metadata_bytes, fetches)
 
     def _connect(self) -> KernelConnection:
         supervisor = self.supervisor_client
@@ -234,7 +244,7 @@ class _MountService(Service):
             slot_bytes = largest_payload_bytes(snapshot)
             slots = 1 + allotment.evictable // slot_bytes  # one for the page cache
             buffer_pool = BufferPool(slot_bytes, slots)
-            self._pages = pages = view.pages(connection.device, self.layers, buffer_pool)
+            self._pages = pages = view.pages(connection.device, self.layers, buffer_pool, self.workers)
             try:
                 async with trio.open_nursery() as nursery:
                     foreground = Foreground()
@@ -243,11 +253,11 @@ class _MountService(Service):
                         self.join(lock, allotment.node_cache, nursery, foreground, chunks, is_taken_over)
                     is_on_way = is_staged(self.mountpoint)
                     prepared = Prepared(
-                        snapshot, self.options, allotment, view, pages, buffer_pool, is_on_way
+                        snapshot, self.options, allotment, view, pages, buffer_pool, is_on_way, self.workers
                     )
                     node = Node(
                         prepared,
-                        self.plain_source(),
+                        self._source(buffer_pool),
                         nursery,
                         Handover(*map(self.supervisor_client.memory_file, (HANDOVER_STATE, SCORES))),
                         self.role,
@@ -278,6 +288,15 @@ class _MountService(Service):
                 buffer_pool.close()
             answering.cancel_scope.cancel()
         return driver.refusal
+
+    def _source(self, buffer_pool: BufferPool) -> Callable[[], Source]:
+        """The current source for readers, with the fetch workers if there are any."""
+        current, workers = self.plain_source(), self.fetch_workers
+        if workers is None or self.reader is None:
+            return current
+        workers.use(buffer_pool)
+        source = WorkerSource(current, workers, self.reader.count_received)
+        return lambda: source
 
     def _about(self) -> dict[str, str]:
         """The labels of its metrics."""

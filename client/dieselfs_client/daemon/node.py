@@ -10,6 +10,7 @@ import trio
 
 from dieselfs import __version__
 from dieselfs.importance.score_lines import LossBatch
+from dieselfs.limits import FETCHES_AT_ONCE_MAX
 from dieselfs.names import printable
 from dieselfs.prefetch.extent_table import Pages
 from dieselfs.prefetch.window import PlanWindow
@@ -32,9 +33,10 @@ from dieselfs_client.daemon.service import declare_daemon, declare_servers
 from dieselfs_client.memory.budget import Allotment, allot_for
 from dieselfs_client.memory.buffer_pool import BufferPool
 from dieselfs_client.memory.chunk_cache import ChunkCache
+from dieselfs_client.memory.fetch_workers import fetches_at_once
 from dieselfs_client.memory.room import granted, shrunk
 from dieselfs_client.memory.trio_cache import Foreground
-from dieselfs_client.memory.warming import Pace, Warming
+from dieselfs_client.memory.warming import WARM_LOADS_AT_ONCE_MAX, Pace, Warming
 from dieselfs_client.mount.control.tree import ControlTree
 from dieselfs_client.mount.points.options import MountOptions
 from dieselfs_client.mount.reading.error_log import ErrorLog
@@ -54,7 +56,11 @@ _log = logging.getLogger(__name__)
 
 
 def allotment_of(
-    snapshot: Snapshot, options: MountOptions, job_nodes: int = 0, image_bytes: int = 0
+    snapshot: Snapshot,
+    options: MountOptions,
+    job_nodes: int = 0,
+    image_bytes: int = 0,
+    fetches: int = FETCHES_AT_ONCE_MAX,
 ) -> Allotment:
     """How the memory of a mount is split (`allot_for`), within the limits of the user and the system.
 
@@ -63,12 +69,14 @@ def allotment_of(
     limits = room_bytes()
     if less := shrunk(options.memory_bytes, *limits):
         _log.warning("%s", less)
-    return allot_for(snapshot, granted(options.memory_bytes, *limits), job_nodes, image_bytes)
+    return allot_for(snapshot, granted(options.memory_bytes, *limits), job_nodes, image_bytes, fetches)
 
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Prepared:
-    """What the daemon has made for a mount. `is_staged`: nobody reads before `Node.begin`."""
+    """What the daemon has made for a mount. `is_staged`: nobody reads before `Node.begin`. `workers`: processes that
+    fetch, and as many that push.
+    """
 
     snapshot: Snapshot
     options: MountOptions
@@ -77,6 +85,7 @@ class Prepared:
     pages: Pages
     buffer_pool: BufferPool | None = None
     is_staged: bool = False
+    workers: int = 1
 
 
 class Node:
@@ -113,6 +122,7 @@ class Node:
             prepared.allotment.evictable,
             nursery,
             options.timeout_s,
+            fetches_at_once=fetches_at_once(prepared.workers),
             buffer_pool=prepared.buffer_pool,
             foreground=foreground,
             node_cache=lambda: None if job is None or is_encrypted else job.node_cache,
@@ -126,6 +136,7 @@ class Node:
             nursery,
             foreground=foreground,
             metrics=metrics,
+            workers=prepared.workers,
         )
         self.control = ControlTree(
             snapshot,
@@ -148,7 +159,7 @@ class Node:
             lambda: range(snapshot.chunk_count),
             snapshot.chunk_payload_length,
             foreground,
-            Pace(rate_bytes=options.warm_rate_bytes),
+            Pace(max(WARM_LOADS_AT_ONCE_MAX, prepared.workers), rate_bytes=options.warm_rate_bytes),
         )
         if job is None:  # in a job each node fetches the chunks that it owns
             nursery.start_soon(self._warming.run)

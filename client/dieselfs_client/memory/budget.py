@@ -69,9 +69,11 @@ def allot(
     dataset_bytes: int,
     chunk_bytes: int,
     owned_bytes: int = 0,
+    fetches: int = FETCHES_AT_ONCE_MAX,
 ) -> Allotment:
     """Split `memory_bytes`. `dataset_bytes`: all files in the page cache; `chunk_bytes`: the largest chunk;
-    `owned_bytes`: the chunks that a node of a job owns, which get up to NODE_CACHE_SHARE of the rest.
+    `owned_bytes`: the chunks that a node of a job owns, which get up to NODE_CACHE_SHARE of the rest; `fetches`: at
+    once, of usual chunks.
 
     If the dataset fits, it is pinned and there is no window. Raises InvalidInput if not even two chunks fit
     beside the snapshot.
@@ -85,7 +87,7 @@ def allot(
             f"{memory_bytes // MIB} MiB of memory cannot hold the snapshot and two chunks; "
             f"give at least --memory {needed}MiB"
         )
-    evictable = max(least, min(EVICTABLE_BYTES, int(left * EVICTABLE_SHARE)))
+    evictable = max(least, min(fetches * CHUNK_TARGET_BYTES, int(left * EVICTABLE_SHARE)))
     left -= evictable
     node_cache = min(owned_bytes, int(left * NODE_CACHE_SHARE))
     left -= node_cache
@@ -99,11 +101,17 @@ def window_bytes(left: int) -> int:
     return min(WINDOW_BYTES_MAX, max(least, int(left * WINDOW_SHARE)))
 
 
-def allot_for(snapshot: Snapshot, memory_bytes: int, job_nodes: int = 0, image_bytes: int = 0) -> Allotment:
+def allot_for(
+    snapshot: Snapshot,
+    memory_bytes: int,
+    job_nodes: int = 0,
+    image_bytes: int = 0,
+    fetches: int = FETCHES_AT_ONCE_MAX,
+) -> Allotment:
     """How a mount of a snapshot splits its memory. Raises InvalidInput as `allot`.
 
     `job_nodes`: nodes that pool their memory, 1 if their number is not known, 0 without a job. `image_bytes`: of the
-    metadata area of an image.
+    metadata area of an image. `fetches`: at once.
     """
     lengths = snapshot.column("chunk_payload_lengths")
     owned_bytes = 0
@@ -117,6 +125,7 @@ def allot_for(snapshot: Snapshot, memory_bytes: int, job_nodes: int = 0, image_b
         ExtentTable(snapshot).total_page_bytes,
         int(lengths.max()) if len(lengths) else 0,
         owned_bytes,
+        fetches,
     )
 
 

@@ -83,7 +83,9 @@ class Prefetcher:
         clock: Callable[[], float] = trio.current_time,
         foreground: Foreground | None = None,
         metrics: Registry | None = None,
+        workers: int = 1,
     ) -> None:
+        """`workers`: of the mount; as many chunks are pushed at once."""
         self.metrics = metrics = metrics or Registry()
         self._pushed_files = metrics.counter("prefetch.pushed_files", "Files put into the page cache.")
         self._pushed_bytes = metrics.declare(catalogue.PREFETCH_PUSHED_BYTES)
@@ -123,8 +125,8 @@ class Prefetcher:
         self._expected: set[int] = set()
         self.moved = trio.Event()
         """Set and replaced when files were stored, a reader advances, or memory becomes free."""
-        self._fetching = trio.CapacityLimiter(BATCHES_AT_ONCE_MAX)
-        self.pushing = trio.CapacityLimiter(1)
+        self._fetching = trio.CapacityLimiter(max(BATCHES_AT_ONCE_MAX, workers))
+        self.pushing = trio.CapacityLimiter(workers)
         """Held while the page cache is used."""
 
     # -- for readers -------------------------------------------------------------------------------------

@@ -24,6 +24,7 @@ from dieselfs_client.supervision.control_channel import (
     SNAPSHOT,
     ControlChannel,
     Message,
+    close_all,
     receive_inheritance,
 )
 from dieselfs_client.supervision.status import MemoryFile
@@ -75,6 +76,12 @@ class SupervisorClient:
         # Word, argument, and descriptor; None for a descriptor that is kept, which is looked up when it is sent.
         self._unsent: deque[tuple[str, str, int | None]] = deque()
         self._has_unsent = trio.Event()
+
+    def detach(self) -> None:
+        """Close all descriptors, in a child of the daemon: some keep the mount alive."""
+        self._control_channel.close()
+        close_all(self.inherited)
+        close_all(self._entrusted)
 
     def tell(self, word: str, about: str = "", descriptor: int | None = None, owner: object = None) -> None:
         """Send one of the words of a daemon, as listed in `control_channel.py`; queue it if the channel is full.

@@ -14,8 +14,9 @@ import struct
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Iterable
-from contextlib import suppress
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, nullcontext, suppress
+from threading import Lock, get_ident
 
 import numpy as np
 import numpy.typing as npt
@@ -45,7 +46,8 @@ one in this many of their folder. Then the folder is listed, after which the ker
 
 
 class PageCache:
-    """Used from one thread at a time. `device` is the connection's `/dev/fuse`, which the caller closes after `close`.
+    """Used from at most `workers` threads. What it knows of folders may be out of date, as the kernel may forget them.
+    `device` is the connection's `/dev/fuse`, which the caller closes after `close`.
 
     Methods raise MountError when the kernel has ended the connection, or when the helper hangs or died too often.
     """
@@ -57,11 +59,12 @@ class PageCache:
         snapshot: Snapshot,
         buffer_pool: BufferPool,
         image_file: int | None = None,
+        workers: int = 1,
     ) -> None:
         """Payloads in the `buffer_pool` are not copied. Its slots have room for the largest chunk. `image_file`: the
         descriptor of a stored image, for `ImagePages`; the caller closes it after `close`.
 
-        Starts the helper, so that no push waits for it.
+        Starts a helper, so that no push waits for it; others of the `workers` are started while all are busy.
         """
         self._device = device
         self._buffer_pool = buffer_pool
@@ -73,12 +76,15 @@ class PageCache:
         self._listed: set[int] = set()
         self._found_known: set[int] = set()  # folders whose files the kernel knew before a push
         self._looked_up: Counter[int] = Counter()  # files, by their folders
-        self._helper: _Helper | None = None
+        self._copying = Lock()  # guards _copy, during a push
+        self._lock = Lock()  # guards the ones below
+        self._idle: list[_Helper] = []
         self._starts = 0
-        self._storing: memoryview | None = None
-        self._abandoned: list[memoryview | None] = []
+        self._starts_max = PAGE_HELPER_STARTS_MAX + workers - 1
+        self._storing: dict[int, memoryview] = {}  # payloads, by thread
+        self._abandoned: list[memoryview] = []
         with suppress(MountError):  # retried at the first order
-            self._started()
+            self._idle.append(self._taken())
 
     def moved(self, mountpoint: str) -> None:
         """The mount is on this path now. May be called in any thread."""
@@ -94,15 +100,15 @@ class PageCache:
         chosen, firsts, lengths = whole_pages(extents)
         nodes = extents.nodes[chosen]
         headers = protocol.encode_stores(nodes + 1, firsts, lengths)
-        begins = starts[chosen] + firsts - extents.places[chosen] + self._placed(payload)
-        places = np.stack([begins, lengths], axis=1).astype(np.uint64)
-        self._make_known(self._unknown_nodes(nodes, headers, places))
-        unknown = self._store(headers, places)
-        if len(unknown):  # the kernel has forgotten these inodes
-            self._forget(nodes[unknown])
-            self._make_known(nodes[unknown])
-            unknown = unknown[self._store(headers[unknown], places[unknown])]
-        self._storing = None
+        with self._placed(payload) as place:
+            begins = starts[chosen] + firsts - extents.places[chosen] + place
+            places = np.stack([begins, lengths], axis=1).astype(np.uint64)
+            self._make_known(self._unknown_nodes(nodes, headers, places))
+            unknown = self._store(headers, places)
+            if len(unknown):  # the kernel has forgotten these inodes
+                self._forget(nodes[unknown])
+                self._make_known(nodes[unknown])
+                unknown = unknown[self._store(headers[unknown], places[unknown])]
         return int(lengths.sum()) - int(lengths[unknown].sum())
 
     def _store(
@@ -204,54 +210,62 @@ class PageCache:
 
     # -- the helper --------------------------------------------------------------------------------------
 
-    def _placed(self, payload: memoryview) -> int:
-        """The offset of a payload in the memory shared with the helper."""
-        self._storing = payload
-        place = self._buffer_pool.place(payload)
-        if place is None:
-            assert self._copy is not None
-            self._copy[: len(payload)] = payload
-            place = self._buffer_pool.place(self._copy)
-        assert place is not None
-        return place
+    @contextmanager
+    def _placed(self, payload: memoryview) -> Iterator[int]:
+        """The offset of a payload in the memory shared with the helpers, during the block."""
+        place, thread = self._buffer_pool.place(payload), get_ident()
+        with self._copying if place is None else nullcontext():
+            if place is None:
+                assert self._copy is not None
+                self._copy[: len(payload)] = payload
+                place = self._buffer_pool.place(self._copy)
+            assert place is not None
+            self._storing[thread] = payload
+            try:
+                yield place
+            finally:
+                del self._storing[thread]
 
     def _order(self, kind: bytes, *parts: bytes) -> npt.NDArray[np.uint32]:
         """Send an order to the helper; returns the numbers of the items that failed."""
         if not any(parts):
             return np.empty(0, np.uint32)
-        helper = self._started()
+        helper = self._taken()
         try:
-            return helper.order(b"".join([kind, *parts]))
+            failed = helper.order(b"".join([kind, *parts]))
         except (OSError, EOFError):
             code = helper.close()
-            self._helper = None
             if code is None:
-                # The helper may still read this payload, so its slot must not be reused.
-                self._abandoned.append(self._storing)
-                self._starts = PAGE_HELPER_STARTS_MAX
+                # The helper may still read this payload, so no slot of one must be reused.
+                self._abandoned += [*self._storing.values()]
+                self._starts = self._starts_max
             if code == page_helper.EXIT_GONE:
                 raise MountError("page cache: the mount has ended") from None
-            if self._starts >= PAGE_HELPER_STARTS_MAX:
+            if self._starts >= self._starts_max:
                 raise MountError(
                     "page cache: the page helper hangs or died too often; files are not pushed any more"
                 ) from None
             return np.empty(0, np.uint32)  # reads of files that were not stored go through the daemon
+        with self._lock:
+            self._idle.append(helper)
+        return failed
 
-    def _started(self) -> "_Helper":
-        if self._helper is None:
+    def _taken(self) -> "_Helper":
+        """An idle helper, or a new one."""
+        with self._lock:
+            if self._idle:
+                return self._idle.pop()
             self._starts += 1
             try:
-                self._helper = _Helper(self._device, self._buffer_pool, self._image_file)
+                return _Helper(self._device, self._buffer_pool, self._image_file)
             except OSError as error:  # then all reads go through the daemon
                 reason = f"the page helper cannot be started: {error.strerror}"
                 raise MountError(f"page cache: {reason}") from None
-        return self._helper
 
     def close(self) -> None:
-        """End the helper. May be called again."""
-        helper, self._helper = self._helper, None
-        if helper is not None:
-            helper.close()
+        """End the helpers. May be called again. No other thread uses the page cache any more."""
+        while self._idle:
+            self._idle.pop().close()
 
 
 def whole_pages(extents: Extents) -> tuple[Numbers, Numbers, Numbers]:

@@ -10,18 +10,25 @@ from dieselfs.settings.kinds import SWITCH
 from dieselfs.settings.table import AUTO, KERNEL, CacheOptions, Place, given_at
 from dieselfs_client.mount.points.view_choice import Facts
 
+PROCESSORS_PER_WORKER = 4
+"""By default the other processors are for the readers, and for the pushes of what workers fetch."""
+WORKERS_MAX = 16
+"""With 0.65 s of a processor for each GB, these take 25 GB/s."""
+
 
 @dataclass(frozen=True, slots=True)
 class MountOptions(CacheOptions):
     """The options of a mount; the table of settings (`dieselfs.settings.table`) explains them.
 
     - `follow_s`: 0: stay at one generation
+    - `workers`: 0: by the processors
     - `uid`, `gid`: None for the user who mounts
     - `log_file`: None for the one in the user's state folder
     """
 
     driver: str = KERNEL
     view: str = AUTO
+    workers: int = 0
     allow_other: bool = False
     allow_plans: bool = False
     scores: bool = False
@@ -31,6 +38,18 @@ class MountOptions(CacheOptions):
     gid: int | None = None
     timeout_s: float = READ_TIMEOUT_S
     log_file: str | None = None
+
+    def check(self) -> None:
+        CacheOptions.check(self)
+        if self.workers > WORKERS_MAX:
+            raise InvalidInput(
+                f"workers: {self.workers}: a mount has 1 to {WORKERS_MAX}; give a smaller number"
+            )
+
+
+def workers_for(options: MountOptions, processors: int) -> int:
+    """How many workers a mount has on a machine with so many processors."""
+    return options.workers or min(max(processors // PROCESSORS_PER_WORKER, 1), WORKERS_MAX)
 
 
 def check_following(options: MountOptions, dataset: Location | None, is_kept: bool, facts: Facts) -> None:

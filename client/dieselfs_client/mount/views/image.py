@@ -112,11 +112,11 @@ class ImageView(View):
         self._pages: ImagePages | None = None
         self._push: MetadataPush | None = None
 
-    def pages(self, device: int, layers: Layers, buffer_pool: BufferPool) -> ImagePages:
+    def pages(self, device: int, layers: Layers, buffer_pool: BufferPool, workers: int) -> ImagePages:
         assert self.kept is not None
         path = image_path(layers)
         parts = self.snapshot, buffer_pool, self._layout.image, self.kept
-        self._pages = ImagePages(device, layers.mountpoint, *parts, path)
+        self._pages = ImagePages(device, layers.mountpoint, *parts, path, workers)
         return self._pages
 
     def core(self) -> MountCore:

@@ -39,8 +39,9 @@ class ImagePages(PageCache):
         image: ErofsImage,
         image_file: int,
         image_path: str,
+        workers: int = 1,
     ) -> None:
-        super().__init__(device, mountpoint, snapshot, buffer_pool, image_file)
+        super().__init__(device, mountpoint, snapshot, buffer_pool, image_file, workers)
         self.image = image
         self._image_path = image_path.encode("utf-8", "surrogateescape") + b"\0"
         self._sizes = snapshot.column("sizes")
@@ -57,10 +58,9 @@ class ImagePages(PageCache):
         if not len(chosen):
             return 0
         places = self._places(extents.nodes[chosen]) + firsts
-        begins = starts[chosen] + firsts - extents.places[chosen] + self._placed(payload)
-        taken = self._store_pieces(places, begins, lengths)
-        self._storing = None
-        return taken
+        with self._placed(payload) as place:
+            begins = starts[chosen] + firsts - extents.places[chosen] + place
+            return self._store_pieces(places, begins, lengths)
 
     def _store_pieces(self, places: Numbers, begins: Numbers, lengths: Numbers) -> int:
         """Store bytes at addresses of the helper, from page borders on; zeros fill the last page of each. Returns how

@@ -48,9 +48,9 @@ class View:
         """Whether the mode of the root must keep other users out: FUSE does that, other file systems do not."""
         return not self.options.allow_other
 
-    def pages(self, device: int, layers: Layers, buffer_pool: BufferPool) -> PageCache:
-        """The page cache of the mount; `device`: see `PageCache`."""
-        return PageCache(device, layers.fuse_place, self.snapshot, buffer_pool)
+    def pages(self, device: int, layers: Layers, buffer_pool: BufferPool, workers: int) -> PageCache:
+        """The page cache of the mount; `device`, `workers`: see `PageCache`."""
+        return PageCache(device, layers.fuse_place, self.snapshot, buffer_pool, workers=workers)
 
     def core(self) -> MountCore:
         """The files, as the FUSE mount shows them."""
