@@ -19,7 +19,10 @@ SOURCES_MAX = 4096
 class EventBudget:
     """For one thread at a time. Times are in seconds, and do not fall."""
 
-    def __init__(self) -> None:
+    def __init__(self, share: int = 1) -> None:
+        """`share`: of so many processes with one log, which have equal parts of the budget, rounded up."""
+        limits = ENTRIES_PER_SOURCE, ENTRIES_WITHOUT_KEY, SOURCES_MAX
+        self._per_source, self._without_key_max, self._sources_max = (-(-each // share) for each in limits)
         self._ends_s = 0.0
         self._written: Counter[tuple[str, str, str]] = Counter()
         self._without_key = 0
@@ -28,9 +31,9 @@ class EventBudget:
     def take(self, what: str, user: str, address: str) -> bool:
         """Whether an event is written; `user` is empty for a caller that has not proved a key."""
         source = (what, user, address)
-        is_written = self._written[source] < ENTRIES_PER_SOURCE and len(self._written) < SOURCES_MAX
+        is_written = self._written[source] < self._per_source and len(self._written) < self._sources_max
         if not user:
-            is_written = is_written and self._without_key < ENTRIES_WITHOUT_KEY
+            is_written = is_written and self._without_key < self._without_key_max
             self._without_key += is_written
         if is_written:
             self._written[source] += 1

@@ -267,7 +267,7 @@ def write_admin_key(users: UserStore, path: Path, pin: bytes, audit: AuditLog | 
         )
 
 
-def _open_audit(stack: AsyncExitStack, settings: ServerSettings) -> AuditLog | None:
+def _open_audit(stack: AsyncExitStack, settings: ServerSettings, share: int) -> AuditLog | None:
     """The audit log; an embedded server, which only its own user can reach, has none. Raises InvalidInput."""
     if settings.lock is not None:
         return None
@@ -276,7 +276,8 @@ def _open_audit(stack: AsyncExitStack, settings: ServerSettings) -> AuditLog | N
     if sender is not None:
         stack.callback(sender.close)
     try:
-        audit = AuditLog(path, send=sender.send) if sender is not None else AuditLog(path)
+        opened = partial(AuditLog, path, share=share)
+        audit = opened(send=sender.send) if sender is not None else opened()
     except OSError as error:
         raise InvalidInput(f"cannot write the audit log {path}: {error.strerror}") from None
     stack.callback(audit.close)
@@ -440,7 +441,8 @@ async def _open_service(
     certificates = Certificates(settings, identity)
     tls = await trio.to_thread.run_sync(certificates.for_clients)
     users = UserStore(store, changes=worker.shared.accounts(worker.place) if worker else None)
-    audit = _open_audit(stack, settings)
+    share = worker.count if worker else 1
+    audit = _open_audit(stack, settings, share)
     if settings.admin_key:
         write_admin_key(users, Path(settings.admin_key), identity.current.pin, audit)
     service = Service(
@@ -462,7 +464,7 @@ async def _open_service(
         audit=audit,
         recent=metrics.failures if isinstance(metrics, WorkerMetrics) else None,
         started_s=worker.shared.started_s if worker else None,
-        share=worker.count if worker else 1,
+        share=share,
         shared_bytes=_shared_bytes(settings) if worker is None or worker.is_first else 0,
         segments_max=allow_descriptors(),
         request_path=settings.request_path,

@@ -145,14 +145,15 @@ class AuditLog:
         files_max: int = AUDIT_FILES_MAX,
         clock: Callable[[], float] = time.monotonic,
         send: Callable[[Mapping[str, Value]], object] = lambda _: None,
+        share: int = 1,
     ) -> None:
-        """`send` gets a copy of each entry; it must not wait."""
+        """`send` gets a copy of each entry; it must not wait. `share`: so many processes write the file."""
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._file = _PrivateFile(path, maxBytes=bytes_max, backupCount=files_max)
         self._clock = clock
         self._send = send
         self._lock = Lock()  # guards the budget
-        self._budget = EventBudget()
+        self._budget = EventBudget(share)
 
     def write(self, what: str, user: str, address: str, has_changed: bool = False, **fields: Value) -> None:
         """`has_changed`: the user has changed something, so the entry is always written."""

@@ -94,7 +94,7 @@ class RpcServer:
         limits = (part_of(limit, share) for limit in (UNAUTHENTICATED_MAX, CONNECTIONS_PER_PEER_MAX))
         # Changed only between checkpoints.
         self._slots = ConnectionSlots(part_of(clients_max, share), trio.current_time, *limits)
-        self._told = EventBudget()  # as well
+        self._told = EventBudget(share)  # as well
         metrics.declare(catalogue.RPC_CONNECTIONS, lambda: self.client_count)
         self._received = metrics.declare(catalogue.RPC_RECEIVED_BYTES)
         self._sent = metrics.declare(catalogue.RPC_SENT_BYTES)

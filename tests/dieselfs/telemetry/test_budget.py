@@ -31,3 +31,10 @@ def test_strangers_share_entries_whatever_their_addresses() -> None:
 def test_sources_are_bounded() -> None:
     budget = EventBudget()
     assert sum(budget.take("login", "ann", str(n)) for n in range(SOURCES_MAX + 9)) == SOURCES_MAX
+
+
+def test_processes_with_one_log_have_equal_parts() -> None:
+    budget = EventBudget(share=4)
+    budget.begin(0.0)
+    written = [budget.take("login", "ada", "10.0.0.1") for _ in range(ENTRIES_PER_SOURCE)]
+    assert sum(written) == -(-ENTRIES_PER_SOURCE // 4)

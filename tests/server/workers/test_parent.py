@@ -1,6 +1,7 @@
 """A server with two workers: kills of workers cost no call, a stop leaves no process, a failed start is one line."""
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -22,6 +23,7 @@ from dieselfs.process.launch import ProcessHandle
 from dieselfs.rpc.limit_kinds import RateRecord
 from dieselfs.rpc.records import PageLink
 from dieselfs_server.admission.throttle import BURST_S
+from lab.redis_process import running_redis
 from tests.support.server import RunningServer, free_port, running_server
 
 WAIT_S = 30.0
@@ -46,7 +48,21 @@ def until(is_so: Callable[[], bool]) -> None:
         time.sleep(0.01)
 
 
-def test_a_killed_worker_is_replaced_and_no_call_fails(server: RunningServer) -> None:
+@pytest.fixture(params=["sqlite", "redis"])
+def over_each_store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[RunningServer]:
+    with ExitStack() as stack:
+        options: tuple[str, ...] = TWO
+        if request.param == "redis":
+            if shutil.which("redis-server") is None:
+                pytest.skip("no redis-server")
+            redis = stack.enter_context(running_redis(tmp_path / "redis"))
+            metadata = f"redis://127.0.0.1:{redis.port}/0"
+            options = (*TWO, "--metadata", metadata, "--state", str(tmp_path / "state"))
+        yield stack.enter_context(running_server(tmp_path / "server", options))
+
+
+def test_a_killed_worker_is_replaced_and_no_call_fails(over_each_store: RunningServer) -> None:
+    server = over_each_store
     key = server.user("alice", all_datasets="admin")
     content = {f"{number}.bin": os.urandom(3000) for number in range(8)}
     with Dataset(server.settings(key), "data", must_exist=False) as writing:
