@@ -1,7 +1,10 @@
 """What a reader fetches from a real server, and what it holds in memory."""
 
 import os
+import platform
 import random
+import subprocess
+import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterator, Sequence
@@ -352,3 +355,31 @@ def test_the_document_has_the_figures_that_the_code_has(packed: Dataset) -> None
     assert f"{LIBRARY_MEMORY_BYTES // MIB} MiB by default" in text
     assert f"{LOOKUP_BYTES} bytes and its path" in text
     assert f"up to {EVICTABLE_BYTES // MIB} MiB" in text and EVICTABLE_SHARE == 0.75 and LOOKUP_SHARE == 0.125
+
+
+BATCH_FAULTS = """
+import resource
+from dieselfs.cache.file_reader import _keep_freed_memory
+
+_keep_freed_memory()
+for _ in range(3):
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    batch = [b"x" * 110_000 for _ in range(256)]
+    del batch
+    faults = resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+print(faults)
+"""
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="another C library has no mallopt")
+def test_the_memory_of_a_batch_is_used_for_the_next_one() -> None:
+    def faults(**environment: str) -> int:
+        plain = {name: value for name, value in os.environ.items() if not name.startswith("MALLOC_")}
+        command = [sys.executable, "-c", BATCH_FAULTS]
+        done = subprocess.run(
+            command, env={**plain, **environment}, stdout=subprocess.PIPE, check=True, timeout=60
+        )
+        return int(done.stdout)
+
+    assert faults() < 1000  # a batch has 6,900 pages
+    assert faults(MALLOC_TRIM_THRESHOLD_="131072") > 3000  # what the user says stays
