@@ -109,6 +109,8 @@ def write(cluster: Cluster, step: Step) -> None:
     try:
         write_files(cluster, step, DATASET, cluster.oracle)
     except NotFound as error:
+        if cluster.has_lost:  # while it was under way
+            raise
         cluster.world.violated(f"step {step.number}: a write to a dataset that is there: {error}")
 
 

@@ -17,6 +17,7 @@ from dieselfs_server.metadata.redis.apply import ChunkApplication
 from dieselfs_server.metadata.redis.store import RedisMetadata
 from tests.simulation.job_mutants import JOB_FAULTS
 from tests.simulation.old_faults import OLD_FAULTS
+from tests.simulation.scenario import Scenario
 
 
 @dataclass(frozen=True)
@@ -185,6 +186,47 @@ MUTANTS = {
     ),
     **{name: Mutant(*fault) for name, fault in (OLD_FAULTS | JOB_FAULTS).items()},
 }
+
+
+NEEDS: dict[str, set[str]] = {
+    "rebuilt-twice": {"redis", "rebuild"},
+    "versions-of-clock": {"redis", "two servers", "other clocks"},
+    "record-first": {"purge", "crash after store"},
+    "D1": {"long outage", "crash"},
+    "D2": {"metadata lost"},
+    "D4": {"store unmounted"},
+    "D6": {"rebuild"},
+    "D7": {"clock jumps"},
+    "F2": {"redis restarts"},
+    "F4": {"empty listing", "rebuild"},
+    "late-unnoted": {"late writer", "crash before apply"},
+    "tag-replaced": {"tag", "short pauses"},
+    "tags-ignored": {"tag", "purge", "grace"},
+    "pins-ignored": {"pin", "purge", "grace"},
+    "holds-ignored": {"usage"},
+    "leases-short": {"lease"},
+    "old-versions": {"lease", "redis restarts"},
+    "maintenance-shared": {"two servers", "second maintenance"},
+    "dropped-but-kept": {"drop"},
+    **{name: {"job"} for name in JOB_FAULTS},
+}
+"""What a seed must have, so that it may find a mutant; other seeds are left out."""
+
+
+def may_find(name: str, scenario: Scenario) -> bool:
+    servers = [f"server{number}" for number in range(scenario.servers)]
+    has = {
+        "redis": scenario.has_redis,
+        "two servers": scenario.servers > 1,
+        "other clocks": len({scenario.skews_s.get(server, 0.0) for server in servers}) > 1,
+        "late writer": -9000.0 in scenario.skews_s.values(),
+        "grace": scenario.grace_s >= 60,
+        "job": scenario.job is not None,
+        "short pauses": max(step.pause_s for step in scenario.steps) < 0.1,
+        "second maintenance": any(step.actor == "admin1" for step in scenario.steps),
+    }
+    found = {kind for kind, is_there in has.items() if is_there} | scenario.chances.keys()
+    return NEEDS.get(name, set()) <= found | {step.kind for step in scenario.steps}
 
 
 @contextmanager

@@ -4,6 +4,7 @@ are their numbers in the reviews that found them; D3, D5 and D8 are out of reach
 
 import copy
 from collections.abc import Callable
+from dataclasses import replace
 from math import inf
 from typing import Any
 
@@ -37,6 +38,16 @@ def _endless(right: Any) -> Any:
                 self._pause(1.0)
 
     return following
+
+
+def _old_versions(right: Any) -> Any:
+    def with_member(head: Any, leases: Any, request: Any, now_ns: int) -> Any:
+        after, admitted = right(head, leases, request, now_ns)
+        if head is not None and after.version > head.version:
+            after = replace(after, version=head.version + 1)
+        return after, admitted
+
+    return with_member
 
 
 def _in_place(_: Any) -> Any:
@@ -144,6 +155,12 @@ OLD_FAULTS: dict[str, tuple[str, Any, str, Callable[[Any], Any]]] = {
         lease,
         "lease_ns",
         lambda right: lambda members: 10**9 // 2,
+    ),
+    "old-versions": (
+        "the list of a job gets a version that members have seen already",
+        lease,
+        "with_member",
+        _old_versions,
     ),
     "maintenance-shared": (
         "two jobs maintain a dataset at once",

@@ -31,6 +31,7 @@ FAULTS = {
     "redis restarts": 0.3,
     "partition": 0.3,
     "crash": 0.2,
+    "long outage": 0.6,
     "clock jumps": 0.1,
     "metadata lost": 0.05,
     "store unmounted": 0.1,
@@ -125,7 +126,7 @@ def scenario_of(seed: int) -> Scenario:
 
 
 STEPS_BESIDE_A_JOB = 6
-_WITHOUT_A_JOB = {"clock jumps", "metadata lost", "store unmounted", "empty listing"}
+_WITHOUT_A_JOB = {"long outage", "clock jumps", "metadata lost", "store unmounted", "empty listing"}
 PAUSE_BESIDE_A_JOB_S = 5.0
 
 

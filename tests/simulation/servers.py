@@ -28,6 +28,8 @@ from tests.simulation.redis_model import Redis
 from tests.simulation.world import World
 
 PORT = 7000
+LONG_OUTAGE_S = 300.0
+"""Calls end before that."""
 IDENTITY_REFRESH_S = 120.0
 """It does not change here. Read each 2 s, it took half of the time of a seed."""
 
@@ -57,7 +59,7 @@ class ServerHost:
         """Serve until cancelled."""
         while True:
             await self._live()
-            await trio.sleep(self.world.delay_s(2.0))
+            await trio.sleep(LONG_OUTAGE_S if self.world.fault("long outage") else self.world.delay_s(2.0))
 
     async def _live(self) -> None:
         settings = ServerSettings(

@@ -338,7 +338,7 @@ def check_uses(cluster: Cluster) -> None:
         _tagged_files(cluster, Step(number, actor, "tag", 0.0), name, False)
     if cluster.is_dropping:
         drop(cluster, Step(number, actor, "drop", 0.0))
-    if lost := client.lost_datasets():
+    if (lost := client.lost_datasets()) and not cluster.has_lost:
         world.violated(f"datasets are lost: {lost}")
     read_scratch(cluster, Step(number, actor, "read scratch", 0.0))
     if cluster.has_close_clocks and (cluster.holdings.members or cluster.holdings.uncertain):
