@@ -4,7 +4,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 
 import pytest
@@ -28,9 +28,14 @@ from dieselfs_server.access.key_places import KeyFile, open_keys
 from dieselfs_server.access.token import Token, parse_uri
 from dieselfs_server.datasets.tags import replace_identity
 from dieselfs_server.store.memory import MemoryStore
+from dieselfs_server.store.opening import open_store
 from tests.support.identity import IDENTITY, OTHER_IDENTITY
 from tests.support.server import RunningServer, running_server
 from tests.support.softhsm import PIN, SoftToken, soft_token
+from tests.support.strace import KILL, KILLED, count_calls, needs_strace, run_with_fault
+
+STEPS = "rename|renameat|renameat2", "link|linkat", "unlink|unlinkat", "fsync|fdatasync"
+"""The system calls that change what is found after a crash."""
 
 
 @pytest.fixture(scope="module")
@@ -105,6 +110,45 @@ def old_store() -> MemoryStore:
     store = MemoryStore()
     store_identity(store)
     return store
+
+
+@needs_strace
+@pytest.mark.processes
+def test_a_move_that_is_killed_at_any_step_leaves_the_same_identity(tmp_path: Path) -> None:
+    store = f"posix://{tmp_path}/chunks"
+    with closing(open_store(store, is_new=True)) as opened:
+        before = store_identity(opened)
+        next_before = announce_identity(opened)
+    shutil.copytree(tmp_path / "chunks", tmp_path / "original")
+    path = tmp_path / "keys" / "identity.key"
+    words = [
+        *("--store", store, "--metadata", f"sqlite://{tmp_path}/metadata.db"),
+        *("--server-identity", str(path), "--move-identity"),
+    ]
+
+    def renewed() -> None:
+        for name, original in (("chunks", "original"), ("keys", None)):
+            shutil.rmtree(tmp_path / name, ignore_errors=True)
+            shutil.copytree(tmp_path / original, tmp_path / name) if original else (tmp_path / name).mkdir()
+
+    steps = []
+    for call in STEPS:
+        renewed()
+        found = count_calls("dieselfs_server.main", words, call, tmp_path / "calls")
+        steps += [(call, number) for number in range(1, found + 1)]
+    assert len(steps) >= 8, "two keys get into the file, and two records; each is synced and renamed"
+    for call, number in steps:
+        renewed()
+        run_with_fault("dieselfs_server.main", words, call, KILL, number, [KILLED])
+        with closing(open_store(store, is_new=False)) as opened:
+            keys, starting = KeyFile(str(path)), []
+            for place in (None, keys):  # one of them starts, the other one says what to do
+                with suppress(InvalidInput):
+                    starting.append(store_identity(opened, place))
+            assert [each.public_key for each in starting] == [before.public_key], (call, number)
+            move_identity(opened, keys)  # the same command again
+            assert store_identity(opened, keys) == before and next_identity(opened, keys) == next_before
+        assert all(not files_with(tmp_path / "chunks", each.seed) for each in (before, next_before))
 
 
 def test_a_move_is_repeated_after_an_interruption(tmp_path: Path) -> None:
