@@ -2,6 +2,7 @@
 
 import os
 import random
+import tarfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -44,6 +45,30 @@ def test_what_was_put_comes_back(dlcmd: Dlcmd, source: Path, tmp_path: Path) -> 
     assert dlcmd("fsck", "--deep", "dl://pets").exit_code == 0
     stored = [path.read_bytes() for path in (dlcmd.home / "chunks").rglob("*") if path.is_file()]
     assert stored and not any(b".jpg" in content or b"train" in content for content in stored)
+
+
+@pytest.mark.parametrize("verb", ["sync", "import"])
+def test_sync_and_import_make_an_encrypted_dataset(
+    dlcmd: Dlcmd, source: Path, tmp_path: Path, verb: str
+) -> None:
+    given, dataset = f"{source}/", f"dl://by-{verb}/"
+    if verb == "import":
+        given = str(tmp_path / "pets.tar")
+        with tarfile.open(given, "w") as archive:
+            archive.add(source, arcname=".")
+    dlcmd(verb, "--encrypt", given, dataset)
+    digests = [dlcmd("verify", each).lines[0].split()[0] for each in (f"dl://by-{verb}", source)]
+    assert digests[0] == digests[1]
+    assert dlcmd(verb, "--json", given, dataset).summary["stored"] == 0
+    assert dlcmd("key", "ls", dataset).text
+    stored = [path.read_bytes() for path in (dlcmd.home / "chunks").rglob("*") if path.is_file()]
+    assert not any(b".jpg" in content or b"train" in content for content in stored)
+
+
+def test_a_local_folder_is_not_encrypted(dlcmd: Dlcmd, tmp_path: Path) -> None:
+    ran = dlcmd("sync", "--encrypt", "dl://pets/", tmp_path / "copy", exit_code=EXIT_USAGE)
+    assert "--encrypt is for a dataset" in ran.stderr
+    assert not (tmp_path / "copy").exists()
 
 
 @pytest.mark.parametrize("view", ["fuse", "overlay", "image"])

@@ -192,3 +192,4 @@ def test_links_of_archives(dlcmd: Dlcmd, dataset: str, tmp_path: Path) -> None:
     dlcmd("import", "a.tar", f"dl://{dataset}")
     for name in ("f", "sub/hard", "sub/soft"):
         assert dlcmd("cat", f"dl://{dataset}/{name}").stdout == b"content"
+    assert dlcmd("import", "--json", "a.tar", f"dl://{dataset}").summary["stored"] == 0

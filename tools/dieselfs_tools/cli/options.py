@@ -247,6 +247,13 @@ chunk_size = click.option(
 )
 
 
+encrypt = flag(
+    "--encrypt",
+    "is_encrypted",
+    text="Encrypt here, before anything is sent; makes the key of a new dataset. Later ones need no option.",
+)
+
+
 def replacing(function: Function) -> Function:
     """`--force` and `--no-clobber`."""
     force = flag("-f", "--force", "is_forced", text="Replace files that exist with other content.")

@@ -52,6 +52,7 @@ BYTES_MAX = 65_536 * GIB
 @options.filters
 @options.dry_run
 @options.flag("-f", "--force", "is_forced", text="Also store records that are already stored.")
+@options.encrypt
 @options.jobs
 @options.chunk_size
 def import_(session: Session, **chosen: Any) -> int:

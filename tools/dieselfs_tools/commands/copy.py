@@ -25,11 +25,7 @@ if TYPE_CHECKING:
 @options.recursive
 @options.dry_run
 @options.flag("-f", "--force", "is_forced", text="Also store files that are already stored.")
-@options.flag(
-    "--encrypt",
-    "is_encrypted",
-    text="Encrypt here, before anything is sent; makes the key of a new dataset. Later puts need no option.",
-)
+@options.encrypt
 @options.filters
 @click.option(
     "--files-from",
@@ -62,6 +58,7 @@ def put(session: Session, **chosen: Any) -> int:
 @click.argument("source", type=options.SOURCE, metavar="SOURCE")
 @click.argument("destination", type=options.SOURCE, metavar="DESTINATION")
 @options.flag("--delete", "is_mirror", text="Delete entries of the destination that SOURCE does not have.")
+@options.encrypt
 @options.filters
 @options.dry_run
 @options.yes
@@ -88,6 +85,8 @@ def sync(
 
     put = PutOptions(names=[source, destination], **chosen)
     if is_location(source):
+        if put.is_encrypted:
+            raise InvalidInput("--encrypt is for a dataset; files of this machine are written as they are")
         from dieselfs_tools.transfers.download import run_folder_sync
 
         return run_folder_sync(session, parse_location(source), destination, put)

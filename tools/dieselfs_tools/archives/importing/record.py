@@ -101,7 +101,13 @@ class Record:
         return self.opened is not None or self.content is not None
 
     def is_same(self, mode: int, size: int, mtime_ns: int, target: bytes) -> bool:
-        return (mode, size, mtime_ns, target) == (self.mode, self.size, self.mtime_ns, self.target)
+        own = (
+            self.mode,
+            len(self.target) or self.size,
+            self.mtime_ns,
+            self.target,
+        )  # a link has the size of its target
+        return (mode, size, mtime_ns, target) == own
 
     def load(self) -> None:
         """Raises Damaged if the source has not all of its bytes."""
