@@ -13,6 +13,7 @@ from dieselfs.arrays import Numbers
 from dieselfs.snapshot.reader import ExtentRef, Snapshot
 
 PAGE_BYTES = 4096
+_NODES_AT_ONCE = 1 << 20
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -109,8 +110,12 @@ class ExtentTable:
     @cached_property
     def total_page_bytes(self) -> int:
         """Bytes of whole pages for the dataset. Takes 5 ms for a million files."""
-        pages = (self._sizes + np.uint64(PAGE_BYTES - 1)) // np.uint64(PAGE_BYTES)
-        return int(pages.sum(where=self._is_file())) * PAGE_BYTES
+        pages = 0
+        for start in range(0, len(self._sizes), _NODES_AT_ONCE):
+            nodes = slice(start, start + _NODES_AT_ONCE)
+            sizes = self._sizes[nodes] + np.uint64(PAGE_BYTES - 1)
+            pages += int((sizes // np.uint64(PAGE_BYTES)).sum(where=self._is_file(nodes)))
+        return pages * PAGE_BYTES
 
     @cached_property
     def chunk_page_bytes(self) -> Numbers:
@@ -133,8 +138,8 @@ class ExtentTable:
         numbers = numbers[int(ends[chunk - 1]) if chunk else 0 : int(ends[chunk])]
         return self._extents(owners[numbers].astype(np.int64), numbers)
 
-    def _is_file(self) -> npt.NDArray[np.bool_]:
-        is_file: npt.NDArray[np.bool_] = (self.snapshot.column("modes") & 0o170000) == stat.S_IFREG
+    def _is_file(self, nodes: slice = slice(None)) -> npt.NDArray[np.bool_]:
+        is_file: npt.NDArray[np.bool_] = (self.snapshot.column("modes")[nodes] & 0o170000) == stat.S_IFREG
         return is_file
 
     def _files(self) -> Numbers:

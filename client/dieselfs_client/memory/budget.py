@@ -20,6 +20,10 @@ from dieselfs.shuffle.groups import GROWN_CHUNKS_MAX
 from dieselfs.snapshot.reader import Snapshot
 
 TABLE_BYTES_PER_NODE = 40
+SNAPSHOT_SHARE_MAX = 0.5
+"""The largest part for the pages of the snapshot and of an image. They are mapped files: the kernel takes back what
+nobody uses, so they may be larger than their part.
+"""
 WINDOW_BYTES = 2 * GROWN_CHUNKS_MAX * CHUNK_TARGET_BYTES
 """Two of the largest default groups: one is read while the other is fetched."""
 WINDOW_BYTES_MAX = 2 * 100 * CHUNK_TARGET_BYTES
@@ -76,13 +80,15 @@ def allot(
     once, of usual chunks.
 
     If the dataset fits, it is pinned and there is no window. Raises InvalidInput if not even two chunks fit
-    beside the snapshot.
+    beside the part of the snapshot.
     """
     tables = nodes * TABLE_BYTES_PER_NODE
-    left = memory_bytes - snapshot_bytes - tables
     least = CHUNKS_MIN * chunk_bytes
+    needed_bytes = min(snapshot_bytes + tables + least, int((tables + least) / (1 - SNAPSHOT_SHARE_MAX)))
+    snapshot_bytes = min(snapshot_bytes, int(memory_bytes * SNAPSHOT_SHARE_MAX))
+    left = memory_bytes - snapshot_bytes - tables
     if left < least:
-        needed = -(-(snapshot_bytes + tables + least) // MIB)
+        needed = -(-needed_bytes // MIB)
         raise InvalidInput(
             f"{memory_bytes // MIB} MiB of memory cannot hold the snapshot and two chunks; "
             f"give at least --memory {needed}MiB"

@@ -79,9 +79,16 @@ def test_a_shelf_for_so_much_keeps_it_and_takes_no_more_than_it_must(owned_bytes
 
 
 def test_what_cannot_hold_two_chunks_is_refused_with_what_would_do() -> None:
-    with pytest.raises(InvalidInput, match="give at least --memory 18MiB"):
-        allot(16 * MIB, 10 * MIB, 0, 500 * MIB, CHUNK)
-    allot(18 * MIB, 10 * MIB, 0, 500 * MIB, CHUNK)
+    with pytest.raises(InvalidInput, match="give at least --memory 13MiB"):
+        allot(12 * MIB, 5 * MIB, 0, 500 * MIB, CHUNK)
+    allot(13 * MIB, 5 * MIB, 0, 500 * MIB, CHUNK)
+
+
+def test_a_snapshot_larger_than_memory_is_mapped_beside_two_chunks() -> None:
+    with pytest.raises(InvalidInput, match="give at least --memory 16MiB"):
+        allot(15 * MIB, 100 * GIB, 0, 500 * MIB, CHUNK)
+    allotment = allot(16 * MIB, 100 * GIB, 0, 500 * MIB, CHUNK)
+    assert (allotment.snapshot, allotment.total) == (8 * MIB, 16 * MIB)
 
 
 def test_a_disk_counts_where_the_memory_of_the_job_is_too_small() -> None:
