@@ -1,16 +1,26 @@
 """Building, fetching and opening a snapshot, and lookups in random order, in one process."""
 
 import random
-from collections.abc import Generator
+import re
+from collections.abc import Callable, Generator
+from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
+from threading import Event, Thread
 
 from bench.harness.figures import Run, Scale, Side, Trial
 from bench.harness.forms import Home, running_home, store_entries
+from bench.harness.many_entries import DATASET_ID, add_entries
 from bench.harness.stopwatch import measure
+from dieselfs.snapshot.builder import SnapshotBuilder
 from dieselfs.snapshot.reader import Snapshot
+from dieselfs_server.assemble import open_metadata
 
 _SEED = 7
 _OPENS = 20
+_MANY = 8
+"""Times the entries of the other trials: 10 million."""
+_SAMPLE_S = 0.02
 
 
 def snapshot(folder: Path, scale: Scale) -> Generator[Trial]:
@@ -25,6 +35,45 @@ def snapshot(folder: Path, scale: Scale) -> Generator[Trial]:
     verify = Side("verified", lambda: measure(Snapshot.open(path).verify), scale.entries, "entries")
     yield Trial(title, [Side("opened", lambda: _open(path), 1, "opens"), verify], scale.rounds)
     yield Trial(title, _lookups(Snapshot.open(path)), scale.rounds)
+    title = f"Snapshot of {_MANY * scale.entries:,} entries of SQLite, in one process"
+    if scale.wants(title):
+        url = f"sqlite://{folder / 'many.db'}"
+        open_metadata(url).close()
+        add_entries(folder / "many.db", "many", _MANY * scale.entries)
+        build = Side("read and built", lambda: _build(url, folder), _MANY * scale.entries, "entries")
+        yield Trial(title, [build], 1)
+
+
+def _build(url: str, folder: Path) -> Run:
+    def build() -> None:
+        with closing(open_metadata(url)) as metadata, open(folder / "many.snapshot", "w+b") as file:
+            metadata.read_entries(DATASET_ID, lambda: SnapshotBuilder(str(folder))).write(file)
+
+    return _with_memory(build)
+
+
+def _with_memory(work: Callable[[], object]) -> Run:
+    """Also sees by how many MB the memory of this process rises at its peak, without mapped files."""
+    before_kb, peaks_kb, is_done = _anonymous_kb(), [0], Event()
+
+    def sample() -> None:
+        while not is_done.wait(_SAMPLE_S):
+            peaks_kb.append(_anonymous_kb())
+
+    sampler = Thread(target=sample)
+    sampler.start()
+    try:
+        run = measure(work)
+    finally:
+        is_done.set()
+        sampler.join()
+    return replace(run, seen={"MB of memory": max(0, max(peaks_kb) - before_kb) * 1024 / 1e6})
+
+
+def _anonymous_kb() -> int:
+    found = re.search(r"^RssAnon:\s+(\d+) kB", Path("/proc/self/status").read_text(), re.MULTILINE)
+    assert found is not None
+    return int(found[1])
 
 
 def _fetch(home: Home, entries: int) -> Run:
