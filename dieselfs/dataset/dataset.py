@@ -49,7 +49,7 @@ from dieselfs.shuffle.plan import Plan, Share, ShuffledPaths
 from dieselfs.shuffle.skips import Skips
 from dieselfs.shuffle.spec import PlanSpec, ReaderSpec
 from dieselfs.snapshot.reader import Snapshot, Stat
-from dieselfs.snapshot.store import check_saved, load_snapshot, save_snapshot
+from dieselfs.snapshot.saved import check_saved, load_snapshot, save_snapshot
 from dieselfs.sources.server import ServerSource
 from dieselfs.transfer.sender import ChunkSender
 from dieselfs.transfer.writer import DatasetWriter

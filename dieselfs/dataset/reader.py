@@ -13,8 +13,9 @@ from dieselfs.process.state_dirs import runtime_folder
 from dieselfs.rpc.client import ServerClient
 from dieselfs.settings import Settings
 from dieselfs.shuffle.order import Layout
+from dieselfs.snapshot.derived import stored_plain
 from dieselfs.snapshot.reader import Snapshot
-from dieselfs.snapshot.store import SnapshotStore, stored_plain
+from dieselfs.snapshot.store import SnapshotStore
 from dieselfs.sources.decrypted import readable
 from dieselfs.sources.disk import node_source
 

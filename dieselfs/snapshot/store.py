@@ -8,11 +8,8 @@ from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from threading import get_ident
-from typing import BinaryIO
 
-from dieselfs.digests import digest_of
-from dieselfs.encryption.cipher import DatasetCipher
-from dieselfs.errors import Damaged, DieselfsError, NotFound, StorageFull
+from dieselfs.errors import Damaged, DieselfsError, NotFound
 from dieselfs.limits import MIB, SNAPSHOT_BASES_MAX
 from dieselfs.net.auth import pin_of
 from dieselfs.records import DatasetRecord
@@ -21,23 +18,18 @@ from dieselfs.rpc.records import RemoteSnapshot, TagRecord
 from dieselfs.settings import Settings
 from dieselfs.snapshot.delta import apply_delta
 from dieselfs.snapshot.delta_format import decode_delta
+from dieselfs.snapshot.derived import stored_plain
+from dieselfs.snapshot.files import cannot_store, created, file_name, state_of, write_aside, write_content
 from dieselfs.snapshot.format import SnapshotHeader
-from dieselfs.snapshot.freshness import STATEMENT_BYTES_MAX, State, Statement, is_older
-from dieselfs.snapshot.plain import plain_snapshot
+from dieselfs.snapshot.freshness import State, Statement, is_older
 from dieselfs.snapshot.reader import Snapshot
+from dieselfs.snapshot.saved import NEWEST_FILE, check_saved, read_statement, statement_of
 from dieselfs.snapshot.signature import check_snapshot_signature
-from dieselfs.snapshot.subtree import subtree_snapshot
 
 _log = logging.getLogger(__name__)
 
-Write = Callable[[BinaryIO], object]
-"""Writes a snapshot into an empty file."""
-
 GENERATIONS_KEPT = 4
 SIGNER_FILE = "signer"
-NEWEST_FILE = "newest"
-STATEMENT_SUFFIX = ".statement"
-"""A saved snapshot has its statement of freshness beside it."""
 RECEIVED_BYTES = 1 * MIB
 """A snapshot is written to its file in parts of this length as it arrives."""
 
@@ -130,10 +122,10 @@ class SnapshotStore:
                 if remote.base_digest not in bases:
                     raise Damaged(f"{source}: it is for a snapshot that is not here")
                 delta = decode_delta(arriving.read_bytes(), source)
-                _write_aside(arriving, partial(apply_delta, bases[remote.base_digest], delta, source))
+                write_aside(arriving, partial(apply_delta, bases[remote.base_digest], delta, source))
             return self._keep(arriving, dataset, remote, client.servers_pins)
         except OSError as error:
-            raise _cannot_store(folder, error) from None
+            raise cannot_store(folder, error) from None
         finally:
             with suppress(OSError):
                 arriving.unlink(missing_ok=True)
@@ -168,12 +160,12 @@ class SnapshotStore:
             statement.check_age(time.time(), self._max_age_s, source)
         if known is None or known.updated_ns <= remote.updated_ns:
             with suppress(OSError):  # the snapshot is remembered as well
-                _write_aside(folder / NEWEST_FILE, partial(_write_content, remote.statement))
+                write_aside(folder / NEWEST_FILE, partial(write_content, remote.statement))
 
     def _newest(self, folder: Path) -> State | None:
         """The newest state that was seen: of the last statement, or of a snapshot."""
         states: list[State] = [snapshot.header for snapshot in self._held(folder)[:1]]
-        if (statement := _statement_of(folder / NEWEST_FILE)) is not None:
+        if (statement := statement_of(folder / NEWEST_FILE)) is not None:
             states.append(statement)
         return max(states, key=lambda state: state.updated_ns, default=None)
 
@@ -183,7 +175,7 @@ class SnapshotStore:
         """Raise Damaged if the servers have an older state than this statement says, or another history: `newest`, and
         the generations that can be read. Also if it is not signed by the servers; NotFound without it.
         """
-        statement = _read_statement(path)
+        statement = read_statement(path)
         if statement.dataset_id != newest.dataset_id:
             raise Damaged(f"{path}: about another dataset than {newest.name} of these servers")
         self.check_signer(statement, pins)
@@ -207,12 +199,12 @@ class SnapshotStore:
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             _check_signer(folder / SIGNER_FILE, signed.dataset, signed.signer, pins)
         except OSError as error:
-            raise _cannot_store(folder, error) from None
+            raise cannot_store(folder, error) from None
 
     def _known(self, folder: Path, dataset: DatasetRecord, generation: int) -> Snapshot | None:
         """The local snapshot of a generation, 0 for the newest; the server decides whether it is current."""
         if not generation:
-            return self._open(folder / _file_name(*_state(dataset)))
+            return self._open(folder / file_name(*state_of(dataset)))
         here = max(folder.glob(f"*-{generation:x}.snapshot"), default=None)
         return None if here is None else self._open(here)
 
@@ -223,7 +215,7 @@ class SnapshotStore:
         if self._shared is None:
             return None
         folder = self._shared / dataset.dataset_id.hex()
-        pattern = f"*-{generation:x}.snapshot" if generation else _file_name(*_state(dataset))
+        pattern = f"*-{generation:x}.snapshot" if generation else file_name(*state_of(dataset))
         found = sorted(folder.glob(pattern)) or sorted(folder.glob("*.snapshot"))
         try:
             adopted = self.adopt(found[-1], pins) if found else None
@@ -241,15 +233,15 @@ class SnapshotStore:
         saved = Snapshot.open(path)
         check_saved(saved, self._max_age_s, pins)
         folder = self._folder / saved.header.dataset_id.hex()
-        known = self._open(folder / _file_name(*_state(saved.header)))
+        known = self._open(folder / file_name(*state_of(saved.header)))
         if known is not None and known.digest == saved.digest:
             return known
         aside = folder / f"adopted.{os.getpid()}.{get_ident()}.tmp"
         try:
-            _write_aside(aside, partial(_write_content, saved.content))
+            write_aside(aside, partial(write_content, saved.content))
             return self._put(aside, saved.source, lambda _: None, pins)
         except OSError as error:
-            raise _cannot_store(folder, error) from None
+            raise cannot_store(folder, error) from None
         finally:
             with suppress(OSError):
                 aside.unlink(missing_ok=True)
@@ -312,7 +304,7 @@ class SnapshotStore:
         if pins and pin_of(header.signer) not in pins:
             raise Damaged(f"{source}: signed by other servers than those that your key file names")
         self.check_signer(header, pins)
-        path = folder / _file_name(*_state(header))
+        path = folder / file_name(*state_of(header))
         arrived.rename(path)
         for old in sorted(folder.glob("*.snapshot"))[:-GENERATIONS_KEPT]:
             if old != path:  # older than all others, but requested
@@ -320,131 +312,19 @@ class SnapshotStore:
         return Snapshot.open(path)
 
 
-def _statement_of(path: Path) -> Statement | None:
-    """The statement in a file of this user; None without one. Its signature is not checked."""
-    try:
-        return Statement.decode(path.read_bytes(), str(path))
-    except (OSError, Damaged):
-        return None
-
-
-def _read_statement(path: str) -> Statement:
-    """A statement of others. Raises NotFound without one, Damaged if it is not signed by its signer."""
-    try:
-        with open(path, "rb") as file:
-            statement = Statement.decode(file.read(STATEMENT_BYTES_MAX + 1), path)
-    except OSError as error:
-        raise NotFound(f"no statement of freshness {path}: {error.strerror}") from None
-    statement.check_signature(path)
-    return statement
-
-
-def saved_statement(path: str) -> Statement | None:
-    """The statement beside a saved snapshot; None without one. Its signature is not checked."""
-    return _statement_of(Path(path + STATEMENT_SUFFIX))
-
-
-def check_saved(snapshot: Snapshot, max_age_s: float, pins: Sequence[bytes] = ()) -> None:
-    """Raise NotFound, unless `max_age_s` is 0, for a saved snapshot without a statement of freshness beside it;
-    DieselfsError for an older one; Damaged for one that is not of this snapshot and its signer, or of servers with
-    `pins`.
-    """
-    if not max_age_s:
-        return
-    source, header = snapshot.source + STATEMENT_SUFFIX, snapshot.header
-    try:
-        statement = _read_statement(source)
-    except NotFound as error:
-        raise NotFound(
-            f"{error}; max_age asks for it: save the snapshot again with dlcmd snapshot save"
-        ) from None
-    if (statement.dataset_id, statement.digest) != (header.dataset_id, header.digest):
-        raise Damaged(f"{source}: the statement of freshness is about another snapshot")
-    if statement.signer != header.signer and pin_of(statement.signer) not in pins:
-        raise Damaged(f"{source}: stated by other servers than those that signed the snapshot")
-    statement.check_age(time.time(), max_age_s, source)
-
-
-def stored_plain(snapshot: Snapshot, cipher: DatasetCipher) -> Snapshot:
-    """The snapshot of a stored one with plain names, beside which it is stored, privately, and removed.
-
-    Raises Damaged for another key, and StorageFull.
-    """
-    if snapshot.header.is_encrypted:
-        return snapshot
-    path = Path(snapshot.source).with_suffix(f".{snapshot.digest.hex()[:16]}.plain")
-    try:
-        return Snapshot.open(path)
-    except (NotFound, Damaged):
-        pass
-    made = Snapshot(plain_snapshot(snapshot, cipher), str(path))
-    made.verify()
-    try:
-        _write_aside(path, partial(_write_content, made.content))
-    except OSError as error:
-        raise _cannot_store(path.parent, error) from None
-    return Snapshot.open(path)
-
-
-def stored_subtree(snapshot: Snapshot, folder: bytes) -> Snapshot:
-    """The snapshot of a folder of a stored snapshot, beside which it is stored and removed.
-
-    Raises PathNotFound, InvalidInput if the path is no folder, and StorageFull.
-    """
-    beside = Path(snapshot.source)
-    path = beside.with_suffix(f".{digest_of(folder).hex()[:16]}.subtree")
-    try:
-        found = Snapshot.open(path, folder)
-        found.verify()
-        return found
-    except (NotFound, Damaged):
-        pass
-    content = subtree_snapshot(snapshot, folder)
-    try:
-        _write_aside(path, partial(_write_content, content))
-    except OSError as error:
-        raise _cannot_store(path.parent, error) from None
-    return Snapshot.open(path, folder)
-
-
 def _received(path: Path, length: int) -> Iterator[memoryview]:
     """Buffers for a file of this length, which is written to `path` as they are filled. Raises StorageFull."""
     buffer = memoryview(bytearray(min(length, RECEIVED_BYTES)))
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        with _created(path) as file:
+        with created(path) as file:
             while length:
                 part = buffer[:length]
                 yield part
                 file.write(part)
                 length -= len(part)
     except OSError as error:
-        raise _cannot_store(path.parent, error) from None
-
-
-def _write_content(content: bytes | memoryview, file: BinaryIO) -> None:
-    file.write(content)
-
-
-def _created(path: Path) -> BinaryIO:
-    """A new private file. Raises OSError."""
-    path.unlink(missing_ok=True)
-    flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-    return os.fdopen(os.open(path, flags, 0o600), "w+b")
-
-
-def _write_aside(path: Path, write: Write) -> None:
-    """Write a private file aside, and rename it into place. Raises OSError, and as `write`."""
-    aside = path.with_suffix(f".{os.getpid()}.tmp")
-    try:
-        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        with _created(aside) as file:
-            write(file)
-        aside.rename(path)
-    except BaseException:
-        with suppress(OSError):
-            aside.unlink(missing_ok=True)
-        raise
+        raise cannot_store(path.parent, error) from None
 
 
 def _remove(path: Path) -> int:
@@ -454,12 +334,6 @@ def _remove(path: Path) -> int:
         removed_bytes += each.stat().st_size
         each.unlink(missing_ok=True)
     return removed_bytes
-
-
-def _cannot_store(folder: Path, error: OSError) -> StorageFull:
-    return StorageFull(
-        f"cannot store the snapshot in {folder}: {error.strerror}; free some space there, then try again"
-    )
 
 
 def _check_signer(path: Path, dataset: str, signer: bytes, pins: Sequence[bytes]) -> None:
@@ -475,7 +349,7 @@ def _check_signer(path: Path, dataset: str, signer: bytes, pins: Sequence[bytes]
             f"identity, remove {path}"
         )
     if not known:
-        _write_aside(path, partial(_write_content, f"{signer.hex()}\n".encode()))
+        write_aside(path, partial(write_content, f"{signer.hex()}\n".encode()))
 
 
 def _are_pinned(signers: Sequence[str], pins: Sequence[bytes]) -> bool:
@@ -483,62 +357,3 @@ def _are_pinned(signers: Sequence[str], pins: Sequence[bytes]) -> bool:
         return all(pin_of(bytes.fromhex(each)) in pins for each in signers)
     except ValueError:
         return False
-
-
-def _state(state: DatasetRecord | SnapshotHeader) -> tuple[int, int]:
-    return state.updated_ns, state.generation
-
-
-def _file_name(updated_ns: int, generation: int) -> str:
-    """Files sort by age. The name has the time, because generations may restart after a loss of the metadata."""
-    return f"{updated_ns:016x}-{generation:x}.snapshot"
-
-
-def save_snapshot(snapshot: Snapshot, path: str | os.PathLike[str]) -> str:
-    """Save a snapshot to a file, atomically; returns its path. Raises DieselfsError if it cannot be written. Of an
-    encrypted dataset, the one with encrypted names is saved, which readers with the key open.
-
-    In a folder, it gets the place where the setting `snapshots` looks for it. The last statement of freshness of the
-    servers is saved beside it, if it is about this snapshot.
-    """
-    target = os.fspath(path)
-    if snapshot.header.is_encrypted:
-        snapshot = Snapshot.open(Path(snapshot.source).with_suffix("").with_suffix(".snapshot"))
-    if os.path.isdir(target):
-        folder = os.path.join(target, snapshot.header.dataset_id.hex())
-        target = os.path.join(folder, _file_name(*_state(snapshot.header)))
-        with suppress(OSError):  # reported below
-            os.makedirs(folder, exist_ok=True)
-    statement = _statement_of(Path(snapshot.source).parent / NEWEST_FILE)
-    files = {target: snapshot.content}
-    if statement is not None and statement.digest == snapshot.digest:
-        files[target + STATEMENT_SUFFIX] = memoryview(statement.encode())
-    aside = f"{target}.{os.getpid()}.tmp"
-    try:
-        Path(target + STATEMENT_SUFFIX).unlink(missing_ok=True)  # of an earlier one
-        for name, content in files.items():
-            with open(aside, "wb") as file:
-                file.write(content)
-            os.replace(aside, name)
-    except OSError as error:
-        raise DieselfsError(f"cannot save the snapshot to {target}: {error.strerror}") from None
-    return target
-
-
-def load_snapshot(path: str | os.PathLike[str], current: DatasetRecord, is_stale_allowed: bool) -> Snapshot:
-    """A saved snapshot, compared with the server's record of the dataset (DIESEL 4.1.3).
-
-    Raises NotFound, Damaged (also without a valid signature), and DieselfsError if it is of another dataset, or stale
-    unless `is_stale_allowed`.
-    """
-    snapshot = Snapshot.open(path)
-    snapshot.verify()
-    check_snapshot_signature(snapshot.header, snapshot.source)
-    if snapshot.header.dataset_id != current.dataset_id:
-        raise DieselfsError(f"{path} is a snapshot of another dataset ({snapshot.dataset})")
-    if snapshot.generation != current.generation and not is_stale_allowed:
-        raise DieselfsError(
-            f"{path} is generation {snapshot.generation} of {snapshot.dataset}, which now has "
-            f"generation {current.generation}: save it again, or load it with is_stale_allowed=True"
-        )
-    return snapshot

@@ -11,7 +11,7 @@ from dieselfs.chunk.builder import ChunkBuilder, SealedChunk
 from dieselfs.dataset import Dataset
 from dieselfs.errors import DieselfsError
 from dieselfs.settings.table import FUSE, IMAGE, OVERLAY
-from dieselfs.snapshot.store import save_snapshot
+from dieselfs.snapshot.saved import save_snapshot
 from dieselfs.transfer.sender import ChunkSender
 from dieselfs_client.daemon import control
 from dieselfs_client.mount.points.options import MountOptions

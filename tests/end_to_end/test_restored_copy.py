@@ -10,7 +10,8 @@ import pytest
 
 from dieselfs.dataset import Dataset
 from dieselfs.errors import Damaged, DieselfsError
-from dieselfs.snapshot.store import STATEMENT_SUFFIX, SnapshotStore
+from dieselfs.snapshot.saved import STATEMENT_SUFFIX
+from dieselfs.snapshot.store import SnapshotStore
 from tests.support.redis import RedisProcess, needs_redis, running_redis
 from tests.support.server import RunningServer, running_server
 

@@ -20,9 +20,10 @@ from dieselfs.names import SCHEME, is_file_path, is_location, parse_location
 from dieselfs.process.state_dirs import open_private
 from dieselfs.rpc.client import ServerClient
 from dieselfs.settings.table import ONESHOT, CacheOptions, Settings
+from dieselfs.snapshot.derived import stored_plain, stored_subtree
 from dieselfs.snapshot.pin import holder_name, keep_pinned, unpin
 from dieselfs.snapshot.reader import Snapshot
-from dieselfs.snapshot.store import SnapshotStore, stored_plain, stored_subtree
+from dieselfs.snapshot.store import SnapshotStore
 from dieselfs.sources.decrypted import decrypted, readable
 from dieselfs.sources.disk import node_source
 from dieselfs.sources.interface import Source

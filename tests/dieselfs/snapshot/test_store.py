@@ -16,19 +16,12 @@ from dieselfs.rpc.records import RemoteSnapshot, TagRecord
 from dieselfs.snapshot.builder import build_snapshot
 from dieselfs.snapshot.delta import delta_between
 from dieselfs.snapshot.delta_format import Delta, encode_delta
+from dieselfs.snapshot.derived import stored_subtree
 from dieselfs.snapshot.encoding import with_signature
 from dieselfs.snapshot.freshness import Statement
 from dieselfs.snapshot.reader import Snapshot
-from dieselfs.snapshot.store import (
-    GENERATIONS_KEPT,
-    NEWEST_FILE,
-    SIGNER_FILE,
-    STATEMENT_SUFFIX,
-    SnapshotStore,
-    load_snapshot,
-    save_snapshot,
-    stored_subtree,
-)
+from dieselfs.snapshot.saved import NEWEST_FILE, STATEMENT_SUFFIX, load_snapshot, save_snapshot
+from dieselfs.snapshot.store import GENERATIONS_KEPT, SIGNER_FILE, SnapshotStore
 from dieselfs_server.access.identity import Identity
 from dieselfs_server.datasets.snapshots import signed
 from tests.support.identity import IDENTITY, OTHER_IDENTITY

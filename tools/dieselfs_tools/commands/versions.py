@@ -116,7 +116,7 @@ def snapshot_save(session: Session, dataset: str, target: str, generation: int, 
     In a folder, it gets the place where the setting 'snapshots' looks for it. The servers' signed statement that it is
     the newest is in FILE.statement.
     """
-    from dieselfs.snapshot.store import save_snapshot, saved_statement
+    from dieselfs.snapshot.saved import save_snapshot, saved_statement
 
     data = session.dataset(dataset, generation, job="")
     fields: dict[str, object] = {"dataset": dataset, "generation": data.generation}

@@ -1,0 +1,56 @@
+"""Snapshots that are made from a stored one, and stored beside it: with plain names, or of a folder. This module opens
+files.
+"""
+
+from functools import partial
+from pathlib import Path
+
+from dieselfs.digests import digest_of
+from dieselfs.encryption.cipher import DatasetCipher
+from dieselfs.errors import Damaged, NotFound
+from dieselfs.snapshot.files import cannot_store, write_aside, write_content
+from dieselfs.snapshot.plain import plain_snapshot
+from dieselfs.snapshot.reader import Snapshot
+from dieselfs.snapshot.subtree import subtree_snapshot
+
+
+def stored_plain(snapshot: Snapshot, cipher: DatasetCipher) -> Snapshot:
+    """The snapshot of a stored one with plain names, beside which it is stored, privately, and removed.
+
+    Raises Damaged for another key, and StorageFull.
+    """
+    if snapshot.header.is_encrypted:
+        return snapshot
+    path = Path(snapshot.source).with_suffix(f".{snapshot.digest.hex()[:16]}.plain")
+    try:
+        return Snapshot.open(path)
+    except (NotFound, Damaged):
+        pass
+    made = Snapshot(plain_snapshot(snapshot, cipher), str(path))
+    made.verify()
+    try:
+        write_aside(path, partial(write_content, made.content))
+    except OSError as error:
+        raise cannot_store(path.parent, error) from None
+    return Snapshot.open(path)
+
+
+def stored_subtree(snapshot: Snapshot, folder: bytes) -> Snapshot:
+    """The snapshot of a folder of a stored snapshot, beside which it is stored and removed.
+
+    Raises PathNotFound, InvalidInput if the path is no folder, and StorageFull.
+    """
+    beside = Path(snapshot.source)
+    path = beside.with_suffix(f".{digest_of(folder).hex()[:16]}.subtree")
+    try:
+        found = Snapshot.open(path, folder)
+        found.verify()
+        return found
+    except (NotFound, Damaged):
+        pass
+    content = subtree_snapshot(snapshot, folder)
+    try:
+        write_aside(path, partial(write_content, content))
+    except OSError as error:
+        raise cannot_store(path.parent, error) from None
+    return Snapshot.open(path, folder)

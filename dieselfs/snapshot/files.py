@@ -1,0 +1,54 @@
+"""Files of snapshots in a private folder: their names, and how they are written. This module writes files."""
+
+import os
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import BinaryIO
+
+from dieselfs.errors import StorageFull
+from dieselfs.records import DatasetRecord
+from dieselfs.snapshot.format import SnapshotHeader
+
+Write = Callable[[BinaryIO], object]
+"""Writes a snapshot into an empty file."""
+
+
+def write_content(content: bytes | memoryview, file: BinaryIO) -> None:
+    file.write(content)
+
+
+def created(path: Path) -> BinaryIO:
+    """A new private file. Raises OSError."""
+    path.unlink(missing_ok=True)
+    flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+    return os.fdopen(os.open(path, flags, 0o600), "w+b")
+
+
+def write_aside(path: Path, write: Write) -> None:
+    """Write a private file aside, and rename it into place. Raises OSError, and as `write`."""
+    aside = path.with_suffix(f".{os.getpid()}.tmp")
+    try:
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with created(aside) as file:
+            write(file)
+        aside.rename(path)
+    except BaseException:
+        with suppress(OSError):
+            aside.unlink(missing_ok=True)
+        raise
+
+
+def cannot_store(folder: Path, error: OSError) -> StorageFull:
+    return StorageFull(
+        f"cannot store the snapshot in {folder}: {error.strerror}; free some space there, then try again"
+    )
+
+
+def state_of(state: DatasetRecord | SnapshotHeader) -> tuple[int, int]:
+    return state.updated_ns, state.generation
+
+
+def file_name(updated_ns: int, generation: int) -> str:
+    """Files sort by age. The name has the time, because generations may restart after a loss of the metadata."""
+    return f"{updated_ns:016x}-{generation:x}.snapshot"
