@@ -157,6 +157,9 @@ FIELDS: Mapping[str, Field] = {
     "daemon": Field(WHOLE, "Process ID of the daemon that serves the mount.", is_nullable=True),
     "options": Field(TEXTS, "Mount options."),
     "view": Field(TEXT, "How the kernel shows the files."),
+    "memory_advice": Field(
+        TEXT, "What the memory of the mount is too little for, and a size that is enough; or empty."
+    ),
     "view_reason": Field(TEXT, "Why no better view is possible, or empty."),
     "is_stale": Field(YES_NO, "Whether the mount is dead."),
     "restarts": Field(WHOLE, "Daemons started after one died."),

@@ -92,7 +92,9 @@ VERB_LINES: Mapping[str, Mapping[str, list[str]]] = {
     },
     "rb": {"summary": ["dataset files bytes tags readers dry_run?"]},
     "mount": {
-        "summary": ["dataset folder mountpoint generation process? job? node? nodes? members? dry_run?"]
+        "summary": [
+            "dataset folder mountpoint generation process? memory_advice? job? node? nodes? members? dry_run?"
+        ]
     },
     "umount": {"mount": ["mountpoint"], "summary": ["dry_run mounts failed"]},
     "run": {"summary": []},
@@ -199,7 +201,7 @@ VERB_LINES: Mapping[str, Mapping[str, list[str]]] = {
     "doctor": {"check": ["name state text fix"], "summary": ["ok warnings failures"]},
     "top": {"activity": ["process about is_unmounted activity"], "summary": ["processes?"]},
     "dashboard": {"page": ["url fingerprint expires_s"], "summary": [""]},
-    "why": {"diagnosis": ["limit text advice activity"], "summary": ["limit"]},
+    "why": {"diagnosis": ["limit text advice memory_advice activity"], "summary": ["limit"]},
     "report": {
         "epoch": ["subject plan began_s seconds totals quality ranks daemons points"],
         "summary": ["daemons"],

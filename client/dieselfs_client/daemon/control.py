@@ -309,6 +309,11 @@ def generation_of(place: str) -> int | None:
     return generation
 
 
+def memory_advice_of(place: str) -> str:
+    """What the memory of a mount is too little for, from `.dieselfs/info`; empty also if that cannot be read."""
+    return str(_info(place).get("memory_advice", ""))
+
+
 def snapshot_of(place: str) -> tuple[str, bytes] | None:
     """The file of the snapshot of a mount, and the folder of the dataset that it shows; None as in `generation_of`."""
     info = _info(place)

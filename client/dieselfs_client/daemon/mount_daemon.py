@@ -282,6 +282,8 @@ class _MountService(Service):
                     _log.info("%s generation %d of %s on %s", what, generation, dataset, self.mountpoint)
                     name, reason = view.choice
                     _log.info("view %s%s", name, f" ({reason})" if reason else "")
+                    if node.memory_advice:
+                        _log.warning("%s", node.memory_advice)
             finally:
                 with trio.CancelScope(shield=True):
                     await trio.to_thread.run_sync(pages.close)

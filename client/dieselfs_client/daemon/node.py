@@ -30,7 +30,7 @@ from dieselfs.telemetry.stalls import DAEMON_CAUSES, METER
 from dieselfs_client.cluster.job_warmth import warmth_fields
 from dieselfs_client.daemon.progress_keeper import HANDOVER_STATE, Handover, ProgressKeeper
 from dieselfs_client.daemon.service import declare_daemon, declare_servers
-from dieselfs_client.memory.budget import Allotment, allot_for
+from dieselfs_client.memory.budget import Allotment, allot_for, allotting, window_advice
 from dieselfs_client.memory.buffer_pool import BufferPool
 from dieselfs_client.memory.chunk_cache import ChunkCache
 from dieselfs_client.memory.fetch_workers import fetches_at_once
@@ -154,6 +154,7 @@ class Node:
         self._progress = ProgressKeeper(snapshot, handover, self._prefetcher, self.control, self.share)
         nursery.start_soon(self._progress.run)
         self._declare_metrics()
+        self.memory_advice = "" if job else self._advice()  # nodes of a job have shares of groups
         self._warming = Warming(
             self._prefetcher,
             lambda: range(snapshot.chunk_count),
@@ -165,6 +166,13 @@ class Node:
             nursery.start_soon(self._warming.run)
             if options.policy == ONESHOT and not prepared.is_staged:
                 self._warming.start()
+
+    def _advice(self) -> str:
+        """What the memory of this mount is too little for (`window_advice`)."""
+        prepared, dataset_bytes = self._prepared, self._prefetcher.table.total_page_bytes
+        fetches = fetches_at_once(prepared.workers)
+        allotted = allotting(self._snapshot, dataset_bytes, 0, prepared.view.metadata_bytes, fetches)
+        return window_advice(prepared.allotment, dataset_bytes, self._snapshot.chunk_count, allotted)
 
     def _declare_metrics(self) -> None:
         """What belongs to no part of the node alone: memory, hit rate, view, scores, plans."""
@@ -263,6 +271,7 @@ class Node:
             "home": options.home,
             "version": __version__,
             **choice.fields(),
+            "memory_advice": self.memory_advice,
             "follow": self.follower.fields() if self.follower else None,
             "options": {name: value for name, value in asdict(options).items() if value is not None},
         }

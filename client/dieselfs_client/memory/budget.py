@@ -8,7 +8,10 @@ than one that never evicts: at the start of an epoch, either holds no more than 
 which is never evicted, and a *window* for the rest.
 """
 
+from bisect import bisect_left
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from math import sqrt
 
 import numpy as np
@@ -16,8 +19,9 @@ import numpy as np
 from dieselfs.errors import InvalidInput
 from dieselfs.limits import CHUNK_TARGET_BYTES, FETCHES_AT_ONCE_MAX, MIB
 from dieselfs.prefetch.extent_table import ExtentTable
-from dieselfs.shuffle.groups import GROWN_CHUNKS_MAX
+from dieselfs.shuffle.groups import GROWN_CHUNKS_MAX, group_ends
 from dieselfs.snapshot.reader import Snapshot
+from dieselfs.units import format_size
 
 TABLE_BYTES_PER_NODE = 40
 SNAPSHOT_SHARE_MAX = 0.5
@@ -119,19 +123,61 @@ def allot_for(
     `job_nodes`: nodes that pool their memory, 1 if their number is not known, 0 without a job. `image_bytes`: of the
     metadata area of an image. `fetches`: at once.
     """
+    dataset_bytes = ExtentTable(snapshot).total_page_bytes
+    return allotting(snapshot, dataset_bytes, job_nodes, image_bytes, fetches)(memory_bytes)
+
+
+def allotting(
+    snapshot: Snapshot, dataset_bytes: int, job_nodes: int, image_bytes: int, fetches: int
+) -> Callable[[int], Allotment]:
+    """`allot` for any memory, with the other arguments as `allot_for` has them. `dataset_bytes`: as for `allot`."""
     lengths = snapshot.column("chunk_payload_lengths")
     owned_bytes = 0
     if job_nodes and len(lengths):
         share = owned_chunks_most(len(lengths), job_nodes) / len(lengths)
         owned_bytes = node_cache_bytes_for(int(share * int(lengths.sum(dtype=np.int64))), job_nodes)
-    return allot(
-        memory_bytes,
-        len(snapshot.content) + image_bytes,
-        len(snapshot),
-        ExtentTable(snapshot).total_page_bytes,
-        int(lengths.max()) if len(lengths) else 0,
-        owned_bytes,
-        fetches,
+    return partial(
+        allot,
+        snapshot_bytes=len(snapshot.content) + image_bytes,
+        nodes=len(snapshot),
+        dataset_bytes=dataset_bytes,
+        chunk_bytes=int(lengths.max()) if len(lengths) else 0,
+        owned_bytes=owned_bytes,
+        fetches=fetches,
+    )
+
+
+def window_advice(
+    allotment: Allotment, dataset_bytes: int, chunks: int, allotted: Callable[[int], Allotment]
+) -> str:
+    """One line on the memory if a plan fetches groups in parts, because two of the largest default groups of this
+    dataset are more than the window; empty if they fit, or if everything is pinned.
+
+    `allotment`: of a mount without a job; `chunks`: of the dataset; `allotted`: the allotment of another memory.
+    """
+    if not allotment.window or not chunks:
+        return ""
+    group_chunks = int(np.diff(group_ends(chunks, None), prepend=0).max())
+    group_bytes = -(-dataset_bytes * group_chunks // chunks)
+    if 2 * group_bytes <= allotment.window:
+        return ""
+
+    def is_enough(memory_mib: int) -> bool:
+        window = allotted(memory_mib * MIB).window
+        return not window or window >= 2 * group_bytes
+
+    # A mount with all of these parts pins the dataset.
+    most_bytes = 2 * (allotment.snapshot + allotment.tables + allotment.evictable + dataset_bytes)
+    given_mib = allotment.total // MIB
+    while not is_enough(most_bytes // MIB):  # parts that little memory has cut short
+        most_bytes *= 2
+    needed_mib = bisect_left(range(most_bytes // MIB), True, lo=given_mib, key=is_enough)
+    fitting = allotment.window // 2 * chunks // dataset_bytes
+    smaller = f", or read in smaller groups (group={fitting})" if fitting else ""
+    return (
+        f"{given_mib} MiB of memory are too little for plans with default groups ({group_chunks} chunks, about "
+        f"{format_size(group_bytes)}): each is fetched in parts, and chunks may come again; give the mount "
+        f"--memory {needed_mib}MiB{smaller}"
     )
 
 

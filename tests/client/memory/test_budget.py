@@ -1,7 +1,9 @@
+import re
+
 import pytest
 
 from dieselfs.errors import InvalidInput
-from dieselfs.limits import GIB, MIB
+from dieselfs.limits import GIB, MIB, MOUNT_MEMORY_BYTES
 from dieselfs_client.memory.budget import (
     SPAN_BYTES,
     WINDOW_BYTES,
@@ -12,6 +14,7 @@ from dieselfs_client.memory.budget import (
     node_cache_evictable_bytes,
     offered_bytes,
     span_bytes,
+    window_advice,
 )
 
 CHUNK = 4 * MIB
@@ -97,3 +100,56 @@ def test_a_disk_counts_where_the_memory_of_the_job_is_too_small() -> None:
     assert offered_bytes(64 * GIB, 100 * GIB, 1000 * GIB, 4) == 164 * GIB
     assert offered_bytes(64 * GIB, 100 * GIB, 65 * GIB, 0) == 64 * GIB + 65 * GIB, "nodes unknown"
     assert offered_bytes(64 * GIB, 0, 1000 * GIB, 4) == 64 * GIB
+
+
+CHUNKS = 25_000
+GROUP_CHUNKS = 25
+
+
+def advice(memory_bytes: int, snapshot_bytes: int = 10 * MIB, chunk_bytes: int = CHUNK) -> tuple[str, int]:
+    """What a mount of CHUNKS chunks says about its memory, and the size of its window."""
+    dataset_bytes = CHUNKS * chunk_bytes
+
+    def allotted(memory_bytes: int) -> Allotment:
+        return allot(memory_bytes, snapshot_bytes, 100_000, dataset_bytes, CHUNK)
+
+    found = allotted(memory_bytes)
+    return window_advice(found, dataset_bytes, CHUNKS, allotted), found.window
+
+
+def given_by(text: str) -> int:
+    """The memory that an advice names, in MiB."""
+    found = re.search(r"--memory (\d+)MiB", text)
+    assert found is not None
+    return int(found[1])
+
+
+@pytest.mark.parametrize("snapshot_mib", [10, 1000])
+@pytest.mark.parametrize("chunk_mib", [4, 12, 24])
+def test_the_advice_names_the_least_memory_for_two_of_the_largest_groups(
+    snapshot_mib: int, chunk_mib: int
+) -> None:
+    parts = snapshot_mib * MIB, chunk_mib * MIB
+    needed = given_by(advice(100 * MIB, *parts)[0])
+    text, window = advice((needed - 1) * MIB, *parts)
+    assert 0 < window < 2 * GROUP_CHUNKS * chunk_mib * MIB
+    assert text.startswith(f"{needed - 1} MiB of memory are too little"), "one MiB less"
+    assert given_by(text) == needed
+    text, window = advice(needed * MIB, *parts)
+    assert text == ""
+    assert window == 0 or window >= 2 * GROUP_CHUNKS * chunk_mib * MIB
+
+
+def test_the_group_of_the_advice_fits_twice_into_the_window() -> None:
+    text, window = advice(200 * MIB)
+    (group,) = map(int, re.findall(r"group=(\d+)", text))
+    assert 2 * group * CHUNK <= window < 2 * (group + 1) * CHUNK
+
+
+def test_no_group_is_advised_if_not_even_one_chunk_fits_twice() -> None:
+    assert "group=" not in advice(16 * MIB, 1 * MIB)[0]
+
+
+def test_a_mount_that_pins_everything_or_has_the_default_memory_is_given_no_advice() -> None:
+    assert advice(MOUNT_MEMORY_BYTES)[0] == ""
+    assert advice(200 * GIB) == ("", 0)

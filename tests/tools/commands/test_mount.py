@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -188,3 +189,22 @@ def test_what_cannot_be_mounted(dlcmd: Dlcmd, pets: str, place: Path) -> None:
     assert "not a folder" in dlcmd("mount", pets, place / "file", exit_code=EXIT_USAGE).stderr
     dlcmd("mount", pets, place, "-o", "no_such_option", exit_code=EXIT_USAGE)
     dlcmd("mount", pets, place, "--memory", "1K", exit_code=EXIT_USAGE)
+
+
+def test_too_little_memory_for_plans_is_told_with_what_is_enough(dlcmd: Dlcmd, place: Path) -> None:
+    (dlcmd.folder / "large").mkdir()
+    for number in range(6):
+        (dlcmd.folder / "large" / str(number)).write_bytes(os.urandom(8 * MIB))
+    dlcmd("put", "-r", "large", "dl://large/")
+    told = dlcmd("mount", "large", place, "--memory", "32MiB").stderr
+    assert told.startswith("32 MiB of memory are too little for plans") and told.count("\n") == 1
+    assert dlcmd("why", place, "--since-start").lines[-1] == told.strip()
+    (diagnosis,) = dlcmd("why", place, "--since-start", "--json").objects
+    assert diagnosis["memory_advice"] == told.strip()
+    dlcmd("umount", place)
+    enough = re.search(r"--memory (\d+MiB)", told)
+    assert enough is not None
+    mounted = dlcmd("mount", "large", place, "--memory", enough[1], "--json")
+    assert (mounted.summary["memory_advice"], mounted.stderr) == ("", "")
+    assert "MiB of memory" not in dlcmd("why", place, "--since-start").text
+    dlcmd("umount", place)

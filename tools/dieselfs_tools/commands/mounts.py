@@ -104,6 +104,9 @@ def mount(
     # Its processes find the dataset: to connect here as well would take as long as they take.
     process = control.mount(name, mountpoint, chosen)
     fields["generation"] = control.generation_of(place)
+    fields["memory_advice"] = control.memory_advice_of(place)
+    if fields["memory_advice"]:
+        session.output.aside(fields["memory_advice"])
     if chosen.job is not None and (job := control.job_of(place)):
         nodes = expected_nodes(chosen, os.environ)
         fields |= report_job(session.output, job["name"], nodes, job["members"])

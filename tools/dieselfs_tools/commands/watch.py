@@ -167,8 +167,10 @@ def why(session: Session, mountpoint: str, duration_s: float, since_start: bool)
     if since_start and any(each.seconds > SINCE_MAX * mount.seconds for each in asked or here):
         asked, here, unknown = [], [], "the server has run for longer than the mount: leave out --since-start"
     found = diagnosis(mount, asked or here, unknown)
-    text = f"{found.text}\n{found.advice}"
-    session.output.record("diagnosis", text, {**asdict(found), "activity": asdict(mount)})
+    memory_advice = control.memory_advice_of(place)
+    text = "\n".join(filter(None, (found.text, found.advice, memory_advice)))
+    fields = {**asdict(found), "memory_advice": memory_advice, "activity": asdict(mount)}
+    session.output.record("diagnosis", text, fields)
     return session.output.summary("", {"limit": found.limit})
 
 
