@@ -64,6 +64,11 @@ class ChunkSender:
             first = self._client.reserve_versions(self._dataset.name, len(chunk.entries))
             self._queue.put((chunk, first))
 
+    @property
+    def is_sending(self) -> bool:
+        """Whether chunks are on their way, or wait for the server."""
+        return self._queue.unfinished_tasks > 0 or self._submit_lock.locked()
+
     def check_path(self, path: bytes) -> None:
         """Raise InvalidInput for a path that is too long for an encrypted dataset."""
         if self._cipher is not None:

@@ -216,7 +216,7 @@ def is_stored(entry: UploadEntry, snapshot: Snapshot) -> bool:
 
 class TreeUpload:
     """One upload, by `run`. `report` has its progress, for any thread; `first`: source and path of the first file that
-    was not stored.
+    was not stored. `steps` rises with each entry, and each part of a large file, that is read.
     """
 
     def __init__(
@@ -233,6 +233,7 @@ class TreeUpload:
         """
         self.report = TransferReport(generation=dataset.generation)
         self.first: tuple[bytes, bytes] | None = None
+        self.steps = 0
         self._client = client
         self._dataset = dataset
         self._is_stored = partial(is_stored, snapshot=stored) if isinstance(stored, Snapshot) else stored
@@ -272,6 +273,11 @@ class TreeUpload:
             raise
         self._sender.close()
         return self.report
+
+    @property
+    def is_sending(self) -> bool:
+        """Once it runs: whether chunks are on their way. The client bounds each wait for a server."""
+        return self._sender.is_sending
 
     def fail(self, source: bytes, reason: str, is_damaged: bool = False) -> None:
         """Record that one entry cannot be uploaded."""
@@ -339,6 +345,7 @@ class TreeUpload:
             self._error = self._error or error
 
     def _pack(self, builder: ChunkBuilder, entry: UploadEntry) -> None:
+        self.steps += 1
         try:
             self._sender.check_path(entry.path)
             if entry.file_bytes > self._chunk_bytes:
@@ -363,6 +370,7 @@ class TreeUpload:
                 if builder.room_bytes < length:
                     self._sender.submit(builder.seal())
                 builder.add_file(entry.path, content, entry.mode, mtime_ns, size, place, version)
+                self.steps += 1
 
 
 ENTRY_ERRORS = (OSError, InvalidInput, Damaged, SourceChanged)

@@ -7,6 +7,7 @@ messages (`messages.py`) go through a pair of sockets.
     next, COUNTS, FAILURES, UNITS, PATHS    the unit is walked: these are below it, and are in it; wants another one
     units, UNITS                            more of them, before `next`
     stored, COUNTS, FAILURES                a chunk is stored
+    alive                                   entries were read lately, or chunks are on their way to the server
     done, COUNTS, FAILURES, GENERATION, FIRST   all that it was given is stored
     error, KIND, TEXT                       the upload has failed
 
@@ -20,15 +21,18 @@ import os
 import select
 import signal
 import socket
+import struct
+import time
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from threading import Lock
+from threading import Lock, Thread
 from typing import Any, NoReturn
 
 import dieselfs.errors
 from dieselfs.errors import EXIT_BUG, EXIT_OK, DieselfsError, Unavailable
+from dieselfs.names import printable
 from dieselfs.process import sandbox
 from dieselfs.process.launch import ProcessHandle
 from dieselfs.transfer.report import TransferReport
@@ -51,6 +55,11 @@ worker never waits."""
 UNITS_PER_MESSAGE = 16
 END_TIMEOUT_S = 3.0
 """Until a worker that is told to stop has sent what it is sending; then it is killed."""
+STALLED_S = 600.0
+"""A worker that says nothing for this long is stopped, or waits in one call for its source: a network file system that
+does not answer. To list a folder of millions of names there may take minutes."""
+LOOKS = 4
+"""Signs of life of a worker in this time."""
 
 _ENDINGS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
@@ -71,20 +80,24 @@ class UploadWorkers:
         jobs: int,
         start: Start,
         noted: Callable[[Sequence[bytes]], object] | None = None,
+        stalled_s: float = STALLED_S,
     ) -> None:
-        """`jobs`: processes at most; `noted` is called with the paths of all entries of the sources."""
+        """`jobs`: processes at most; `noted` is called with the paths of all entries of the sources; `stalled_s`: a
+        worker with work that says nothing for this long ends the upload.
+        """
         self.report = TransferReport()
         self.first: tuple[bytes, bytes] | None = None
         self._trees = trees
         self._jobs = jobs
         self._start = start
         self._noted = noted
+        self._stalled_s = stalled_s
         self._pending: list[Unit] = []
         self._workers: list[_Worker] = []
 
     def run(self) -> TransferReport:
         """Upload everything; returns when all is stored. Raises what `TreeUpload.run` does, and Unavailable if a worker
-        is killed. Chunks stored by then stay, and the next run continues; all workers have ended.
+        is killed, or makes no progress. Chunks stored by then stay, and the next run continues; all workers have ended.
         """
         for start, stop in self._trees.disjoint():
             units: list[Unit] = [
@@ -114,16 +127,37 @@ class UploadWorkers:
             self._receive()
 
     def _receive(self) -> None:
-        """Wait for messages, and handle them."""
+        """Wait for messages, and handle them. Raises Unavailable if a worker has been silent for too long."""
         poll = select.poll()
         by_descriptor = {worker.socket.fileno(): worker for worker in self._workers if not worker.is_done}
         for descriptor in by_descriptor:
             poll.register(descriptor, select.POLLIN)
-        for descriptor, _ in poll.poll():
-            worker = by_descriptor[descriptor]
-            self._handle(worker, worker.receive())
-            while worker.has_more:
+        look_s, began_s = self._stalled_s / LOOKS, time.monotonic()
+        ready = poll.poll(look_s * 1000)
+        waited_s = min(time.monotonic() - began_s, look_s)  # more if this process was stopped as well
+        for worker in by_descriptor.values():
+            worker.silent_s = 0.0 if worker.is_waiting else worker.silent_s + waited_s
+        try:
+            for descriptor, _ in ready:
+                worker = by_descriptor[descriptor]
+                worker.silent_s = 0.0
                 self._handle(worker, worker.receive())
+                while worker.has_more:
+                    self._handle(worker, worker.receive())
+        except BlockingIOError:  # in the middle of a message
+            worker.silent_s = self._stalled_s
+        for worker in by_descriptor.values():
+            if worker.silent_s >= self._stalled_s:
+                raise Unavailable(self._stall(worker))
+
+    def _stall(self, worker: "_Worker") -> str:
+        unit = worker.unit
+        if len(unit) == 2:
+            place = self._trees.sources[unit[0] if self._trees.listed is None else 0].source
+        else:
+            place = unit[2] if unit else b""
+        where = f" in {printable(place)}" if place else ""
+        return f"a process of the upload made no progress{where} for {self._stalled_s:g} s: does its source answer?"
 
     def _handle(self, worker: "_Worker", message: list[Any] | None) -> None:
         match message:
@@ -133,6 +167,8 @@ class UploadWorkers:
                 if self._noted is not None:
                     self._noted(paths)
                 worker.is_waiting = True
+            case ["alive"]:
+                pass
             case ["units", units]:
                 self._pending += reversed(units)
             case ["stored", counts, failures]:
@@ -168,7 +204,7 @@ class UploadWorkers:
         finally:
             theirs.close()
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
-        return _Worker(process, ours)
+        return _Worker(process, ours, self._stalled_s)
 
     def _be_worker(self, end: socket.socket, mask: Iterable[int]) -> NoReturn:
         code = EXIT_BUG
@@ -182,24 +218,30 @@ class UploadWorkers:
                 other.socket.close()
             gc.freeze()  # entries of a chunk are many objects, without cycles
             gc.disable()
-            _Work(self._trees, self._start, end, self._noted is not None).run()
+            _Work(self._trees, self._start, end, self._noted is not None, self._stalled_s).run()
             code = EXIT_OK
         finally:
             os._exit(code)
 
 
 class _Worker:
-    """A worker, as its parent has it. `is_waiting`: for a unit; `is_done`: all that it was given is stored."""
+    """A worker, as its parent has it. `is_waiting`: for a unit; `is_done`: all that it was given is stored; `unit`: its
+    last one; `silent_s`: for how long its parent has waited for its next message.
+    """
 
-    def __init__(self, process: int, end: socket.socket) -> None:
+    def __init__(self, process: int, end: socket.socket, stalled_s: float) -> None:
         self.socket = end
+        timeout = struct.pack("@ll", int(stalled_s), int(stalled_s % 1 * 1e6))
+        end.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, timeout)
+        self.unit: Unit = ()
+        self.silent_s = 0.0
         self.is_waiting = self.is_done = False
         self._process = process
         self._handle = ProcessHandle(process)  # not yet reaped, so it is the worker
         self._messages, self._orders = Reader(end.fileno()), Writer(end.fileno())
 
     def receive(self) -> list[Any] | None:
-        """The next message; None if it has ended."""
+        """The next message; None if it has ended. Raises BlockingIOError if the rest of one does not come."""
         with suppress(ConnectionResetError):
             found = self._messages.receive(lambda: None)
             return found[0] if found else None
@@ -210,6 +252,7 @@ class _Worker:
         return self._messages.has_more
 
     def give(self, unit: Unit) -> None:
+        self.unit = unit
         self._send("unit", unit)
 
     def end(self) -> None:
@@ -231,9 +274,9 @@ class _Worker:
         return f"exit code {found.si_status}" if is_exit else signal.Signals(found.si_status).name
 
     def close(self) -> None:
-        """End it, if it has not ended; it sends no other chunk."""
-        self._handle.kill(0.0 if self.is_done else END_TIMEOUT_S)
-        os.waitpid(self._process, 0)
+        """End it, if it has not ended; it sends no other chunk. One that even SIGKILL does not wake ends later."""
+        if self._handle.kill(0.0 if self.is_done else END_TIMEOUT_S):
+            os.waitpid(self._process, 0)
         self._handle.close()
         self.socket.close()
 
@@ -246,6 +289,7 @@ class _Work:
     start: Start
     end: socket.socket
     has_paths: bool
+    stalled_s: float
 
     def run(self) -> None:
         self._orders, self._messages = Reader(self.end.fileno()), Writer(self.end.fileno())
@@ -276,11 +320,22 @@ class _Work:
             self._sent, self._failures_sent = counts, self._failures_sent + len(failures)
             return news, failures
 
+    def _beat(self) -> None:
+        """Tell that the upload makes progress, or waits for the server, while it does."""
+        seen = -1
+        while True:
+            time.sleep(self.stalled_s / LOOKS / 2)
+            steps = self._upload.steps + self._report.found_files
+            if steps != seen or self._upload.is_sending:
+                self._tell("alive")
+            seen = steps
+
     def _stored(self) -> None:
         self._tell("stored", *self._news())
 
     def _walk(self, failed: Failed) -> Iterator[UploadEntry]:
         """The entries of all units that are given."""
+        Thread(target=self._beat, name="dieselfs-beat", daemon=True).start()
         below, paths = list[Unit](), list[bytes]()
         while (unit := self._next(below, paths)) is not None:
             below, paths = [], []
