@@ -382,8 +382,11 @@ class Dataset:
         return self._client.purge(self._name, grace_s, is_dry_run)
 
     def delete_dataset(self) -> None:
-        """Remove the dataset with all its files permanently (DL_delete_dataset)."""
-        self._client.drop_dataset(self._name)
+        """Remove the dataset with all its files permanently (DL_delete_dataset). Raises NotFound, also if it was
+        removed and another one has been made under its name since.
+        """
+        record = self._record or self._client.dataset(self._name)
+        self._client.drop_dataset(self._name, record.dataset_id)
 
     # -- life --------------------------------------------------------------------------------------------
 

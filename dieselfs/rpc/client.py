@@ -158,9 +158,11 @@ class ServerClient(ServerConnections):
         """Names of the datasets that have chunks, but no metadata, and that this user may read; sorted."""
         return [str(name) for name in self._value("list_lost_datasets")]
 
-    def drop_dataset(self, name: str) -> None:
-        """Remove a dataset with all of its content, for good. Raises NotFound."""
-        self._value("drop_dataset", name=name)
+    def drop_dataset(self, name: str, dataset_id: bytes = b"") -> None:
+        """Remove a dataset with all of its content, for good. `dataset_id`: not another one, which has been made under
+        the name since. Raises NotFound.
+        """
+        self._value("drop_dataset", name=name, dataset_id=dataset_id)
 
     # -- maintenance -------------------------------------------------------------------------------------
 

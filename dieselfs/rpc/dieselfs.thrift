@@ -319,7 +319,8 @@ service ChunkServer extends Handshake {
   list<DatasetInfo> list_datasets() throws (1: Refusal refusal)
   /** Names of datasets that have chunks, but no metadata. */
   list<string> list_lost_datasets() throws (1: Refusal refusal)
-  void drop_dataset(1: string name) throws (1: Refusal refusal)
+  /** `dataset_id`: refuse to drop another dataset, which has been made under the name since; empty: any. */
+  void drop_dataset(1: string name, 2: binary dataset_id = "") throws (1: Refusal refusal)
 
   // -- maintenance (docs/guide/recovery.md) --
   /** `with_progress`, here and below: progress before the reply, in chunks, as of copy_entries. */

@@ -251,6 +251,19 @@ def _cost_of_least(row: Method) -> int:
         return -1
 
 
+def _encode_defaults() -> None:
+    """The default of a binary argument is text in the IDL; a call of an older client, without it, must have bytes."""
+    for name in METHODS:
+        arguments = _struct(f"{name}_args")
+        if arguments.thrift_spec:
+            kinds = [kind for kind, *_ in arguments.thrift_spec.values()]
+            defaults = zip(kinds, arguments.__init__.__defaults__, strict=True)
+            arguments.__init__.__defaults__ = tuple(
+                default.encode() if kind == TType.BINARY and default is not None else default
+                for kind, default in defaults
+            )
+
+
 def check_methods() -> None:
     """Compare the table of calls with the IDL; a difference is a bug."""
     assert frozenset(thrift.ChunkServer.thrift_services) == SERVER_METHODS
@@ -270,4 +283,5 @@ def check_methods() -> None:
             )
 
 
+_encode_defaults()
 check_methods()

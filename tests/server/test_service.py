@@ -166,6 +166,21 @@ def test_a_dataset_that_one_may_not_see_looks_like_one_that_is_not_there(
     eve.close()
 
 
+def test_a_late_drop_leaves_a_dataset_that_was_made_again(admin: ServerClient) -> None:
+    old = admin.create_dataset("again")
+    admin.drop_dataset("again", old.dataset_id)
+    new = admin.create_dataset("again")
+    write(admin, "again", b"file", b"1")
+    with pytest.raises(NotFound, match="another has been made under its name"):
+        admin.drop_dataset("again", old.dataset_id)  # held back until now
+    assert read(admin, "again", b"file") == b"1"
+    admin.drop_dataset("again", new.dataset_id)
+    admin.create_dataset("again")
+    admin.drop_dataset("again")  # as an older client
+    with pytest.raises(NotFound):
+        admin.dataset("again")
+
+
 def test_rights_include_each_other(server: RunningServer, admin: ServerClient) -> None:
     admin.create_dataset("graded")
     write(admin, "graded", b"file", b"1")

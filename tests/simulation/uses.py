@@ -268,7 +268,8 @@ def drop(cluster: Cluster, step: Step) -> None:
         oracle.begin(path, None)
     cluster.is_dropping = True
     with suppress(NotFound):
-        cluster.bounded("drop", partial(client.drop_dataset, SCRATCH))
+        dataset_id = cluster.bounded("find", partial(client.dataset, SCRATCH)).dataset_id
+        cluster.bounded("drop", partial(client.drop_dataset, SCRATCH, dataset_id))
     cluster.is_dropping, cluster.dropped_s = False, now_s()
     cluster.sync()  # a drop may be forgotten, too
     for path in paths:

@@ -14,7 +14,7 @@ import trio
 
 from dieselfs import __version__
 from dieselfs.chunk.ids import ChunkIdSource
-from dieselfs.errors import AlreadyExists, InvalidInput, Unavailable
+from dieselfs.errors import AlreadyExists, InvalidInput, NotFound, Unavailable
 from dieselfs.fields import DATASET_ID_BYTES
 from dieselfs.names import printable
 from dieselfs.records import DatasetRecord
@@ -122,7 +122,12 @@ class DatasetCalls:
         return [name for name in names if rights[name] >= Right.READ]
 
     async def drop_dataset(self, call: Call) -> None:
-        dataset = await call.dataset()
+        dataset, expected_id = await call.dataset(), call.arguments.dataset_id
+        if expected_id and expected_id != dataset.dataset_id:  # the call came late
+            raise NotFound(
+                f"dataset {dataset.name!r} is not the one to drop: that is gone, and another has been made under its "
+                "name, which stays; to drop it too, try again"
+            )
         await trio.to_thread.run_sync(self._drop, dataset)
         self.shared.forget(dataset.dataset_id)
         log.info("dataset %s dropped by %s", dataset.name, call.caller.name)

@@ -57,6 +57,22 @@ def test_a_call_without_arguments_is_refused_unless_it_has_none(method: str) -> 
         assert decode_call(message)[0] == method
 
 
+@pytest.mark.parametrize(
+    ("method", "arguments", "added"),
+    [
+        ("drop_dataset", {"name": "pets"}, {"dataset_id": b""}),
+        ("put_chunk", {"dataset": "pets", "chunk_id": bytes(16), "bulk_length": 1}, {"key_id": b""}),
+        ("fsck", {"dataset": "pets", "is_deep": True, "is_repair": True}, {"with_progress": False}),
+    ],
+)
+def test_a_call_of_an_older_client_has_defaults(
+    method: str, arguments: dict[str, object], added: dict[str, object]
+) -> None:
+    message = encode_call(method, 1, arguments | dict.fromkeys(added))  # without the added arguments
+    found = decode_call(message)[2]
+    assert {name: getattr(found, name) for name in added} == added
+
+
 def test_text_that_is_not_utf8_is_refused() -> None:
     message = encode_call("get_dataset", 1, {"name": "pets"}).replace(b"pets", b"p\xfft\xff")
     with pytest.raises(ProtocolError, match="'name' has the wrong type"):

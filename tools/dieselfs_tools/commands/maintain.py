@@ -408,7 +408,7 @@ def rb(
         )
     if not is_confirmed:
         confirm_name(dataset, f"this removes dl://{dataset} ({what})")
-    session.client.drop_dataset(dataset)
+    session.client.drop_dataset(dataset, record.dataset_id)
     return output.summary(f"removed dl://{dataset} ({what})", fields)
 
 
