@@ -12,12 +12,24 @@ MEMBERSHIP_LIST_BYTES_MAX = JOB_NODES_MAX * (_LENGTH_BYTES + SEALED_MEMBER_BYTES
 
 @dataclass(frozen=True, slots=True)
 class JobId:
-    """What all members of a job share. `digest` identifies the snapshot; `generation` is for messages."""
+    """What all members of a job share. `digest` is the `job_digest`; `generation` is for messages."""
 
     dataset: str
     job: str
     generation: int
     digest: bytes
+
+
+def job_digest(snapshot_digest: bytes, order_version: int) -> bytes:
+    """What the members of a job read: the digest of the snapshot, with the version of the default order in its last
+    byte. So servers of any version refuse a node with another order. Version 1: the digest as it is.
+    """
+    return snapshot_digest[:-1] + bytes([snapshot_digest[-1] ^ (order_version - 1)])
+
+
+def have_same_snapshot(digest: bytes, other: bytes) -> bool:
+    """Whether two members read one snapshot, perhaps in different orders, by their `job_digest`."""
+    return digest[:-1] == other[:-1]
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ from dieselfs.errors import InvalidInput
 from dieselfs.limits import CURSOR_CHARACTERS_MAX, SKIP_RANGES_MAX
 from dieselfs.shuffle.policies import NAME_BY_KIND, policy_of
 from dieselfs.shuffle.skips import Skips
-from dieselfs.shuffle.spec import PlanSpec
+from dieselfs.shuffle.spec import DEFAULT_ORDER_VERSION, PlanSpec
 from dieselfs.snapshot.format import COUNT_MAX
 
 DIGEST_CHARACTERS = 24
@@ -47,7 +47,9 @@ class Cursor:
     def __str__(self) -> str:
         spec, policy = self.spec, policy_of(self.spec)
         skips = "".join(f".x{one.start}-{one.stop - 1}" for one in spec.skips.ranges)
-        version, group = (2, "") if spec.group_chunks is None else (1, f".g{spec.group_chunks}")
+        version, group = (
+            (DEFAULT_ORDER_VERSION, "") if spec.group_chunks is None else (1, f".g{spec.group_chunks}")
+        )
         order = f"{policy.kind}{version}.{self.snapshot}.s{spec.seed}.e{spec.epoch}{group}"
         text = f"{order}.p{self.position}{skips}"
         return f"{text}.{check_sum(text)}"

@@ -13,6 +13,8 @@ from dieselfs.limits import BATCH_FILES_MAX, RANKS_MAX, WORKERS_MAX
 from dieselfs.shuffle.skips import NO_SKIPS, Skips
 
 DEFAULT_POLICY = "chunkwise"
+DEFAULT_ORDER_VERSION = 2
+"""Of the order without a group size (docs/reference/order.md). All nodes of a job must have the same."""
 SEED_MAX = (1 << 64) - 1
 GROUP_CHUNKS_MAX = (1 << 32) - 1
 POSITION_MAX = (1 << 64) - 1

@@ -33,9 +33,10 @@ from dieselfs.limits import (
 from dieselfs.net.address import EtcdAddress, ServerList, Servers, TcpAddress
 from dieselfs.net.sockets import addresses
 from dieselfs.rpc.client import ServerClient
-from dieselfs.rpc.members import JobId
+from dieselfs.rpc.members import JobId, job_digest
 from dieselfs.rpc.serving.server import open_listeners
 from dieselfs.settings.table import OFF, JobSettings
+from dieselfs.shuffle.spec import DEFAULT_ORDER_VERSION
 from dieselfs.sources.server import ServerSource
 from dieselfs.telemetry.socket import PublishedMetrics
 from dieselfs_client.cluster.membership import Members, Membership, RemoteRegistry
@@ -212,7 +213,8 @@ class Pool:
 
     async def _be_member(self, me: Member, nursery: trio.Nursery, is_resumed: bool) -> None:
         snapshot, secret = self._snapshot, self._config.secret
-        job_id = JobId(snapshot.dataset, self._config.job.name, snapshot.generation, snapshot.digest)
+        digest = job_digest(snapshot.digest, DEFAULT_ORDER_VERSION)
+        job_id = JobId(snapshot.dataset, self._config.job.name, snapshot.generation, digest)
         registry = RemoteRegistry(self._client, job_id, secret)
         self._membership = Membership(registry, secret, job_id, me, self._change, metrics=self.metrics)
         try:

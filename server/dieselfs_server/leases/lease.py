@@ -29,7 +29,7 @@ from dieselfs.limits import (
     SEAL_BYTES,
 )
 from dieselfs.records import NoteChange
-from dieselfs.rpc.members import MembershipList
+from dieselfs.rpc.members import MembershipList, have_same_snapshot
 from dieselfs_server.access.accounts import Right
 from dieselfs_server.metadata.interface import MetadataStore
 
@@ -242,17 +242,14 @@ def with_member(
 ) -> tuple[Head, dict[str, Lease]]:
     """The list with this member, and without expired ones.
 
-    Raises AlreadyExists if the job reads another snapshot, or if the node has a new master; InvalidInput if there are
-    too many members.
+    Raises AlreadyExists if the job reads another snapshot, or in another default order, or if the node has a new
+    master; InvalidInput if there are too many members.
     """
     own = leases.get(request.node)
     others = {node: lease for node, lease in leases.items() if node != request.node}
     live = {node: lease for node, lease in others.items() if lease.expires_ns > now_ns}
     if head is not None and live and head.digest != request.digest:
-        raise AlreadyExists(
-            f"the job reads generation {head.generation}, and node {request.node} has generation "
-            f"{request.generation}; set one generation for all nodes, with a tag or --generation"
-        )
+        raise _differing(head, request)
     if request.known_version and own is not None and own.expires_ns > now_ns:
         _check_master(own, request)
     if len(live) >= JOB_NODES_MAX:
@@ -274,6 +271,18 @@ def with_member(
     if request.known_version and (is_doubtful or is_back):
         settles_ns = max(settles_ns, lease.expires_ns)
     return Head(due_ns, version, settles_ns, *common), admitted_leases
+
+
+def _differing(head: Head, request: JoinRequest) -> AlreadyExists:
+    if have_same_snapshot(head.digest, request.digest):
+        return AlreadyExists(
+            f"node {request.node} has another version of dieselfs than the other nodes of the job, with another "
+            "default order of files; install one version on all nodes"
+        )
+    return AlreadyExists(
+        f"the job reads generation {head.generation}, and node {request.node} has generation "
+        f"{request.generation}; set one generation for all nodes, with a tag or --generation"
+    )
 
 
 def _check_master(own: Lease, request: JoinRequest) -> None:

@@ -11,9 +11,11 @@ from dieselfs.cluster import failure_detector as suspicion
 from dieselfs.cluster.job import Job
 from dieselfs.cluster.secret import JobSecret
 from dieselfs.dataset import Dataset
+from dieselfs.errors import AlreadyExists
 from dieselfs.limits import MIB
 from dieselfs.sources.interface import Slices
 from dieselfs.sources.server import ServerSource, is_intact
+from dieselfs_client.cluster import pool as pool_module
 from dieselfs_client.cluster.pool import Pool, PoolConfig, PoolHost
 from dieselfs_client.memory import node_cache
 from tests.support.server import RunningServer, running_server
@@ -77,14 +79,15 @@ def play(
     size: int,
     scenario: Callable[[list[Node]], Awaitable[None]],
     memory: int = 64 * MIB,
+    job: str | None = None,
 ) -> None:
     async def main() -> None:
         nodes: list[Node] = []
-        job = f"job-{next(job_numbers)}"
+        name = job or f"job-{next(job_numbers)}"
         try:
             async with trio.open_nursery() as nursery:
                 for number in range(size):
-                    nodes.append(await start(server, nursery, job, number, size, memory))
+                    nodes.append(await start(server, nursery, name, number, size, memory))
                 with trio.fail_after(120):
                     for node in nodes:
                         await node.pool.gathered.wait()
@@ -95,6 +98,26 @@ def play(
                 node.data.close()
 
     trio.run(main)
+
+
+def test_a_node_with_another_default_order_is_refused(
+    server: RunningServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def scenario(nodes: list[Node]) -> None:
+        monkeypatch.setattr(pool_module, "DEFAULT_ORDER_VERSION", 1)  # as an older dieselfs
+        terms = PoolConfig(Job("orders", 1, 2, "node-1"), SECRET, 1, "127.0.0.1", 64 * MIB)
+        with Dataset(server.settings(), "pooled") as data:
+            async with trio.open_nursery() as nursery:
+                pool = Pool(ServerSource(data.client, data.snapshot), data.client, terms, PoolHost(nursery))
+                with (
+                    trio.fail_after(20),
+                    pytest.raises(AlreadyExists, match=r"^node node-1 has another version of dieselfs"),
+                ):
+                    await pool.run()
+                nursery.cancel_scope.cancel()
+        assert len(nodes[0].pool.members) == 1
+
+    play(server, 1, scenario, job="orders")
 
 
 def loads(nodes: list[Node]) -> int:

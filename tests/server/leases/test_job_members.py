@@ -20,7 +20,7 @@ from dieselfs.limits import (
 )
 from dieselfs.net.address import TcpAddress
 from dieselfs.records import NoteChange
-from dieselfs.rpc.members import JobId, MembershipList
+from dieselfs.rpc.members import JobId, MembershipList, job_digest
 from dieselfs_server.leases import lease as members_module
 from dieselfs_server.leases.lease import (
     Head,
@@ -219,6 +219,23 @@ def test_another_snapshot_is_refused_with_one_clear_line(job_members: JobMembers
         Caller(job_members, "n2", digest=b"\2" * 32).ask(NOW_NS)
     one.leave()
     two = Caller(job_members, "n2", digest=b"\2" * 32)
+    two.ask(NOW_NS)
+    assert two.members == ("n2",)
+
+
+@pytest.mark.parametrize(("first", "second"), [(1, 2), (2, 1), (2, 3)])
+def test_a_version_with_another_default_order_is_refused(
+    job_members: JobMembers, first: int, second: int
+) -> None:
+    one = Caller(job_members, "n1", digest=job_digest(TERMS.digest, first))
+    one.ask(NOW_NS)
+    two = Caller(job_members, "n2", digest=job_digest(TERMS.digest, second))
+    with pytest.raises(
+        AlreadyExists, match=r"^node n2 has another version of dieselfs .* install one version"
+    ):
+        two.ask(NOW_NS)
+    assert one.ask(NOW_NS).members is None, "it is not disturbed"
+    one.leave()
     two.ask(NOW_NS)
     assert two.members == ("n2",)
 
