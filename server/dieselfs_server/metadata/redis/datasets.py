@@ -43,14 +43,15 @@ from dieselfs_server.metadata.redis.values import (
     REPLACED,
     TOKEN_BYTES,
     VERSIONS,
-    CountedState,
     DatasetKeys,
     DatasetState,
     KeyPair,
     Registered,
+    count_body,
     names_after,
     number_body,
     number_of,
+    parse_count,
     registry_keys,
     unseal,
 )
@@ -304,20 +305,16 @@ def count_paths(
     folders: int = 0,
 ) -> None:
     """Add live entries and non-empty folders to their numbers, in the `change` of the record."""
-    known = counted_paths(change.key_pair, value, before)
-    state = CountedState(after.generation, known.entries + entries, known.folders + folders)
-    change.put(COUNTED, state.body(), value)
+    known_entries, known_folders = counted_paths(change.key_pair, value, before)
+    change.put(COUNTED, count_body(after, known_entries + entries, known_folders + folders), value)
 
 
-def counted_paths(key_pair: KeyPair, value: bytes | None, record: DatasetRecord) -> CountedState:
-    """The numbers of `record`; its files alone if they count another record, which an older dieselfs has written."""
-    with suppress(Damaged):
-        state = (
-            None if value is None or not record.chunks else CountedState.of(unseal(key_pair, COUNTED, value))
-        )
-        if state is not None and state.generation == record.generation:
-            return state
-    return CountedState(record.generation, record.files, 0)
+def counted_paths(key_pair: KeyPair, value: bytes | None, record: DatasetRecord) -> tuple[int, int]:
+    """Live entries and non-empty folders of `record`; its files alone if they count another record, which an older
+    dieselfs has written.
+    """
+    found = parse_count(key_pair, COUNTED, value, record) if record.chunks else None
+    return found or (record.files, 0)
 
 
 def put_in_place(client: RedisCalls, keys: DatasetKeys, copy: DatasetKeys, now_ns: int) -> None:

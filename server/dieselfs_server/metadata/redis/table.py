@@ -59,11 +59,12 @@ from dieselfs_server.metadata.redis.values import (
     Kind,
     PathState,
     StoredExtent,
-    StoredState,
     bucket_name,
+    count_body,
     damage,
     fixed_fields,
     number_of,
+    parse_count,
     parse_extent_name,
     unseal,
 )
@@ -306,21 +307,15 @@ def count_chunk(
     """Add the bytes of a chunk to the number, in the `change` of the record; not to a number that is out of date."""
     known = _stored_bytes(change, value, before)
     if known is not None:
-        state = StoredState(after.generation, after.chunks, known + added_bytes)
-        change.put(STORED, state.body(), value)
+        change.put(STORED, count_body(after, after.chunks, known + added_bytes), value)
 
 
 def _stored_bytes(change: Change, value: bytes | None, record: DatasetRecord) -> int | None:
     """The bytes of the chunks of `record`; None if the number counts another record."""
     if not record.chunks:
         return 0
-    try:
-        state = None if value is None else StoredState.of(unseal(change.key_pair, STORED, value))
-    except Damaged:
-        return None
-    if state is None or (state.generation, state.chunks) != (record.generation, record.chunks):
-        return None
-    return state.stored_bytes
+    chunks, stored_bytes = parse_count(change.key_pair, STORED, value, record) or (None, None)
+    return stored_bytes if chunks == record.chunks else None
 
 
 def read_usage(client: RedisCalls, keys: DatasetKeys) -> DatasetUsage:
@@ -328,15 +323,15 @@ def read_usage(client: RedisCalls, keys: DatasetKeys) -> DatasetUsage:
     for _ in range(REDIS_SWAPS_MAX):
         record_value, value, counted = read_fields(client, keys.dataset, RECORD, STORED, COUNTED)
         record, change = live_state(keys, record_value).record, Change(keys.dataset)
-        known, paths = _stored_bytes(change, value, record), counted_paths(keys.dataset, counted, record)
-        count = max(paths.entries, record.files + paths.folders)
+        entries, folders = counted_paths(keys.dataset, counted, record)
+        known, count = _stored_bytes(change, value, record), max(entries, record.files + folders)
         if known is not None:
             return DatasetUsage(record, known, count)
         lengths = (chunk.header_length + chunk.payload_length for chunk in read_chunks(client, keys))
         known = PREAMBLE_BYTES * record.chunks + sum(lengths)
         # No chunk has come or gone since the record was read, or it would be another.
         change.put(RECORD, DatasetState(record).body(), record_value)
-        change.put(STORED, StoredState(record.generation, record.chunks, known).body(), value)
+        change.put(STORED, count_body(record, record.chunks, known), value)
         if swap(client, change):
             return DatasetUsage(record, known, count)
     raise Contended(f"{keys.owner} changes too fast for its chunks to be counted; try again")

@@ -10,6 +10,7 @@ another key or name. In a conditional change, the seal represents the value.
 
 import struct
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, fields, replace
 from enum import IntEnum
 from functools import cached_property
@@ -167,6 +168,7 @@ SEAL_BYTES = 8
 _DATASET = struct.Struct("<16sqqqqq?")
 _DELETED = struct.Struct("<q")
 _NUMBER = struct.Struct("<q")
+_COUNT = struct.Struct("<qqq")
 _PENDING = struct.Struct("<qI")
 _SEQUENCE = struct.Struct("<Q")
 _ASSEMBLY = struct.Struct("<QQQ")
@@ -235,24 +237,22 @@ class DatasetState:
         return cls(DatasetRecord(dataset_id, body[_DATASET.size :].decode(), *numbers), is_dropped)
 
 
-@dataclass(frozen=True)
-class StoredState(_Packed):
-    """The bytes of the chunks of the dataset's record with this generation and number of chunks."""
-
-    FORMAT = struct.Struct("<qqq")
-    generation: int
-    chunks: int
-    stored_bytes: int
+def count_body(record: DatasetRecord, *numbers: int) -> bytes:
+    """Two numbers of a record: under STORED its chunks and their bytes, under COUNTED its live entries and non-empty
+    folders.
+    """
+    return _COUNT.pack(record.generation, *numbers)
 
 
-@dataclass(frozen=True)
-class CountedState(_Packed):
-    """The live entries and the non-empty folders of the dataset's record with this generation."""
-
-    FORMAT = struct.Struct("<qqq")
-    generation: int
-    entries: int
-    folders: int
+def parse_count(
+    key_pair: KeyPair, name: bytes, value: bytes | None, record: DatasetRecord
+) -> tuple[int, int] | None:
+    """The numbers of `count_body`; None if they are damaged, missing, or of another record."""
+    with suppress(Damaged):
+        if value is not None:
+            generation, first, second = _COUNT.unpack(unseal(key_pair, name, value))
+            return (first, second) if generation == record.generation else None
+    return None
 
 
 @dataclass(frozen=True)
