@@ -9,7 +9,7 @@ import os
 import stat
 from pathlib import Path
 
-from dieselfs.errors import AccessDenied
+from dieselfs.errors import AccessDenied, InvalidInput
 
 
 def read_private_file(path: str | os.PathLike[str], bytes_max: int, what: str) -> bytes:
@@ -39,6 +39,21 @@ def read_private_file(path: str | os.PathLike[str], bytes_max: int, what: str) -
 
 def _allowed_mode(owner: int) -> int:
     return 0o740 if owner == 0 != os.geteuid() else 0o700
+
+
+def read_private_text(
+    path: str | os.PathLike[str], bytes_max: int, what: str, encoding: str = "utf-8"
+) -> str:
+    """The text in a private file, without white space around it. Raises InvalidInput, also for none or a longer one."""
+    try:
+        text = read_private_file(path, bytes_max + 1, what).decode(encoding).strip()
+    except AccessDenied as error:
+        raise InvalidInput(str(error)) from None
+    except UnicodeDecodeError:
+        raise InvalidInput(f"{what} {path}: not text in {encoding}") from None
+    if not 0 < len(text) <= bytes_max:
+        raise InvalidInput(f"{what} {path}: empty, or longer than {bytes_max} bytes")
+    return text
 
 
 def write_private_file(path: str | os.PathLike[str], content: bytes) -> None:

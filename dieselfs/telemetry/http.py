@@ -19,9 +19,9 @@ from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
 from prometheus_client import CollectorRegistry, generate_latest, make_wsgi_app
 from prometheus_client.core import Metric
 
-from dieselfs.errors import AccessDenied, InvalidInput, Unavailable
+from dieselfs.errors import Unavailable
 from dieselfs.net.address import TcpAddress
-from dieselfs.net.private_file import read_private_file
+from dieselfs.net.private_file import read_private_text
 from dieselfs.telemetry.registry import Report
 
 METRICS_HTTP_REQUEST_S = 1.0
@@ -131,13 +131,7 @@ class _Server6(_Server):
 
 def read_token(path: str) -> str:
     """The token in a private file. Raises InvalidInput."""
-    try:
-        token = read_private_file(path, TOKEN_BYTES_MAX, "metrics token").decode("ascii").strip()
-    except (AccessDenied, UnicodeDecodeError) as error:
-        raise InvalidInput(f"metrics token {path}: {error}") from None
-    if not token:
-        raise InvalidInput(f"metrics token {path}: the file is empty")
-    return token
+    return read_private_text(path, TOKEN_BYTES_MAX, "metrics token", "ascii")
 
 
 def without_users(report: Report) -> Report:

@@ -70,6 +70,10 @@ def test_with_a_token_a_request_needs_it(tmp_path: Path) -> None:
             refused.value.close()
         with urlopen(Request(url, headers={"Authorization": "Bearer secret"}), timeout=10) as answer:
             assert answer.status == 200
+    for wrong in (b"\n", b"\xff", b"x" * 2000):
+        file.write_bytes(wrong)
+        with pytest.raises(InvalidInput, match="metrics token"):
+            read_token(str(file))
     file.chmod(0o644)
     with pytest.raises(InvalidInput, match="token"):
         read_token(str(file))

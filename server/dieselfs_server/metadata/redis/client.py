@@ -30,7 +30,6 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from ipaddress import ip_address
-from pathlib import Path
 from threading import Lock
 from typing import Any
 from urllib.parse import parse_qsl, unquote
@@ -48,10 +47,10 @@ from redis.crc import key_slot
 from redis.exceptions import NoPermissionError, NoScriptError, OutOfMemoryError, RedisError, ResponseError
 from redis.retry import Retry
 
-from dieselfs.errors import AccessDenied, DieselfsError, InvalidInput, StorageFull, Unavailable
+from dieselfs.errors import DieselfsError, InvalidInput, StorageFull, Unavailable
 from dieselfs.limits import REDIS_AWAY_S, REDIS_PATIENCE_S, REDIS_REQUEST_TIMEOUT_S, REDIS_RETRY_S
 from dieselfs.net.address import TcpAddress, split
-from dieselfs.net.private_file import read_private_file
+from dieselfs.net.private_file import read_private_text
 from dieselfs.net.sockets import open_socket
 from dieselfs_server.metadata.redis.fields import Command, Script
 from dieselfs_server.metadata.redis.persistence import run_id
@@ -135,7 +134,9 @@ def parse_redis_url(url: str) -> RedisLocation:
         is_cluster=parts.scheme.endswith("+cluster"),
         database=0 if is_socket else _database(parts.path, parts.scheme, url),
         user=unquote(user) if at and user else None,
-        password=_read_password(Path(password_file)) if password_file else None,
+        password=read_private_text(password_file, PASSWORD_BYTES_MAX, "password file")
+        if password_file
+        else None,
         prefix=prefix.encode(),
         socket_path=unquote(parts.path) if is_socket else None,
         tls=RedisTls(**files) if has_tls else None,
@@ -157,18 +158,6 @@ def _database(path: str, scheme: str, url: str) -> int:
     if number and not re.fullmatch(r"\d{1,5}", number):
         raise InvalidInput(f"metadata {url!r}: {number!r} is not a database number")
     return int(number or 0)
-
-
-def _read_password(path: Path) -> str:
-    try:
-        password = read_private_file(path, PASSWORD_BYTES_MAX + 1, "password file").decode("utf-8").strip()
-    except AccessDenied as error:
-        raise InvalidInput(str(error)) from None
-    except UnicodeDecodeError:
-        raise InvalidInput(f"password file {path}: not text") from None
-    if not password or len(password) > PASSWORD_BYTES_MAX:
-        raise InvalidInput(f"password file {path}: empty, or longer than {PASSWORD_BYTES_MAX} bytes")
-    return password
 
 
 def _is_loopback(host: str) -> bool:
