@@ -88,14 +88,14 @@ def hold_all(settings: Settings, pipe: Connection) -> None:
         check_all(data)
         pipe.send(None)
         pipe.recv()
-        pipe.send(chunk_memory_bytes())
+        pipe.send(chunk_memory_bytes(os.getpid()))
         pipe.recv()
 
 
-def chunk_memory_bytes() -> int:
-    """Of this process: shared pages count in proportion (PSS)."""
+def chunk_memory_bytes(process: int) -> int:
+    """Of a process: shared pages count in proportion (PSS)."""
     total, is_chunk = 0, False
-    for line in Path("/proc/self/smaps").read_text().splitlines():
+    for line in Path(f"/proc/{process}/smaps").read_text().splitlines():
         if re.match("[0-9a-f]+-[0-9a-f]+ ", line):
             is_chunk = "dieselfs-chunk" in line
         elif is_chunk and line.startswith("Pss:"):
@@ -120,6 +120,7 @@ def test_several_processes_have_one_copy_in_memory(server: RunningServer) -> Non
             pipe.send(None)
             assert pipe.poll(ANSWER_TIMEOUT_S)
             sizes.append(pipe.recv())
+        sizes.append(chunk_memory_bytes(server.process.pid))
     finally:
         for process, _ in running:
             process.kill()
