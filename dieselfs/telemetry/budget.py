@@ -20,7 +20,7 @@ class EventBudget:
     """For one thread at a time. Times are in seconds, and do not fall."""
 
     def __init__(self, share: int = 1) -> None:
-        """`share`: of so many processes with one log, which have equal parts of the budget, rounded up."""
+        """`share`: processes with one log, which have equal parts of the budget, rounded up."""
         limits = ENTRIES_PER_SOURCE, ENTRIES_WITHOUT_KEY, SOURCES_MAX
         self._per_source, self._without_key_max, self._sources_max = (-(-each // share) for each in limits)
         self._ends_s = 0.0

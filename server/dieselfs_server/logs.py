@@ -147,7 +147,7 @@ class AuditLog:
         send: Callable[[Mapping[str, Value]], object] = lambda _: None,
         share: int = 1,
     ) -> None:
-        """`send` gets a copy of each entry; it must not wait. `share`: so many processes write the file."""
+        """`send` gets a copy of each entry; it must not wait. `share`: processes that write the file."""
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._file = _PrivateFile(path, maxBytes=bytes_max, backupCount=files_max)
         self._clock = clock

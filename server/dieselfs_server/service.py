@@ -63,7 +63,7 @@ class Service:
         make_page: "Callable[[Service], WebPage | None]" = lambda _: None,
     ) -> None:
         """`recent`: where failures are noted; `started_s`: when the server began, which may be before this process.
-        `share`: of so many processes, which have equal parts of the limits of memory. `scratch`: a folder for temporary
+        `share`: processes of this server, with equal parts of the limits of memory. `scratch`: a folder for temporary
         files; `names`: the URLs of object store and metadata store. `shared_bytes`: the limit of payloads in shared
         memory, 0: none; `segments_max`: the system allows no more of them. `sources`: what may be attached.
         `environment_checks`: of what the server depends on besides its stores. `room`: of its disks. `make_page`: makes

@@ -128,7 +128,7 @@ class Runs:
         return is_charged
 
     def _oldest(self, least_bytes: int) -> list[Extents]:
-        """Release the oldest chunks, of at least so many bytes together; returns what of them must be dropped."""
+        """Release the oldest chunks, at least `least_bytes` of them; returns what of them must be dropped."""
         oldest: list[Extents] = []
         while self._pushed and least_bytes > 0:
             _, extents = self._pushed.popitem(last=False)

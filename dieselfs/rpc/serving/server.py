@@ -84,8 +84,8 @@ class RpcServer:
         metrics: Registry | None = None,
         share: int = 1,
     ) -> None:
-        """`tls`: the present certificate, for each new connection; `role`: see `auth.transcript`. `share`: of so many
-        processes, which have equal parts of all limits of connections.
+        """`tls`: the present certificate, for each new connection; `role`: see `auth.transcript`. `share`: processes of
+        the server, which have equal parts of all limits of connections.
         """
         metrics = metrics or Registry()
         self._handler = handler

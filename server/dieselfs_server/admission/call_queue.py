@@ -31,8 +31,8 @@ class CallQueue:
     def __init__(
         self, metrics: Registry, thread_clock: Callable[[], float] | None = None, share: int = 1
     ) -> None:
-        """`thread_clock`: processor time of the present thread in seconds; `time.thread_time`. `share`: of so many
-        processes, which have equal parts of the builds. Each has an interpreter of its own, so the limits of costs are
+        """`thread_clock`: processor time of the present thread in seconds; `time.thread_time`. `share`: processes of
+        the server, which have equal parts of the builds. Each has an interpreter of its own, so the limits of costs are
         those of one process.
         """
         self.metrics, self.thread_clock = metrics, thread_clock or time.thread_time

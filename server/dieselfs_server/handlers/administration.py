@@ -183,7 +183,7 @@ class MaintenanceCalls:
     """A folder for temporary files."""
     room: Room
     share: int
-    """Of so many processes of this server, which have equal parts of the limit of jobs."""
+    """Processes of this server, which have equal parts of the limit of jobs."""
 
     def __post_init__(self) -> None:
         self._jobs = MaintenanceJobs(self.metadata, time.time_ns, part_of(JOBS_MAX, self.share))

@@ -221,7 +221,7 @@ class RadosPool:
 
     @contextmanager
     def _lasting(self, length: int) -> Iterator[None]:
-        """Calls that begin in this block may take long, if it moves so many bytes."""
+        """Calls that begin in this block may take long, if it moves that number of bytes."""
         if length < LARGE_BYTES:
             yield
             return

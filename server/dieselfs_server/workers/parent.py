@@ -29,9 +29,9 @@ from dieselfs.process.service_manager import SERVICE_STOPPING, notify
 from dieselfs_server.workers.decisions import Assignment, Replacement
 
 STOP_S = 20.0
-"""Workers that are still there so long after the order to stop are killed."""
+"""Workers that are still there this time after the order to stop are killed."""
 START_S = 1800.0
-"""A worker that is not ready so long after its start is killed. It may have to apply chunks that a crash left."""
+"""A worker that is not ready this time after its start is killed. It may have to apply chunks that a crash left."""
 ACCEPTED_AT_ONCE_MAX = 64
 RETRY_S = 0.1
 """Pause after a connection could not be accepted, or no worker had room for it."""

@@ -15,8 +15,8 @@ KEY_BYTES = 16
 PLACES = 16
 """Places of a key."""
 LOCK_TRIES_MAX = 1000
-"""A holder needs microseconds. One that was stopped meanwhile must not stop the others: after so many tries they go
-ahead, and one of two changes may be lost."""
+"""A holder needs microseconds. One that was stopped meanwhile must not stop the others: after this number of
+tries they continue, and one of two changes may be lost."""
 
 _EMPTY = bytes(KEY_BYTES)
 

@@ -48,7 +48,7 @@ class MountOptions(CacheOptions):
 
 
 def workers_for(options: MountOptions, processors: int) -> int:
-    """How many workers a mount has on a machine with so many processors."""
+    """How many workers a mount has on a machine with this number of processors."""
     return options.workers or min(max(processors // PROCESSORS_PER_WORKER, 1), WORKERS_MAX)
 
 
