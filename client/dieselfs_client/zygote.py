@@ -69,20 +69,22 @@ def _tell(control_channel: ControlChannel, word: str, about: str = "") -> None:
 
 
 def _is_forked(of_daemon: ControlChannel) -> bool:
-    """Whether this is the daemon. A process in between forks it and ends, so the supervisor becomes its parent."""
+    """Whether this is the daemon. A process in between forks it and ends, so the supervisor becomes its parent.
+
+    The daemon tells its process ID itself: so the supervisor knows it before the daemon serves, whenever others run.
+    """
     between = os.fork()
     if between:
         os.waitpid(between, 0)
         return False
     try:
         daemon = os.fork()
-        if daemon:
-            _tell(of_daemon, "born", str(daemon))
     except OSError:
         _log.exception("cannot fork a daemon")
         os._exit(EXIT_BUG)
     if daemon:
         os._exit(EXIT_OK)
+    _tell(of_daemon, "born", str(os.getpid()))
     return True
 
 

@@ -225,6 +225,30 @@ def test_readers_do_not_notice_an_upgrade(
     control.unmount(mountpoint)
 
 
+LATE_PARENT = """
+import os, time
+fork = os.fork
+def forked():
+    child = fork()
+    if child:
+        time.sleep(1)
+    return child
+os.fork = forked
+"""
+
+
+def test_a_mount_that_is_served_names_its_daemon_though_the_parent_of_that_is_late(
+    options: MountOptions, dataset: str, mountpoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    supervisor_and_zygote_run(monkeypatch, in_zygote=LATE_PARENT)
+    assert control.mount(dataset, mountpoint, options)
+    before = state(mountpoint)
+    after = control.upgrade(mountpoint)
+    assert before.daemon
+    assert after.daemon not in (None, before.daemon)
+    control.unmount(mountpoint)
+
+
 def test_an_upgrade_that_does_not_come_up_changes_nothing(
     options: MountOptions, dataset: str, mountpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
