@@ -39,19 +39,11 @@ class Splice:
 
     def old_of_new(self, places: Numbers) -> Numbers:
         """The old elements at these places, -1 for added ones: shape (n,)."""
-        added_before = np.searchsorted(self.added, places)
-        kept = places - added_before
-        old = kept + np.searchsorted(self._before_removed, kept, side="right")
-        old[_found(self.added, added_before, places)] = -1
-        return old
+        return _moved(places, self.added, self._before_removed)
 
     def new_of_old(self, old: Numbers) -> Numbers:
         """The places of these old elements, -1 for removed ones: shape (n,)."""
-        removed_before = np.searchsorted(self.removed, old)
-        kept = old - removed_before
-        places = kept + np.searchsorted(self._before_added, kept, side="right")
-        places[_found(self.removed, removed_before, old)] = -1
-        return places
+        return _moved(old, self.removed, self._before_added)
 
     def column(self, old: npt.NDArray[np.generic], added: npt.NDArray[np.generic]) -> npt.NDArray[np.generic]:
         """The new column, in memory; elements may be rows."""
@@ -60,6 +52,15 @@ class Splice:
         column[sources >= 0] = old[sources[sources >= 0]]
         column[self.added] = added
         return column
+
+
+def _moved(places: Numbers, gone: Numbers, before_new: Numbers) -> Numbers:
+    """Where elements are after those at `gone` were left out, which gives -1, and new ones were put in."""
+    gone_before = np.searchsorted(gone, places)
+    kept = places - gone_before
+    found = kept + np.searchsorted(before_new, kept, side="right")
+    found[_found(gone, gone_before, places)] = -1
+    return found
 
 
 def _found(ascending: Numbers, before: Numbers, values: Numbers) -> npt.NDArray[np.bool_]:

@@ -33,6 +33,7 @@ from dieselfs.snapshot.builder import SnapshotBuilder
 from dieselfs.snapshot.delta import delta_between
 from dieselfs.snapshot.delta_format import encode_delta
 from dieselfs.snapshot.encoding import Seal, encode_columns, with_signature, without_unused_chunks
+from dieselfs.snapshot.files import write_content
 from dieselfs.snapshot.format import COUNT_MAX, SECTION_TYPES, SnapshotHeader, decode_snapshot_header
 from dieselfs.snapshot.freshness import LIFETIME_S, Statement
 from dieselfs.snapshot.reader import Snapshot
@@ -259,14 +260,14 @@ class SnapshotCache:
         """Write a snapshot, and the IDs of the chunks in its generation; False if the disk is full, also without the
         older ones of the dataset.
         """
+        applied = None if chunks is None else b"".join(chunk.chunk_id for chunk in chunks)
         for is_retry in (False, True):
             try:
                 if is_retry:
                     self.drop(dataset_id)
-                if chunks is not None:
-                    applied = b"".join(chunk.chunk_id for chunk in chunks)
-                    applied = digest_of(applied) + applied
-                    self._write(_applied_path(path), lambda file: file.write(applied))  # noqa: B023  # called here
+                if applied is not None:
+                    content = digest_of(applied) + applied
+                    self._write(_applied_path(path), partial(write_content, content))
                 self._write(path, lambda file: write(file, seal_of(self._identity.current)))
                 return True
             except StorageFull as error:

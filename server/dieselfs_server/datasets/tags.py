@@ -50,8 +50,8 @@ class TagStore:
         self.reads = trio.CapacityLimiter(READS_MAX)
 
     def add(self, snapshot: Snapshot, name: str) -> TagRecord:
-        """Tag a snapshot. Raises AlreadyExists: a tag never changes, whoever else makes it at the same time; and
-        InvalidInput for more than TAGS_MAX.
+        """Tag a snapshot. A tag never changes: of two servers that make it at the same time, one raises AlreadyExists.
+        Raises InvalidInput for more than TAGS_MAX.
         """
         dataset_id = snapshot.header.dataset_id
         record = _record_name(dataset_id, check_tag_name(name))

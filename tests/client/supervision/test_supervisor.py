@@ -225,6 +225,7 @@ def test_readers_do_not_notice_an_upgrade(
     control.unmount(mountpoint)
 
 
+# The process that has forked a daemon does not run before that serves, as on a busy machine.
 LATE_PARENT = """
 import os, time
 fork = os.fork

@@ -233,7 +233,7 @@ def test_each_path_is_where_its_hash_says_or_behind_with_no_gap_between() -> Non
 def test_blocks_of_any_size_on_disk_give_the_same_bytes(
     tree: dict[bytes, Entry], root: Entry | None, chance: random.Random
 ) -> None:
-    """Folders come in any order, and may go on in the next block."""
+    """Folders come in any order, and one may continue in the next block."""
     if root is not None:
         tree[b""] = root
     folders = sorted({split_path(path)[0] for path in tree}, key=lambda _: chance.random())

@@ -102,7 +102,7 @@ class Reader:
         return None if content is None else (unpacked(message), content)
 
     def _has(self, size: int) -> bool:
-        """Whether so many bytes come. Blocks: a message is written at once."""
+        """Whether `size` bytes arrive before the end of the pipe. Blocks: a message is written at once."""
         missing = size - (len(self._buffer) - self._taken)
         if missing <= 0:
             return True
