@@ -23,6 +23,7 @@ import numpy.ma  # noqa: F401  # else the first np.unique of a daemon imports it
 import trio
 
 from dieselfs.errors import EXIT_BUG, EXIT_OK, DieselfsError, MountError
+from dieselfs.process.system_limits import usable_processors
 from dieselfs.sources.decrypted import readable
 from dieselfs.sources.server import ServerSource
 from dieselfs_client.capabilities import give_up_privileges
@@ -133,7 +134,7 @@ def _failure(error: DieselfsError, log_file: Path | None) -> str:
 def _serving(opened: Opened, mountpoint: str, options: MountOptions, destination: str) -> Serve:
     """`serve_mount`, with workers that fetch, if the mount has several. Not for chunks of a job, or on a disk."""
     snapshot, source, client = opened
-    workers = workers_for(options, len(os.sched_getaffinity(0)))
+    workers = workers_for(options, usable_processors())
 
     def serve(supervisor_client: SupervisorClient) -> Coroutine[Any, Any, None]:
         fetch_workers = None

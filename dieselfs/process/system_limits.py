@@ -1,5 +1,5 @@
-"""What the system allows this process: memory, descriptors and mappings. This module reads files of the system,
-and sets a limit of the process.
+"""What the system allows this process: memory, processors, descriptors and mappings. This module reads files of the
+system, and sets a limit of the process.
 """
 
 import os
@@ -52,32 +52,55 @@ def room_bytes() -> tuple[int | None, str]:
     return min(limits, default=(None, ""))
 
 
-def cgroup_limits(
-    membership: Path = Path("/proc/self/cgroup"), root: Path = Path("/sys/fs/cgroup")
-) -> Iterator[tuple[int, str]]:
+_MEMBERSHIP, _CGROUPS = Path("/proc/self/cgroup"), Path("/sys/fs/cgroup")
+
+
+def cgroup_limits(membership: Path = _MEMBERSHIP, root: Path = _CGROUPS) -> Iterator[tuple[int, str]]:
     """The memory limits of the control groups around this process, of either version, innermost first."""
-    try:
-        lines = membership.read_text().splitlines()
-    except OSError:
-        return
-    for line in lines:
+    for folder, is_second, where in _control_groups("memory", membership, root):
+        text = _content(folder / ("memory.max" if is_second else "memory.limit_in_bytes"))
+        if text.isdigit() and int(text) < 1 << 60:
+            yield int(text), where
+
+
+def usable_processors(membership: Path = _MEMBERSHIP, root: Path = _CGROUPS) -> int:
+    """How many processors this process may use: those of its affinity, or as many as the CPU quotas of the control
+    groups around it allow, rounded up; one at least.
+    """
+    found = len(os.sched_getaffinity(0))
+    for folder, is_second, _ in _control_groups("cpu", membership, root):
+        names = ("cpu.max",) if is_second else ("cpu.cfs_quota_us", "cpu.cfs_period_us")
+        quota, period, *_ = [*" ".join(_content(folder / name) for name in names).split(), "", ""]
+        if quota.isdigit() and period.isdigit() and int(period):  # else "max", or -1
+            found = min(found, -(-int(quota) // int(period)))
+    return max(found, 1)
+
+
+def _control_groups(controller: str, membership: Path, root: Path) -> Iterator[tuple[Path, bool, str]]:
+    """The control groups around this process that may limit it: folder, whether of version 2, and name; innermost
+    first.
+    """
+    for line in _content(membership).splitlines():
         number, controllers, path = line.split(":", 2)
-        if number == "0" and not controllers:
-            top, name = (root / "unified" if (root / "unified").is_dir() else root), "memory.max"
-        elif "memory" in controllers.split(","):
-            top, name = root / "memory", "memory.limit_in_bytes"
+        if is_second := number == "0" and not controllers:
+            top = root / "unified" if (root / "unified").is_dir() else root
+        elif controller in controllers.split(","):
+            top = root / controller
         else:
             continue
         folder = top / path.lstrip("/")
         for place in (folder, *folder.parents):
             if not place.is_relative_to(top):
                 break
-            try:
-                text = (place / name).read_text().strip()
-            except OSError:
-                continue
-            if text.isdigit() and int(text) < 1 << 60:
-                yield int(text), str(place.relative_to(top)) if place != top else "/"
+            yield place, is_second, str(place.relative_to(top)) if place != top else "/"
+
+
+def _content(file: Path) -> str:
+    """Empty if the file cannot be read."""
+    try:
+        return file.read_text().strip()
+    except OSError:
+        return ""
 
 
 def available_bytes(file: Path = _MEMORY_FILE) -> int | None:

@@ -26,6 +26,7 @@ from dieselfs.net.address import (
     path_of,
     split,
 )
+from dieselfs.process.system_limits import usable_processors
 from dieselfs.rpc.serving.slots import part_of
 from dieselfs.settings.table import BY_NAME, DEFAULT_LISTEN, OFF, ON, Place, check_known, read_config
 from dieselfs_server.reading.executor import RequestPath
@@ -203,7 +204,7 @@ def _workers(values: Mapping[str, Any], listen: Sequence[Address]) -> int:
         raise InvalidInput(f"workers is {found}: {reason}; leave it out, or set it to 1")
     if found is not None:
         return found
-    return 1 if _alone(values, listen) else default_workers(len(os.sched_getaffinity(0)))
+    return 1 if _alone(values, listen) else default_workers(usable_processors())
 
 
 def _alone(values: Mapping[str, Any], listen: Sequence[Address]) -> str:

@@ -16,6 +16,7 @@ from dieselfs.process.system_limits import (
     room_bytes,
     run_delay_s,
     segments_most,
+    usable_processors,
 )
 
 
@@ -70,6 +71,34 @@ def test_the_limits_of_control_groups_of_both_versions(
 
 def test_without_control_groups(tmp_path: Path) -> None:
     assert list(cgroup_limits(tmp_path / "none", tmp_path)) == []
+    assert usable_processors(tmp_path / "none", tmp_path) == len(os.sched_getaffinity(0))
+
+
+@pytest.mark.parametrize(
+    ("line", "top", "files"),
+    [
+        ("0::/jobs/7", "", {"cpu.max": ("150000 100000", "max 100000")}),
+        (
+            "5:cpu,cpuacct:/jobs/7",
+            "cpu",
+            {"cpu.cfs_quota_us": ("150000", "-1"), "cpu.cfs_period_us": ("100000", "100000")},
+        ),
+    ],
+)
+def test_a_quota_of_processor_time_counts_as_so_many_processors(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, line: str, top: str, files: dict[str, tuple[str, str]]
+) -> None:
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: {*range(8)})
+    membership, folder = tmp_path / "cgroup", tmp_path / top / "jobs/7"
+    membership.write_text(f"{line}\n")
+    folder.mkdir(parents=True)
+    assert usable_processors(membership, tmp_path) == 8
+    for name, (limited, unlimited) in files.items():
+        (folder / name).write_text(unlimited)
+        (folder.parent / name).write_text(limited)  # of a group around it
+    assert usable_processors(membership, tmp_path) == 2
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: {0})
+    assert usable_processors(membership, tmp_path) == 1
 
 
 def test_what_programs_can_still_take_is_a_part_of_the_memory(tmp_path: Path) -> None:

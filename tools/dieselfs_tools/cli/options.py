@@ -1,6 +1,5 @@
 """Options, arguments and help texts that verbs share. No I/O."""
 
-import os
 from collections.abc import Callable, Sequence
 from functools import wraps
 from itertools import chain
@@ -12,6 +11,7 @@ import click
 from dieselfs.errors import InvalidInput
 from dieselfs.limits import CHUNK_PAYLOAD_BYTES_MAX, CHUNK_TARGET_BYTES
 from dieselfs.names import SCHEME, Location, check_dataset_name, is_file_path, is_location, parse_location
+from dieselfs.process.system_limits import usable_processors
 from dieselfs.settings.flags import attributes
 from dieselfs.settings.table import BY_NAME, Place
 from dieselfs.units import format_size, parse_duration, parse_rate, parse_size
@@ -228,7 +228,7 @@ jobs = click.option(
 )
 
 
-PROCESSES = min(len(os.sched_getaffinity(0)), 16)
+PROCESSES = min(usable_processors(), 16)
 processes = click.option(
     "-j",
     "--jobs",

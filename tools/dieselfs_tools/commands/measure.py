@@ -155,8 +155,7 @@ def plan(
 
     The speeds are those that `dlcmd bench` has measured. docs/guide/planning.md has the model.
     """
-    import os
-
+    from dieselfs.process.system_limits import usable_processors
     from dieselfs.shuffle.quality import measure
     from dieselfs.shuffle.spec import PlanSpec
     from dieselfs.snapshot.reader import Snapshot
@@ -183,7 +182,7 @@ def plan(
         servers_bytes_s=float(servers or speeds.fetch_bytes_s),
         network_bytes_s=float(network or speeds.fetch_bytes_s),
         readers=readers,
-        processors=processors or os.cpu_count() or 1,
+        processors=processors or usable_processors(),
         computing_s=step_s * -(-files // (nodes * batch)),
     )
     epochs = {
