@@ -14,13 +14,13 @@ from pathlib import Path
 import pytest
 
 from dieselfs.limits import READ_TIMEOUT_S
+from lab.ceph import missing_ceph
 from lab.job import DLCMD, JobNode
 from lab.load import Verdict, load
 from lab.machine import Machine, running_machine
 from lab.network import Host, Network, Unsuitable, clear
 from lab.reader import content_of
 from lab.ssh import connect
-from tests.support.ceph import missing_ceph
 from tests.support.documents import REPOSITORY
 from tests.support.network import skipping
 

@@ -20,8 +20,9 @@ from dieselfs_client.daemon import control
 from dieselfs_client.mount.points.options import MountOptions
 from dieselfs_server.datasets.commit import read_header
 from dieselfs_server.store.posix import PosixStore
+from lab.ceph import CEPHX, running_ceph
 from tests.support.buckets import needs_gateway, running_gateway, set_credentials
-from tests.support.ceph import CEPHX, needs_ceph, running_ceph
+from tests.support.ceph import needs_ceph
 from tests.support.server import RunningServer, running_server
 from tests.support.small_disk import small_disk
 from tests.support.trees import odd_tree

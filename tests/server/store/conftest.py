@@ -4,8 +4,8 @@ from collections.abc import Iterator
 
 import pytest
 
+from lab.ceph import CEPHX, NONE, RunningCeph, running_ceph
 from tests.support.buckets import S3Server, running_gateway
-from tests.support.ceph import CEPHX, NONE, RunningCeph, running_ceph
 
 
 @pytest.fixture(scope="session", params=[NONE, CEPHX])

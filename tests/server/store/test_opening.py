@@ -8,8 +8,9 @@ from dieselfs.errors import InvalidInput
 from dieselfs.limits import GIB, KIB
 from dieselfs.settings.table import BY_NAME
 from dieselfs_server.store.opening import STORES, TIERED_FORM, folders, open_store, tier_options
+from lab.ceph import RunningCeph
 from tests.conformance.chunk_store_suite import CHUNK_ID, DATASET_ID
-from tests.support.ceph import RunningCeph, needs_ceph
+from tests.support.ceph import needs_ceph
 
 ROOT = Path(__file__).parents[3]
 

@@ -9,8 +9,9 @@ from dieselfs.chunk.ids import chunk_name
 from dieselfs.errors import AlreadyExists, Damaged, InvalidInput, NotFound
 from dieselfs_server.store.rados import PIECE_BYTES, RadosStore
 from dieselfs_server.store.rados_pool import RadosPool
+from lab.ceph import USER, RunningCeph
 from tests.conformance.chunk_store_suite import CHUNK_ID, DATASET_ID, OTHER_ID, ChunkStoreSuite, chunk_at
-from tests.support.ceph import USER, RunningCeph, needs_ceph
+from tests.support.ceph import needs_ceph
 
 pytestmark = needs_ceph
 

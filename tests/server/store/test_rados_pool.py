@@ -20,7 +20,8 @@ from dieselfs_server.store.rados_pool import (
     RadosPool,
     load_librados,
 )
-from tests.support.ceph import CEPHX, USER, RunningCeph, needs_ceph, running_ceph
+from lab.ceph import CEPHX, USER, RunningCeph, running_ceph
+from tests.support.ceph import needs_ceph
 
 pytestmark = needs_ceph
 

@@ -7,7 +7,8 @@ import pytest
 from dieselfs.errors import Damaged
 from dieselfs_server.store.rados import RadosStore, Stripes, just_before, pieces_of_key
 from dieselfs_server.store.rados_pool import RadosPool
-from tests.support.ceph import USER, RunningCeph, needs_ceph
+from lab.ceph import USER, RunningCeph
+from tests.support.ceph import needs_ceph
 
 PIECE_BYTES = 1000
 LARGE = bytes(range(250)) * 10
