@@ -69,6 +69,23 @@ def test_hosts_reach_each_other_under_their_names_and_nobody_else(net: Network) 
         assert is_refused(listening)
 
 
+def test_a_delayed_link_adds_to_each_round_trip_and_carries_all_bytes(net: Network) -> None:
+    one, two = net.host("one", round_trip_s=0.05), net.host("two")
+    with connection(one, two) as (near, far):
+        started_s = time.monotonic()
+        near.sendall(b"?")
+        far.sendall(far.recv(1))
+        assert near.recv(1) == b"?"
+        assert time.monotonic() - started_s >= 0.05
+        content, received = os.urandom(4 << 20), bytearray()
+        sender = Thread(target=near.sendall, args=[content])
+        sender.start()
+        while len(received) < len(content):
+            received += far.recv(1 << 20)
+        sender.join()
+        assert received == content
+
+
 def test_two_networks_do_not_meet(net: Network) -> None:
     with Network() as other:
         one, same_address = net.host("one"), other.host("one")

@@ -22,8 +22,8 @@ from dieselfs.errors import MountError
 from dieselfs.limits import KIB
 from dieselfs_client.mount.points.mount_table import dieselfs_mounts, mount_at
 from dieselfs_client.mount.points.mounting import unmount
+from lab import delay_line, server
 from lab import namespace as namespaces
-from lab import server
 from lab.namespace import Namespace, command
 from lab.packet_filter import bytecode, program
 
@@ -153,20 +153,34 @@ class Network:
     def __exit__(self, *_: object) -> None:
         self._stack.close()
 
-    def host(self, name: str) -> Host:
-        """A new host, which reaches all others and nothing else."""
+    def host(self, name: str, round_trip_s: float = 0.0) -> Host:
+        """A new host, which reaches all others and nothing else. `round_trip_s`: what its link adds to a round trip."""
         host = Host(self, name)
         self._stack.callback(host.end)
         self.hosts.append(host)
         with self._switch.inside():
-            here = f"type veth peer name eth0 netns {host.namespace}"
-            command("ip", "link", "add", host.port, *here.split())
+            if round_trip_s:
+                self._delayed_link(host, round_trip_s)
+            else:
+                here = f"type veth peer name eth0 netns {host.namespace}"
+                command("ip", "link", "add", host.port, *here.split())
             command("ip", "link", "set", host.port, "master", "switch", "up")
             command("tc", "qdisc", "add", "dev", host.port, "clsact")
         with host.inside():
             command("ip", "address", "add", f"{host.address}/24", "dev", "eth0")
             command("ip", "link", "set", "eth0", "up")
         return host
+
+    def _delayed_link(self, host: Host, round_trip_s: float) -> None:
+        """As a pair of virtual devices, with a process of `host` between its ends."""
+        with ExitStack() as stack:
+            with self._switch.inside():
+                outer = delay_line.open_tap(host.port)
+            stack.callback(os.close, outer)
+            with host.inside():
+                inner = delay_line.open_tap("eth0")
+            stack.callback(os.close, inner)
+            host.start(delay_line.command(outer, inner, round_trip_s / 2), pass_fds=(outer, inner))
 
     def rate(self, host: Host, bytes_per_s: int | None) -> None:
         """Limit the rates at which a host sends and receives; None: no limit."""
