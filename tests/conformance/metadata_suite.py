@@ -213,6 +213,7 @@ class MetadataSuite(RebuildSuite):
             lambda: store.apply(OTHER_ID, preamble, header, NOW_NS),
             lambda: store.last_version(OTHER_ID),
             lambda: store.has_chunk(OTHER_ID, chunk_id(1)),
+            lambda: store.check_whole(OTHER_ID),
             lambda: store.forget_chunk(OTHER_ID, chunk_id(1)),
             lambda: store.chunks(OTHER_ID),
             lambda: store.newest_chunk_time_s(OTHER_ID, 1000),

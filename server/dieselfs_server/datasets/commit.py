@@ -317,7 +317,7 @@ def catch_up_dataset(
     more: Callable[[], bool] = lambda: True,
 ) -> tuple[int, int | None]:
     """Apply chunks that are stored but not applied; returns their number, and from what time on some are left: None if
-    these were all. Skips damaged ones.
+    these were all. Skips damaged ones. Raises Damaged, once all are applied, if the metadata still lacks a part.
 
     `since_s`: look at chunks since then; 0: of any age, because applied ones may have been lost, and IDs of chunks have
     the clocks of their writers; None: since shortly before the newest one that is applied, or 0 if a writer's clock was
@@ -347,4 +347,5 @@ def catch_up_dataset(
         if found is not None:
             metadata.apply(dataset.dataset_id, *found, now_ns)
             applied += 1
+    metadata.check_whole(dataset.dataset_id)
     return applied, None

@@ -133,6 +133,10 @@ class MetadataStore(Protocol):
         """Whether the chunk has been applied."""
         ...
 
+    def check_whole(self, dataset_id: bytes, /) -> None:
+        """Raise Damaged if a part of the metadata is missing, as of a node of a cluster that has lost writes."""
+        ...
+
     def forget_chunk(self, dataset_id: bytes, /, chunk_id: bytes) -> None:
         """Remove the record of a chunk whose entries are all dead; no error if there is no such record.
 

@@ -217,6 +217,25 @@ def test_redis_comes_back_without_its_newest_writes(store: MemoryStore, tmp_path
         assert redis.lineage() == 1
 
 
+@needs_redis
+def test_a_part_of_the_metadata_that_is_missing_is_logged_at_the_start(
+    store: MemoryStore, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with (
+        running_redis(tmp_path) as process,
+        closing(RedisMetadata.open(f"redis://127.0.0.1:{process.port}/0")) as redis,
+        process.client() as client,
+    ):
+        redis.create_dataset(DATASET, DATASET_ID)
+        put(store, redis, 1)
+        for key in client.scan_iter("*.*}:changes"):
+            client.unlink(key)  # as a node of a cluster that has lost its newest writes
+        metadata = caught_up(store, redis, lambda: NOW_NS, is_starting=True)
+        while catch_up_next(metadata) is not None:
+            pass
+        assert "is missing" in caplog.text and f"dlcmd rebuild dl://{DATASET}" in caplog.text
+
+
 # -- the start of a server ---------------------------------------------------------------------------------------------
 
 OTHER, OTHER_ID = "ants", bytes(16)

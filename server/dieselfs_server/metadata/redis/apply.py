@@ -185,12 +185,12 @@ class ChunkApplication:
         """Count the chunk; returns the generation, None if the chunk is neither pending nor applied."""
         with self.committing:
             for _ in range(REDIS_SWAPS_MAX):
-                commit = _Commit(self, applied)
+                commit, lineage = _Commit(self, applied), self.client.lineage()
                 values = execute(self.client, [commit.read()])[0]
                 try:
                     changes, generation = commit.decide(values)
                 except DatasetGone:
-                    sweep(self.client, self.keys, [each.part.number for each in applied])
+                    sweep(self.client, self.keys, [each.part.number for each in applied], lineage)
                     raise
                 if not changes or swap(self.client, *changes):
                     return generation

@@ -313,6 +313,8 @@ class RedisClient:
         connection = None
         try:
             connection = pool.get_connection()
+            if any(call.lineage not in (None, self.lineage()) for _, call in calls):
+                raise Unavailable(f"metadata in Redis at {self._location}: it was restarted; try again")
             connection.send_packed_command(connection.pack_commands([call.arguments for _, call in calls]))
         except BaseException as error:
             if connection is not None:

@@ -75,22 +75,24 @@ def live_state(keys: DatasetKeys, value: bytes | None) -> DatasetState:
     raise DatasetGone
 
 
-def sweep(client: RedisCalls, keys: DatasetKeys, buckets: Iterable[int]) -> None:
-    """Remove the buckets of a dropped dataset."""
+def sweep(client: RedisCalls, keys: DatasetKeys, buckets: Iterable[int], lineage: int) -> None:
+    """Remove the buckets of a dropped dataset. `lineage`: that of before it was known to be dropped; raises Unavailable
+    in the next one, in which it may be there again.
+    """
     bucket_keys = [keys.bucket(number) for number in buckets]
     indexes = execute(client, [read_all_call(bucket.folders) for bucket in bucket_keys])
     removals = []
     for bucket, folders in zip(bucket_keys, indexes, strict=True):
         key_pairs = [bucket.folder(folder_hash) for folder_hash in folders]
         folder_keys = [key for key_pair in key_pairs for key in (key_pair.sorted_key, key_pair.hash_key)]
-        removals.append(remove_call([*folder_keys, *bucket.own_keys]))
+        removals.append(remove_call([*folder_keys, *bucket.own_keys], lineage))
     execute(client, removals)
 
 
-def remove_keys(client: RedisCalls, keys: DatasetKeys) -> None:
-    """Remove all keys of a dataset, or of a copy, that is not in the registry."""
-    sweep(client, keys, range(BUCKETS))
-    execute(client, [remove_call(keys.all_keys)])
+def remove_keys(client: RedisCalls, keys: DatasetKeys, lineage: int) -> None:
+    """Remove all keys of a dataset, or of a copy, that is not in the registry. `lineage`: as for `sweep`."""
+    sweep(client, keys, range(BUCKETS), lineage)
+    execute(client, [remove_call(keys.all_keys, lineage)])
 
 
 class Datasets:
@@ -181,9 +183,10 @@ class Datasets:
         """Raises AlreadyExists if the name or the ID is taken."""
         name = record.name.encode()
         for _ in range(REDIS_SWAPS_MAX):
+            lineage = self._client.lineage()
             fields = execute(self._client, [read_all_call(self._registry)])[0]
             changes = fields.pop(REGISTRY_CHANGES, None)
-            self._check_free(record, fields)
+            self._check_free(record, fields, lineage)
             keys = DatasetKeys(self._prefix, record.name, os.urandom(TOKEN_BYTES))
             _begin(self._client, keys, record)
             registered = Registered(record.dataset_id, keys.token)
@@ -191,7 +194,8 @@ class Datasets:
             if swap(self._client, listed.put(REGISTRY_CHANGES, keys.token, changes)):
                 self._note(name, registered)
                 return
-            execute(self._client, [remove_call(keys.all_keys)])  # another server has changed the registry
+            # Another server has changed the registry.
+            execute(self._client, [remove_call(keys.all_keys, lineage)])
         raise Contended(
             f"dataset {record.name!r} cannot be created: the registry changes too fast; try again"
         )
@@ -199,6 +203,7 @@ class Datasets:
     def drop(self, keys: DatasetKeys, dataset_id: bytes) -> None:
         """Raises DatasetGone."""
         for _ in range(REDIS_SWAPS_MAX):
+            lineage = self._client.lineage()
             (value,) = read_fields(self._client, keys.dataset, RECORD)
             try:
                 record = live_state(keys, value).record
@@ -206,27 +211,27 @@ class Datasets:
                 record = DatasetRecord(dataset_id, keys.name, 0, 0, 0, 0, 0)
             dropped = DatasetState(record, is_dropped=True)
             if swap(self._client, Change(keys.dataset).put(RECORD, dropped.body(), value)):
-                self._remove(keys)
+                self._remove(keys, lineage)
                 return
         raise Contended(f"{keys.owner} changes too fast to be dropped; try again")
 
-    def _remove(self, keys: DatasetKeys) -> None:
+    def _remove(self, keys: DatasetKeys, lineage: int) -> None:
         """Remove all keys of a dropped dataset; its buckets before its name, so that a crash leaves it findable."""
         for field in (COPY, REPLACED):
             (token,) = read_fields(self._client, keys.dataset, field)
             with suppress(Damaged):
                 if token is not None:
-                    remove_keys(self._client, keys.with_token(unseal(keys.dataset, field, token)))
-        sweep(self._client, keys, range(BUCKETS))
+                    remove_keys(self._client, keys.with_token(unseal(keys.dataset, field, token)), lineage)
+        sweep(self._client, keys, range(BUCKETS), lineage)
         name = keys.name.encode()
         (value,) = read_fields(self._client, self._registry, name)
         registered = None if value is None else self._decoded(name, value)
         if registered is not None and registered.token == keys.token:
             # Stale: another server has done it.
             swap(self._client, Change(self._registry).remove(name, value))
-        execute(self._client, [remove_call(keys.all_keys)])
+        execute(self._client, [remove_call(keys.all_keys, lineage)])
 
-    def _check_free(self, record: DatasetRecord, fields: dict[bytes, bytes]) -> None:
+    def _check_free(self, record: DatasetRecord, fields: dict[bytes, bytes], lineage: int) -> None:
         """Raise AlreadyExists if name or ID is taken; remove the rest of a lost or dropped dataset."""
         for name, value in list(fields.items()):
             registered = self._decoded(name, value)
@@ -238,8 +243,8 @@ class Datasets:
             try:
                 self._live(keys)
             except DatasetGone:
-                self._remove(keys)
-                execute(self._client, [remove_field_call(self._registry, name)])
+                self._remove(keys, lineage)
+                execute(self._client, [remove_field_call(self._registry, name, lineage)])
                 del fields[name]
             else:
                 raise AlreadyExists(f"dataset {name.decode()!r} exists already")
@@ -275,17 +280,18 @@ def _begin(client: RedisCalls, keys: DatasetKeys, record: DatasetRecord) -> None
 def begin_copy(client: RedisCalls, keys: DatasetKeys) -> DatasetKeys:
     """Start an empty copy, which continues the generation. Earlier copies are removed. Raises DatasetGone."""
     for _ in range(REDIS_SWAPS_MAX):
+        lineage = client.lineage()
         record, old, replaced = read_fields(client, keys.dataset, RECORD, COPY, REPLACED)
         present = _record(keys, record)
         for token in _tokens(keys, (COPY, old), (REPLACED, replaced)):
-            remove_keys(client, keys.with_token(token))
+            remove_keys(client, keys.with_token(token), lineage)
         copy = keys.with_token(os.urandom(TOKEN_BYTES))
         empty = DatasetRecord(present.dataset_id, keys.name, present.generation, present.updated_ns, 0, 0, 0)
         _begin(client, copy, empty)
         if swap(client, Change(keys.dataset).put(COPY, copy.token, old)):
-            execute(client, [remove_field_call(keys.dataset, REPLACED)])
+            execute(client, [remove_field_call(keys.dataset, REPLACED, lineage)])
             return copy
-        remove_keys(client, copy)
+        remove_keys(client, copy, lineage)
     raise Contended(f"{keys.owner}: too many rebuilds begin at once; try again")
 
 
@@ -350,17 +356,18 @@ def put_in_place(client: RedisCalls, keys: DatasetKeys, copy: DatasetKeys, now_n
     raise Contended(f"{keys.owner} changes too fast to be replaced; try again")
 
 
-def remove_replaced(client: RedisCalls, keys: DatasetKeys, copy: DatasetKeys) -> None:
-    """Remove the old keys of a dataset whose copy is in place, and in the registry."""
-    remove_keys(client, keys)
-    execute(client, [remove_field_call(copy.dataset, REPLACED)])
+def remove_replaced(client: RedisCalls, keys: DatasetKeys, copy: DatasetKeys, lineage: int) -> None:
+    """Remove the old keys of a dataset whose copy is in place, and in the registry. `lineage`: as for `sweep`."""
+    remove_keys(client, keys, lineage)
+    execute(client, [remove_field_call(copy.dataset, REPLACED, lineage)])
 
 
 def end_copy(client: RedisCalls, keys: DatasetKeys, token: bytes) -> None:
     """Remove a copy; no error if it is not the present one."""
+    lineage = client.lineage()
     (value,) = read_fields(client, keys.dataset, COPY)
     if _tokens(keys, (COPY, value)) == [token]:
-        remove_keys(client, keys.with_token(token))
+        remove_keys(client, keys.with_token(token), lineage)
         swap(client, Change(keys.dataset).remove(COPY, value))  # stale: another rebuild has begun
 
 

@@ -149,12 +149,15 @@ SCAN = Script.of(_SCAN)
 
 @dataclass(frozen=True, eq=False)
 class Command(Generic[Result]):
-    """A command for the node that has `key`, and the decoder of its reply; with a script, EVALSHA of its digest."""
+    """A command for the node that has `key`, and the decoder of its reply; with a script, EVALSHA of its digest. With a
+    `lineage`, it is sent in that one only: what makes it right may be forgotten in the next.
+    """
 
     key: bytes
     arguments: tuple[bytes | int | str, ...]
     script: Script | None = None
     decode: Callable[[Any], Result] = lambda reply: reply
+    lineage: int | None = None
 
 
 def _number(keys: dict[bytes, int], key: bytes) -> int:
@@ -286,14 +289,16 @@ def read_all_call(key_pair: KeyPair) -> Command[dict[bytes, bytes]]:
     return Command(key_pair.hash_key, (b"HGETALL", key_pair.hash_key), decode=decode)
 
 
-def remove_field_call(key_pair: KeyPair, name: bytes) -> Command[int]:
-    """Remove one field of a hash, whatever its value; no error if it does not exist."""
-    return Command(key_pair.hash_key, (b"HDEL", key_pair.hash_key, name))
+def remove_field_call(key_pair: KeyPair, name: bytes, lineage: int) -> Command[int]:
+    """Remove one field of a hash, whatever its value; no error if it does not exist. `lineage`: that of before it was
+    found to be unused.
+    """
+    return Command(key_pair.hash_key, (b"HDEL", key_pair.hash_key, name), lineage=lineage)
 
 
-def remove_call(keys: Sequence[bytes]) -> Command[int]:
-    """Remove whole keys of one slot; no error if they do not exist."""
-    return Command(keys[0], (b"UNLINK", *keys))
+def remove_call(keys: Sequence[bytes], lineage: int) -> Command[int]:
+    """Remove whole keys of one slot; no error if they do not exist. `lineage`: as for a field."""
+    return Command(keys[0], (b"UNLINK", *keys), lineage=lineage)
 
 
 def split_member(member: bytes, name_bytes: int | None = None) -> tuple[bytes, bytes]:

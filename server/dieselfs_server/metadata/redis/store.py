@@ -63,6 +63,7 @@ from dieselfs_server.metadata.redis.table import (
     read_chunks,
     read_entries,
     read_usage,
+    whole_buckets,
 )
 from dieselfs_server.metadata.redis.values import (
     BUCKETS,
@@ -171,12 +172,13 @@ class RedisMetadata:
 
     def finish_rebuild(self, dataset_id: bytes, copy_id: bytes, now_ns: int) -> None:
         keys, copy = self._datasets.keys(dataset_id), self._datasets.keys(copy_id)
+        lineage = self._client.lineage()
         try:
             put_in_place(self._client, keys, copy, now_ns)
         except DatasetGone:
             raise NotFound(f"there is no dataset {dataset_id.hex()}") from None
         self._datasets.follow(keys)
-        remove_replaced(self._client, keys, copy)
+        remove_replaced(self._client, keys, copy, lineage)
         self._datasets.forget_copy(copy_id)
 
     def cancel_rebuild(self, dataset_id: bytes, copy_id: bytes) -> None:
@@ -227,8 +229,15 @@ class RedisMetadata:
         return chunk is not None
 
     @_on_dataset
+    def check_whole(self, keys: DatasetKeys) -> None:
+        self._check(keys)
+        if whole_buckets(self._client, keys) is None:
+            raise lost(keys)
+
+    @_on_dataset
     def forget_chunk(self, keys: DatasetKeys, chunk_id: bytes) -> None:
         for _ in range(REDIS_SWAPS_MAX):
+            lineage = self._client.lineage()
             fields = [(keys.dataset, [RECORD, STORED]), (keys.chunks, [chunk_id]), (keys.deleted, [chunk_id])]
             (((record, counted), (chunk,), (bitmap,)),) = execute(self._client, [read_call(fields)])
             state = live_state(keys, record)
@@ -238,8 +247,8 @@ class RedisMetadata:
             check_dead(chunk_id, stored.entries - stored.deleted_entries)
             # Receipts before the record, so that the chunk counts if it is applied again.
             bits = int.from_bytes(ChunkState.of(unseal(keys.chunks, chunk_id, chunk)).buckets, "little")
-            buckets = [keys.bucket(number) for number in range(BUCKETS) if bits >> number & 1]
-            execute(self._client, [remove_field_call(bucket.receipts, chunk_id) for bucket in buckets])
+            receipts = [keys.bucket(number).receipts for number in range(BUCKETS) if bits >> number & 1]
+            execute(self._client, [remove_field_call(each, chunk_id, lineage) for each in receipts])
             forgotten = Change(keys.chunks).remove(chunk_id, chunk)
             marks = Change(keys.deleted).remove(chunk_id, bitmap)
             fewer = DatasetState(state.record._replace(chunks=state.record.chunks - 1))

@@ -84,6 +84,18 @@ def check_bucket(keys: DatasetKeys, number: int, known: bytes | None, changes: b
     return known is None or int(changes or 0) >= number_of(unseal(keys.dataset, name, known))
 
 
+def whole_buckets(client: RedisCalls, keys: DatasetKeys) -> list[BucketKeys] | None:
+    """The buckets that have changes; None if one has lost some. Raises Damaged."""
+    known = execute(client, [read_all_call(keys.dataset)])[0]
+    numbers = [number for number in range(BUCKETS) if bucket_name(number) in known]
+    buckets = [keys.bucket(number) for number in numbers]
+    counted = execute(client, [read_call([(bucket.changes, [CHANGES])]) for bucket in buckets])
+    for number, ((changes,),) in zip(numbers, counted, strict=True):
+        if not check_bucket(keys, number, known[bucket_name(number)], changes):
+            return None
+    return buckets
+
+
 def lost(keys: DatasetKeys) -> Damaged:
     return Damaged(
         f"metadata in Redis: a part of {keys.owner} is missing (a Redis node lost acknowledged writes); "
@@ -180,13 +192,9 @@ class _Reading:
     def read(self, record: DatasetRecord, sink: EntrySink) -> bool:
         """Give each bucket to the sink; False if one has lost changes, or files are missing."""
         chunks = read_chunks(self._client, self._keys)
-        known = execute(self._client, [read_all_call(self._keys.dataset)])[0]
-        numbers = [number for number in range(BUCKETS) if bucket_name(number) in known]
-        buckets = [self._keys.bucket(number) for number in numbers]
-        counted = execute(self._client, [read_call([(bucket.changes, [CHANGES])]) for bucket in buckets])
-        for number, ((changes,),) in zip(numbers, counted, strict=True):
-            if not check_bucket(self._keys, number, known[bucket_name(number)], changes):
-                return False
+        buckets = whole_buckets(self._client, self._keys)
+        if buckets is None:
+            return False
         sink.add(self._table(record, chunks, []))
         files = total_bytes = 0
         indexes = execute(self._client, [read_all_call(bucket.folders) for bucket in buckets])

@@ -177,6 +177,10 @@ class SqliteMetadata:
         with self._reading(dataset_id) as (connection, number):
             return _chunk_number(connection, number, chunk_id) is not None
 
+    def check_whole(self, dataset_id: bytes) -> None:
+        with self._reading(dataset_id):  # one file: no part of it can be missing alone
+            pass
+
     def forget_chunk(self, dataset_id: bytes, chunk_id: bytes) -> None:
         with self._writing(dataset_id) as (connection, number):
             chunk = _chunk_number(connection, number, chunk_id)
@@ -192,13 +196,9 @@ class SqliteMetadata:
             return [record for _, record in _chunks(connection, number)]
 
     def newest_chunk_time_s(self, dataset_id: bytes, until_s: int) -> int:
+        query = "SELECT max(chunk_id) FROM chunk WHERE dataset = ? AND chunk_id < ?"
         with self._reading(dataset_id) as (connection, number):
-            newest = _value(
-                connection,
-                "SELECT max(chunk_id) FROM chunk WHERE dataset = ? AND chunk_id < ?",
-                number,
-                earliest_chunk_id(until_s + 1),
-            )
+            newest = _value(connection, query, number, earliest_chunk_id(until_s + 1))
         return 0 if newest is None else chunk_time_s(newest)
 
     def notes(self, dataset_id: bytes, names: Sequence[str]) -> list[bytes | None]:

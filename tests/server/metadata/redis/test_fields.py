@@ -122,9 +122,9 @@ def test_a_scan_ends_at_its_limit(client: RedisClient, both: KeyPair) -> None:
 
 def test_removal(client: RedisClient, both: KeyPair) -> None:
     execute(client, [put(both, b"a", b"1", in_hash=True), put(both, b"b", b"1")])
-    execute(client, [remove_field_call(both, b"a"), remove_field_call(both, b"a")])
+    execute(client, [remove_field_call(both, b"a", lineage=0), remove_field_call(both, b"a", lineage=0)])
     assert read(client, both, b"a", b"b") == [None, seal(both, b"b", b"1")]
-    execute(client, [remove_call([both.sorted_key, both.hash_key]), remove_call([both.sorted_key])])
+    execute(client, [remove_call([both.sorted_key, both.hash_key], 0), remove_call([both.sorted_key], 0)])
     assert read(client, both, b"b") == [None]
 
 

@@ -1,12 +1,17 @@
 """Copies in Redis: a crash at any step of a rebuild leaves one whole dataset, and keys that the next one removes."""
 
+import os
+from collections.abc import Callable, Sequence
 from contextlib import closing, suppress
 from itertools import count
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from dieselfs.errors import Damaged, NotFound, Unavailable
 from dieselfs.records import NoteChange
+from dieselfs_server.metadata.redis.fields import Command, RedisCalls
 from dieselfs_server.metadata.redis.store import RedisMetadata
 from tests.support.metadata_chunks import (
     DATASET,
@@ -18,7 +23,7 @@ from tests.support.metadata_chunks import (
     chunk_id,
     table_records,
 )
-from tests.support.redis import RedisProcess, needs_redis
+from tests.support.redis import RedisProcess, needs_redis, running_redis
 from tests.support.redis_faults import BreakingLink, flipped, store_with
 
 pytestmark = needs_redis
@@ -61,6 +66,55 @@ def test_a_crash_at_any_step_leaves_one_whole_dataset(
         store.finish_rebuild(DATASET_ID, store.begin_rebuild(DATASET_ID), NOW_NS)
         names = [key.split(b"{")[1].split(b"}")[0] for key in client.scan_iter(prefix + "*")]
         assert not [name for name in names if b"." in name]  # no bucket of any copy is left
+
+
+class ForgettingLink:
+    """Calls `forget` before the first batch that removes keys."""
+
+    def __init__(self, client: RedisCalls, forget: Callable[[], None]) -> None:
+        self._client = client
+        self._left = [forget]
+
+    def execute(self, calls: Sequence[Command[Any]]) -> list[Any]:
+        if self._left and any(call.arguments[0] == b"UNLINK" for call in calls):
+            self._left.pop()()
+        return self._client.execute(calls)
+
+    def ask_nodes(self, *command: bytes) -> dict[str, Any]:
+        return self._client.ask_nodes(*command)
+
+    def lineage(self) -> int:
+        return self._client.lineage()
+
+    def close(self) -> None:
+        self._client.close()
+
+
+@pytest.mark.parametrize("change", ["rebuild", "drop"])
+def test_nothing_is_removed_once_redis_has_forgotten_what_replaced_it(tmp_path: Path, change: str) -> None:
+    with running_redis(tmp_path, "--appendonly", "yes", "--appendfsync", "always") as process:
+        url = f"redis://127.0.0.1:{process.port}/0"
+        sizes: list[int] = []
+
+        def forget() -> None:
+            process.kill()
+            os.truncate(process.folder / log, sizes[0])
+            process.start()
+
+        with closing(store_with(url, lambda link: ForgettingLink(link, forget))) as store:
+            store.create_dataset(DATASET, DATASET_ID)
+            apply(store, CONTENT, chunk_id(1))
+            copy = store.begin_rebuild(DATASET_ID) if change == "rebuild" else b""
+            (log,) = process.folder.glob("appendonlydir/*.incr.aof")
+            sizes.append(log.stat().st_size)
+            with pytest.raises(Unavailable, match="restarted"):
+                if change == "rebuild":
+                    store.finish_rebuild(DATASET_ID, copy, NOW_NS)
+                else:
+                    store.drop_dataset(DATASET_ID)
+        with closing(store_with(url)) as other:
+            other.check_whole(DATASET_ID)
+            assert set(table_records(other.entry_table(DATASET_ID))) == {b"a", b"d/b"}
 
 
 def test_a_damaged_record_is_rebuilt(redis_url: str, redis_server: RedisProcess) -> None:
