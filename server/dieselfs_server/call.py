@@ -54,7 +54,7 @@ class Call:
     """A call of a method. `arguments` is a Thrift struct; `bulk` has the bytes that followed it. `hold` takes bytes of
     the budget of replies, until the reply has been sent; `pace` waits for the rate of the caller. A handler may set
     `progress`. `audited`: what it adds to the audit log; with it, the log has also methods that it does not have
-    otherwise.
+    otherwise. `dataset_found`: the ID of the dataset that the arguments name, empty before its look-up.
     """
 
     access: Access
@@ -66,6 +66,7 @@ class Call:
     pace: Callable[[int], Awaitable[None]] = _hold_nothing
     audited: dict[str, str] = field(default_factory=dict)
     progress: Callable[[], CopyProgress] | None = None
+    dataset_found: bytes = b""
     is_allowed: bool = False
 
     def show_progress(self, proceed: Proceed) -> None:
@@ -216,6 +217,8 @@ class Call:
                 raise failure
             if found is None:
                 raise _no_dataset(name)
+            if name == getattr(self.arguments, "dataset", ""):
+                self.dataset_found = found.dataset_id if isinstance(found, DatasetRecord) else found
             return work(found)
 
         if work is _itself:  # to ask for the time of a thread costs as much as it finds

@@ -291,7 +291,7 @@ class Dispatcher:
         if moved.read:
             metrics.declare(catalogue.USERS_SENT_BYTES, user=user).value += moved.read
         if any(moved):
-            self._service.traffic.count(user, getattr(call.arguments, "dataset", ""), moved)
+            self._service.traffic.count(user, call.dataset_found, moved)
 
 
 async def _send(connection: ClientConnection, message: bytes, reply: Reply, paced: PacedCall | None) -> None:

@@ -102,7 +102,6 @@ class Service:
                 *stores,
                 users,
                 quotas,
-                self.traffic,
                 catalog,
                 names_of_datasets,
                 snapshots,

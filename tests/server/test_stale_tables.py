@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import trio
 
-from dieselfs.errors import AccessDenied, AlreadyExists
+from dieselfs.errors import AccessDenied, AlreadyExists, NotFound
 from dieselfs.net.auth import Key
 from dieselfs.rpc.messages import thrift
 from dieselfs_server.access.accounts import (
@@ -119,6 +119,48 @@ def test_the_owner_ends_before_the_name_can_be_taken(
     monkeypatch.setattr(names, "release", released)
     by_bob(service, "drop_dataset", name="pets")
     assert seen == [{}]
+
+
+def test_a_drop_that_another_one_has_overtaken_leaves_the_next_dataset_of_the_name_its_owner(
+    service: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    by_bob(service, "create_dataset", name="pets")
+    store = parts_of(service, "drop_dataset").store
+    delete = store.delete_dataset
+
+    def delete_late(dataset_id: bytes) -> None:
+        monkeypatch.setattr(store, "delete_dataset", delete)
+        by_bob(service, "drop_dataset", name="pets")
+        by_bob(service, "create_dataset", name="pets")
+        delete(dataset_id)
+
+    monkeypatch.setattr(store, "delete_dataset", delete_late)
+    with pytest.raises(NotFound):
+        by_bob(service, "drop_dataset", name="pets")
+    assert owners(service) == {"pets": "bob"}
+    assert service.access.catalog.dataset("pets") is not None
+
+
+def test_a_creation_that_a_drop_has_overtaken_leaves_the_next_dataset_of_the_name_its_owner(
+    service: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    metadata = parts_of(service, "create_dataset").metadata
+    create = metadata.create_dataset
+
+    def create_late(name: str, dataset_id: bytes) -> object:
+        monkeypatch.setattr(metadata, "create_dataset", create)
+        made = create(name, dataset_id)
+        call(service, "drop_dataset", name="pets")
+        by_bob(service, "create_dataset", name="pets")
+        return made
+
+    monkeypatch.setattr(metadata, "create_dataset", create_late)
+    service.users.change(lambda accounts: with_key(accounts, "eve", "k", StoredKey(KEY.verifier(), 0, 0)))
+    monkeypatch.setattr(Caller, "right_on", lambda *_: Right.ADMIN)
+    struct = thrift.ChunkServer.create_dataset_args(name="pets")
+    eve = Caller("eve", "k")
+    trio.run(service.handlers["create_dataset"], Call(service.access, eve, "create_dataset", struct))
+    assert owners(service) == {"pets": "bob"}
 
 
 def table_note(service: Service) -> bytes | None:

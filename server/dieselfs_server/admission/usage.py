@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from heapq import nlargest
 from threading import Lock
-from typing import NamedTuple
+from typing import Generic, NamedTuple, TypeVar
 
 from dieselfs.errors import Damaged, DieselfsError, NotFound, Unavailable
 from dieselfs.records import DatasetRecord, DatasetUsage, NoteChange
@@ -94,32 +94,32 @@ def table_of(note: bytes | None) -> Table:
         raise Damaged(f"{_INVALID}: {error!r}") from None
 
 
+Counted = TypeVar("Counted", str, bytes)
+"""The name of a user, or the ID of a dataset: another dataset of its name has counts of its own."""
+
+
 @dataclass(eq=False, slots=True)
-class _Recent:
+class _Recent(Generic[Counted]):
     """What this server has counted since its last flush. Thread-safe; no method waits for a store."""
 
     _lock: Lock = field(default_factory=Lock)
-    _counts: Table = field(default_factory=dict)
+    _counts: dict[Counted, Transferred] = field(default_factory=dict)
 
-    def add(self, name: str, more: Transferred) -> None:
+    def add(self, counted: Counted, more: Transferred) -> None:
         with self._lock:
-            self._counts[name] = self._counts.get(name, NOTHING).plus(more)
+            self._counts[counted] = self._counts.get(counted, NOTHING).plus(more)
 
-    def subtract(self, name: str, stored: Transferred) -> None:
+    def subtract(self, counted: Counted, stored: Transferred) -> None:
         with self._lock:
-            left = self._counts.pop(name).minus(stored)
+            left = self._counts.pop(counted).minus(stored)
             if left != NOTHING:
-                self._counts[name] = left
+                self._counts[counted] = left
 
-    def forget(self, name: str) -> None:
+    def get(self, counted: Counted) -> Transferred:
         with self._lock:
-            self._counts.pop(name, None)
+            return self._counts.get(counted, NOTHING)
 
-    def get(self, name: str) -> Transferred:
-        with self._lock:
-            return self._counts.get(name, NOTHING)
-
-    def copy(self) -> Table:
+    def copy(self) -> dict[Counted, Transferred]:
         with self._lock:
             return self._counts.copy()
 
@@ -130,19 +130,14 @@ class Traffic:
     def __init__(self, metadata: MetadataStore, users: UserStore) -> None:
         self._metadata = metadata
         self._users = users
-        self._of_datasets, self._of_users = _Recent(), _Recent()
+        self._of_datasets, self._of_users = _Recent[bytes](), _Recent[str]()
         self._lock = Lock()  # held while counts move to the store, so that a reader gets each of them once
 
-    def count(self, user: str, dataset: str, more: Transferred) -> None:
-        """`dataset` is empty for a call that names none."""
+    def count(self, user: str, dataset_id: bytes, more: Transferred) -> None:
+        """`dataset_id` is empty for a call that names no dataset."""
         self._of_users.add(user, more)
-        if dataset:
-            self._of_datasets.add(dataset, more)
-
-    def forget(self, dataset: str) -> None:
-        """A dataset was dropped: a new one of its name begins at zero."""
-        with self._lock:
-            self._of_datasets.forget(dataset)
+        if dataset_id:
+            self._of_datasets.add(dataset_id, more)
 
     def of_dataset(self, dataset: DatasetRecord) -> Transferred:
         """Raises Damaged, Unavailable."""
@@ -150,7 +145,7 @@ class Traffic:
         with self._lock:
             with suppress(NotFound):  # dropped meanwhile
                 stored = self._stored(dataset.dataset_id)[1]
-            return stored.plus(self._of_datasets.get(dataset.name))
+            return stored.plus(self._of_datasets.get(dataset.dataset_id))
 
     def of_users(self) -> Table:
         """Of the users with traffic, ordered by name. Raises Unavailable."""
@@ -160,12 +155,12 @@ class Traffic:
 
     def flush(self) -> None:
         """Raises the first of the errors, after all that can be stored; the other counts stay for the next flush."""
-        names = [*self._of_datasets.copy()]
-        random.shuffle(names)  # so that after AWAY_MAX it is not always the same ones that wait
+        dataset_ids = [*self._of_datasets.copy()]
+        random.shuffle(dataset_ids)  # so that after AWAY_MAX it is not always the same ones that wait
         failures: list[DieselfsError] = []
         parts: list[Callable[[], None]] = [
             self._flush_users,
-            *(partial(self._flush_dataset, name) for name in names),
+            *(partial(self._flush_dataset, dataset_id) for dataset_id in dataset_ids),
         ]
         for part in parts:
             try:
@@ -178,20 +173,19 @@ class Traffic:
         if failures:
             raise failures[0]
 
-    def _flush_dataset(self, name: str) -> None:
-        counted = self._of_datasets.get(name)
+    def _flush_dataset(self, dataset_id: bytes) -> None:
+        counted = self._of_datasets.get(dataset_id)
         if counted == NOTHING:  # another flush was faster
             return
+
+        def attempt() -> bool:
+            note, stored = self._stored(dataset_id)
+            change = NoteChange(NOTE, note, stored.plus(counted).note())
+            return self._metadata.change_notes(dataset_id, [change])
+
         with suppress(NotFound):  # dropped; its counts end with it
-            dataset_id = self._metadata.dataset(name).dataset_id
-
-            def attempt() -> bool:
-                note, stored = self._stored(dataset_id)
-                change = NoteChange(NOTE, note, stored.plus(counted).note())
-                return self._metadata.change_notes(dataset_id, [change])
-
-            until_done(attempt, f"the traffic of {name}")
-        self._of_datasets.subtract(name, counted)
+            until_done(attempt, f"the traffic of dataset {dataset_id.hex()}")
+        self._of_datasets.subtract(dataset_id, counted)
 
     def _flush_users(self) -> None:
         counted = self._of_users.copy()

@@ -39,7 +39,6 @@ from dieselfs_server.access.identity import Identity, LiveIdentity
 from dieselfs_server.access.users import UserStore
 from dieselfs_server.admission.quotas import Quotas
 from dieselfs_server.admission.room import Room
-from dieselfs_server.admission.usage import Traffic
 from dieselfs_server.call import Call
 from dieselfs_server.datasets.catalog import Catalog
 from dieselfs_server.datasets.commit import late_record
@@ -73,7 +72,6 @@ class DatasetCalls:
     metadata: MetadataStore
     users: UserStore
     quotas: Quotas
-    traffic: Traffic
     catalog: Catalog
     names: DatasetNames
     snapshots: SnapshotCache
@@ -94,16 +92,20 @@ class DatasetCalls:
         asked_id = secrets.token_bytes(DATASET_ID_BYTES)
         dataset_id = self.names.claim(name, asked_id)
         if dataset_id == asked_id:  # so a crash leaves no dataset without an owner
-            self._own(name, owner, is_kept=True)
+            self._own(name, dataset_id, owner, is_kept=True)
         dataset = self.metadata.create_dataset(name, dataset_id)
-        self._own(name, owner)  # of several calls for one name, the one that made the dataset decides
+        self._own(
+            name, dataset_id, owner
+        )  # of several calls for one name, the one that made the dataset decides
         return dataset
 
-    def _own(self, name: str, owner: str, is_kept: bool = False) -> None:
-        """Set the owner of a dataset, empty for none; not if there `is_kept` one."""
+    def _own(self, name: str, dataset_id: bytes, owner: str, is_kept: bool = False) -> None:
+        """Set the owner of a dataset, empty for none; not if there `is_kept` one, or the name is another dataset's."""
 
         def owned(accounts: Accounts) -> Accounts:
-            return accounts if is_kept and name in accounts.owners else with_owner(accounts, name, owner)
+            # A call that takes the name changes the table after that: then this is repeated, and finds the new ID.
+            is_left = (is_kept and name in accounts.owners) or self.names.find(name) not in (None, dataset_id)
+            return accounts if is_left else with_owner(accounts, name, owner)
 
         if (owner or self.users.current().users) and self.users.change(owned):
             self.quotas.announce()
@@ -135,10 +137,9 @@ class DatasetCalls:
     def _drop(self, dataset: DatasetRecord) -> None:
         # Chunks first: if the record were removed first, a crash would leave chunks that no dataset refers to.
         self.store.delete_dataset(dataset.dataset_id)
-        self._own(dataset.name, "")  # while nobody else can have the name
+        self._own(dataset.name, dataset.dataset_id, "")  # while nobody else can have the name
         self.names.release(dataset.name, dataset.dataset_id)
         self.metadata.drop_dataset(dataset.dataset_id)
-        self.traffic.forget(dataset.name)
         self.store.delete_dataset(dataset.dataset_id)  # chunks of puts that were in flight
         self.snapshots.drop(dataset.dataset_id)
         self.tags.drop(dataset.dataset_id)

@@ -1,6 +1,6 @@
 """What datasets and users take: with quotas and traffic, for those who own something, and for the users asked for."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
@@ -9,7 +9,7 @@ import pytest
 
 from dieselfs.errors import Damaged, Unavailable
 from dieselfs.net.auth import Key
-from dieselfs.records import DatasetRecord, NoteChange
+from dieselfs.records import NoteChange
 from dieselfs.rpc.limit_kinds import NO_LIMIT
 from dieselfs_server.access.accounts import Accounts, StoredKey, with_key, with_owner, with_quota
 from dieselfs_server.access.users import UserStore
@@ -36,7 +36,7 @@ class Rig:
             self.metadata.apply(dataset_id, preamble, header, NOW_NS)
             self.stored_bytes = preamble.object_length
         self.users.change(_with_accounts)
-        self.traffic.count("bob", "a", Transferred(700, 0))
+        self.traffic.count("bob", bytes(16), Transferred(700, 0))
 
 
 def _with_accounts(accounts: Accounts) -> Accounts:
@@ -121,10 +121,10 @@ def test_servers_have_one_sum_that_outlives_them(
     stores: tuple[MetadataStore, MetadataStore], users: UserStore
 ) -> None:
     here, there = (Traffic(metadata, users) for metadata in stores)
-    here.count("ada", DATASET, Transferred(5, 100))
-    here.count("local", "", Transferred(3, 0))
-    there.count("ada", DATASET, Transferred(7, 0))
-    there.count("bob", DATASET, Transferred(1, 0))
+    here.count("ada", DATASET_ID, Transferred(5, 100))
+    here.count("local", b"", Transferred(3, 0))
+    there.count("ada", DATASET_ID, Transferred(7, 0))
+    there.count("bob", DATASET_ID, Transferred(1, 0))
     assert of(here, stores[0]) == (5, 100)  # its own, at once
     here.flush()
     there.flush()
@@ -144,7 +144,7 @@ def test_flushes_beside_counts_and_readers_lose_nothing(
     def work(number: int) -> None:
         server, metadata = servers[number % 2], stores[number % 2]
         for _ in range(20):
-            server.count("ada", DATASET, Transferred(1, 2))
+            server.count("ada", DATASET_ID, Transferred(1, 2))
             server.flush()
             if number == 0:
                 seen.append(of(server, metadata).read)
@@ -161,9 +161,9 @@ def test_a_dropped_dataset_takes_its_counts_along(
     stores: tuple[MetadataStore, MetadataStore], users: UserStore
 ) -> None:
     traffic = Traffic(stores[0], users)
-    traffic.count("ada", DATASET, Transferred(5, 5))
+    traffic.count("ada", DATASET_ID, Transferred(5, 5))
     traffic.flush()
-    traffic.count("ada", DATASET, Transferred(5, 5))
+    traffic.count("ada", DATASET_ID, Transferred(5, 5))
     dropped = stores[0].dataset(DATASET)
     stores[0].drop_dataset(DATASET_ID)
     traffic.flush()
@@ -176,9 +176,8 @@ def test_a_new_dataset_of_the_name_of_a_dropped_one_begins_at_zero(
     stores: tuple[MetadataStore, MetadataStore], users: UserStore
 ) -> None:
     traffic = Traffic(stores[0], users)
-    traffic.count("ada", DATASET, Transferred(5, 5))
+    traffic.count("ada", DATASET_ID, Transferred(5, 5))
     stores[0].drop_dataset(DATASET_ID)
-    traffic.forget(DATASET)
     stores[0].create_dataset(DATASET, bytes(16))
     traffic.flush()
     assert of(traffic, stores[0]) == (0, 0)
@@ -190,10 +189,10 @@ def test_a_damaged_note_keeps_no_other_count_from_the_store(
     names = [f"set-{number}" for number in range(8)]
     traffic = Traffic(stores[0], users)
     stores[0].change_notes(DATASET_ID, [NoteChange(NOTE, None, b"?")])
-    traffic.count("ada", DATASET, Transferred(1, 1))
+    traffic.count("ada", DATASET_ID, Transferred(1, 1))
     for number, name in enumerate(names):
         stores[0].create_dataset(name, bytes([number]) * 16)
-        traffic.count("ada", name, Transferred(1, 1))
+        traffic.count("ada", bytes([number]) * 16, Transferred(1, 1))
     with pytest.raises(Damaged):
         traffic.flush()
     later = Traffic(stores[1], users)
@@ -209,7 +208,7 @@ def test_a_user_that_another_server_has_just_added_is_counted(
     here.change(lambda accounts: accounts)  # reads the table, which is empty
     there.change(with_users)
     traffic = Traffic(stores[0], here)
-    traffic.count("ada", "", Transferred(5, 0))
+    traffic.count("ada", b"", Transferred(5, 0))
     traffic.flush()
     assert traffic.of_users() == {"ada": (5, 0)}
 
@@ -218,20 +217,20 @@ class _Away(SqliteMetadata):
     is_away = False
     tries = 0
 
-    def dataset(self, name: str) -> DatasetRecord:
+    def notes(self, dataset_id: bytes, names: Sequence[str]) -> list[bytes | None]:
         if self.is_away:
             self.tries += 1
             raise Unavailable("the store is away")
-        return super().dataset(name)
+        return super().notes(dataset_id, names)
 
 
 def test_counts_wait_for_a_metadata_store_that_is_away(users: UserStore) -> None:
     metadata = _Away(":memory:")
     metadata.create_dataset(DATASET, DATASET_ID)
     traffic = Traffic(metadata, users)
-    traffic.count("ada", DATASET, Transferred(5, 5))
+    traffic.count("ada", DATASET_ID, Transferred(5, 5))
     for number in range(2 * AWAY_MAX):
-        traffic.count("ada", f"other-{number}", Transferred(5, 5))
+        traffic.count("ada", bytes([number]) * 16, Transferred(5, 5))
     metadata.is_away = True
     with pytest.raises(Unavailable):
         traffic.flush()
