@@ -443,6 +443,14 @@ async def _open_service(
     users = UserStore(store, changes=worker.shared.accounts(worker.place) if worker else None)
     share = worker.count if worker else 1
     audit = _open_audit(stack, settings, share)
+    replaced = metrics.counter(
+        "workers.replaced", "Workers of a server that died or hung, and were replaced."
+    )
+    if worker is not None and worker.reason:
+        replaced.value += 1
+        if audit is not None:
+            whose = {"worker": str(worker.place), "reason": worker.reason}
+            audit.write("replace_worker", "", "", has_changed=True, outcome="ok", **whose)
     if settings.admin_key:
         write_admin_key(users, Path(settings.admin_key), identity.current.pin, audit)
     service = Service(

@@ -8,6 +8,7 @@ import os
 import select
 import signal
 
+from dieselfs.process.restart_policy import how_it_ended
 from dieselfs_client.supervision.control_channel import ControlChannel
 
 HANG_S = 10.0
@@ -101,13 +102,7 @@ class Child:
             return self.exit_report[2]
         if self.status is None:
             return "does not answer"
-        if os.WIFSIGNALED(self.status):
-            number = os.WTERMSIG(self.status)
-            hint = (
-                " (by the kernel, if its control group is out of memory)" if number == signal.SIGKILL else ""
-            )
-            return f"was killed by signal {number}{hint}"
-        return f"ended with exit code {os.waitstatus_to_exitcode(self.status)}"
+        return how_it_ended(os.waitstatus_to_exitcode(self.status))
 
 
 def _is_readable(descriptor: int) -> bool:

@@ -31,6 +31,7 @@ import sys
 import time
 from collections.abc import Iterator
 
+from dieselfs.process.restart_policy import RestartPolicy
 from dieselfs_client.capabilities import give_up_capabilities, write_no_core_files
 from dieselfs_client.supervision.adoption import (
     ADOPT,
@@ -55,7 +56,6 @@ from dieselfs_client.supervision.control_channel import (
     Message,
 )
 from dieselfs_client.supervision.keeper import Copies, Held, Keeper, Succession
-from dieselfs_client.supervision.restart_policy import RestartPolicy
 from dieselfs_client.supervision.startup_report import StartupReport
 from dieselfs_client.supervision.status import (
     STATUS_BYTES_MAX,

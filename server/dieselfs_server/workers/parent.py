@@ -1,12 +1,12 @@
-"""The parent of the workers of a server: it listens, and gives each connection to a worker (`decisions.py`); it starts
-the workers, replaces those that die, and ends them. This module forks, passes descriptors, and takes signals.
+"""The parent of the workers of a server: it listens, and gives each connection to a worker (`assignment.py`); it starts
+the workers, replaces those that die or hang, and ends them. This module forks, passes descriptors, and takes signals.
 
 The parent has one thread and one loop. It imports what the workers need, and opens none of it: they are its forks, so
 they start in milliseconds and share the memory of all modules. A worker that dies costs its connections alone; what
 waits in the listeners goes to others. The messages, one datagram each:
 
     to a worker       NUMBER + the descriptor of a connection
-    from a worker     ready; gone NUMBER ...; failed ERROR TEXT
+    from a worker     ready; gone NUMBER ..., which is its heartbeat too; failed ERROR TEXT
 """
 
 import contextlib
@@ -25,13 +25,24 @@ from dataclasses import dataclass
 import dieselfs.errors
 from dieselfs.errors import EXIT_BUG, DieselfsError, Unavailable
 from dieselfs.process.keeper import follow_parent
+from dieselfs.process.restart_policy import RestartPolicy, how_it_ended
 from dieselfs.process.service_manager import SERVICE_STOPPING, notify
-from dieselfs_server.workers.decisions import Assignment, Replacement
+from dieselfs_server.workers.assignment import Assignment
 
 STOP_S = 20.0
 """Workers that are still there this time after the order to stop are killed."""
 START_S = 1800.0
 """A worker that is not ready this time after its start is killed. It may have to apply chunks that a crash left."""
+BEAT_S = 1.0
+"""A worker sends something this often, from its event loop."""
+LATE_BEATS = 3
+"""A worker that is silent for as many intervals gets no new connections while there is another one."""
+SILENT_BEATS_MAX = 10
+"""A worker that is silent for more intervals hangs: it is killed and replaced."""
+DEATHS_MAX = 100
+"""Workers that may crash or hang within a minute; see `RestartPolicy`."""
+PAUSE_S_MAX = 5.0
+"""Limit of the pause before a worker that could not start is replaced."""
 ACCEPTED_AT_ONCE_MAX = 64
 RETRY_S = 0.1
 """Pause after a connection could not be accepted, or no worker had room for it."""
@@ -44,32 +55,42 @@ log = logging.getLogger(__name__)
 
 @dataclass(eq=False)
 class _Worker:
-    """A worker, or the empty place of one that has died. `failure`: what it has reported."""
+    """A worker, or the empty place of one that has died. `failure`: what it has reported; `reason`: why the one before
+    it was replaced; `silent_beats`: intervals without a message.
+    """
 
     place: int
     process: int = 0
     channel: socket.socket | None = None
     is_ready: bool = False
     failure: tuple[str, str] | None = None
+    reason: str = ""
+    silent_beats: int = 0
     start_s: float = 0.0
     """When it was started, or is to be."""
 
 
 class Parent:
-    """`run(place, channel)` is a worker: it returns its exit code. Connections of Unix sockets go to the worker 0."""
+    """`run(place, channel, reason)` is a worker: it returns its exit code. Connections of Unix sockets go to the worker
+    0.
+    """
 
     def __init__(
         self,
         count: int,
         listeners: Sequence[socket.socket],
-        run: Callable[[int, socket.socket], int],
+        run: Callable[[int, socket.socket, str], int],
         ready: Callable[[], object],
     ) -> None:
-        """`ready`: called once, when all workers take connections."""
+        """`reason` of a worker: why the one in its place was replaced, or empty. `ready`: called once, when all workers
+        take connections.
+        """
         self._run_worker, self._ready = run, ready
         self._listeners = listeners
         self._workers = [_Worker(place) for place in range(count)]
-        self._assignment, self._replacement = Assignment(), Replacement()
+        self._assignment = Assignment()
+        self._restart_policy = RestartPolicy("workers", DEATHS_MAX, PAUSE_S_MAX)
+        self._beat_s = 0.0
         self._held: deque[tuple[socket.socket, str]] = deque()  # accepted, and given to no worker yet
         self._has_begun = self._is_stopping = self._is_accepting = False
         self._accept_from_s = 0.0
@@ -92,6 +113,7 @@ class Parent:
                 self._start_due()
                 self._listen()
                 self._step()
+                self._count_beats()
         finally:
             self._stop()
         if self._failure is not None:
@@ -106,20 +128,34 @@ class Parent:
         now_s = time.monotonic()
         due_s = [each.start_s for each in self._workers if not each.process]
         due_s += [each.start_s + START_S for each in self._workers if each.process and not each.is_ready]
+        due_s.append(self._beat_s)
         if self._held or not self._is_accepting:
             due_s.append(self._accept_from_s)
         later = [each for each in due_s if each > now_s]
-        return min(later) - now_s if later else None
+        return min(later) - now_s if later else 0.0
 
     # -- workers
+
+    def _count_beats(self) -> None:
+        """Kill the workers that hang, after their messages were taken. Intervals of this loop are counted, because the
+        whole control group may be stopped for a while.
+        """
+        if time.monotonic() < self._beat_s:
+            return
+        self._beat_s = time.monotonic() + BEAT_S
+        for worker in self._workers:
+            worker.silent_beats += worker.is_ready
+            if worker.silent_beats > SILENT_BEATS_MAX and worker.failure is None:
+                silent_s = SILENT_BEATS_MAX * BEAT_S
+                worker.failure = "Unavailable", f"worker {worker.place} did not answer for {silent_s:g} s"
+                _kill(worker)
 
     def _start_due(self) -> None:
         """Start the workers whose time has come: at first the worker 0 alone, which makes what a new store lacks."""
         now_s = time.monotonic()
         for worker in self._workers:
             if worker.process and not worker.is_ready and now_s > worker.start_s + START_S:
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(worker.process, signal.SIGKILL)
+                _kill(worker)
             if not worker.process and worker.start_s <= now_s:
                 self._start(worker)
             if worker.place == 0 and not worker.is_ready and not self._has_begun:
@@ -135,7 +171,7 @@ class Parent:
                 self._forget()
                 follow_parent(parent, signal.SIGTERM)
                 ours.close()
-                code = self._run_worker(worker.place, theirs)
+                code = self._run_worker(worker.place, theirs, worker.reason)
             except BaseException:  # no frame of the parent may continue here
                 log.exception("a worker failed with an internal error")
             finally:
@@ -145,6 +181,7 @@ class Parent:
         theirs.close()
         ours.setblocking(False)
         worker.process, worker.channel, worker.is_ready, worker.failure = process, ours, False, None
+        worker.silent_beats = 0
         worker.start_s = time.monotonic()
         self._selector.register(ours, selectors.EVENT_READ, lambda: self._hear(worker))
 
@@ -176,6 +213,7 @@ class Parent:
         if not content:  # it has died, or is about to
             self._selector.unregister(worker.channel)
             return False
+        worker.silent_beats = 0
         word, *rest = content.decode("utf-8", "replace").split(" ", 2)
         if word == "gone":
             for number in " ".join(rest).split():
@@ -210,14 +248,18 @@ class Parent:
         was_ready, process = worker.is_ready, worker.process
         worker.process, worker.is_ready = 0, False
         self._assignment.end(worker.place)
-        failure = _error(worker.failure, f"worker {worker.place} of the server {_end(status)}")
+        was_killed = status == signal.SIGKILL and worker.failure is None
+        failure = _error(
+            worker.failure, f"worker {worker.place} {how_it_ended(os.waitstatus_to_exitcode(status))}"
+        )
         now_s = time.monotonic()
-        start_s = self._replacement.died(now_s, was_ready)
-        if not self._has_begun or start_s is None:
+        reason = self._restart_policy.note_death(now_s, was_ready, was_killed)
+        if not self._has_begun or reason is not None:
             self._failure, self._is_stopping = failure, True
             return
         log.error("process %d: %s; another one takes its place", process, failure)
-        worker.start_s = start_s
+        worker.reason = str(failure)
+        worker.start_s = max(now_s, self._restart_policy.next_start_s)
 
     def _close_channel(self, worker: _Worker) -> None:
         """Take what it has said before its end."""
@@ -282,6 +324,7 @@ class Parent:
     def _give(self, connection: socket.socket, peer: str) -> bool:
         """Give a connection to a worker; False if none takes it now."""
         able = {*self._assignment.workers}
+        able = {place for place in able if self._workers[place].silent_beats < LATE_BEATS} or able
         if connection.family == socket.AF_UNIX:  # local processes share the memory of one worker
             able &= {0}
         while able:
@@ -324,9 +367,13 @@ class Parent:
 
     def _signal_all(self, number: signal.Signals) -> None:
         for worker in self._workers:
-            if worker.process:
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(worker.process, number)
+            _kill(worker, number)
+
+
+def _kill(worker: _Worker, number: signal.Signals = signal.SIGKILL) -> None:
+    if worker.process:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(worker.process, number)
 
 
 def _ended(process: int) -> int | None:
@@ -336,12 +383,6 @@ def _ended(process: int) -> int | None:
     except ChildProcessError:
         return 0
     return status if found else None
-
-
-def _end(status: int) -> str:
-    if os.WIFSIGNALED(status):
-        return f"was killed by signal {os.WTERMSIG(status)}"
-    return f"ended with exit code {os.waitstatus_to_exitcode(status)}"
 
 
 def _error(reported: tuple[str, str] | None, otherwise: str) -> DieselfsError:

@@ -32,9 +32,9 @@ def run_workers(settings: ServerSettings, ready: Callable[[], object]) -> None:
         Parent(settings.workers, listeners, work, ready).run()
 
 
-def _work(settings: ServerSettings, shared: Shared, place: int, channel: socket.socket) -> int:
+def _work(settings: ServerSettings, shared: Shared, place: int, channel: socket.socket, reason: str) -> int:
     """A worker; returns its exit code."""
-    worker = Worker(place, settings.workers, channel, shared)
+    worker = Worker(place, settings.workers, channel, shared, reason)
     if not worker.is_first:
         settings = replace(settings, is_new=False, admin_key=None, metrics=None)
     try:

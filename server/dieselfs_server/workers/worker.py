@@ -8,7 +8,7 @@ from functools import partial
 import trio
 
 from dieselfs.net.sockets import receive_with_descriptors
-from dieselfs_server.workers.parent import MESSAGE_BYTES_MAX
+from dieselfs_server.workers.parent import BEAT_S, MESSAGE_BYTES_MAX
 from dieselfs_server.workers.shared import Shared
 
 NUMBERS_AT_ONCE_MAX = 100
@@ -18,10 +18,14 @@ log = logging.getLogger(__name__)
 
 
 class Worker:
-    """`place`: 0 for the worker that also does what one process of a server does; `count`: of all workers."""
+    """`place`: 0 for the worker that also does what one process of a server does; `count`: of all workers. `reason`:
+    why the worker before it was replaced, or empty.
+    """
 
-    def __init__(self, place: int, count: int, channel: socket.socket, shared: Shared) -> None:
-        self.place, self.count, self.shared = place, count, shared
+    def __init__(
+        self, place: int, count: int, channel: socket.socket, shared: Shared, reason: str = ""
+    ) -> None:
+        self.place, self.count, self.shared, self.reason = place, count, shared, reason
         self._channel = channel
         self._ended: list[int] = []  # changed only between checkpoints
         self._has_ended = trio.Event()
@@ -73,19 +77,18 @@ class Worker:
         self._has_ended.set()
 
     async def tell_ended(self) -> None:
-        """Tell the parent which connections have ended, until cancelled."""
+        """Tell the parent which connections have ended, or at least that the event loop runs, until cancelled."""
         while True:
-            await self._has_ended.wait()
+            with trio.move_on_after(BEAT_S):
+                await self._has_ended.wait()
             self._has_ended = trio.Event()
-            while self._ended:
-                numbers, self._ended = (
-                    self._ended[:NUMBERS_AT_ONCE_MAX],
-                    self._ended[NUMBERS_AT_ONCE_MAX:],
-                )
-                await trio.lowlevel.wait_writable(self._channel)
-                try:
-                    self._channel.send(b"gone " + b" ".join(b"%d" % number for number in numbers))
-                except BlockingIOError:
-                    self._ended = numbers + self._ended
-                except OSError:  # the parent is gone
-                    return
+            await trio.lowlevel.wait_writable(self._channel)
+            numbers, self._ended = self._ended[:NUMBERS_AT_ONCE_MAX], self._ended[NUMBERS_AT_ONCE_MAX:]
+            try:
+                self._channel.send(b"gone " + b" ".join(b"%d" % number for number in numbers))
+            except BlockingIOError:
+                self._ended = numbers + self._ended
+            except OSError:  # the parent is gone
+                return
+            if self._ended:
+                self._has_ended.set()

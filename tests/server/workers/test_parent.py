@@ -1,5 +1,6 @@
 """A server with two workers: kills of workers cost no call, a stop leaves no process, a failed start is one line."""
 
+import json
 import os
 import shutil
 import signal
@@ -93,6 +94,20 @@ def test_a_killed_worker_is_replaced_and_no_call_fails(over_each_store: RunningS
         for each in running:
             each.result(WAIT_S)
     assert server.stop() == 0
+
+
+def test_a_worker_that_hangs_is_replaced_and_the_logs_tell(server: RunningServer) -> None:
+    key = server.user("alice", all_datasets="admin")
+    hanging = ProcessHandle(workers_of(server)[1])
+    hanging.send(signal.SIGSTOP)
+    assert hanging.wait(WAIT_S)
+    until(lambda: len(workers_of(server)) == 2)
+    with ExitStack() as stack:
+        clients = [stack.enter_context(closing(server.client(key))) for _ in range(2)]
+        until(lambda: all(client.status().metrics["workers.replaced"] == 1 for client in clients))
+    entries = map(json.loads, (server.folder / "state/audit.log").read_text().splitlines())
+    (entry,) = (each for each in entries if each["event"] == "replace_worker")
+    assert entry["worker"] == "1" and "did not answer for 10 s" in entry["reason"]
 
 
 def _kill(server: RunningServer, place: int) -> None:

@@ -1,4 +1,4 @@
-"""Which worker gets a connection, and when a worker that has died is replaced. No I/O."""
+"""Which worker gets a connection. No I/O."""
 
 from collections import Counter
 from collections.abc import Collection
@@ -51,27 +51,3 @@ class Assignment:
     def count(self, worker: int) -> int:
         """Connections of a worker that takes them."""
         return self._of_workers[worker].total()
-
-
-PAUSE_S, PAUSE_S_MAX = 0.05, 5.0
-"""The pause before a worker that was not ready is replaced; it doubles with each one in a row."""
-FAILURES_MAX = 10
-"""Workers in a row that have died before they were ready: 20 s. Then the server ends."""
-DEATHS_MAX, WINDOW_S = 100, 60.0
-"""Workers that may die within the window, whatever of."""
-
-
-class Replacement:
-    """Of all workers of a server. Times are in seconds, and do not fall."""
-
-    def __init__(self) -> None:
-        self._failures = 0
-        self._deaths_s: list[float] = []
-
-    def died(self, now_s: float, was_ready: bool) -> float | None:
-        """When the next worker starts in the place of one that has died; None: the server is to end."""
-        self._failures = 0 if was_ready else self._failures + 1
-        self._deaths_s = [each for each in self._deaths_s if now_s - each < WINDOW_S] + [now_s]
-        if self._failures > FAILURES_MAX or len(self._deaths_s) > DEATHS_MAX:
-            return None
-        return now_s + (min(PAUSE_S * 2 ** (self._failures - 1), PAUSE_S_MAX) if self._failures else 0.0)

@@ -1,13 +1,13 @@
-"""When a mount is given up because its daemons die."""
+"""When a mount or a server is given up because its processes die."""
 
 import pytest
 
-from dieselfs_client.supervision.restart_policy import (
+from dieselfs.process.restart_policy import (
     DEATHS_BEFORE_READY_MAX,
     FAULTS_MAX,
     KILL_PAUSE_MAX_S,
-    KILL_PAUSE_S,
     KILLS_MAX,
+    PAUSE_S,
     WINDOW_S,
     RestartPolicy,
 )
@@ -35,12 +35,12 @@ def test_daemons_that_are_killed_before_they_serve_are_replaced_after_a_pause() 
         assert patience.note_death(now_s, was_ready=False, was_killed=True) is None
         pauses_s.append(patience.next_start_s - now_s)
         now_s = patience.next_start_s + 0.1
-    assert pauses_s[:3] == pytest.approx([KILL_PAUSE_S, 2 * KILL_PAUSE_S, 4 * KILL_PAUSE_S])
+    assert pauses_s[:3] == pytest.approx([PAUSE_S, 2 * PAUSE_S, 4 * PAUSE_S])
     assert max(pauses_s) == pytest.approx(KILL_PAUSE_MAX_S)
     assert patience.note_death(now_s, was_ready=True, was_killed=True) is None
     assert patience.next_start_s <= now_s, "one that has served is replaced at once"
     patience.note_death(now_s, was_ready=False, was_killed=True)
-    assert patience.next_start_s - now_s == pytest.approx(KILL_PAUSE_S)
+    assert patience.next_start_s - now_s == pytest.approx(PAUSE_S)
 
 
 def test_kills_do_not_hide_daemons_that_never_serve() -> None:
@@ -77,3 +77,14 @@ def test_being_killed_without_end_is_not() -> None:
     reasons = [patience.note_death(number / 1000, True, True) for number in range(KILLS_MAX + 1)]
     assert reasons[-2] is None
     assert "were killed within 2 s" in str(reasons[-1])
+
+
+def test_workers_that_cannot_start_are_replaced_ever_later() -> None:
+    policy = RestartPolicy("workers", faults_max=100, fault_pause_max_s=5.0)
+    pauses_s = []
+    for _ in range(DEATHS_BEFORE_READY_MAX):
+        assert policy.note_death(1000.0, was_ready=False, was_killed=False) is None
+        pauses_s.append(policy.next_start_s - 1000.0)
+    assert pauses_s[:3] == pytest.approx([PAUSE_S, 2 * PAUSE_S, 4 * PAUSE_S])
+    assert max(pauses_s) == pytest.approx(5.0)
+    assert "11 workers in a row" in str(policy.note_death(1000.0, was_ready=False, was_killed=False))

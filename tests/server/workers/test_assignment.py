@@ -1,16 +1,8 @@
-"""Which worker gets a connection, and when a dead worker is replaced."""
+"""Which worker gets a connection."""
 
 from collections import Counter
 
-from dieselfs_server.workers.decisions import (
-    DEATHS_MAX,
-    FAILURES_MAX,
-    PAUSE_S,
-    PAUSE_S_MAX,
-    WINDOW_S,
-    Assignment,
-    Replacement,
-)
+from dieselfs_server.workers.assignment import Assignment
 
 
 def assigned(workers: int) -> Assignment:
@@ -57,29 +49,3 @@ def test_the_connections_of_a_dead_worker_are_forgotten() -> None:
     for _, number in numbers:  # what the dead one had is unknown, and must not be counted for its successor
         assignment.ended(number)
     assert [assignment.count(worker) for worker in (0, 1)] == [0, 3]
-
-
-def test_a_worker_that_served_is_replaced_at_once() -> None:
-    replacement = Replacement()
-    assert [replacement.died(now_s, was_ready=True) for now_s in (1.0, 2.0)] == [1.0, 2.0]
-
-
-def test_one_that_cannot_start_is_replaced_ever_later_and_then_the_server_ends() -> None:
-    replacement = Replacement()
-    starts = [replacement.died(0.0, was_ready=False) for _ in range(FAILURES_MAX + 1)]
-    assert starts[:3] == [PAUSE_S, 2 * PAUSE_S, 4 * PAUSE_S]
-    assert starts[-2:] == [PAUSE_S_MAX, None]
-
-
-def test_a_start_that_succeeds_ends_the_row() -> None:
-    replacement = Replacement()
-    for _ in range(3 * FAILURES_MAX):
-        assert replacement.died(0.0, was_ready=False) == PAUSE_S
-        assert replacement.died(0.0, was_ready=True) == 0.0
-
-
-def test_workers_that_die_all_the_time_end_the_server() -> None:
-    slow, fast = Replacement(), Replacement()
-    times_s = [2 * number * WINDOW_S / DEATHS_MAX for number in range(3 * DEATHS_MAX)]
-    assert [slow.died(now_s, was_ready=True) for now_s in times_s] == times_s
-    assert [fast.died(0.0, was_ready=True) for _ in range(DEATHS_MAX + 1)] == [0.0] * DEATHS_MAX + [None]
