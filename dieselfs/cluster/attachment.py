@@ -18,7 +18,7 @@ from dieselfs.chunk.segment import Memory, readonly_view
 from dieselfs.cluster.chunk_requests import PeerRequest
 from dieselfs.cluster.credential import JobCredential
 from dieselfs.cluster.daemon import JobDaemon
-from dieselfs.cluster.member import INCARNATION_BYTES, Member
+from dieselfs.cluster.member import Member
 from dieselfs.cluster.node_client import NodeClient
 from dieselfs.cluster.peer_client import PeerClient
 from dieselfs.cluster.placement import ChunkOwners
@@ -26,14 +26,10 @@ from dieselfs.cluster.pooled_source import PooledSource
 from dieselfs.errors import InvalidInput
 from dieselfs.forks import renew_after_fork
 from dieselfs.limits import JOB_MASTER_WAIT_S, NODE_MEMBERS_INTERVAL_S
-from dieselfs.net.address import TcpAddress
 from dieselfs.snapshot.reader import Snapshot
 from dieselfs.sources.interface import Slices, Source
 from dieselfs.sources.server import is_intact
 from dieselfs.telemetry.registry import Registry
-
-_NOWHERE = TcpAddress("127.0.0.1", 0)
-"""The address of an attached process: it gets no requests."""
 
 _log = logging.getLogger(__name__)
 
@@ -43,8 +39,7 @@ class _Parts:
 
     def __init__(self, of: "Attachment") -> None:
         self.peers = PeerClient(of.credential, of.snapshot.digest, clock=of.clock, metrics=of.metrics)
-        alone = Member(of.name, 0, _NOWHERE, 0, bytes(INCARNATION_BYTES))
-        self.ownership = ChunkOwners(of.snapshot, alone, self.peers.detector)
+        self.ownership = ChunkOwners(of.snapshot, Member.named(of.name), self.peers.detector)
         self.source = PooledSource(
             of.snapshot, self.ownership.owner, of.own_payload, self.peers, of.server, metrics=of.metrics
         )

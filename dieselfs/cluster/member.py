@@ -21,6 +21,7 @@ FINGERPRINT_BYTES = 32
 """SHA-256 of a certificate."""
 
 _KINDS = [str, int, str, int, bytes, bytes]
+_NOWHERE = TcpAddress("127.0.0.1", 0)
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
 
@@ -54,6 +55,11 @@ class Member:
     memory_bytes: int
     incarnation: bytes
     fingerprint: bytes = bytes(FINGERPRINT_BYTES)
+
+    @classmethod
+    def named(cls, node: str) -> "Member":
+        """A node of which the name alone is known: it offers no memory, and gets no requests."""
+        return cls(node, 0, _NOWHERE, 0, bytes(INCARNATION_BYTES))
 
     def encode(self) -> bytes:
         """The member as canonical msgpack. Raises InvalidInput for invalid fields."""

@@ -141,6 +141,11 @@ class Placement:
         self._groups = [_Group(weight, places, self._keys[places]) for weight, places in columns]
         self._is_even = len(self._groups) == 1
 
+    @classmethod
+    def of_names(cls, nodes: Iterable[str]) -> "Placement":
+        """The placement among nodes with equal memory. Raises InvalidInput as the constructor."""
+        return cls([Member.named(node) for node in nodes])
+
     def without(self, nodes: Collection[str]) -> "Placement":
         """The placement without these nodes; the same one if none would be left."""
         left = [member for member in self.members if member.node not in nodes]

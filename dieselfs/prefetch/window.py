@@ -125,8 +125,7 @@ class _Reader:
 
     def positions(self, first: int, end: int) -> Numbers:
         """The positions from `first` up to `end` that it has not read yet."""
-        count_before = self.share.count_before
-        return self.share.positions(count_before(max(first, self.position)), count_before(end))
+        return self.share.between(max(first, self.position), end)
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -395,9 +394,7 @@ class PlanWindow:
             if now_s - reader.seen_s < OVERTAKEN_S:
                 continue
             position = reader.window_miss.note_read(node, self.ahead)
-            if position is not None and reader.share.count_before(position + 1) > reader.share.count_before(
-                position
-            ):
+            if position is not None and len(reader.share.between(position, position + 1)):
                 reader.position, reader.seen_s = position, now_s
                 reader.window_miss.reset()
                 self._go_to(max(self.ahead, self.position))
@@ -409,8 +406,7 @@ class PlanWindow:
         """The files that each reader, by its number, has read since the last call, as far as is known."""
         for reader in self._readers:
             if reader.position > reader.reported:
-                before = reader.share.count_before
-                read = reader.share.positions(before(reader.reported), before(reader.position))
+                read = reader.share.between(reader.reported, reader.position)
                 reader.reported = reader.position
                 yield reader.number, self._nodes_at(read)
 

@@ -21,6 +21,7 @@ import numpy.typing as npt
 from dieselfs.arrays import Nodes, Numbers, Positions
 from dieselfs.errors import InvalidInput
 from dieselfs.names import printable
+from dieselfs.shuffle.assignment import HomesOf, homes_of_chunks, homes_of_files
 from dieselfs.shuffle.cursor import DIGEST_CHARACTERS, Cursor
 from dieselfs.shuffle.order import GroupOrder, Layout, chunks_of, nodes_of
 from dieselfs.shuffle.partition import Partition
@@ -221,9 +222,15 @@ class Plan:
         worker: int = 0,
         workers: int = 1,
         drop_last: bool = False,
+        nodes: Sequence[str] = (),
     ) -> "Share":
         """The share of one reader from position `start` on; `ReaderSpec` has the arguments. Raises InvalidInput."""
-        return Share(self, ReaderSpec(rank, world, batch, start, worker, workers, drop_last))
+        return Share(self, ReaderSpec(rank, world, batch, start, worker, workers, drop_last, tuple(nodes)))
+
+    def homes_of(self, nodes: Sequence[str]) -> HomesOf:
+        """The homes of positions among these nodes, see `ReaderSpec`."""
+        of_chunks = homes_of_chunks(self.snapshot, nodes)
+        return lambda positions: homes_of_files(self.snapshot, of_chunks, self.nodes_at(positions))
 
 
 class Share(Partition):
@@ -231,7 +238,7 @@ class Share(Partition):
 
     def __init__(self, plan: Plan, reader: ReaderSpec) -> None:
         """Raises InvalidInput if the reader starts beyond the end of the plan."""
-        super().__init__(len(plan), reader)
+        super().__init__(len(plan), reader, plan.homes_of(reader.nodes) if reader.nodes else None)
         self.plan = plan
 
     def nodes(self, first: int = 0, end: int | None = None) -> Nodes:

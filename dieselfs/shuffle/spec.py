@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from operator import index
 
+from dieselfs.cluster.member import check_node_name
 from dieselfs.errors import InvalidInput
 from dieselfs.limits import BATCH_FILES_MAX, RANKS_MAX, WORKERS_MAX
 from dieselfs.shuffle.skips import NO_SKIPS, Skips
@@ -54,6 +55,8 @@ class ReaderSpec:
     - `start`: first position that any rank reads
     - `worker`: 0 to `workers` - 1, a worker process of the rank; `workers`: how many it has
     - `drop_last`: whether a short last step is left out
+    - `nodes`: for a local assignment, the names of the nodes in the order of ranks, at most one for each rank: of n,
+      rank r is on number r * n // world. None: each rank takes the next part of a step
     """
 
     rank: int = 0
@@ -63,6 +66,7 @@ class ReaderSpec:
     worker: int = 0
     workers: int = 1
     drop_last: bool = False
+    nodes: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         """Raises InvalidInput for a number out of range."""
@@ -70,6 +74,12 @@ class ReaderSpec:
         _check(self, {"rank": (0, self.world - 1), "worker": (0, self.workers - 1)})
         if self.batch is not None:
             _check(self, {"batch": (1, BATCH_FILES_MAX)})
+        if len(self.nodes) > self.world:
+            raise InvalidInput(
+                f"{len(self.nodes)} nodes for {self.world} ranks: give at most one for each rank"
+            )
+        for node in self.nodes:
+            check_node_name(node)
 
 
 def _check(spec: PlanSpec | ReaderSpec, bounds: Mapping[str, tuple[int, int]]) -> None:

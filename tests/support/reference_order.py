@@ -74,6 +74,31 @@ def read_by(total: int, rank: int, world: int, batch: int, start: int, drop_last
     return [mine for step, mine in enumerate(steps) if (step + 1) * batch > start and start < total]
 
 
+def local_step(homes: Sequence[int | None], rank_nodes: Sequence[int]) -> list[list[int]]:
+    """What each rank reads of one step in a local assignment, as places in the step. `homes`: the node of each place;
+    `rank_nodes`: the node of each rank.
+    """
+    size, world = len(homes), len(rank_nodes)
+    counts = [(rank + 1) * size // world - rank * size // world for rank in range(world)]
+    room = dict.fromkeys(rank_nodes, 0)
+    for node, count in zip(rank_nodes, counts, strict=True):
+        room[node] += count
+    taken: dict[int, list[int]] = {node: [] for node in room}
+    left = []
+    for place, home in enumerate(homes):
+        if home is not None and len(taken[home]) < room[home]:
+            taken[home].append(place)
+        else:
+            left.append(place)
+    for node, places in taken.items():
+        while len(places) < room[node]:
+            places.append(left.pop(0))
+        places.sort()
+    return [
+        [taken[node].pop(0) for _ in range(count)] for node, count in zip(rank_nodes, counts, strict=True)
+    ]
+
+
 def mixed(counts: Sequence[int], seed: int, epoch: int) -> list[int]:
     """The source at each position of a mixed epoch."""
     places = [

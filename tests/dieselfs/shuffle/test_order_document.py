@@ -8,6 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from dieselfs.chunk.ids import CHUNK_ID_BYTES
+from dieselfs.cluster.placement import Placement
+from dieselfs.shuffle.assignment import NOWHERE
 from dieselfs.shuffle.cursor import Cursor
 from dieselfs.shuffle.order import Layout, Order
 from dieselfs.shuffle.partition import Partition
@@ -81,20 +84,50 @@ def ordered(layout: Layout, vector: dict[str, Any]) -> Any:
     return order.nodes(0, len(order.bounds) - 1)
 
 
+SMALL_IDS = [bytes.fromhex(one) for one in VECTORS["small"]["chunk_ids"]]
+SMALL_FILES = {one["node"]: one["chunk"] for one in VECTORS["small"]["files"]}
+SMALL = Layout(
+    np.frombuffer(b"".join(SMALL_IDS), ">u8").astype(np.uint64).reshape(-1, 2),
+    np.array(list(SMALL_FILES), np.uint32),
+    np.array([node % len(SMALL_IDS) if chunk is None else chunk for node, chunk in SMALL_FILES.items()]),
+)
+
+
 @pytest.mark.parametrize(
     "vector", VECTORS["small"]["orders"], ids=lambda one: f"{one['seed']}-{one['group']}"
 )
 def test_the_vectors(vector: dict[str, Any]) -> None:
-    ids = [bytes.fromhex(one) for one in VECTORS["small"]["chunk_ids"]]
-    files = {one["node"]: one["chunk"] for one in VECTORS["small"]["files"]}
-    layout = Layout(
-        np.frombuffer(b"".join(ids), ">u8").astype(np.uint64).reshape(-1, 2),
-        np.array(list(files), np.uint32),
-        np.array([node % len(ids) if chunk is None else chunk for node, chunk in files.items()]),
-    )
-    assert ordered(layout, vector).tolist() == vector["nodes"]
+    assert ordered(SMALL, vector).tolist() == vector["nodes"]
     seed, epoch = int(vector["seed"]), int(vector["epoch"])
-    assert reference_order.order(ids, files, seed, epoch, vector["group"]) == vector["nodes"]
+    assert reference_order.order(SMALL_IDS, SMALL_FILES, seed, epoch, vector["group"]) == vector["nodes"]
+
+
+@pytest.mark.parametrize("vector", VECTORS["local"], ids=lambda one: "-".join(one["nodes"]))
+def test_the_vectors_of_local_assignments(vector: dict[str, Any]) -> None:
+    names, world, batch, start = (vector[key] for key in ("nodes", "world", "batch", "start"))
+    placement = Placement.of_names(dict.fromkeys(names))
+    owners = placement.owners(np.frombuffer(b"".join(SMALL_IDS), np.uint8).reshape(-1, CHUNK_ID_BYTES))
+    assert [placement.members[owner].node for owner in owners] == vector["homes"]
+    numbers = [*dict.fromkeys(names)]
+    files = ordered(SMALL, vector).tolist()
+    homes = [
+        None if SMALL_FILES[file] is None else numbers.index(vector["homes"][SMALL_FILES[file]])
+        for file in files
+    ]
+    ranks = [
+        Partition(
+            len(files),
+            ReaderSpec(rank, world, batch, start, nodes=tuple(names)),
+            lambda places: np.array([NOWHERE if homes[place] is None else homes[place] for place in places]),
+        )
+        for rank in range(world)
+    ]
+    rank_nodes = [numbers.index(names[rank * len(names) // world]) for rank in range(world)]
+    for step, expected in zip(ranks[0].steps, vector["read"], strict=True):
+        read = [[files[place] for place in rank.positions_of(step)] for rank in ranks]
+        first, end = max(step * batch, start), min((step + 1) * batch, len(files))
+        reference = reference_order.local_step(homes[first:end], rank_nodes)
+        assert read == expected == [[files[first + place] for place in mine] for mine in reference]
 
 
 def test_the_vectors_of_a_hundred_thousand_files() -> None:

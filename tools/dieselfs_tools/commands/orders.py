@@ -351,24 +351,24 @@ def which(
     plan, _ = order.plan(session, dataset)
     if positions is None:
         assert step is not None
-        positions = _positions_of(plan, order, step)
+        share = _share_with(plan, order, step)
+        asked, start = share.positions_of(step), step * share.batch
     elif positions.stop > len(plan):
         raise InvalidInput(
             f"there is no position {positions.stop - 1}: the epoch has {len(plan)}, counted from 0"
         )
-    print_files(session, plan, np.array(positions, np.int64))
-    fields = {
-        **plan_fields(dataset, plan),
-        "files": len(positions),
-        "cursor": str(plan.cursor(positions.start)),
-    }
+    else:
+        asked, start = [*positions], positions.start
+    print_files(session, plan, np.array(asked, np.int64))
+    fields = {**plan_fields(dataset, plan), "files": len(asked), "cursor": str(plan.cursor(start))}
     return session.output.summary("", fields)
 
 
-def _positions_of(plan: Plan, order: OrderOptions, step: int) -> range:
+def _share_with(plan: Plan, order: OrderOptions, step: int) -> Share:
+    """The share of the reader that the options name. Raises InvalidInput if the epoch has no such step."""
     share = Share(plan, order.reader())
     if step not in share.steps:
         raise InvalidInput(
             f"there is no step {step}: the epoch has {len(share.steps)} of {share.batch} files, counted from 0"
         )
-    return share.positions_of(step)
+    return share
