@@ -207,6 +207,11 @@ class Dataset:
         location = f"{SCHEME}{self._frozen.state}/{printable(snapshot.path(node))}"
         return buffered(DatasetFile(size, partial(reader.read_range, node), location))
 
+    @property
+    def job_node(self) -> str | None:
+        """The name of this node in the job in which the dataset is read; None without a job."""
+        return None if self._frozen.job is None else self._frozen.job.job.node
+
     def statistics(self) -> dict[str, Any]:
         """Read counters of this process since the snapshot was opened, by group and name."""
         return self._frozen.open().metrics.as_dict()

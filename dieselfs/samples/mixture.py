@@ -1,7 +1,7 @@
 """Several datasets in one order with one cursor, each as often as its weight says. No I/O of its own."""
 
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from hashlib import sha256
 from typing import Any, NamedTuple, Self
@@ -14,6 +14,7 @@ from dieselfs.errors import InvalidInput
 from dieselfs.samples.order import Ordered, SampleOrder
 from dieselfs.samples.sample_set import read_items
 from dieselfs.samples.source import Progress, SampleSource
+from dieselfs.shuffle.assignment import HomesOf
 from dieselfs.shuffle.cursor import DIGEST_CHARACTERS, Cursor
 from dieselfs.shuffle.mixture import counts_of, interleave, numbers_of, seed_of
 from dieselfs.shuffle.policies import MIXTURE, policy_of
@@ -170,21 +171,31 @@ class MixedOrder:
         return self._total - len(self.spec.skips)
 
     def indices(self, positions: Positions) -> Numbers:
+        def of_part(part: int, order: SampleOrder, places: Positions) -> Numbers:
+            return self._mixture.index_of(part, order.indices(places))
+
+        return self._by_part(positions, of_part)
+
+    def homes_of(self, nodes: Sequence[str]) -> HomesOf:
+        def of_part(_: int, order: SampleOrder, places: Positions) -> Numbers:
+            return order.homes_of(nodes)(places)
+
+        return lambda positions: self._by_part(positions, of_part)
+
+    def _by_part(
+        self, positions: Positions, found_by: Callable[[int, SampleOrder, Positions], Numbers]
+    ) -> Numbers:
+        """A number of each position, shape (n,), from the orders of the parts and the places in them."""
         whole = self.spec.skips.whole(positions)
         sources, numbers = self._sources[whole], self._numbers[whole]
         found = np.empty(len(whole), np.int64)
         for part in np.unique(sources).tolist():
             mine = np.flatnonzero(sources == part)
-            found[mine] = self._mixture.index_of(part, self._of_part(part, numbers[mine]))
-        return found
-
-    def _of_part(self, part: int, numbers: Numbers) -> Numbers:
-        """The samples of a part, by how many of its samples come before them in this epoch."""
-        first_pass, places = self._passes(part, numbers)
-        found = np.empty(len(numbers), np.int64)
-        for number in np.unique(places // (length := self._length(part))).tolist():
-            mine = np.flatnonzero(places // length == number)
-            found[mine] = self._order_of(part, first_pass + number).indices(places[mine] % length)
+            first_pass, places = self._passes(part, numbers[mine])
+            for number in np.unique(places // (length := self._length(part))).tolist():
+                is_in = places // length == number
+                order = self._order_of(part, first_pass + number)
+                found[mine[is_in]] = found_by(part, order, places[is_in] % length)
         return found
 
     def _passes(self, part: int, numbers: Numbers) -> tuple[int, Numbers]:

@@ -13,6 +13,7 @@ import numpy.typing as npt
 
 from dieselfs.arrays import Keys, Nodes, Numbers, Positions
 from dieselfs.samples.source import Progress, SampleSource
+from dieselfs.shuffle.assignment import HomesOf
 from dieselfs.shuffle.cursor import Cursor
 from dieselfs.shuffle.order import Layout, name_of, nodes_of
 from dieselfs.shuffle.plan import Plan, Share
@@ -37,6 +38,10 @@ class SampleOrder(Protocol):
 
     def indices(self, positions: Positions) -> Numbers:
         """The samples at positions: shape (n,), as `positions`. Called once per epoch, with those of one rank."""
+        ...
+
+    def homes_of(self, nodes: Sequence[str]) -> HomesOf:
+        """For local assignments, the homes of positions among these nodes: `shuffle.assignment`."""
         ...
 
     def with_spec(self, spec: PlanSpec) -> Self:
@@ -151,6 +156,9 @@ class PlanOrder:
 
     def indices(self, positions: Positions) -> Numbers:
         return self._names.samples(self.plan.names_at(positions))
+
+    def homes_of(self, nodes: Sequence[str]) -> HomesOf:
+        return self.plan.homes_of(nodes)
 
     def with_spec(self, spec: PlanSpec) -> "PlanOrder":
         spec = replace(spec, folder=self.spec.folder)

@@ -5,11 +5,9 @@ arithmetic on positions. So a job that resumes with another number of ranks or w
 once.
 """
 
-import os
-import sys
 import warnings
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
 from typing import Any, TypedDict, TypeVar
@@ -18,8 +16,10 @@ import numpy as np
 
 from dieselfs.errors import InvalidInput
 from dieselfs.samples.order import Ordered, SampleOrder
+from dieselfs.samples.ranks import EVEN, LOCAL, rank_and_world, rank_nodes
 from dieselfs.samples.reading_list import announce
 from dieselfs.samples.worker_times import WorkerTimes
+from dieselfs.shuffle.assignment import LOCAL_GROUP_CHUNKS
 from dieselfs.shuffle.cursor import Cursor
 from dieselfs.shuffle.partition import Partition
 from dieselfs.shuffle.skips import NO_SKIPS, Skips
@@ -45,6 +45,8 @@ class SamplerOptions(TypedDict, total=False):
     """Leave out a short last step."""
     uneven_steps: str
     """`join`, `pad` or `uneven`; see `SamplerState`."""
+    assignment: str | Sequence[str]
+    """`even`, `local`, or the nodes of the ranks; see `SamplerState`."""
     skips: Mapping[int, Iterable[range]] | None
     """By epoch, positions of its whole order to leave out."""
 
@@ -62,6 +64,11 @@ class SamplerState:
     - `pad`: samples of the step are repeated, so that all parts have the same length. Only here samples are repeated.
     - `uneven`: as `join`, but no step is joined. Some ranks may have one batch less than others, as in a validation
       without communication, or with PyTorch's `Join`.
+
+    `assignment` says which rank reads which sample of a step. `even`: the next ones. `local`: those that its node owns
+    in the cache of the job, as far as the counts allow (docs/reference/order.md). The steps are the same. A sequence of
+    node names in the order of ranks is `local` among these; see `ranks.rank_nodes`. The default group is then
+    LOCAL_GROUP_CHUNKS.
     """
 
     def __init__(
@@ -75,6 +82,7 @@ class SamplerState:
         world: int | None = None,
         drop_last: bool = False,
         uneven_steps: str = "join",
+        assignment: str | Sequence[str] = EVEN,
         skips: Mapping[int, Iterable[range]] | None = None,
     ) -> None:
         """`batch_size`: samples of one step, of all ranks together. The options: see `SamplerOptions`.
@@ -86,6 +94,10 @@ class SamplerState:
         self.dataset = dataset
         self.rank, self.world = rank_and_world(rank, world)
         self.batch_size, self.drop_last, self.uneven_steps = batch_size, drop_last, uneven_steps
+        self.nodes = rank_nodes(assignment, self.world, job_node(dataset) if assignment == LOCAL else None)
+        """The nodes of the ranks in a local assignment."""
+        if self.nodes and group_chunks is None:
+            group_chunks = LOCAL_GROUP_CHUNKS
         self._skips = {epoch: Skips(ranges) for epoch, ranges in (skips or {}).items()}
         self.order: SampleOrder = dataset.order(PlanSpec(seed, 0, group_chunks, self._skips.get(0, NO_SKIPS)))
         """The order of the current epoch."""
@@ -172,11 +184,14 @@ class SamplerState:
             )
 
     def _reader(self, start: int) -> ReaderSpec:
-        return ReaderSpec(self.rank, self.world, self.batch_size, start, drop_last=self.drop_last)
+        return ReaderSpec(
+            self.rank, self.world, self.batch_size, start, drop_last=self.drop_last, nodes=self.nodes
+        )
 
     def share(self, start: int) -> Partition:
         """The positions of the epoch that this rank reads from a position on, without padding."""
-        return Partition(len(self.order), self._reader(start))
+        reader = self._reader(start)
+        return Partition(len(self.order), reader, self.order.homes_of(self.nodes) if self.nodes else None)
 
     def step_ends(self, share: Partition) -> list[int]:
         """The end position of each step, as `uneven_steps` says."""
@@ -226,7 +241,7 @@ class SamplerState:
         for number, end in enumerate(ends):
             of_step, first = indices[first : share.count_before(end)].tolist(), share.count_before(end)
             if self.uneven_steps == "pad":
-                of_step += self._padding(step_start, end, len(of_step))
+                of_step += self._padding(share, step_start, end, len(of_step))
             if progress is not None and not is_tracked:
                 progress(step_start)
             for tell in taken if not is_tracked else ():
@@ -243,7 +258,7 @@ class SamplerState:
         """
         return [*self.steps(self.position, is_tracked=True)]
 
-    def _padding(self, start: int, end: int, found: int) -> list[int]:
+    def _padding(self, share: Partition, start: int, end: int, found: int) -> list[int]:
         """The samples that follow those of this rank in its step, and are repeated so that all ranks have as many.
         `start`, `end`: positions of the step; `found`: how many samples the rank has.
         """
@@ -251,7 +266,7 @@ class SamplerState:
         after = self.rank * size // self.world + found + np.arange(-(-size // self.world) - found)
         if not len(after):
             return []
-        padding: list[int] = self.order.indices(start + after % size).tolist()
+        padding: list[int] = self.order.indices(share.at(start + after % size)).tolist()
         return padding
 
     def __getstate__(self) -> dict[str, Any]:
@@ -262,6 +277,13 @@ class SamplerState:
         self.order = self.dataset.order(state["order"])
 
 
+def job_node(dataset: Any) -> str | None:
+    """The name of this node in the job in which a dataset is read; None without a job."""
+    reads = getattr(dataset, "reads", None)
+    sources = [source for source, _, _ in reads(np.zeros(1, np.int64))] if reads is not None else []
+    return sources[0].node if sources else None
+
+
 def entry_of(state: Mapping[str, Any], key: str) -> Any:
     """An entry of a state. Raises InvalidInput if it is missing."""
     if not isinstance(state, Mapping) or key not in state:
@@ -269,28 +291,3 @@ def entry_of(state: Mapping[str, Any], key: str) -> Any:
             f"{state!r} is not a state of a sampler: it has no {key!r}; pass the result of state_dict()"
         )
     return state[key]
-
-
-def rank_and_world(
-    rank: int | None = None, world: int | None = None, environment: Mapping[str, str] = os.environ
-) -> tuple[int, int]:
-    """`(rank, world)`: as given, else of the process group of torch.distributed, else of the variables of torchrun
-    (`RANK`, `WORLD_SIZE`), else (0, 1).
-
-    Raises InvalidInput if only one of the two is given or set, or a variable is not a number.
-    """
-    if rank is not None and world is not None:
-        return rank, world
-    if rank is not None or world is not None:
-        raise InvalidInput("give both rank and world, or neither")
-    distributed = sys.modules.get("torch.distributed")  # a program that uses it has imported it
-    if distributed is not None and distributed.is_available() and distributed.is_initialized():
-        return distributed.get_rank(), distributed.get_world_size()
-    if ("RANK" in environment) != ("WORLD_SIZE" in environment):
-        raise InvalidInput("only one of RANK and WORLD_SIZE is set in the environment: set both, or neither")
-    try:
-        return int(environment.get("RANK", "0")), int(environment.get("WORLD_SIZE", "1"))
-    except ValueError:
-        raise InvalidInput(
-            "RANK and WORLD_SIZE in the environment must be numbers, as torchrun sets them"
-        ) from None

@@ -53,6 +53,11 @@ class LibrarySource:
     def snapshot(self) -> Snapshot:
         return self.dataset.snapshot
 
+    @property
+    def node(self) -> str | None:
+        """The name of this node in the job; None without a job."""
+        return self.dataset.job_node
+
     def read_many(self, nodes: Sequence[int]) -> list[bytes]:
         """All bytes of each file, in this order. Raises DieselfsError."""
         return self._read(self.dataset.get_nodes, nodes)
@@ -192,6 +197,12 @@ class MountSource:
         except (OSError, ValueError, KeyError, TypeError, AttributeError):
             return None
 
+    @property
+    def node(self) -> str | None:
+        """As `LibrarySource.node`, in the job of the mount. Raises OSError."""
+        node: str | None = _info_of(self._mountpoint)["node"]
+        return node
+
     def place(self, path: bytes) -> str:
         return os.fsdecode(self._prefix + path)
 
@@ -290,6 +301,8 @@ class LocalSource(MountSource):
     def daemon_work(self) -> None:
         """A plain folder has no daemon."""
 
+    node = None
+
 
 SampleSource = LibrarySource | MountSource
 
@@ -351,10 +364,15 @@ def _at_path(path: str) -> tuple[MountSource, bytes]:
         if mountpoint == os.path.dirname(mountpoint):
             return LocalSource(path), b""
         mountpoint = os.path.dirname(mountpoint)
-    with open(os.path.join(mountpoint, CONTROL_FOLDER, "info"), "rb") as file:
-        info = json.load(file)
+    info = _info_of(mountpoint)
     snapshot = Snapshot.open(info["snapshot"])
     if snapshot.digest.hex() != info["digest"]:
         raise Damaged(f"{info['snapshot']}: not the snapshot of the mount on {mountpoint}: mount it again")
     folder = os.path.relpath(path, mountpoint) if path != mountpoint else ""
     return MountSource(mountpoint, snapshot), user_path(folder)
+
+
+def _info_of(mountpoint: str) -> dict[str, Any]:
+    with open(os.path.join(mountpoint, CONTROL_FOLDER, "info"), "rb") as file:
+        info: dict[str, Any] = json.load(file)
+        return info

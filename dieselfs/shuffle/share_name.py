@@ -6,8 +6,10 @@ from dataclasses import dataclass, replace
 from typing import Any
 from urllib.parse import quote, unquote_to_bytes
 
+from dieselfs.cluster.node_list import node_list, parse_node_list
 from dieselfs.errors import InvalidInput
 from dieselfs.names import printable, user_path
+from dieselfs.shuffle.assignment import LOCAL_GROUP_CHUNKS
 from dieselfs.shuffle.cursor import Cursor
 from dieselfs.shuffle.plan import Plan, Share
 from dieselfs.shuffle.skips import Skips
@@ -24,6 +26,7 @@ class ShareName:
     - `folder`: only the files below it; as in URLs, `%2F` is a slash, `%2C` a comma
     - `seed`, `epoch`, `group`, `policy`: the order; `skip`: positions to leave out
     - `rank`, `world`, `batch`, `start`, `worker`, `workers`, `drop_last`: the part of a reader, as in `ReaderSpec`
+    - `nodes`: a local assignment among these nodes, as `node_list` writes them, with `+` in place of commas
     - `cursor`: the order and the start, instead of the keys for them
     - `null`: each path ends with a NUL byte, not with a newline
     """
@@ -56,6 +59,8 @@ class ShareName:
             raise InvalidInput(
                 f"the cursor already contains {', '.join(sorted(doubled))}: leave out these keys"
             )
+        if values.get("nodes") and cursor is None:
+            values.setdefault("group", LOCAL_GROUP_CHUNKS)
         plan = {field: values.pop(key) for key, field in _PLAN_FIELDS.items() if key in values}
         is_null = values.pop("null", False)
         if cursor is None:
@@ -97,6 +102,7 @@ class ShareName:
             "worker": reader.worker if reader.workers > 1 else "",
             "workers": reader.workers if reader.workers > 1 else "",
             "drop_last": int(reader.drop_last),
+            "nodes": node_list(reader.nodes).replace(",", "+"),
             "null": int(self.is_null),
         }
         return ",".join(f"{key}={value}" for key, value in keys.items() if value != "")
@@ -125,6 +131,10 @@ def _skips(text: str) -> Skips:
     return Skips(range(int(found[1]), int(found[2]) + 1) for found in ranges if found)
 
 
+def _nodes(text: str) -> tuple[str, ...]:
+    return parse_node_list(text.replace("+", ","))
+
+
 _PARSERS: dict[str, Callable[[str], object]] = {
     **dict.fromkeys(
         ("seed", "epoch", "group", "rank", "world", "batch", "start", "worker", "workers"), _number
@@ -133,6 +143,7 @@ _PARSERS: dict[str, Callable[[str], object]] = {
     "skip": _skips,
     "policy": str,
     "drop_last": _switch,
+    "nodes": _nodes,
     "cursor": Cursor.parse,
     "null": _switch,
 }

@@ -120,3 +120,33 @@ def test_each_chunk_leaves_the_servers_once(
             assert sent == stored.chunk_bytes
             break
     assert is_shown, f"nodes found each other or a server silent in each of {ATTEMPTS} runs"
+
+
+def read_share(node: JobNode, rank: int, names: list[str], is_local: bool) -> None:
+    """The files of a rank in one epoch, in its order."""
+    nodes = f",nodes={'+'.join(names)}" if is_local else ""
+    order = node.place / f".dieselfs/shuffle/group=0,rank={rank},world={len(names)},batch={FILES // 2}{nodes}"
+    for path in order.read_text().split():
+        read_once(str(node.place), path)
+
+
+def peer_bytes(cluster: Cluster, hosts: list[Host], stored: Stored, name: str, is_local: bool) -> int:
+    """What the nodes of a job get from each other in an epoch in which each reads its share."""
+    with Job(name, cluster, stored.name, hosts, policy="on-demand") as job:
+        job.mount()
+        names = [node.name for node in job.nodes]
+        with ThreadPoolExecutor(len(names)) as readers:
+            list(readers.map(read_share, job.nodes, count(), [names] * len(names), [is_local] * len(names)))
+        received = [node.stats()["peers"]["received_bytes"] for node in job.nodes]
+        job.unmount()
+    return sum(received)
+
+
+def test_in_a_local_assignment_nodes_read_what_they_own(
+    shared_cluster: Cluster, hosts: list[Host], stored: Stored, numbers: Iterator[int]
+) -> None:
+    local, even = (
+        peer_bytes(shared_cluster, hosts[:4], stored, f"job-{next(numbers)}", is_local)
+        for is_local in (True, False)
+    )
+    assert 0 < local < even / 2

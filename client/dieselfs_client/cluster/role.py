@@ -113,6 +113,8 @@ class JobRole:
         self._snapshot = snapshot = reader.snapshot
         self._client = client
         self._config = config
+        self.node = config.job.node
+        """The name of this node."""
         self._host = host
         self._socket = path_of(snapshot, config)
         self._watch = MasterWatch(self._socket, snapshot.digest, silence_s)
@@ -136,7 +138,7 @@ class JobRole:
 
     def _declare_metrics(self, metrics: Registry) -> None:
         metrics.declare(catalogue.JOB_NAME, lambda: self._config.job.name)
-        metrics.info("job.node", "Name of this node.", lambda: self._config.job.node)
+        metrics.info("job.node", "Name of this node.", lambda: self.node)
         metrics.info("job.is_master", "Whether this is the node master.", lambda: self._pool is not None)
         metrics.declare(catalogue.JOB_MEMBERS, lambda: sorted(each.node for each in self._present))
         metrics.declare(
@@ -195,8 +197,9 @@ class JobRole:
             self._host.handover_chunks.renounce()
         node = NodeClient(self._socket, self._snapshot.digest)
         credential = JobCredential(self._config.secret, self._client.settings.tls != OFF)
-        name = self._config.job.node
-        attachment = Attachment(self._snapshot, self._reader, node, name, credential, metrics=self.metrics)
+        attachment = Attachment(
+            self._snapshot, self._reader, node, self.node, credential, metrics=self.metrics
+        )
         _log.info("job %s: attached to the node master", self._config.job.name)
         try:
             async with trio.open_nursery() as nursery:

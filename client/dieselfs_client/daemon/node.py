@@ -271,6 +271,7 @@ class Node:
             "home": options.home,
             "version": __version__,
             **choice.fields(),
+            "node": self._job.node if self._job else None,
             "memory_advice": self.memory_advice,
             "follow": self.follower.fields() if self.follower else None,
             "options": {name: value for name, value in asdict(options).items() if value is not None},

@@ -23,10 +23,10 @@ from dieselfs.errors import InvalidInput
 from dieselfs.importance.course import DEFAULT_REPEATS, Course
 from dieselfs.importance.rank_reader import Gather, RankReader, alone
 from dieselfs.samples.base_names import PairSamples
+from dieselfs.samples.ranks import rank_and_world
 from dieselfs.samples.reading_list import announce
 from dieselfs.samples.sample_set import SampleSet
 from dieselfs.samples.sample_store import SampleStore, StoredReads, new_name
-from dieselfs.samples.sampler_state import rank_and_world
 
 Batch = TypeVar("Batch")
 

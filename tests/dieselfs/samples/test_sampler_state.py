@@ -1,8 +1,10 @@
 """Whatever changes between two steps (ranks, batch size, what is skipped), every sample is read exactly once."""
 
 import pickle  # noqa: TID251  # as a DataLoader hands a sampler to spawned workers
+from itertools import chain
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -50,17 +52,21 @@ def test_an_epoch_is_the_plan_of_the_folder() -> None:
     epoch=st.integers(0, 3),
     group_chunks=st.sampled_from([0, 1, 3]),
     jobs=st.lists(
-        st.tuples(st.integers(1, 5), st.integers(1, 20), st.integers(0, 6)), min_size=1, max_size=4
+        st.tuples(st.integers(1, 5), st.integers(1, 20), st.integers(0, 6), st.integers(0, 3)),
+        min_size=1,
+        max_size=4,
     ),
 )
-def test_ranks_and_batches_may_change_whenever_the_job_is_interrupted(
-    seed: int, epoch: int, group_chunks: int, jobs: list[tuple[int, int, int]]
+def test_ranks_batches_and_nodes_may_change_whenever_the_job_is_interrupted(
+    seed: int, epoch: int, group_chunks: int, jobs: list[tuple[int, int, int, int]]
 ) -> None:
-    """Each job has its number of ranks, batch size, and number of steps until it stops; the last runs to the end."""
+    """Each job has its number of ranks, batch size, number of steps until it stops, and of nodes if its assignment is
+    local; the last runs to the end.
+    """
     state: dict[str, str] | None = None
     served: list[int] = []
     position = 0
-    for number, (world, batch, steps) in enumerate(jobs):
+    for number, (world, batch, steps, nodes) in enumerate(jobs):
         is_last = number == len(jobs) - 1
         ranks = [
             SamplerState(
@@ -71,6 +77,7 @@ def test_ranks_and_batches_may_change_whenever_the_job_is_interrupted(
                 rank=rank,
                 world=world,
                 uneven_steps="uneven" if SAMPLES - position < world else "join",
+                assignment=[f"node{node}" for node in range(min(nodes, world))] or "even",
             )
             for rank in range(world)
         ]
@@ -308,3 +315,28 @@ def test_an_epoch_that_is_read_twice_is_warned_of() -> None:
     assert list(sampler_state.steps(0)) == first
     sampler_state.set_epoch(1)
     assert list(sampler_state.steps(0)) != first
+
+
+NODES = ["a", "b"]
+
+
+def test_a_local_assignment_mixes_more_chunks_unless_told_otherwise() -> None:
+    assert SamplerState(FOLDER, 8, rank=0, world=2, assignment=NODES).order.spec.group_chunks == 100
+    assert (
+        SamplerState(FOLDER, 8, rank=0, world=2, assignment=NODES, group_chunks=2).order.spec.group_chunks
+        == 2
+    )
+    assert SamplerState(FOLDER, 8, rank=0, world=2).order.spec.group_chunks is None
+
+
+@pytest.mark.parametrize("batch", [9, 10])
+def test_padded_samples_are_of_the_same_step(batch: int) -> None:
+    ranks = [
+        SamplerState(FOLDER, batch, rank=rank, world=4, uneven_steps="pad", assignment=NODES)
+        for rank in range(4)
+    ]
+    for step in zip(*(one.steps(0) for one in ranks), strict=True):
+        (end, *_), parts = zip(*step, strict=True)
+        read = {*chain(*parts)}
+        assert {*ranks[0].order.indices(np.arange(end - len(read), end)).tolist()} == read
+        assert len({*map(len, parts)}) == 1 and all(len({*part}) == len(part) for part in parts)

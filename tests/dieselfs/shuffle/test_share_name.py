@@ -122,3 +122,16 @@ def _fields(reader: ReaderSpec) -> tuple[int, int, int | None, int, int, int, bo
         reader.workers,
         reader.drop_last,
     )
+
+
+def test_the_nodes_of_a_local_assignment() -> None:
+    name = ShareName.parse(b"rank=3,world=8,batch=8,nodes=node[01-03+07]")
+    assert name.reader == ReaderSpec(3, 8, 8, nodes=("node01", "node02", "node03", "node07"))
+    assert (
+        name.plan.group_chunks == 100 and ShareName.parse(b"world=2,nodes=a,group=7").plan.group_chunks == 7
+    )
+    share = Share(Plan(SNAPSHOT, name.plan), name.reader)
+    assert str(ShareName.of(share)).endswith("nodes=node[01-03]+node07,null=1")
+    assert ShareName.parse(str(ShareName.of(share)).encode()).reader == name.reader
+    with pytest.raises(InvalidInput, match="is not a list of nodes"):
+        ShareName.parse(b"nodes=a[")

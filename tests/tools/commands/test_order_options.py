@@ -17,7 +17,7 @@ def options(
     world: int | None = None,
     batch: int | None = None,
 ) -> OrderOptions:
-    return OrderOptions(seed, None, None, cursor, (), rank, world, batch)
+    return OrderOptions(seed, None, None, cursor, (), rank, world, batch, None)
 
 
 def test_steps_to_skip_are_read_with_both_ends() -> None:

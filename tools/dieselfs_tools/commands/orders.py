@@ -11,8 +11,10 @@ import click
 import numpy as np
 
 from dieselfs.arrays import Nodes, Numbers, Positions
+from dieselfs.cluster.node_list import parse_node_list
 from dieselfs.errors import InvalidInput
 from dieselfs.names import Location, printable
+from dieselfs.shuffle.assignment import LOCAL_GROUP_CHUNKS
 from dieselfs.shuffle.cursor import Cursor
 from dieselfs.shuffle.groups import GROWN_CHUNKS
 from dieselfs.shuffle.opportunistic import ServedLog
@@ -75,6 +77,7 @@ class OrderOptions:
     rank: int | None
     world: int | None
     batch: int | None
+    nodes: tuple[str, ...] | None
 
     def check(self) -> None:
         """Raises InvalidInput if some options do not go together."""
@@ -88,7 +91,9 @@ class OrderOptions:
     def reader(self, start: int = 0, drop_last: bool = False) -> ReaderSpec:
         """Which part of the plan is meant. Raises InvalidInput."""
         world = 1 if self.world is None else self.world
-        return ReaderSpec(self.rank or 0, world, self.batch, start, drop_last=drop_last)
+        return ReaderSpec(
+            self.rank or 0, world, self.batch, start, drop_last=drop_last, nodes=self.nodes or ()
+        )
 
     def plan(self, session: Session, location: Location) -> tuple[Plan, int]:
         """The plan of a dataset, or of a folder in it, and the position of the cursor (0 without one)."""
@@ -107,7 +112,10 @@ class OrderOptions:
 
     def _given(self) -> dict[str, Any]:
         """The fields of a plan that options name."""
-        fields = {"seed": self.seed, "epoch": self.epoch, "group_chunks": self.group_chunks}
+        group_chunks = self.group_chunks
+        if self.nodes and group_chunks is None and self.cursor is None:
+            group_chunks = LOCAL_GROUP_CHUNKS
+        fields = {"seed": self.seed, "epoch": self.epoch, "group_chunks": group_chunks}
         return {field: value for field, value in fields.items() if value is not None}
 
     def _skipped(self, plan: Plan) -> list[range]:
@@ -153,6 +161,11 @@ _DECORATORS = (
     click.option("--world", type=int, help="Number of readers."),
     click.option(
         "--batch", type=int, help="Files of one step, of all readers together.  [default: one per reader]"
+    ),
+    click.option(
+        "--nodes",
+        type=options.Parsed("NODES", parse_node_list),
+        help="Nodes of the readers, as node[01-08]: each reads what its node owns in the cache of the job.",
     ),
 )
 
