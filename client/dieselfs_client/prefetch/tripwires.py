@@ -20,6 +20,7 @@ TRIPWIRE_EVERY_MIN = 64
 """The bounds of `every`. A read through the daemon takes as long as about ten reads from the page cache."""
 TRIPWIRE_CHUNKS = 4
 """Within these bounds, there is one tripwire for this many chunks."""
+_AT_ONCE = 1 << 16
 
 
 class Tripwires:
@@ -40,6 +41,14 @@ class Tripwires:
         """Which of these files are tripwires in every epoch."""
         chosen: npt.NDArray[np.bool_] = mix(nodes.astype(np.uint64)) % np.uint64(self.every) == 0
         return chosen & self.could_be(nodes)
+
+    def usual_of_all(self) -> npt.NDArray[np.bool_]:
+        """`usual` of all nodes of the snapshot, in their order."""
+        chosen = np.empty(len(self._sizes), np.bool_)
+        for start in range(0, len(chosen), _AT_ONCE):
+            part = chosen[start : start + _AT_ONCE]
+            part[:] = self.usual(np.arange(start, start + len(part)))
+        return chosen
 
     def could_be(self, nodes: Numbers) -> npt.NDArray[np.bool_]:
         """Which of these files can be a tripwire."""

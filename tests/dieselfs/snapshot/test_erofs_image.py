@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 
 from dieselfs.errors import InvalidInput
-from dieselfs.snapshot import erofs_image
+from dieselfs.snapshot import erofs_image, erofs_tree
 from dieselfs.snapshot.erofs_image import BLOCK_BYTES, METADATA_GUARD_BLOCKS, ImageOwner, Serving, build_image
 from tests.support.dataset import PackedDataset, TreeEntry, pack_entries, pack_tree
 from tests.support.erofs import fsck, image_bytes, inode_count, mounted_image, needs_fsck
@@ -18,6 +18,7 @@ from tests.support.random_trees import random_trees
 from tests.support.trees import described, odd_tree
 
 ROOT_OWNED = ImageOwner(0, 0)
+CONTROL = b".dieselfs"
 NAMES_AROUND_DOTS = (b"!", b"-a", b"-", b".!", b".-b", b".a", b"..x", b"...", b"a", b"\x01", b"\xff")
 
 
@@ -102,6 +103,24 @@ def test_an_image_is_a_function_of_the_snapshot(tmp_path: Path) -> None:
     assert first.metadata.tobytes() == second.metadata.tobytes() and first.size_bytes == second.size_bytes
 
 
+def test_an_image_does_not_depend_on_how_much_is_made_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    folders = [b"%02d/%d" % (n, m) for n in range(40) for m in range(3)]
+    names = [b"%s/%s" % (folder, name) for folder in (b"", *folders[::7]) for name in NAMES_AROUND_DOTS]
+    names += [b"crowd/%0200d" % n for n in range(1500)] + [folder + b"/file" for folder in folders]
+    names = [name.removeprefix(b"/") for name in names]
+    # The files are not in the order of their names.
+    entries = [TreeEntry(name, 0o100644, 0, b"x" * (n % 50)) for n, name in enumerate(sorted(names)[::-1])]
+    packed = pack_entries(entries, chunk_bytes=3000)
+    serving = Serving(CONTROL, np.arange(len(packed.snapshot)) % 3 == 0)
+    whole = build_image(packed.snapshot, ROOT_OWNED, serving=serving)
+    monkeypatch.setattr(erofs_image, "_FILES_AT_ONCE", 7)
+    for module in (erofs_tree, erofs_image):
+        monkeypatch.setattr(module, "AT_ONCE", BLOCK_BYTES // 10)
+    parted = build_image(packed.snapshot, ROOT_OWNED, serving=serving)
+    for column in ("metadata", "nodes", "starts", "opening"):
+        assert np.array_equal(getattr(parted, column), getattr(whole, column)), column
+
+
 def test_a_dataset_without_entries(tmp_path: Path) -> None:
     packed = pack_entries([])
     image = written(packed, tmp_path / "image")
@@ -115,9 +134,6 @@ def test_an_image_beyond_the_block_addresses_is_refused(monkeypatch: pytest.Monk
     monkeypatch.setattr(erofs_image, "IMAGE_BLOCKS_MAX", blocks - 1)
     with pytest.raises(InvalidInput, match=r"an EROFS image of packed would have \d+ bytes"):
         build_image(packed.snapshot, ROOT_OWNED)
-
-
-CONTROL = b".dieselfs"
 
 
 def served(packed: PackedDataset, path: Path, is_opening: bool = False) -> Path:

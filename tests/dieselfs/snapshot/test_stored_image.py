@@ -1,11 +1,13 @@
 import os
 import stat
+import tracemalloc
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from dieselfs.errors import Damaged
+from dieselfs.snapshot import erofs_image, erofs_tree
 from dieselfs.snapshot.erofs_image import ErofsImage, ImageOwner, Serving, build_image
 from dieselfs.snapshot.reader import Snapshot
 from dieselfs.snapshot.stored_image import image_key, open_image, stored_image
@@ -89,6 +91,23 @@ def test_a_file_that_is_cut_off_is_replaced(
     (kept,) = tmp_path.glob("*.erofs")
     os.truncate(kept, length)
     assert len(opened(stored_image(snapshot, OWNED, serving)).nodes) == 199
+
+
+def test_the_memory_does_not_grow_with_the_entries(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    files = 30_000
+    entries = [TreeEntry(b"%03d/%05d" % (n % 100, n), 0o100644, 0, b"x") for n in range(files)]
+    packed = pack_entries(entries, chunk_bytes=20_000)
+    (tmp_path / "5-1.snapshot").write_bytes(packed.snapshot.content)
+    snapshot = Snapshot.open(tmp_path / "5-1.snapshot")
+    serving = Serving(b".control", np.zeros(len(snapshot), np.bool_))
+    for module, name in ((erofs_tree, "AT_ONCE"), (erofs_image, "AT_ONCE"), (erofs_image, "_FILES_AT_ONCE")):
+        monkeypatch.setattr(module, name, 1024)
+    tracemalloc.start()
+    try:
+        os.close(stored_image(snapshot, OWNED, serving))
+        assert tracemalloc.get_traced_memory()[1] < 100 * files  # the image has 130 bytes per file
+    finally:
+        tracemalloc.stop()
 
 
 def test_an_image_of_another_key_is_refused(snapshot: Snapshot, serving: Serving) -> None:

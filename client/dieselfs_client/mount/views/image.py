@@ -10,7 +10,6 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 
-import numpy as np
 import trio
 
 from dieselfs.errors import MountError
@@ -165,8 +164,9 @@ def image_file(
     ownership = ImageOwner(user, group)
     if is_private:
         ownership = ImageOwner(user, group, PRIVATE_MODE, os.geteuid())
-    is_guarded = Tripwires(snapshot).usual(np.arange(len(snapshot)))
-    descriptor = stored_image(snapshot, ownership, Serving(CONTROL_FOLDER, is_guarded))
+    descriptor = stored_image(
+        snapshot, ownership, Serving(CONTROL_FOLDER, Tripwires(snapshot).usual_of_all())
+    )
     return open_image(descriptor), descriptor
 
 
