@@ -212,8 +212,10 @@ class ServerConnections:
                     if connection.is_open or not row.is_repeatable:
                         raise
                     self._close_idle(connection.address)
-                    # An old connection may have failed because the server has restarted, but not by silence.
-                    is_final = is_new or isinstance(error.__cause__, TimeoutError)
+                    # An old connection may have broken because the server has restarted. Silence, or a refusal, says
+                    # more about the server.
+                    cause = error.__cause__
+                    is_final = is_new or not isinstance(cause, OSError) or isinstance(cause, TimeoutError)
                     tries.failed(connection.address, error, is_final)
                 except AccessDenied:
                     if self._access.current(is_urgent=True).key is connection.key:

@@ -182,6 +182,20 @@ def test_a_server_that_is_overtaken_again_and_again_is_avoided(
     assert slow.reads <= 1 + OVERTAKEN_MAX and hedges(client) == (slow.reads - 1, slow.reads - 1)
 
 
+def test_a_refusal_is_not_asked_for_again_on_a_new_connection(
+    tmp_path: Path, servers: tuple[Server, Server]
+) -> None:
+    """A store that hangs would take the time of another call."""
+    one, _ = servers
+    with closing(client_of(tmp_path, one)) as client:
+        assert read(client) == "one."
+        client.be_patient_for(0.0)
+        one.refusal = Unavailable("the store hangs")
+        with pytest.raises(Unavailable, match="the store hangs"):
+            read(client)
+        assert one.reads == 2
+
+
 def test_the_only_server_is_asked_once(
     tmp_path: Path, servers: tuple[Server, Server], monkeypatch: pytest.MonkeyPatch
 ) -> None:
