@@ -2,7 +2,7 @@
 
 import logging
 import time
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -43,6 +43,7 @@ from dieselfs_server.admission.usage import Transferred
 from dieselfs_server.call import Call, Reply
 from dieselfs_server.logs import event
 from dieselfs_server.service import Service
+from dieselfs_server.store.wrapper import one_timeout
 
 log = logging.getLogger(__name__)
 
@@ -190,8 +191,12 @@ class Dispatcher:
         call = Call(self._service.access, user, method, arguments, hold=partial(self._hold, held, user.name))
         if paced is not None:
             call.pace = paced.announce
+        waits = (
+            nullcontext() if METHODS[method].work.limit_s else one_timeout()
+        )  # jobs may outlast a store that hangs
         try:
-            await self._answer(connection, call, sequence, paced)
+            with waits:
+                await self._answer(connection, call, sequence, paced)
         finally:
             for reply_bytes in held:
                 self._replies.give(user.name, reply_bytes)

@@ -1,6 +1,9 @@
 """Memory of replies: taken from a budget before it is, given back when the client has received them, or is too slow."""
 
+import errno
+import random
 from collections.abc import Iterable
+from itertools import count
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -28,6 +31,7 @@ from dieselfs_server.dispatcher import Dispatcher
 from dieselfs_server.logs import RecentFailures
 from dieselfs_server.service import Service
 from dieselfs_server.store.memory import MemoryStore
+from dieselfs_server.store.wrapper import HANGS_S, RetryingStore, RetryPolicy
 
 GET_PAYLOAD = encode_call("get_payload", 1, {"dataset": "d", "chunk_id": bytes(16)})
 
@@ -158,6 +162,42 @@ def test_a_handler_that_looks_at_no_right_gives_no_reply() -> None:
         await server.answer(reader, "mal")
         with pytest.raises(Unavailable, match="internal error"):
             decode_reply("get_payload", 1, reader.sent[0])
+
+    trio.run(scenario)
+
+
+def test_a_call_waits_once_for_a_store_that_hangs() -> None:
+    """The next call asks it again."""
+
+    class Hanging(MemoryStore):
+        calls = 0
+
+        def get_record(self, name: str) -> bytes | None:
+            self.calls += 1
+            raise Unavailable("away") from OSError(errno.ETIMEDOUT, "timed out")
+
+    seconds, backend = count(), Hanging()
+    store = RetryingStore(backend, RetryPolicy(), random.Random(1), lambda: next(seconds) * HANGS_S * 2)
+
+    async def reads(call: Call) -> None:
+        for _ in range(2):
+            with pytest.raises(Unavailable, match="away"):
+                await trio.to_thread.run_sync(store.get_record, "name")
+        await trio.to_thread.run_sync(store.get_record, "name")
+
+    async def scenario() -> None:
+        server, reader = _Server(0), _Reader()
+        server.service.handlers["get_payload"] = reads
+        reader.is_to_take.set()
+        for number in range(2):
+            await server.answer(reader, "ada")
+            assert backend.calls == number + 1
+            with pytest.raises(Unavailable, match="away"):
+                decode_reply("get_payload", 1, reader.sent[number])
+        for number in range(2):  # not for a client
+            with pytest.raises(Unavailable):
+                store.get_record("name")
+            assert backend.calls == number + 3
 
     trio.run(scenario)
 

@@ -21,7 +21,7 @@ from urllib.parse import parse_qsl
 
 from dieselfs.chunk.ids import CHUNK_NAME_CHARACTERS, chunk_name, earliest_chunk_id, parse_chunk_name
 from dieselfs.errors import AlreadyExists, Damaged, InvalidInput, NotFound, Unavailable
-from dieselfs.limits import MIB
+from dieselfs.limits import KIB, MIB
 from dieselfs.net.address import path_of, split
 from dieselfs_server.store.interface import (
     Buffer,
@@ -40,6 +40,11 @@ _KEYS = "records"
 _WHOLE, _IN_PIECES = b"\0", b"\1"
 _HEAD_BYTES_MAX = 128
 """Enough for the encoded `Stripes` in the object of a record."""
+
+_SMALL_RECORD_BYTES = 128 * KIB
+"""Most records are smaller. librados has reads of 100 MB in flight at most, by the lengths that were asked for; further
+ones wait, without a timeout.
+"""
 
 PIECE_BYTES = 64 * MIB
 """Ceph takes at most 90 MiB in one write (osd_max_write_size), and objects of at most 128 MiB (osd_max_object_size)."""
@@ -288,7 +293,9 @@ class RadosStore:
         before = None
         for _ in range(READ_TRIES_MAX):
             try:
-                head = self._pool.read(place, 0, self._piece_bytes + len(_WHOLE), is_small=True)
+                head = self._pool.read(place, 0, _SMALL_RECORD_BYTES)
+                if len(head) == _SMALL_RECORD_BYTES:  # read again as one: it may have been replaced
+                    head = self._pool.read(place, 0, self._piece_bytes + len(_WHOLE))
             except NotFound:
                 return None
             if head[:1] == _WHOLE:

@@ -1,8 +1,9 @@
 """One pool of a Ceph cluster, through librados: whole objects, ranges, and sorted keys in an object (its omap).
 
 Only this module uses librados, which has no type annotations. A call that changes something returns when the change is
-on all replicas in service. It takes ANSWER_TIMEOUT_S at most, or OPERATION_TIMEOUT_S while content of LARGE_BYTES is
-written or read, unless the caller sets a shorter timeout. All methods block; thread-safe.
+on all replicas in service. It takes ANSWER_TIMEOUT_S at most, CHANGE_TIMEOUT_S while something is changed, or
+OPERATION_TIMEOUT_S while content of LARGE_BYTES is written or read, unless the caller sets a shorter timeout. All
+methods block; thread-safe.
 """
 
 import errno
@@ -18,8 +19,11 @@ from dieselfs.errors import AlreadyExists, InvalidInput, NotFound, StorageFull, 
 from dieselfs.limits import MIB
 
 CONNECT_TIMEOUT_S = 10.0
-ANSWER_TIMEOUT_S = 4.0
+ANSWER_TIMEOUT_S = 3.0
 """After this time without a reply of the cluster, a call raises Unavailable."""
+
+CHANGE_TIMEOUT_S = 4.0
+"""The same while a call that changes something is in flight: it waits for all replicas, and for those of a new pool."""
 
 OPERATION_TIMEOUT_S = 10.0
 """The same while a call for LARGE_BYTES is in flight: slow networks need it."""
@@ -27,7 +31,7 @@ OPERATION_TIMEOUT_S = 10.0
 LARGE_BYTES = 8 * MIB
 
 AWAY_TIMEOUT_S = 1.0
-"""The same after such a call, until one succeeds: a request of a client needs several calls, one after the other."""
+"""The same after such a call, until one succeeds."""
 
 KEYS_PER_READ_MAX = 1000
 STATS_AT_ONCE_MAX = 128
@@ -71,7 +75,7 @@ class RadosPool:
         self._operation_timeout_s = operation_timeout_s
         self._lock = Lock()  # guards the two below, and the limit in librados
         self._is_away = False
-        self._large_calls = 0  # in flight
+        self._longer_s: list[float] = []  # the limits of the calls in flight that may take longer than others
         timeouts = {
             "client_mount_timeout": f"{CONNECT_TIMEOUT_S:g}",
             "rados_mon_op_timeout": f"{operation_timeout_s:g}",
@@ -110,11 +114,9 @@ class RadosPool:
         """Create or replace an object, atomically: readers see the old or the new content."""
         self._change(name, lambda operation: operation.write_full(content), len(content))
 
-    def read(self, name: str, offset: int, length: int, is_small: bool = False) -> bytes:
-        """Up to `length` bytes (at least 1) from `offset` on; fewer only at the end of the object, which `is_small`
-        says is near. Raises NotFound.
-        """
-        with self._translated(name), self._lasting(0 if is_small else length):
+    def read(self, name: str, offset: int, length: int) -> bytes:
+        """Up to `length` bytes (at least 1) from `offset` on; fewer only at the end of the object. Raises NotFound."""
+        with self._translated(name), self._lasting(ANSWER_TIMEOUT_S, length):
             content: bytes = self._objects.read(name, length, offset)
             return content
 
@@ -208,7 +210,7 @@ class RadosPool:
     def _change(self, name: str, fill: Callable[[Any], None], length: int = 0) -> None:
         with (
             self._translated(name),
-            self._lasting(length),
+            self._lasting(CHANGE_TIMEOUT_S, length),
             self._librados.WriteOpCtx() as operation,
         ):
             fill(operation)
@@ -216,27 +218,32 @@ class RadosPool:
 
     def _limit_s(self) -> float:
         """How long a call may take that begins now."""
-        wanted_s = OPERATION_TIMEOUT_S if self._large_calls else ANSWER_TIMEOUT_S
-        return min(AWAY_TIMEOUT_S if self._is_away else wanted_s, self._operation_timeout_s)
+        wanted_s = AWAY_TIMEOUT_S if self._is_away else max(self._longer_s, default=ANSWER_TIMEOUT_S)
+        return min(wanted_s, self._operation_timeout_s)
 
     @contextmanager
-    def _lasting(self, length: int) -> Iterator[None]:
-        """Calls that begin in this block may take long, if it moves that number of bytes."""
-        if length < LARGE_BYTES:
+    def _lasting(self, limit_s: float, length: int) -> Iterator[None]:
+        """Calls that begin in this block, which moves that number of bytes, may take `limit_s`, or longer."""
+        limit_s = OPERATION_TIMEOUT_S if length >= LARGE_BYTES else limit_s
+        if limit_s <= ANSWER_TIMEOUT_S:
             yield
             return
-        self._note(large_calls=1)
+        with self._changing_limit():
+            self._longer_s.append(limit_s)
         try:
             yield
         finally:
-            self._note(large_calls=-1)
+            with self._changing_limit():
+                self._longer_s.remove(limit_s)
 
-    def _note(self, is_away: bool | None = None, large_calls: int = 0) -> None:
+    @contextmanager
+    def _changing_limit(self) -> Iterator[None]:
         """Change the limit of calls from now on."""
         with self._lock:
-            self._is_away = self._is_away if is_away is None else is_away
-            self._large_calls += large_calls
-            self._cluster.conf_set("rados_osd_op_timeout", f"{self._limit_s():g}")
+            before_s = self._limit_s()
+            yield
+            if self._limit_s() != before_s:
+                self._cluster.conf_set("rados_osd_op_timeout", f"{self._limit_s():g}")
 
     @contextmanager
     def _translated(self, name: str, is_pool: bool = False) -> Iterator[None]:
@@ -244,11 +251,13 @@ class RadosPool:
         try:
             yield
             if self._is_away:
-                self._note(is_away=False)
+                with self._changing_limit():
+                    self._is_away = False
         except self._librados.Error as error:
             number = getattr(error, "errno", None)
             if number == errno.ETIMEDOUT and not self._is_away:
-                self._note(is_away=True)
+                with self._changing_limit():
+                    self._is_away = True
             where = f"object store: pool {self._pool}" + ("" if is_pool else f": {name}")
             if number in (errno.ENOENT, errno.ECANCELED):  # cancelled: its comparison with the mark failed
                 raise NotFound(f"{where}: there is no such {'pool' if is_pool else 'object'}") from None

@@ -5,7 +5,8 @@ staggering). A disk or an OSD serves a few long reads at full speed, but has to 
 reads do not wait for large ones, so reading a preamble never waits for 64 MiB.
 
 Only Unavailable is retried, and not for a lasting cause, such as a missing permission, nor after a timeout of the
-store. All calls of an `ObjectStore` may be repeated.
+store. All calls of an `ObjectStore` may be repeated. A call of a client waits for one timeout of a store at most: its
+further calls of that store fail at once.
 
 A store has a marker, the record that distinguishes a store that is away from one that is empty. A folder whose file
 system is not mounted, and a pool that was created again, look like a store without datasets. A server that believed
@@ -20,6 +21,8 @@ import random
 import secrets
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from threading import BoundedSemaphore
 from typing import TypeVar, TypeVarTuple
@@ -191,6 +194,19 @@ LASTING = frozenset(
 HANGS_S = 0.8
 """A store that has not answered for this long hangs. Less than the shortest timeout of a store."""
 
+_HUNG: ContextVar[dict["RetryingStore", Unavailable] | None] = ContextVar("HUNG", default=None)
+"""The stores that the call of a client has found to hang, with their errors; None outside of such a call."""
+
+
+@contextmanager
+def one_timeout() -> Iterator[None]:
+    """In this block, also in its tasks and worker threads, calls of a store that has hung raise Unavailable at once."""
+    token = _HUNG.set({})
+    try:
+        yield
+    finally:
+        _HUNG.reset(token)
+
 
 @dataclass(frozen=True, slots=True)
 class RetryPolicy:
@@ -244,6 +260,9 @@ class RetryingStore(StoreWrapper):
     def _try(self, operation: str, call: Callable[[*Arguments], Result], *args: *Arguments) -> Result:
         started_s = self._clock()
         failed_tries = 0
+        hung = _HUNG.get()
+        if hung is not None and self in hung:
+            raise Unavailable(*hung[self].args) from hung[self]
         while True:
             try_s = self._clock()
             try:
@@ -254,6 +273,8 @@ class RetryingStore(StoreWrapper):
                 is_late = self._clock() + wait_s - started_s > self._policy.duration_s_max
                 number = getattr(error.__cause__, "errno", None)
                 hangs = number == errno.ETIMEDOUT and self._clock() - try_s >= HANGS_S
+                if hangs and hung is not None:
+                    hung[self] = error
                 is_lasting = number in LASTING or hangs
                 if failed_tries >= self._policy.tries_max or is_late or is_lasting:
                     raise

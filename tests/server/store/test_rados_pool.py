@@ -14,6 +14,7 @@ from dieselfs_server.store import rados_pool
 from dieselfs_server.store.rados_pool import (
     ANSWER_TIMEOUT_S,
     AWAY_TIMEOUT_S,
+    CHANGE_TIMEOUT_S,
     KEYS_PER_READ_MAX,
     LARGE_BYTES,
     OPERATION_TIMEOUT_S,
@@ -101,6 +102,12 @@ def test_later_calls_of_a_hung_cluster_are_given_up_sooner(ceph: RunningCeph) ->
     pool = RadosPool("data", ceph.conf, USER)
     pool.replace("object", b"content")
     pool.replace("large", bytes(LARGE_BYTES))
+    with ceph.hung():
+        started_s = time.monotonic()
+        with pytest.raises(Unavailable, match="Connection timed out"):
+            pool.replace("object", b"content")
+        assert time.monotonic() - started_s + 0.1 >= CHANGE_TIMEOUT_S
+    assert pool.read("object", 0, 9) == b"content"
     for length, limit_s in ((9, ANSWER_TIMEOUT_S), (LARGE_BYTES, OPERATION_TIMEOUT_S), (9, ANSWER_TIMEOUT_S)):
         with ceph.hung():
             started_s = time.monotonic()

@@ -1,16 +1,19 @@
 """Records in a pool: replaced at once, in pieces where they are large, and nothing left behind."""
 
+import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from dieselfs.errors import Damaged
+from dieselfs.errors import Damaged, Unavailable
 from dieselfs_server.store.rados import RadosStore, Stripes, just_before, pieces_of_key
-from dieselfs_server.store.rados_pool import RadosPool
+from dieselfs_server.store.rados_pool import ANSWER_TIMEOUT_S, AWAY_TIMEOUT_S, RadosPool
 from lab.ceph import USER, RunningCeph
 from tests.support.ceph import needs_ceph
 
 PIECE_BYTES = 1000
+READERS = 12
 LARGE = bytes(range(250)) * 10
 
 
@@ -51,6 +54,23 @@ def test_damage_is_told_from_replacement(ceph: RunningCeph, pool: RadosPool) -> 
     pool.replace("records/large", b"\7")
     with pytest.raises(Damaged, match="records/large: offset 0: not a record"):
         records.get_record("large")
+
+
+@needs_ceph
+def test_records_that_are_read_at_once_do_not_wait_for_each_other(ceph: RunningCeph, pool: RadosPool) -> None:
+    """librados lets reads through by the lengths that are asked for; a hung OSD would cost each its own timeout."""
+    records = RadosStore(pool)
+    records.put_record("large", b"content")
+
+    def read(_: int) -> None:
+        with pytest.raises(Unavailable, match="timed out"):
+            records.get_record("large")
+
+    with ceph.hung(), ThreadPoolExecutor(READERS) as readers:
+        started_s = time.monotonic()
+        list(readers.map(read, range(READERS)))
+        assert time.monotonic() - started_s < ANSWER_TIMEOUT_S + READERS * AWAY_TIMEOUT_S / 2
+    assert records.get_record("large") == b"content"
 
 
 def test_pieces_are_found_again() -> None:
