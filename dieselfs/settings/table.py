@@ -52,6 +52,7 @@ AUTO = "auto"
 """The value of `job` for the name from the launcher, and of `view` for the view that the mount chooses."""
 DEFAULT_LISTEN = "tcp://127.0.0.1:7070"
 TLS_CHOICES = ON, OFF = "on", "off"
+LOG_LEVELS = DEBUG, INFO, WARNING = "debug", "info", "warning"
 POLICIES = ON_DEMAND, ONESHOT = "on-demand", "oneshot"
 DRIVERS = KERNEL, PYFUSE3 = "kernel", "pyfuse3"
 IMAGE, OVERLAY, FUSE = "image", "overlay", "fuse"
@@ -59,7 +60,7 @@ VIEWS = AUTO, IMAGE, OVERLAY, FUSE
 
 SYSTEM_CONFIG = Path("/etc/dieselfs/config.toml")
 
-POLICY, DRIVER, VIEW, TLS = (choice(names) for names in (POLICIES, DRIVERS, VIEWS, TLS_CHOICES))
+POLICY, DRIVER, VIEW, TLS, LOG_LEVEL = map(choice, (POLICIES, DRIVERS, VIEWS, TLS_CHOICES, LOG_LEVELS))
 
 
 class Place(Flag):
@@ -215,6 +216,7 @@ SETTINGS = (
             "in the object store"),
     Setting("admin_key", FILE, _P.SERVER | _P.ETCD,
             "On first start, make user 'admin' and write the key here."),
+    Setting("log_level", LOG_LEVEL, _P.SERVER | _P.ETCD, "What is logged; debug: each call of a client too.", INFO),
     Setting("audit_log", FILE, _P.SERVER | _P.ETCD,
             "Log of logins, refusals, and changes of users, rights, datasets and tags.", "audit.log in `state`"),
     Setting("audit_to", Kind("URL"), _P.SERVER | _P.ETCD,

@@ -5,7 +5,7 @@ import os
 import signal
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -32,8 +32,8 @@ from dieselfs.telemetry.registry import Registry, Report
 from dieselfs.telemetry.socket import PublishedMetrics, publish
 from dieselfs_server import condition
 from dieselfs_server.access.accounts import ALL_DATASETS, Accounts, Right, StoredKey, with_grant, with_key
-from dieselfs_server.access.certificates import CertificateFiles, MadeTls, browser_tls, identity_tls
-from dieselfs_server.access.identity import IDENTITY_REFRESH_S, Identity, LiveIdentity
+from dieselfs_server.access.certificates import Certificates, browser_tls, certificate_files, identity_tls
+from dieselfs_server.access.identity import LiveIdentity
 from dieselfs_server.access.key_places import open_keys
 from dieselfs_server.access.users import UserStore
 from dieselfs_server.admission.room import Room
@@ -49,6 +49,7 @@ from dieselfs_server.metadata.interface import MetadataStore
 from dieselfs_server.metadata.redis.client import SCHEMES as REDIS_SCHEMES
 from dieselfs_server.metadata.sqlite.store import SqliteMetadata
 from dieselfs_server.reading.shared_payloads import default_bytes
+from dieselfs_server.reloading import Live, LiveSettings, changes_of
 from dieselfs_server.service import Service
 from dieselfs_server.settings import ServerSettings, split_url
 from dieselfs_server.store.attached import Sources
@@ -187,52 +188,6 @@ def open_metadata(url: str) -> MetadataStore:
     )
 
 
-class Certificates:
-    """The certificates of a server for TCP and for browsers: from the files of the settings, else made."""
-
-    def __init__(self, settings: ServerSettings, identity: LiveIdentity) -> None:
-        self._settings, self._identity = settings, identity
-        self._made: list[MadeTls] = []
-
-    def for_clients(self) -> Callable[[], ServerTls] | None:
-        """The present one for TCP; None if TLS is off. Raises InvalidInput."""
-        if self._settings.tls == OFF or not any(
-            isinstance(address, TcpAddress) for address in self._settings.listen
-        ):
-            return None
-        return self._given_or(identity_tls)
-
-    def for_browsers(self) -> Callable[[], ServerTls]:
-        """Raises InvalidInput."""
-        return self._given_or(lambda identity: browser_tls(identity, self._settings.web_names))
-
-    def _given_or(self, make: Callable[[Identity], ServerTls]) -> Callable[[], ServerTls]:
-        settings = self._settings
-        if settings.tls_certificate is not None and settings.tls_key is not None:
-            return CertificateFiles(settings.tls_certificate, settings.tls_key).current
-        self._made.append(MadeTls(self._identity, make))
-        return self._made[-1].current
-
-    def refresh(self) -> None:
-        """Read the identity again, and make what is made from it if that has changed. Blocks. Raises Unavailable."""
-        self._identity.refresh()
-        for each in self._made:
-            each.refresh()
-
-    async def keep_fresh(self) -> NoReturn:
-        """Refresh until cancelled. An error is logged once."""
-        reason = ""
-        while True:
-            await trio.sleep(IDENTITY_REFRESH_S)
-            try:
-                await trio.to_thread.run_sync(self.refresh, abandon_on_cancel=True)
-                reason = ""
-            except DieselfsError as error:
-                if not reason:
-                    log.warning("the identity of the servers cannot be read again yet: %s", error)
-                reason = str(error)
-
-
 def write_admin_key(users: UserStore, path: Path, pin: bytes, audit: AuditLog | None = None) -> None:
     """If the server has no users, create an administrator and write the key to `path`."""
     if users.current().users or path.exists():
@@ -297,7 +252,7 @@ def _page(
     return Page(
         service,
         settings.web,
-        None if settings.tls == OFF else certificates.for_browsers(),
+        None if settings.tls == OFF else certificates.tls(partial(browser_tls, names=settings.web_names)),
         frozenset(settings.web_names),
         Logins(trio.current_time, shared.links, shared.sessions) if shared is not None else None,
     )
@@ -311,13 +266,15 @@ def _shared_bytes(settings: ServerSettings) -> int:
     return default_bytes(room_bytes()[0]) if given is None else given
 
 
-def _environment_checks(settings: ServerSettings) -> list[Callable[[], CheckRecord]]:
+def _environment_checks(
+    settings: ServerSettings, certificates: Certificates
+) -> list[Callable[[], CheckRecord]]:
     """The checks of disks, of TLS and of etcd, of a server that uses them."""
     found: list[Callable[[], CheckRecord]] = [
         partial(condition.disk, folder) for folder in folders(settings.store)
     ]
     if any(isinstance(address, TcpAddress) for address in settings.listen):
-        found.append(lambda: condition.tls(settings.tls, settings.tls_certificate, time.time()))
+        found.append(lambda: condition.tls(settings.tls, certificates.file, time.time()))
     if (registry := settings.registry) is not None:
         found.append(lambda: condition.etcd(registry))
     return found
@@ -377,9 +334,13 @@ def _lock_folder(stack: AsyncExitStack, lock: Path) -> None:
 
 
 @asynccontextmanager
-async def open_server(settings: ServerSettings, worker: Worker | None = None) -> AsyncIterator[RpcServer]:
+async def open_server(
+    settings: ServerSettings,
+    worker: Worker | None = None,
+    changes: AsyncIterator[LiveSettings] | None = None,
+) -> AsyncIterator[RpcServer]:
     """Open the backends, and listen, while chunks are applied that a crash left; on exit, stop and close all. A
-    `worker` does not listen, but gets connections from its parent.
+    `worker` does not listen, but gets connections from its parent. `changes` of the settings are taken meanwhile.
     """
     async with AsyncExitStack() as stack:
         if settings.lock is not None:
@@ -387,7 +348,7 @@ async def open_server(settings: ServerSettings, worker: Worker | None = None) ->
         metrics = Registry() if worker is None else WorkerMetrics(worker)
         about = {"component": "server"}
         stack.enter_context(step_watch(metrics))
-        service, certificates, tls = await _open_service(stack, settings, metrics, worker)
+        service, live, tls = await _open_service(stack, settings, metrics, worker)
         rates = None if worker is None else SharedRates(worker.shared.rates)
         server = RpcServer(Dispatcher(service, rates), tls, metrics=metrics, share=service.share)
         stack.enter_context(noting_log(service.recent))
@@ -406,7 +367,9 @@ async def open_server(settings: ServerSettings, worker: Worker | None = None) ->
         stack.callback(nursery.cancel_scope.cancel)
         nursery.start_soon(start_datasets, service.metadata)
         nursery.start_soon(service.refresh.run)
-        nursery.start_soon(certificates.keep_fresh)
+        nursery.start_soon(live.certificates.keep_fresh)
+        if changes is not None:
+            nursery.start_soon(live.follow, changes)
         flush_s = INTERVAL_S if worker is None else WORKER_FLUSH_S
         nursery.start_soon(repeat, *flushed, trio.sleep, flush_s)
         if worker is None or worker.is_first:
@@ -428,7 +391,7 @@ async def open_server(settings: ServerSettings, worker: Worker | None = None) ->
 
 async def _open_service(
     stack: AsyncExitStack, settings: ServerSettings, metrics: Registry, worker: Worker | None
-) -> tuple[Service, Certificates, Callable[[], ServerTls] | None]:
+) -> tuple[Service, Live, Callable[[], ServerTls] | None]:
     """The service over its backends, which `stack` closes, and the certificate for TCP."""
     options = settings.store, settings.is_new, settings.bounds, metrics
     store = await trio.to_thread.run_sync(open_store, *options)
@@ -438,9 +401,12 @@ async def _open_service(
     metadata = await trio.to_thread.run_sync(partial(caught_up, store, opened_metadata, is_starting=True))
     keys = await trio.to_thread.run_sync(open_keys, settings.server_identity)
     identity = await trio.to_thread.run_sync(LiveIdentity, store, keys)
-    certificates = Certificates(settings, identity)
-    tls = await trio.to_thread.run_sync(certificates.for_clients)
+    certificates = Certificates(identity, certificate_files(settings.tls_certificate, settings.tls_key))
+    tls = None
+    if settings.tls != OFF and any(isinstance(address, TcpAddress) for address in settings.listen):
+        tls = await trio.to_thread.run_sync(certificates.tls, identity_tls)
     users = UserStore(store, changes=worker.shared.accounts(worker.place) if worker else None)
+    live = Live(certificates, Sources(settings.attach_roots), users)
     share = worker.count if worker else 1
     audit = _open_audit(stack, settings, share)
     replaced = metrics.counter(
@@ -476,12 +442,15 @@ async def _open_service(
         shared_bytes=_shared_bytes(settings) if worker is None or worker.is_first else 0,
         segments_max=allow_descriptors(),
         request_path=settings.request_path,
-        sources=Sources(settings.attach_roots),
-        environment_checks=[*_environment_checks(settings), lambda: condition.identity(identity)],
+        sources=live.sources,
+        environment_checks=[
+            *_environment_checks(settings, certificates),
+            lambda: condition.identity(identity),
+        ],
         room=Room(_disks(settings)),
         make_page=lambda service: _page(service, settings, certificates, worker),
     )
-    return service, certificates, tls
+    return service, live, tls
 
 
 async def initialize(settings: ServerSettings) -> None:
@@ -494,14 +463,24 @@ async def initialize(settings: ServerSettings) -> None:
 
 
 async def run_server(
-    settings: ServerSettings, ready: Callable[[], object], worker: Worker | None = None
+    settings: ServerSettings,
+    ready: Callable[[], object],
+    worker: Worker | None = None,
+    load: Callable[[ServerSettings], ServerSettings | None] | None = None,
 ) -> None:
     """Serve until SIGTERM or SIGINT, or until no client was connected for `settings.idle_exit_s`.
 
-    Calls `ready` once it listens. `worker`: of several processes that serve together.
+    Calls `ready` once it listens. `worker`: of several processes that serve together. `load`: called on SIGHUP; what it
+    returns is taken as far as possible without a restart.
     """
-    with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
-        async with open_server(settings, worker) as server, trio.open_nursery() as nursery:
+    with ExitStack() as stack:
+        signals = stack.enter_context(trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT))
+        changes: AsyncIterator[LiveSettings] | None = None if worker is None else worker.changes
+        if load is not None:
+            changes = changes_of(
+                settings, stack.enter_context(trio.open_signal_receiver(signal.SIGHUP)), load
+            )
+        async with open_server(settings, worker, changes) as server, trio.open_nursery() as nursery:
             if settings.idle_exit_s is not None:
                 sockets = [Path(a.path) for a in settings.listen if isinstance(a, UnixAddress)]
                 own = {path: _file_at(path) for path in sockets}

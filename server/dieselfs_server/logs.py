@@ -43,14 +43,19 @@ Value = str | int | float | None
 _log = logging.getLogger(__name__)
 
 
-def configure(is_verbose: bool, log_format: str) -> None:
-    """Log to stderr in one of FORMATS; with `is_verbose` every call of a client."""
+def configure(log_format: str) -> None:
+    """Log to stderr in one of FORMATS."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JsonFormatter() if log_format == JSON else TextFormatter(_TEXT_FORMAT))
-    logging.basicConfig(level=logging.DEBUG if is_verbose else logging.INFO, handlers=[handler])
+    logging.basicConfig(level=logging.INFO, handlers=[handler])
     for noisy in ("asyncio", "urllib3"):
         logging.getLogger(noisy).setLevel(logging.INFO)
     logging.getLogger("botocore").setLevel(logging.WARNING)  # it tells where it found credentials
+
+
+def set_level(level: str) -> None:
+    """Log what is at least of this level, one of `LOG_LEVELS`."""
+    logging.getLogger().setLevel(level.upper())
 
 
 def event(log: logging.Logger, level: int, message: str, **fields: Value) -> None:

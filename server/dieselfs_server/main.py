@@ -5,8 +5,10 @@ import os
 import resource
 import sys
 import time
+from collections.abc import Callable
 from contextlib import closing
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +21,8 @@ from dieselfs.process.launch import LaunchReport
 from dieselfs.settings.flags import settings_options
 from dieselfs.settings.table import Place
 from dieselfs_server.assemble import initialize, run_server
-from dieselfs_server.logs import FORMATS, TEXT, configure
+from dieselfs_server.logs import FORMATS, TEXT, configure, set_level
+from dieselfs_server.reloading import load_again
 from dieselfs_server.settings import ServerSettings, split_url
 from dieselfs_server.workers.serving import run_workers
 
@@ -71,7 +74,6 @@ Exit codes: 0 stopped by a signal, or copied; 1 usage or settings, 2 no room for
     is_flag=True,
     help="Move the private key of the servers from the object store to what server_identity names, and exit.",
 )
-@click.option("--verbose", is_flag=True, help="Log each call of a client.")
 @click.option(
     "--log-format", type=click.Choice(FORMATS), default=TEXT, help="Form of the log on stderr. [text]"
 )
@@ -89,32 +91,34 @@ def serve(
     new_identity: str | None,
     move_identity: bool,
     init_only: bool,
-    verbose: bool,
     log_format: str,
     given: dict[str, Any],
 ) -> None:
     """Serve datasets: chunks in an object store, metadata in a metadata store."""
-    configure(verbose, log_format)
+    configure(log_format)
     os.umask(0o077)
     sys.setswitchinterval(SWITCH_S)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # it would have the identity and the keys of users
     report = LaunchReport(ready_fd)
+    load: Callable[[], ServerSettings] | None = None
     try:
         if embedded is not None:
             settings = ServerSettings.embedded(embedded.absolute(), idle_exit_s)
         else:
-            settings = ServerSettings.load(config, given)
+            load = partial(ServerSettings.load, config, given)
+            settings = load()
         settings = replace(settings, is_new=settings.is_new or is_new or init_only)
+        set_level(settings.log_level)
         if backup is not None or restore is not None:
             _copy(settings, backup, restore)
         elif new_identity is not None or move_identity:
             _change_identity(settings, new_identity)
         elif init_only:
             trio.run(initialize, settings)
-        elif settings.workers > 1:
-            run_workers(settings, report.ready)
+        elif settings.workers > 1 and load is not None:
+            run_workers(settings, report.ready, partial(load_again, load))
         else:
-            trio.run(run_server, settings, report.ready)
+            trio.run(run_server, settings, report.ready, None, load and partial(load_again, load))
     except (DieselfsError, OSError) as error:
         report.failed(error)
         raise

@@ -28,7 +28,7 @@ from dieselfs.net.address import (
 )
 from dieselfs.process.system_limits import usable_processors
 from dieselfs.rpc.serving.slots import part_of
-from dieselfs.settings.table import BY_NAME, DEFAULT_LISTEN, OFF, ON, Place, check_known, read_config
+from dieselfs.settings.table import BY_NAME, DEFAULT_LISTEN, INFO, OFF, ON, Place, check_known, read_config
 from dieselfs_server.reading.executor import RequestPath
 from dieselfs_server.store.wrapper import Bounds
 
@@ -73,6 +73,7 @@ class ServerSettings:
     lock: Path | None = None
     idle_exit_s: float | None = None
     is_new: bool = False
+    log_level: str = INFO
     audit_log: Path | None = None
     audit_to: str | None = None
     metrics: TcpAddress | None = None
@@ -153,6 +154,7 @@ class ServerSettings:
             tls_key=values.get("tls_key"),
             server_identity=values.get("server_identity"),
             admin_key=values.get("admin_key"),
+            log_level=values.get("log_level", INFO),
             audit_log=Path(values["audit_log"]) if "audit_log" in values else None,
             metrics=parse_metrics_address(values["metrics"]) if "metrics" in values else None,
             audit_to=values.get("audit_to"),

@@ -147,7 +147,7 @@ def test_verbose_logs_calls_with_the_request_id_of_the_client(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.DEBUG, logger="dieselfs.rpc.connection")
-    with running_server(tmp_path / "server", ["--verbose", "--log-format", "json"]) as server:
+    with running_server(tmp_path / "server", ["--log-level", "debug", "--log-format", "json"]) as server:
         with closing(server.client()) as client:
             client.datasets()
         messages = [record.getMessage() for record in caplog.records]

@@ -11,12 +11,14 @@ import time
 from collections.abc import Callable, Sequence
 from ipaddress import ip_address
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
-from dieselfs.errors import InvalidInput
+import trio
+
+from dieselfs.errors import DieselfsError, InvalidInput
 from dieselfs.net.private_file import file_version
 from dieselfs.net.tls import ServerTls, load_pair, new_context
-from dieselfs_server.access.identity import Identity, LiveIdentity
+from dieselfs_server.access.identity import IDENTITY_REFRESH_S, Identity, LiveIdentity
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
@@ -170,6 +172,7 @@ class CertificateFiles:
 
     def __init__(self, certificate: str, key: str, clock: Callable[[], float] = time.monotonic) -> None:
         """Raises InvalidInput."""
+        self.certificate = certificate
         self._files = certificate, key
         self._clock = clock
         self._versions, self._looked_s = self._now(), clock()
@@ -211,3 +214,49 @@ def _first_fingerprint(pem: bytes) -> bytes:
     if not found:
         raise ValueError("no certificate in the file")
     return hashlib.sha256(ssl.PEM_cert_to_DER_cert(first + end)).digest()
+
+
+class Certificates:
+    """The certificates of a server for TCP and for browsers: from files, else made from the identity."""
+
+    def __init__(self, identity: LiveIdentity, files: "CertificateFiles | None" = None) -> None:
+        self._identity, self.files = identity, files
+        self._made: dict[Callable[[Identity], ServerTls], MadeTls] = {}
+
+    @property
+    def file(self) -> str | None:
+        """The file of the certificate, if it is from one."""
+        return None if self.files is None else self.files.certificate
+
+    def tls(self, make: Callable[[Identity], ServerTls]) -> Callable[[], ServerTls]:
+        """The present certificate: that of the files, else one that `make` makes."""
+
+        def current() -> ServerTls:
+            return self.files.current() if self.files is not None else self._made[make].current()
+
+        self._made[make] = MadeTls(self._identity, make)
+        return current
+
+    def refresh(self) -> None:
+        """Read the identity again, and make what is made from it if that has changed. Blocks. Raises Unavailable."""
+        self._identity.refresh()
+        for each in self._made.values():
+            each.refresh()
+
+    async def keep_fresh(self) -> NoReturn:
+        """Refresh until cancelled. An error is logged once."""
+        reason = ""
+        while True:
+            await trio.sleep(IDENTITY_REFRESH_S)
+            try:
+                await trio.to_thread.run_sync(self.refresh, abandon_on_cancel=True)
+                reason = ""
+            except DieselfsError as error:
+                if not reason:
+                    log.warning("the identity of the servers cannot be read again yet: %s", error)
+                reason = str(error)
+
+
+def certificate_files(certificate: str | None, key: str | None) -> CertificateFiles | None:
+    """Those of the settings, if they name any. Raises InvalidInput."""
+    return CertificateFiles(certificate, key) if certificate is not None and key is not None else None

@@ -37,10 +37,10 @@ _REFUSED = "this server attaches nothing: see its setting attach_roots; dlcmd im
 _OUTSIDE = "it is not below attach_roots of this server; dlcmd import copies the bytes instead"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Sources:
-    """`roots`: what may be read: folders, as absolute paths, and URLs of folders of buckets and of the web; None: all
-    that the user of the server may read.
+    """`roots`, which may be replaced: what may be read: folders, as absolute paths, and URLs of folders of buckets and
+    of the web; None: all that the user of the server may read.
     """
 
     roots: Sequence[str] | None = ()

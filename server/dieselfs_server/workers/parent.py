@@ -5,7 +5,7 @@ The parent has one thread and one loop. It imports what the workers need, and op
 they start in milliseconds and share the memory of all modules. A worker that dies costs its connections alone; what
 waits in the listeners goes to others. The messages, one datagram each:
 
-    to a worker       NUMBER + the descriptor of a connection
+    to a worker       NUMBER + the descriptor of a connection; settings as a JSON object (`reloading.py`)
     from a worker     ready; gone NUMBER ..., which is its heartbeat too; failed ERROR TEXT
 """
 
@@ -48,7 +48,8 @@ RETRY_S = 0.1
 """Pause after a connection could not be accepted, or no worker had room for it."""
 MESSAGE_BYTES_MAX = 4096
 
-_STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+_STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+_SIGNALS = (*_STOP_SIGNALS, signal.SIGHUP, signal.SIGCHLD)
 
 log = logging.getLogger(__name__)
 
@@ -66,6 +67,7 @@ class _Worker:
     failure: tuple[str, str] | None = None
     reason: str = ""
     silent_beats: int = 0
+    settings: bytes = b""
     start_s: float = 0.0
     """When it was started, or is to be."""
 
@@ -81,11 +83,13 @@ class Parent:
         listeners: Sequence[socket.socket],
         run: Callable[[int, socket.socket, str], int],
         ready: Callable[[], object],
+        reload: Callable[[], bytes | None],
     ) -> None:
         """`reason` of a worker: why the one in its place was replaced, or empty. `ready`: called once, when all workers
-        take connections.
+        take connections. `reload`: called on SIGHUP; returns the settings for workers that run, None to keep theirs.
         """
-        self._run_worker, self._ready = run, ready
+        self._run_worker, self._ready, self._reload = run, ready, reload
+        self._settings = b""  # each SIGHUP makes another object
         self._listeners = listeners
         self._workers = [_Worker(place) for place in range(count)]
         self._assignment = Assignment()
@@ -100,7 +104,7 @@ class Parent:
 
     def run(self) -> None:
         """Serve until a signal to stop. Raises the error of a worker that cannot start; Unavailable."""
-        for number in (*_STOP_SIGNALS, signal.SIGCHLD):
+        for number in _SIGNALS:
             signal.signal(number, lambda *_: None)
         signal.set_wakeup_fd(self._wakeup, warn_on_full_buffer=False)
         self._selector.register(self._signals, selectors.EVENT_READ, self._take_signals)
@@ -143,6 +147,7 @@ class Parent:
         if time.monotonic() < self._beat_s:
             return
         self._beat_s = time.monotonic() + BEAT_S
+        self._send_settings()
         for worker in self._workers:
             worker.silent_beats += worker.is_ready
             if worker.silent_beats > SILENT_BEATS_MAX and worker.failure is None:
@@ -181,16 +186,16 @@ class Parent:
         theirs.close()
         ours.setblocking(False)
         worker.process, worker.channel, worker.is_ready, worker.failure = process, ours, False, None
-        worker.silent_beats = 0
+        worker.silent_beats, worker.settings = 0, self._settings
         worker.start_s = time.monotonic()
         self._selector.register(ours, selectors.EVENT_READ, lambda: self._hear(worker))
 
     def _forget(self) -> None:
         """In a worker: close what is the parent's, and take signals as a new process does."""
         signal.set_wakeup_fd(-1)
-        for number in (*_STOP_SIGNALS, signal.SIGCHLD):
+        for number in _SIGNALS:
             signal.signal(number, signal.SIG_DFL)
-        signal.signal(signal.SIGHUP, signal.SIG_IGN)  # of a terminal; the parent stops the workers
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)  # of a terminal; the parent sends settings
         self._selector.close()
         os.close(self._signals)
         os.close(self._wakeup)
@@ -235,7 +240,18 @@ class Parent:
                 log.info("stopping: %s", number.name)
                 self._is_stopping = True
                 return
+        if signal.SIGHUP in numbers and (settings := self._reload()) is not None:
+            self._settings = settings
+            self._send_settings()
         self._bury()
+
+    def _send_settings(self) -> None:
+        """Send them to the workers that have others. One whose queue is full gets them later."""
+        for worker in self._workers:
+            if worker.channel is not None and worker.settings is not self._settings:
+                with contextlib.suppress(OSError):
+                    worker.channel.send(self._settings)
+                    worker.settings = self._settings
 
     def _bury(self) -> None:
         """Note the workers that have died."""

@@ -1,6 +1,7 @@
 """A worker's end of the channel to its parent (`parent.py`). This module uses sockets."""
 
 import logging
+import math
 import socket
 from collections.abc import AsyncIterator, Callable
 from functools import partial
@@ -8,6 +9,7 @@ from functools import partial
 import trio
 
 from dieselfs.net.sockets import receive_with_descriptors
+from dieselfs_server.reloading import LIVE_BYTES_MAX, LiveSettings
 from dieselfs_server.workers.parent import BEAT_S, MESSAGE_BYTES_MAX
 from dieselfs_server.workers.shared import Shared
 
@@ -27,6 +29,7 @@ class Worker:
     ) -> None:
         self.place, self.count, self.shared, self.reason = place, count, shared, reason
         self._channel = channel
+        self._changed, self.changes = trio.open_memory_channel[LiveSettings](math.inf)
         self._ended: list[int] = []  # changed only between checkpoints
         self._has_ended = trio.Event()
 
@@ -51,17 +54,22 @@ class Worker:
     async def accepted(
         self, has_tls: bool
     ) -> AsyncIterator[tuple[trio.SocketStream, bool, Callable[[], None]]]:
-        """The connections that the parent gives to this worker, for `RpcServer.serve_accepted`. Ends with it."""
+        """The connections that the parent gives to this worker, for `RpcServer.serve_accepted`; ends with it. Settings
+        that it sends go to `changes`.
+        """
         self._channel.setblocking(False)
         while True:
             await trio.lowlevel.wait_readable(self._channel)
             descriptors: list[int] = []
             try:
-                content, _ = receive_with_descriptors(self._channel, MESSAGE_BYTES_MAX, descriptors)
+                content, _ = receive_with_descriptors(self._channel, LIVE_BYTES_MAX, descriptors)
             except BlockingIOError:
                 continue
             if not content:
                 return
+            if content.startswith(b"{"):
+                self._changed.send_nowait(LiveSettings.decode(content))
+                continue
             number = int(content)
             if not descriptors:  # this process has no descriptors left
                 log.error("cannot take a client: too many open files")
