@@ -19,7 +19,6 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, NoReturn
 
-import numpy.ma  # noqa: F401  # else the first np.unique of a daemon imports it while a reader waits
 import trio
 
 from dieselfs.errors import EXIT_BUG, EXIT_OK, DieselfsError, MountError

@@ -210,7 +210,7 @@ class CachePolicy(Generic[Key, Held]):
         if key not in self._evictable:
             return
         before = self._handed_out.get(key, ranges[:0])
-        is_next_epoch = len(np.intersect1d(before[:, 0], ranges[:, 0])) > 0
+        is_next_epoch = bool(np.isin(ranges[:, 0], before[:, 0]).any())
         handed = self._handed_out[key] = ranges if is_next_epoch else np.concatenate((before, ranges))
         self._finished.pop(key, None)
         if handed[:, 1].sum() >= self._live_bytes(key):

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from dieselfs.arrays import Numbers, Positions
+from dieselfs.arrays import Numbers, Positions, distinct
 from dieselfs.errors import InvalidInput
 from dieselfs.importance.course import Course
 from dieselfs.importance.scores import checked_losses
@@ -190,7 +190,7 @@ class RankReader:
     def statistics(self) -> dict[str, float]:
         """Samples of this epoch read so far, and hits of the cache, of all ranks; different samples of the whole."""
         course = self.course
-        different = len(np.unique(course.order.samples))
+        different = len(distinct(course.order.samples))
         return {"reads": course.reads, "hits": course.hits, "different": different}
 
     def exchange(self) -> None:

@@ -12,7 +12,7 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
-from dieselfs.arrays import Numbers
+from dieselfs.arrays import Numbers, distinct
 from dieselfs.shuffle.plan import Plan, Share
 
 LAG_MAX = 4096
@@ -291,7 +291,7 @@ class PlanWindow:
         group = self.plan.group_of(first)
         end = int(self.plan.group_bounds()[group + 1])
         by_reader = [(reader, reader.positions(first, end)) for reader in self._readers]
-        positions = np.unique(np.concatenate([positions for _, positions in by_reader]))
+        positions = distinct(np.concatenate([positions for _, positions in by_reader]))
         nodes = self.plan.nodes_of(group, positions).astype(np.int64)
         return _Stretch(first, end, by_reader, positions, nodes, int(self.charge(nodes).sum()))
 

@@ -11,7 +11,7 @@ from typing import Any, Unpack
 import numpy as np
 import numpy.typing as npt
 
-from dieselfs.arrays import Nodes, Numbers
+from dieselfs.arrays import Nodes, Numbers, distinct
 from dieselfs.errors import InvalidInput, NotFound
 from dieselfs.names import printable
 from dieselfs.samples.loading import Loader, check_loader, loader_of
@@ -160,7 +160,7 @@ def _check_whole(snapshot: Snapshot, pairs: Pairs) -> None:
     ]
     more = ", ..." if len(rows) > _SHOWN else ""
     raise NotFound(
-        f"dl://{snapshot.dataset}: {len(rows)} files of {len(np.unique(rows))} samples are missing: "
+        f"dl://{snapshot.dataset}: {len(rows)} files of {len(distinct(rows))} samples are missing: "
         f"{', '.join(some)}{more}; is_partial_allowed=True takes samples as they are"
     )
 

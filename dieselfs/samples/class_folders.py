@@ -12,7 +12,7 @@ from typing import Any, Unpack
 import numpy as np
 import numpy.typing as npt
 
-from dieselfs.arrays import Nodes
+from dieselfs.arrays import Nodes, distinct
 from dieselfs.errors import InvalidInput, NotFound
 from dieselfs.names import printable
 from dieselfs.samples.loading import IMAGE_EXTENSIONS, Loader, Transform, check_loader, load_image
@@ -160,7 +160,7 @@ def _folders_below(
     start = len(snapshot.path(root)) + 1 if root else 0
     placed = []
     for level in nodes_below(snapshot, root)[1:]:
-        for folder in np.unique(parents[level.start : level.stop]).tolist():
+        for folder in distinct(parents[level.start : level.stop]).tolist():
             below = os.fsdecode(snapshot.path(folder)[start:])
             placed.append((below.partition("/")[0], below, folder))
     labels = np.full(len(snapshot), -1, np.int32)

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, Self
 import numpy as np
 import numpy.typing as npt
 
-from dieselfs.arrays import Nodes, Numbers, Positions
+from dieselfs.arrays import Nodes, Numbers, Positions, distinct
 from dieselfs.errors import InvalidInput
 from dieselfs.samples.order import Ordered, SampleOrder
 from dieselfs.samples.sample_set import read_items
@@ -80,7 +80,7 @@ class Mixture:
         if self._places is not None:
             wanted = self._one_after_the_other()[wanted]
         parts, inside = self.split(wanted)
-        used = np.unique(parts).tolist()
+        used = distinct(parts).tolist()
         if not used:
             raise InvalidInput("the subset of the mixture is empty")
         return Mixture(
@@ -94,7 +94,7 @@ class Mixture:
         if self._places is not None:
             indices = self._one_after_the_other()[indices]
         parts, inside = self.split(indices)
-        for part in np.unique(parts).tolist():
+        for part in distinct(parts).tolist():
             mine = np.flatnonzero(parts == part)
             for source, places, nodes in getattr(self._parts[part], "reads", lambda _: ())(inside[mine]):
                 yield source, mine[places], nodes
@@ -132,7 +132,7 @@ class MixedSamples(Mixture):
         """Many items at once; each dataset reads its own together. Raises IndexError, and what the datasets raise."""
         parts, inside = self.split(indices)
         items: list[Any] = [None] * len(parts)
-        for part in np.unique(parts).tolist():
+        for part in distinct(parts).tolist():
             mine = np.flatnonzero(parts == part).tolist()
             for place, item in zip(mine, read_items(self.datasets[part], inside[mine].tolist()), strict=True):
                 items[place] = item
@@ -189,10 +189,10 @@ class MixedOrder:
         whole = self.spec.skips.whole(positions)
         sources, numbers = self._sources[whole], self._numbers[whole]
         found = np.empty(len(whole), np.int64)
-        for part in np.unique(sources).tolist():
+        for part in distinct(sources).tolist():
             mine = np.flatnonzero(sources == part)
             first_pass, places = self._passes(part, numbers[mine])
-            for number in np.unique(places // (length := self._length(part))).tolist():
+            for number in distinct(places // (length := self._length(part))).tolist():
                 is_in = places // length == number
                 order = self._order_of(part, first_pass + number)
                 found[mine[is_in]] = found_by(part, order, places[is_in] % length)

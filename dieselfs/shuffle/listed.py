@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from dieselfs.arrays import Numbers, Positions
+from dieselfs.arrays import Numbers, Positions, distinct
 from dieselfs.shuffle.plan import Plan
 from dieselfs.shuffle.policies import LISTED
 from dieselfs.shuffle.skips import NO_SKIPS
@@ -34,7 +34,7 @@ class ListedOrder:
         ends = np.cumsum(snapshot.column("sizes")[nodes], dtype=np.int64)
         total = int(ends[-1]) if len(ends) else 0
         cuts = np.searchsorted(ends, np.arange(first_bytes, total, group_bytes), side="right")
-        self.bounds: Positions = np.unique(np.concatenate(([0], cuts, [len(nodes)]))).astype(np.int64)
+        self.bounds: Positions = distinct(np.concatenate(([0], cuts, [len(nodes)]))).astype(np.int64)
 
     def nodes(self, first_group: int, end_group: int) -> npt.NDArray[Any]:
         return self._nodes[self.bounds[first_group] : self.bounds[end_group]]

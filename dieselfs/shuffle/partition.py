@@ -10,7 +10,7 @@ from functools import lru_cache
 
 import numpy as np
 
-from dieselfs.arrays import Numbers, Positions
+from dieselfs.arrays import Numbers, Positions, distinct
 from dieselfs.errors import InvalidInput
 from dieselfs.shuffle.assignment import HomesOf, local_order, node_numbers
 from dieselfs.shuffle.spec import ReaderSpec
@@ -127,7 +127,7 @@ class Partition:
             return places
         blocks = places // self.batch // self._block_steps
         found = np.empty_like(places)
-        for block in np.unique(blocks).tolist():
+        for block in distinct(blocks).tolist():
             first, assigned = self._block(block)
             is_here = blocks == block
             found[is_here] = assigned[places[is_here] - first]

@@ -227,12 +227,12 @@ class NodeCache(TrioCache[int, Segment]):
         """
         policy = self.policy
         here = np.fromiter([*policy.pinned, *self.damaged], np.int64)
-        missing = np.setdiff1d(own, here, assume_unique=True)
+        missing = own[~np.isin(own, here)]
         lengths = self._snapshot.column("chunk_payload_lengths")
-        pinned = np.intersect1d(own, np.fromiter(policy.pinned, np.int64), assume_unique=True)
+        pinned = own[np.isin(own, np.fromiter(policy.pinned, np.int64))]
         pinned_bytes = int(lengths[pinned].sum(dtype=np.int64))
         pinned_max_bytes = policy.pinned_max_bytes - (policy.pinned_bytes - pinned_bytes)
-        damaged = len(np.intersect1d(own, np.fromiter(self.damaged, np.int64)))
+        damaged = int(np.isin(own, np.fromiter(self.damaged, np.int64)).sum())
         return Warmth.of(pinned_bytes, pinned_max_bytes, lengths[missing], damaged)
 
     # ----------------------------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from dieselfs.arrays import Numbers
+from dieselfs.arrays import Numbers, distinct
 from dieselfs.cluster.warmth import Warmth
 from dieselfs.prefetch.extent_table import Extents, ExtentTable
 from dieselfs_client.memory.budget import Allotment
@@ -221,7 +221,7 @@ class PrefetchBudget:
 
     def reclaim(self, extents: Extents) -> None:
         """The kernel has reclaimed the pages of extents. Of a pinned chunk, all are lost, and it is not pushed."""
-        pinned = np.unique(extents.chunks[self._is_pinned[extents.chunks]])
+        pinned = distinct(extents.chunks[self._is_pinned[extents.chunks]])
         extents = Extents.joined([extents, *map(self._table.of_chunk, pinned.tolist())])
         extents = extents[self._is_stored[extents.numbers]]
         self._uncharge(extents)
@@ -243,7 +243,7 @@ def sampled(extents: Extents) -> Extents:
     lasts = np.append(firsts[1:], len(order))[: len(firsts)] - 1
     steps = np.arange(SAMPLES_PER_CHUNK)[:, None]
     places = firsts + (lasts - firsts) * steps // (SAMPLES_PER_CHUNK - 1)
-    return extents[order[np.unique(places)]]
+    return extents[order[distinct(places)]]
 
 
 def spread(chunks: Numbers, turn: int) -> Numbers:

@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 import trio
 
-from dieselfs.arrays import Numbers
+from dieselfs.arrays import Numbers, distinct
 from dieselfs.errors import DieselfsError, MountError
 from dieselfs.limits import FETCHES_AT_ONCE_MAX
 from dieselfs.prefetch.extent_table import Extents, ExtentTable, Pages
@@ -343,7 +343,7 @@ class Prefetcher:
             wanted = self.budget.missing(extents)
         self.planned.value += extents.page_bytes()
         self.planned_hits.value += self.budget.hit_bytes(extents)
-        self.tripwires.add(np.intersect1d(span.extra_tripwires, wanted.nodes))
+        self.tripwires.add(span.extra_tripwires[np.isin(span.extra_tripwires, wanted.nodes)])
         waiting = dict(wanted.by_chunk())
         self._expected.update(
             chunk for chunk, of_chunk in waiting.items() if self._batches.is_whole(chunk, of_chunk)
@@ -467,7 +467,7 @@ class Prefetcher:
         except MountError:
             self._is_over = True
             return False
-        lost = np.unique(samples.chunks[is_reclaimed])
+        lost = distinct(samples.chunks[is_reclaimed])
         self._reclaimed.value += len(lost)
         self.budget.reclaim(stored[np.isin(stored.chunks, lost)])
         return bool(len(lost))
@@ -527,7 +527,7 @@ class Prefetcher:
         self.tripwires.release(extents.nodes)
         sprung = self.tripwires.sprung()
         if (len(extents) or len(sprung)) and not self._is_over:
-            dropped = np.setdiff1d(extents.nodes, sprung)
+            dropped = distinct(extents.nodes[~np.isin(extents.nodes, sprung)])
 
             def drop() -> None:
                 self._pages.drop(dropped)

@@ -9,9 +9,9 @@ import re
 import time
 from collections.abc import Callable
 
-import numpy as np
 import trio
 
+from dieselfs.arrays import distinct
 from dieselfs.errors import AccessDenied, AlreadyExists, Damaged, InvalidInput, NotFound
 from dieselfs.names import check_tag_name
 from dieselfs.net.auth import SIGNATURE_BYTES, check_signature, pin_of
@@ -118,7 +118,7 @@ class TagStore:
         needed: dict[str, set[bytes]] = {}
         for name in self.names(dataset_id):
             snapshot = self.get(dataset, dataset_id, name)
-            used = np.unique(snapshot.column("extent_chunks")).tolist()
+            used = distinct(snapshot.column("extent_chunks")).tolist()
             needed[name] = {snapshot.chunk_id(chunk) for chunk in used}
         return needed
 

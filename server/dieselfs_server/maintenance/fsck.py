@@ -14,6 +14,7 @@ from tempfile import TemporaryDirectory
 
 import numpy as np
 
+from dieselfs.arrays import distinct
 from dieselfs.chunk.format import ChunkHeader, Preamble, check_extents
 from dieselfs.chunk.ids import chunk_name
 from dieselfs.errors import Damaged, DieselfsError, NotFound, StorageFull
@@ -204,7 +205,7 @@ class _Check:
             except Damaged as error:
                 self.add("snapshot", str(error))
                 continue
-            for chunk in np.unique(snapshot.column("extent_chunks")).tolist():
+            for chunk in distinct(snapshot.column("extent_chunks")).tolist():
                 chunk_id = snapshot.chunk_id(chunk)
                 stored = self.readable.get(chunk_id)
                 if stored is None and chunk_id not in self.unreadable:
@@ -252,7 +253,7 @@ def _files_in(table: EntryTable, chunk_ids: set[bytes]) -> list[str]:
     numbers = [n for n, chunk in enumerate(table.chunk_table) if chunk.chunk_id in chunk_ids]
     rows = np.flatnonzero(np.isin(table.chunks, numbers))
     spanning = table.extents.rows[np.isin(table.extents.chunks, numbers)]
-    return [_path(table, int(row)) for row in np.unique(np.concatenate((rows, spanning)))]
+    return [_path(table, int(row)) for row in distinct(np.concatenate((rows, spanning)))]
 
 
 def _path(table: EntryTable, row: int) -> str:

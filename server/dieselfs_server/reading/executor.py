@@ -21,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 import trio
 
-from dieselfs.arrays import Ranges
+from dieselfs.arrays import Ranges, distinct
 from dieselfs.chunk.blocks import block_checksums
 from dieselfs.chunk.format import PREAMBLE_BYTES, Preamble, check_payload, decode_header, decode_preamble
 from dieselfs.chunk.ids import CHUNK_ID_BYTES, chunk_name
@@ -132,7 +132,7 @@ class SharedRead:
         assert self.outcomes is not None
         contents = [outcome for outcome in self.outcomes if isinstance(outcome, bytes)]
         if len(contents) < len(self.outcomes):
-            for span in np.unique(span_of(ranges[ranges[:, 1] > 0], self.spans)).tolist():
+            for span in distinct(span_of(ranges[ranges[:, 1] > 0], self.spans)).tolist():
                 failure = self.outcomes[span]
                 if isinstance(failure, DieselfsError):
                     raise type(failure)(*failure.args) from failure

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from dieselfs.arrays import distinct
 from dieselfs.cluster.member import Member
 from dieselfs.cluster.placement import Placement
 from dieselfs.errors import InvalidInput
@@ -136,7 +137,7 @@ def growth_view(facts: ChunkFacts, now_s: float) -> dict[str, list[float]]:
         return {"time": [], "bytes": []}
     order = np.argsort(facts.times_s, kind="stable")
     times_s, total_bytes = facts.times_s[order], np.cumsum(facts.payload_bytes[order])
-    points = np.unique(np.linspace(0, len(order) - 1, min(len(order), GROWTH_POINTS)).astype(np.int64))
+    points = distinct(np.linspace(0, len(order) - 1, min(len(order), GROWTH_POINTS)).astype(np.int64))
     is_last = np.append(times_s[points][1:] != times_s[points][:-1], True)
     shown = points[is_last]
     return {

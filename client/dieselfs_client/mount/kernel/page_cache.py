@@ -21,7 +21,7 @@ from threading import Lock, get_ident
 import numpy as np
 import numpy.typing as npt
 
-from dieselfs.arrays import Numbers
+from dieselfs.arrays import Numbers, distinct
 from dieselfs.errors import MountError
 from dieselfs.prefetch.extent_table import PAGE_BYTES, Extents
 from dieselfs.snapshot.reader import Snapshot
@@ -147,7 +147,7 @@ class PageCache:
 
     def _forget(self, nodes: npt.NDArray[np.int64]) -> None:
         """Note that the kernel has forgotten files: after a listing, or after they were looked up."""
-        for folder in np.unique(self._parents[nodes]).tolist():
+        for folder in distinct(self._parents[nodes]).tolist():
             self._listed.discard(folder)
             self._found_known.discard(folder)
             self._looked_up[folder] = 0
@@ -181,7 +181,7 @@ class PageCache:
 
     def drop_parts(self, extents: Extents) -> None:
         """Drop the pages of extents, except pages that are mapped or being read."""
-        for node in np.unique(extents.nodes).tolist():
+        for node in distinct(extents.nodes).tolist():
             of_file = extents[extents.nodes == node]
             path, places = self._files_of(np.array([node]), of_file.places)
             ranges = np.stack([places, of_file.lengths], axis=1)

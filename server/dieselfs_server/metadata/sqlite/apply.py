@@ -269,7 +269,7 @@ def apply_entries(
         connection.execute(
             "DELETE FROM staged WHERE entry IN (SELECT value FROM json_each(?))", (str(losing.tolist()),)
         )
-        whole = np.setdiff1d(whole, losing, assume_unique=True)
+        whole = whole[~np.isin(whole, losing)]
     beaten = rivals.take(is_beaten)
     _count(entries, whole, beaten, effects)
     _move_to_tables(connection, dataset, entries, whole, beaten)
