@@ -43,6 +43,7 @@ SMALL_MEMORY_BYTES = 32 * MIB
 """Of a library with a dataset much larger than its memory."""
 
 JOB, JOB_PLAN = "dieselfs", "dieselfs, chunk-wise order"
+JOB_LOCAL = "dieselfs, reads where the bytes lie"
 JOB_AGAIN, JOB_SMALL = "dieselfs, read before", "dieselfs, library of 32 MiB"
 LMDB = "LMDB, on the node itself"
 
@@ -111,6 +112,8 @@ def _reading(stage: Stage, lmdb: Path, rounds: int) -> Generator[Trial]:
                 JOB_SMALL: Way(paths[::SMALL_SHARE], library(SMALL_MEMORY_BYTES), daemons),
                 JOB_PLAN: Way(paths, _planned(job, batch), daemons),
             }
+            if len(stage.hosts) > 1:
+                ways[JOB_LOCAL] = Way(paths, _planned(job, batch, is_local=True), daemons)
             for name, fleet in fleets.items():
                 ways[name] = Way(paths, partial(partial, cache_reads, fleet, batch), servers[name])
             if batch == 1 and len(stage.hosts) == 1:
@@ -118,9 +121,9 @@ def _reading(stage: Stage, lmdb: Path, rounds: int) -> Generator[Trial]:
             yield read_trial(stage, _batching(batch), ways, rounds)
 
 
-def _planned(job: RunningJob, batch: int) -> Ask:
+def _planned(job: RunningJob, batch: int, is_local: bool = False) -> Ask:
     hosts = job.stage.hosts
-    return lambda host, _: partial(library_plan, job, batch, hosts.index(host), len(hosts))
+    return lambda host, _: partial(library_plan, job, batch, hosts.index(host), len(hosts), is_local)
 
 
 def read_trial(stage: Stage, what: str, ways: Mapping[str, Way], rounds: int) -> Trial:

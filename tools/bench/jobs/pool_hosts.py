@@ -30,6 +30,7 @@ from dieselfs.cluster.secret import JobSecret, find_secret
 from dieselfs.dataset import Dataset, connect
 from dieselfs.limits import LIBRARY_MEMORY_BYTES
 from dieselfs.process.state_dirs import runtime_folder
+from dieselfs.shuffle.assignment import LOCAL_GROUP_CHUNKS
 from dieselfs.snapshot.reader import Snapshot
 from lab.cluster import Cluster, running_cluster
 from lab.namespace import wait_for
@@ -42,6 +43,8 @@ JOIN_TIMEOUT_S = 90.0
 SEED, GROUP_CHUNKS = 1, 4
 FILL_FILES = 256
 """Files in a batch that fills a cache."""
+STEP_FILES = 256
+"""Files of one step and rank in a local assignment."""
 _numbers = count(1)
 
 
@@ -169,12 +172,17 @@ def library_reads(
     return work
 
 
-def library_plan(job: RunningJob, batch: int, rank: int, world: int) -> Work:
-    """The share of one rank in an epoch in chunk-wise order, loaded ahead; computing the order is measured too."""
+def library_plan(job: RunningJob, batch: int, rank: int, world: int, is_local: bool = False) -> Work:
+    """The share of one rank in an epoch in chunk-wise order, loaded ahead; computing the order is measured too.
+
+    `is_local`: steps of STEP_FILES files for each rank, in one group, of which each node reads those that it owns.
+    """
     dataset = _opened(job, LIBRARY_MEMORY_BYTES)
+    nodes = [host.name for host in job.stage.hosts[:world]] if is_local else []
 
     def read() -> int:
-        paths = dataset.plan(SEED, 0, GROUP_CHUNKS).share(rank, world).paths
+        plan = dataset.plan(SEED, 0, LOCAL_GROUP_CHUNKS if is_local else GROUP_CHUNKS)
+        paths = plan.share(rank, world, STEP_FILES * world if is_local else None, nodes=nodes).paths
         if batch > 1:
             return get_batches(dataset.get_many, batch, paths)
         get = dataset.get
