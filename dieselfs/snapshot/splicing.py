@@ -5,13 +5,14 @@ In memory are the changes and one block, however large the snapshots are.
 
 import stat
 from collections.abc import Iterator, Mapping
+from functools import cached_property
 from itertools import pairwise
 from typing import Any, BinaryIO
 
 import numpy as np
 import numpy.typing as npt
 
-from dieselfs.arrays import Keys, Numbers
+from dieselfs.arrays import Hashes, Keys, Numbers
 from dieselfs.columns import U8, U64, ends_fault, starts_of
 from dieselfs.records import DatasetRecord
 from dieselfs.snapshot.encoding import Seal, SnapshotWriter
@@ -88,7 +89,7 @@ class Spliced:
         without an extent are not listed. Raises OSError of the file. May be repeated.
         """
         base = self._base
-        is_listed = self._used_chunks() | is_each_chunk_listed
+        is_listed = self._is_used | is_each_chunk_listed
         numbers = {**self.counts(), "chunks": int(is_listed.sum())}
         gone_links = self._gone[self._gone_types == stat.S_IFLNK]
         lengths = {
@@ -103,9 +104,18 @@ class Spliced:
         writer = SnapshotWriter(file, about, numbers, lengths)
         self._done = _Done()
         listed = np.cumsum(is_listed) - 1
+        # The last is for removed chunks, in which no extent is left.
+        moved = np.append(listed, 0)[self._chunks.new_of_old(np.arange(base.chunk_count))]
         hashes = Spill(U64, None) if numbers["hash_bits"] != base.header.hash_bits else None
         for first in range(0, self._nodes.count, BLOCK_NODES):
-            self._write_block(writer, first, min(first + BLOCK_NODES, self._nodes.count), listed, hashes)
+            end = min(first + BLOCK_NODES, self._nodes.count)
+            old = self._unchanged(first, end)
+            if old is None:
+                self._write_block(writer, first, end, (moved, listed))
+            else:
+                self._copy_block(writer, first, old, moved)
+            if hashes is not None:
+                hashes.append(self._hashes(writer, first, end))
         for name, column in self._chunk_columns().items():
             writer.put(name, column[is_listed])
         for slots in self._index() if hashes is None else slot_blocks(hashes.values(), INDEX_ENTRIES):
@@ -134,7 +144,23 @@ class Spliced:
         signs = np.concatenate((np.full(int((before >= 0).sum()), -1), np.ones(len(now), np.int64)))
         return folders, np.bincount(places, signs, len(folders)).astype(np.int64)
 
-    def _used_chunks(self) -> npt.NDArray[np.bool_]:
+    def shown(self) -> Columns:
+        """The columns of a delta to the new snapshot without the chunks in which no extent lies."""
+        changes, is_used, chunks = self._changes, self._is_used, self._chunks
+        numbers, is_added = np.cumsum(is_used) - 1, is_used[chunks.added]
+        places = chunks.new_of_old(np.arange(self._base.chunk_count))
+        is_kept = (places >= 0) & np.append(is_used, False)[places]
+        return {
+            **changes,
+            "extent_chunks": numbers[changes["extent_chunks"]],
+            "removed_chunks": np.flatnonzero(~is_kept),
+            "chunks": numbers[chunks.added[is_added]],
+            "chunk_ids": changes["chunk_ids"].reshape(-1, 16)[is_added].reshape(-1),
+            **{name: changes[name][is_added] for name in ("chunk_digests", "chunk_payload_lengths")},
+        }
+
+    @cached_property
+    def _is_used(self) -> npt.NDArray[np.bool_]:
         """In which chunks an extent lies: shape (chunks of the new snapshot,)."""
         base, files = self._base, self._gone[self._gone_types != stat.S_IFDIR]
         gone = runs_of(
@@ -153,9 +179,70 @@ class Spliced:
         is_used[self._changes["extent_chunks"]] = True
         return is_used
 
+    def _unchanged(self, first: int, end: int) -> slice | None:
+        """The old nodes that stand at the places from `first` to `end`, if none of these is changed, added, or a folder
+        with other children.
+        """
+        for places in (self._numbers, self._children[0]):
+            if np.ptp(np.searchsorted(places, (first, end))):
+                return None
+        start, last = self._nodes.old_of_new(np.array([first, end - 1])).tolist()
+        return slice(start, last + 1) if last - start == end - 1 - first else None
+
+    def _copy_block(self, writer: SnapshotWriter, first: int, old: slice, moved: Numbers) -> None:
+        """Write nodes that stay together: what points to others is shifted by a constant."""
+        base, done = self._base, self._done
+        for name in ("name_lengths", "counts", *_ATTRIBUTES):
+            writer.put(name, base.column(name)[old])
+        parents = base.column("parents")[old]
+        bounds = parents[[0, -1]].astype(np.int64)
+        shifts = self._nodes.new_of_old(bounds) - bounds
+        if np.ptp(shifts) or np.ptp(np.searchsorted(self._nodes.removed, bounds)):
+            parents = self._moved_parents(parents)
+        else:
+            parents = parents + shifts[0]
+        writer.put("parents", parents)
+        ends = base.column("path_ends")[old]
+        start = int(base.column("path_ends")[old.start - 1]) if old.start else 0
+        writer.put("path_ends", ends.astype(np.int64) + (done.path_bytes - start))
+        writer.put("paths", base.column("paths")[start : int(ends[-1])])
+        done.path_bytes += int(ends[-1]) - start
+
+        firsts, counts = base.column("firsts")[old].astype(np.int64), base.column("counts")[old]
+        types = base.column("modes")[old] & _TYPE_MASK
+        folders, others = np.flatnonzero(types == stat.S_IFDIR), np.flatnonzero(types != stat.S_IFDIR)
+        if len(folders):
+            firsts[folders] += 1 + done.children - firsts[folders[0]]
+            done.children += int(counts[folders].sum())
+        if len(others):
+            extent, count = int(firsts[others[0]]), int(counts[others].sum())
+            firsts[others] += done.extents - extent
+            for name in EXTENT_COLUMNS:
+                values = base.column(name)[extent : extent + count]
+                writer.put(name, moved[values] if name == "extent_chunks" else values)
+            done.extents += count
+        writer.put("firsts", firsts)
+        is_link = types == stat.S_IFLNK
+        if is_link.any():
+            self._write_links(writer, first, np.flatnonzero(is_link), np.arange(old.start, old.stop))
+
+    def _moved_parents(self, old: npt.NDArray[np.integer]) -> Numbers:
+        parents = self._nodes.new_of_old(old.astype(np.int64))
+        if int(parents.min()) < 0:
+            raise IndexError("a node is in no folder")
+        return parents
+
+    def _hashes(self, writer: SnapshotWriter, first: int, end: int) -> Hashes:
+        """Of the paths of the nodes from `first` to `end`, which were written last."""
+        ends = writer.read("path_ends", first, end - first).astype(np.int64)
+        start = int(writer.read("path_ends", first - 1, 1)[0]) if first else 0
+        blob = writer.read("paths", start, int(ends[-1]) - start).tobytes()
+        return hashes_of(blob, ends - start, hash_seed(self._base.header.dataset_id))
+
     def _write_block(
-        self, writer: SnapshotWriter, first: int, end: int, listed: Numbers, hashes: Spill | None
+        self, writer: SnapshotWriter, first: int, end: int, chunks: tuple[Numbers, Numbers]
     ) -> None:
+        """`chunks`: the new numbers of the chunks of the base, and those of the changes."""
         base, changes, done = self._base, self._changes, self._done
         old = self._nodes.old_of_new(np.arange(first, end))
         is_added = old < 0
@@ -172,11 +259,7 @@ class Spliced:
         if int(parents.min()) < 0:
             raise IndexError("a node is in no folder")
         writer.put("parents", parents)
-        ends = self._write_paths(writer, first, old)
-        if hashes is not None:
-            blob = writer.read("paths", done.path_bytes, int(ends[-1])).tobytes()
-            hashes.append(hashes_of(blob, ends, hash_seed(base.header.dataset_id)))
-        done.path_bytes += int(ends[-1])
+        self._write_paths(writer, first, old)
 
         types = attributes["modes"] & _TYPE_MASK
         was_folder = base.column("modes")[sources] & _TYPE_MASK == stat.S_IFDIR
@@ -198,13 +281,12 @@ class Spliced:
         done.extents += int(extents.sum())
         starts = base.column("firsts")[sources].astype(np.int64)
         starts[places] = base.header.extents + self._extent_starts[changed]
-        self._write_extents(writer, runs_of(starts, extents), listed)
+        self._write_extents(writer, runs_of(starts, extents), chunks)
         is_link = types == stat.S_IFLNK
         if is_link.any():
             self._write_links(writer, first, np.flatnonzero(is_link), old)
 
-    def _write_paths(self, writer: SnapshotWriter, first: int, old: Numbers) -> Numbers:
-        """Returns the ends of the paths in the block."""
+    def _write_paths(self, writer: SnapshotWriter, first: int, old: Numbers) -> None:
         base = self._base
         is_added = old < 0
         added = np.searchsorted(self._nodes.added, first) + np.arange(int(is_added.sum()))
@@ -223,18 +305,19 @@ class Spliced:
                 writer.put("paths", np.frombuffer(self._added_path(next(numbers)), U8))
             else:
                 writer.put("paths", paths[int(old_ends[node - 1]) if node else 0 : int(old_ends[last])])
-        return ends
+        self._done.path_bytes += int(ends[-1])
 
-    def _write_extents(self, writer: SnapshotWriter, sources: Numbers, listed: Numbers) -> None:
+    def _write_extents(
+        self, writer: SnapshotWriter, sources: Numbers, chunks: tuple[Numbers, Numbers]
+    ) -> None:
         """`sources`: extents of the base, and behind these those of the changes."""
         base, count = self._base, self._base.header.extents
         is_new = sources >= count
         kept, new = sources[~is_new], sources[is_new] - count
-        moved = self._chunks.new_of_old(np.arange(base.chunk_count))
         for name in EXTENT_COLUMNS:
             values, added = base.column(name)[kept], self._changes[name][new]
             if name == "extent_chunks":
-                values, added = listed[moved[values]], listed[added]
+                values, added = chunks[0][values], chunks[1][added]
             column = np.empty(len(sources), SECTION_TYPES[name])
             column[~is_new], column[is_new] = values, added
             writer.put(name, column)

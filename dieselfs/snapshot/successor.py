@@ -19,8 +19,9 @@ from dieselfs.errors import Damaged
 from dieselfs.names import split_path
 from dieselfs.records import ChunkRecord, DatasetRecord, FileRecord
 from dieselfs.snapshot.builder import IMPLICIT_FOLDER_MODE
-from dieselfs.snapshot.delta_format import COLUMN_TYPES
+from dieselfs.snapshot.delta_format import COLUMN_TYPES, Delta
 from dieselfs.snapshot.encoding import Seal
+from dieselfs.snapshot.format import SnapshotHeader
 from dieselfs.snapshot.reader import Snapshot
 from dieselfs.snapshot.splicing import Spliced
 
@@ -50,7 +51,7 @@ class NextSnapshot:
     def __init__(
         self, base: Snapshot, dataset: DatasetRecord, chunks: Sequence[ChunkRecord], live: Live
     ) -> None:
-        self._source, self._dataset = base.source, dataset
+        self._source, self._base_digest, self._dataset = base.source, base.digest, dataset
         changes = _Changes(base, live)
         with self._fitting():
             columns = {**changes.columns(chunks), **_chunk_columns(base, chunks)}
@@ -62,6 +63,20 @@ class NextSnapshot:
         """Write it into `file`, which is empty, seekable and readable; returns its digest. Raises Damaged, OSError."""
         with self._fitting():
             return self._spliced.write(file, self._dataset, seal, False)
+
+    def delta(self, written: SnapshotHeader) -> Delta:
+        """What turns the base into this snapshot, which was written with this header: the changes, and so in the time
+        of these, where `delta_between` compares all columns.
+        """
+        return Delta(
+            self._base_digest,
+            written.digest,
+            written.signer,
+            written.signature,
+            written.generation,
+            written.updated_ns,
+            self._spliced.shown(),
+        )
 
     @contextmanager
     def _fitting(self) -> Iterator[None]:

@@ -31,7 +31,7 @@ from dieselfs.records import ChunkRecord, DatasetRecord
 from dieselfs.rpc.records import TagRecord
 from dieselfs.snapshot.builder import SnapshotBuilder
 from dieselfs.snapshot.delta import delta_between
-from dieselfs.snapshot.delta_format import encode_delta
+from dieselfs.snapshot.delta_format import Delta, encode_delta
 from dieselfs.snapshot.encoding import Seal, encode_columns, with_signature, without_unused_chunks
 from dieselfs.snapshot.files import write_content
 from dieselfs.snapshot.format import COUNT_MAX, SECTION_TYPES, SnapshotHeader, decode_snapshot_header
@@ -64,11 +64,14 @@ Write = Callable[[BinaryIO, Seal], object]
 
 
 class Made(NamedTuple):
-    """A generation of a dataset, all its chunks, and what writes its snapshot."""
+    """A generation of a dataset, all its chunks, what writes its snapshot, and what then gives the delta to it from the
+    last one.
+    """
 
     dataset: DatasetRecord
     chunks: Sequence[ChunkRecord]
     write: Write
+    delta: Callable[[SnapshotHeader], Delta] | None = None
 
 
 def seal_of(identity: Identity) -> Seal:
@@ -230,8 +233,10 @@ class SnapshotCache:
         self.drop(dataset.dataset_id, GENERATIONS_KEPT)
         if not is_stored:
             return self._kept_in_memory(path, made.write)
-        self._open[path] = Snapshot.open(path)
-        return self._open[path]
+        self._open[path] = built = Snapshot.open(path)
+        if made.delta is not None:
+            self._keep_delta(built, made.delta(built.header))
+        return built
 
     def _from_all(self, dataset: DatasetRecord) -> Made:
         """The newest generation from all entries, which are spilled into the folder; into memory if the disk is full,
@@ -320,13 +325,18 @@ class SnapshotCache:
         key = base.digest, snapshot.digest
         if (encoded := self._deltas.get(key)) is None:
             made = delta_between(base, snapshot)
-            encoded = b"" if made is None else encode_delta(made)
-            if 2 * len(encoded) > len(snapshot.content):
-                encoded = b""
-            self._deltas[key] = encoded
-            if len(self._deltas) > DELTAS_KEPT:
-                self._deltas.pop(next(iter(self._deltas)), None)
+            encoded = self._keep_delta(snapshot, made) if made is not None else b""
         return (base.digest, encoded) if encoded else None
+
+    def _keep_delta(self, snapshot: Snapshot, delta: Delta) -> bytes:
+        """The encoded delta, empty if it is not worth it."""
+        encoded = encode_delta(delta)
+        if 2 * len(encoded) > len(snapshot.content):
+            encoded = b""
+        self._deltas[delta.base_digest, snapshot.digest] = encoded
+        if len(self._deltas) > DELTAS_KEPT:
+            self._deltas.pop(next(iter(self._deltas)), None)
+        return encoded
 
     def _delta_from_last(self, snapshot: Snapshot) -> None:
         others = [one.digest for one in self.generations(snapshot.header.dataset_id)]
@@ -535,7 +545,11 @@ def content_since(
             log.warning("the snapshot of %s is built from all entries: %s", base.dataset, error)
             return None
         is_right = (made.counts["files"], made.counts["total_bytes"]) == (dataset.files, dataset.total_bytes)
-        return Made(dataset, chunks, made.write) if is_right and made.counts["nodes"] <= COUNT_MAX else None
+        return (
+            Made(dataset, chunks, made.write, made.delta)
+            if is_right and made.counts["nodes"] <= COUNT_MAX
+            else None
+        )
     return None
 
 

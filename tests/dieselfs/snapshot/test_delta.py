@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dieselfs.errors import Damaged
+from dieselfs.snapshot import splicing
 from dieselfs.snapshot.builder import build_snapshot
 from dieselfs.snapshot.delta import delta_between
 from dieselfs.snapshot.delta_format import COLUMN_TYPES, decode_delta, encode_delta
@@ -45,16 +46,18 @@ changes = st.tuples(trees, st.sets(st.integers(0, 24)), st.booleans())
 
 
 @settings(max_examples=150)
-@given(trees, changes)
+@given(trees, changes, st.sampled_from([1, 2, 5, splicing.BLOCK_NODES]))
 def test_a_delta_gives_the_new_snapshot_to_the_byte(
-    tree: dict[bytes, Entry], change: tuple[dict[bytes, Entry], set[int], bool]
+    tree: dict[bytes, Entry], change: tuple[dict[bytes, Entry], set[int], bool], at_once: int
 ) -> None:
     added, removed, is_longer = change
     kept = {path: entry for number, (path, entry) in enumerate(tree.items()) if number not in removed}
     base = snapshot_of(tree, 7)
     new = snapshot_of({**kept, **added}, 8, range(CHUNKS + is_longer))
-    assert carried(base, new) == bytes(new.content)
-    assert carried(new, base) == bytes(base.content)
+    with pytest.MonkeyPatch.context() as small:
+        small.setattr(splicing, "BLOCK_NODES", at_once)
+        assert carried(base, new) == bytes(new.content)
+        assert carried(new, base) == bytes(base.content)
 
 
 @settings(max_examples=50)

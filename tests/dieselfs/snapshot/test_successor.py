@@ -10,12 +10,13 @@ from dieselfs.chunk.format import Op
 from dieselfs.errors import Damaged
 from dieselfs.snapshot import splicing
 from dieselfs.snapshot.builder import build_snapshot
+from dieselfs.snapshot.delta_format import decode_delta, encode_delta
 from dieselfs.snapshot.encoding import unsigned
 from dieselfs.snapshot.reader import Snapshot
 from dieselfs.snapshot.successor import NextSnapshot, with_folders
 from dieselfs_server.metadata.sqlite.store import SqliteMetadata
 from tests.support.metadata_chunks import DATASET, DATASET_ID, Put, apply, chunk_id
-from tests.support.snapshots import SOURCE, in_memory
+from tests.support.snapshots import SOURCE, in_memory, with_delta
 
 _names = st.sampled_from([b"a", b"b", b"b!", b"c", b"z"])
 _paths = st.lists(_names, max_size=4).map(b"/".join)
@@ -69,7 +70,10 @@ def since(metadata: SqliteMetadata, base: Snapshot, changed: list[list[Put]]) ->
     paths = with_folders(put.path for of_chunk in changed for put in of_chunk)
     live = {path: metadata.lookup(DATASET_ID, path) for path in paths}
     made = NextSnapshot(base, metadata.dataset(DATASET), metadata.chunks(DATASET_ID), live)
-    return in_memory(lambda file: made.write(file, unsigned))
+    written = in_memory(lambda file: made.write(file, unsigned))
+    delta = encode_delta(made.delta(Snapshot(written, SOURCE).header))
+    assert with_delta(base, decode_delta(delta, "delta")) == written
+    return written
 
 
 @settings(max_examples=150)
