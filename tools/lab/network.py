@@ -20,7 +20,7 @@ from typing import Any
 
 from dieselfs.errors import MountError
 from dieselfs.limits import KIB
-from dieselfs_client.mount.points.mount_table import dieselfs_mounts, mount_at
+from dieselfs_client.mount.points.mount_table import MOUNTINFO, mount_at, parse_mountinfo
 from dieselfs_client.mount.points.mounting import unmount
 from lab import delay_line, server
 from lab import namespace as namespaces
@@ -249,7 +249,7 @@ def remove(network: str) -> None:
     folder = Path(tempfile.gettempdir(), network)
     for namespace in namespaces.names(f"{network}-"):
         namespaces.remove(namespace)
-    for record in dieselfs_mounts():
+    for record in reversed([*parse_mountinfo(MOUNTINFO.read_bytes())]):
         if Path(record.mountpoint).is_relative_to(folder):
             clear(Path(record.mountpoint))
     shutil.rmtree(folder, ignore_errors=True)

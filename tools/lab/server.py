@@ -69,11 +69,11 @@ class RunningServer:
 
 
 def start_server(
-    folder: Path, options: Sequence[str] = (), is_new: bool = True, module: str = MODULE
+    folder: Path, options: Sequence[str] = (), is_new: bool = True, module: str = MODULE, **variables: str
 ) -> RunningServer:
     """Start a server over `folder` and wait until it listens. With `is_new`, its store may be without a marker.
     `module`: the program, which takes the options of `dieselfs-server`. It has one process, unless `options` say
-    otherwise.
+    otherwise. `variables`: of its environment, besides those of this process.
     """
     folder.mkdir(parents=True, exist_ok=True)
     tcp, unix = f"tcp://127.0.0.1:{free_port()}", f"unix:{folder}/server.sock"
@@ -85,7 +85,7 @@ def start_server(
         *("--ready-fd", str(report), *(("--init",) if is_new else ()), "--workers", "1", *options),
     ]
     with open(folder / "server.log", "ab") as log:
-        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), **variables}
         process = popen(
             command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, pass_fds=(report,), env=environment
         )
