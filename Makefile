@@ -123,6 +123,8 @@ system: system-demo  # and what the tests need
 	/usr/bin/python3 -c 'import ensurepip, venv' 2>/dev/null || missing="$$missing python3-venv"; \
 	command -v ceph-osd >/dev/null && command -v ceph-mon >/dev/null || missing="$$missing ceph-mon ceph-osd"; \
 	command -v radosgw >/dev/null || missing="$$missing radosgw"; \
+	command -v ceph-mds >/dev/null && command -v ceph-fuse >/dev/null || missing="$$missing ceph-mds ceph-fuse"; \
+	command -v glusterd >/dev/null || missing="$$missing glusterfs-server"; \
 	ls /usr/lib/python3/dist-packages/rados* >/dev/null 2>&1 || missing="$$missing python3-rados"; \
 	$(INSTALL_MISSING)
 

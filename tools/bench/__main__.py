@@ -21,7 +21,7 @@ from bench.harness.forms import filesystem_type
 from bench.harness.pages import PageError, keep, pages_of
 from bench.harness.report import row_fields, table_lines, trial_fields, trial_lines
 from bench.harness.rounds import run_trial
-from bench.registry import BENCHMARKS, REPEATING, begin
+from bench.registry import BENCHMARKS, ONLY_IF_NAMED, begin
 from lab.network import Unsuitable
 
 
@@ -89,7 +89,7 @@ def main(
     with tempfile.TemporaryDirectory(
         prefix="dieselfs-bench-", dir=folder.resolve(), ignore_cleanup_errors=True
     ) as place:
-        for name in names or [name for name in BENCHMARKS if name not in REPEATING]:
+        for name in names or [name for name in BENCHMARKS if name not in ONLY_IF_NAMED]:
             measured = run_benchmark(name, Path(place, name), scale)
             if kept is not None:
                 keep(name, facts, measured, kept)

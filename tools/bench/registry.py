@@ -43,11 +43,12 @@ BENCHMARKS = {
     "prediction": "jobs",
     "metrics": "mounts",
     "paper": "papers",
+    "rivals": "rivals",
 }
 """The folder of the module of this name; its function of this name is the benchmark."""
 
-REPEATING = ["paper"]
-"""They run parts of the others, so only if named."""
+ONLY_IF_NAMED = ["paper", "rivals"]
+"""`paper` runs parts of the others, `rivals` takes hours."""
 
 
 def begin(name: str, folder: Path, scale: Scale) -> Generator[Any]:

@@ -4,7 +4,7 @@ from importlib import import_module
 
 import pytest
 
-from bench.registry import BENCHMARKS, REPEATING
+from bench.registry import BENCHMARKS, ONLY_IF_NAMED
 
 
 @pytest.mark.parametrize("name", BENCHMARKS)
@@ -13,4 +13,4 @@ def test_a_benchmark_is_a_function_of_the_module_of_its_name(name: str) -> None:
 
 
 def test_what_repeats_others_is_a_benchmark() -> None:
-    assert set(REPEATING) <= set(BENCHMARKS)
+    assert set(ONLY_IF_NAMED) <= set(BENCHMARKS)

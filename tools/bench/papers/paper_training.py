@@ -19,16 +19,16 @@ from bench.harness.forms import DATASET, drop_caches, mounted, running_home
 from lab.server import upload
 
 _EXAMPLE = Path(__file__).parents[3] / "examples/resnet18.py"
-_EPOCHS, _BATCH, _WORKERS = 2, 128, 2
+EPOCHS = 2
+_BATCH, _WORKERS = 128, 2
 _WIDTH = 2
 """Channels of the first layer: a processor then takes about as long for a step as a GPU for the whole network."""
 _TIMEOUT_S = 3600.0
 
 
 def paper_training(folder: Path, scale: Scale) -> Generator[Trial]:
-    images = 2 * _BATCH if scale.is_quick else max(scale.small_files // 2, 2 * _BATCH)
     tree = folder / "images"
-    _run_example(["images", tree, "--train", images, "--val", _BATCH], folder)
+    images = make_images(tree, scale)
     with running_home(folder / "home") as home:
         with home.dataset(must_exist=False) as dataset:
             upload(dataset, tree)
@@ -39,19 +39,34 @@ def paper_training(folder: Path, scale: Scale) -> Generator[Trial]:
                 "dieselfs, library": f"dl://{DATASET}",
             }
             sides = [
-                Side(name, partial(_train, root, folder, home.folder), _EPOCHS * images, "images")
+                Side(name, partial(_train, root, folder / "run", home.folder), EPOCHS * images, "images")
                 for name, root in roots.items()
             ]
-            title = f"ResNet-18 (width {_WIDTH}), {images:,} images, {_EPOCHS} epochs, batches of {_BATCH}"
-            yield Trial(title, sides, scale.rounds, "files")
+            yield Trial(title_of(images), sides, scale.rounds, "files")
 
 
-def _train(root: str, folder: Path, home: Path) -> Run:
-    into = folder / "run"
-    shutil.rmtree(into, ignore_errors=True)
+def make_images(tree: Path, scale: Scale) -> int:
+    """Write the images, those to validate with too; the number of those to train with."""
+    images = 2 * _BATCH if scale.is_quick else max(scale.small_files // 2, 2 * _BATCH)
+    _run_example(["images", tree, "--train", images, "--val", _BATCH], tree.parent)
+    return images
+
+
+def title_of(images: int) -> str:
+    return f"ResNet-18 (width {_WIDTH}), {images:,} images, {EPOCHS} epochs, batches of {_BATCH}"
+
+
+def _train(root: str, into: Path, home: Path) -> Run:
     drop_caches()
-    options = {"into": into, "epochs": _EPOCHS, "batch": _BATCH, "width": _WIDTH, "workers": _WORKERS}
-    _run_example(["train", root, *(f"--{name}={value}" for name, value in options.items())], folder, home)
+    return trained(root, into, home)
+
+
+def trained(root: str, into: Path, home: Path | None = None) -> Run:
+    """A training from `root`, whose notes replace the folder `into`. Raises RunFailed."""
+    shutil.rmtree(into, ignore_errors=True)
+    options = {"into": into, "epochs": EPOCHS, "batch": _BATCH, "width": _WIDTH, "workers": _WORKERS}
+    words = (f"--{name}={value}" for name, value in options.items())
+    _run_example(["train", root, *words], into.parent, home)
     steps = [json.loads(line) for line in (into / "steps-0.jsonl").read_text().splitlines()]
     waited_s, computed_s = (fmean(told[name] for told in steps) for name in ("waited_s", "computed_s"))
     seen = {"data access, ms a step": waited_s * 1e3, "computing, ms a step": computed_s * 1e3}

@@ -22,7 +22,7 @@ from bench.papers.paper_numbers import (
     Measure,
     Ratio,
 )
-from bench.registry import BENCHMARKS, REPEATING
+from bench.registry import BENCHMARKS, ONLY_IF_NAMED
 
 PUT = Measure("upload", "of 4,096 bytes", "dieselfs")
 FASTER = Comparison("4 KB", 366.7, PUT, PUT._replace(side=""))
@@ -49,7 +49,7 @@ def test_every_figure_of_the_list_has_an_entry() -> None:
 
 def test_every_measure_belongs_to_a_benchmark_that_can_be_run_alone() -> None:
     for name in module.benchmarks_of(EXPERIMENTS):
-        assert name in BENCHMARKS and name not in REPEATING
+        assert name in BENCHMARKS and name not in ONLY_IF_NAMED
 
 
 def test_the_bandwidth_of_the_paper_rises_with_the_size_of_a_read() -> None:

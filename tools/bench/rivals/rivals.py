@@ -1,0 +1,122 @@
+"""dieselfs beside file systems over a network: CephFS, JuiceFS, GlusterFS, and the local file system as reference.
+
+docs/internals/rivals.md has the method. Each run has a new mount on its host, and the kernel's caches were dropped.
+"""
+
+from collections.abc import Generator, Iterable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+from bench.harness.figures import Row, Run, RunFailed, Scale, Side, Trial
+from bench.harness.forms import (
+    LARGE_FILE_BYTES,
+    SMALL_FILE_BYTES,
+    SourceTree,
+    can_drop_caches,
+    drop_caches,
+    make_tree,
+    shuffled,
+)
+from bench.harness.readers import plain_reader, python_reader
+from bench.papers.paper_training import EPOCHS, make_images, title_of
+from bench.rivals.field import CEPHFS, Field, running_field
+from bench.rivals.ours import Dieselfs
+from bench.rivals.rival import Files, Rival
+from bench.rivals.stage import LINKS, Stage, measured_link, running_stage
+from bench.rivals.workloads import READERS, WALKED, Workload, listing, reading, reading_a_plan, training
+from lab.network import Host, Unsuitable
+
+PLAN = ", plan"
+"""The end of the name of a side that reads in chunk-wise order."""
+SLOW_SHARE = 5
+"""Rivals read one of so many files, at random: what one takes does not depend on the others."""
+CALLS = {"os.open": plain_reader, "Python's open()": python_reader}
+
+
+def rivals(folder: Path, scale: Scale) -> Generator[Trial | Iterable[Row]]:
+    if not can_drop_caches():
+        raise Unsuitable("caches are dropped before each run, which needs root")
+    small = make_tree(folder / "small", scale.small_files, SMALL_FILE_BYTES)
+    large = make_tree(folder / "large", scale.large_files, LARGE_FILE_BYTES)
+    images_folder = folder / "images"
+    images = make_images(images_folder, scale)
+    trees = [small.folder, large.folder, images_folder]
+    with (
+        running_stage(LINKS[:1] if scale.is_quick else LINKS) as stage,
+        running_field(stage, folder, trees) as field,
+    ):
+        yield _link_rows(stage)
+        for link, host in stage.clients.items():
+            at = _Reads(field, host, f"{link}, cold", scale.rounds)
+            for tree in (small, large):
+                for call in CALLS:
+                    yield at.files(tree, call)
+            for walk in WALKED:
+                yield at.all_of(walk, small.folder, small.files, "files", listing(walk, small.files))
+        host = next(iter(stage.clients.values()))
+        yield at.all_of(
+            title_of(images), images_folder, EPOCHS * images, "images", training(folder / "training")
+        )
+
+
+def _link_rows(stage: Stage) -> Iterator[Row]:
+    for link, host in stage.clients.items():
+        round_trip_s, bytes_per_s = measured_link(host, stage.storage)
+        yield {
+            "link": str(link),
+            "measured: round trip, µs": (1e6 * round_trip_s, "{:,.0f}"),
+            "one TCP stream, MB/s": (bytes_per_s / 1e6, "{:,.0f}"),
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class _Reads:
+    """The trials of one host."""
+
+    field: Field
+    host: Host
+    link: str
+    rounds: int
+
+    def files(self, tree: SourceTree, call: str) -> Trial:
+        """Each file once in random order. With os.open dieselfs also reads in the order of its plans."""
+        everything = shuffled(tree.paths())
+        some = everything[: -(-len(everything) // SLOW_SHARE)]
+        sides = []
+        for name, rival in self.field.running.items():
+            paths = some if isinstance(rival, Files) else everything
+            work = reading(CALLS[call], paths, tree.file_bytes)
+            sides.append(self._side(rival, name, tree, len(paths), work))
+            if isinstance(rival, Dieselfs) and call == "os.open":
+                sides.append(self._side(rival, name + PLAN, tree, tree.files, reading_a_plan(tree)))
+        title = f"{tree.title}, {READERS} readers, {call}, {self.link}"
+        return self._trial(title, sides)
+
+    def all_of(self, title: str, tree: Path, amount: int, unit: str, work: Workload) -> Trial:
+        """The same work for all rivals."""
+        sides = [
+            Side(name, partial(self._run, rival, tree.name, work), amount, unit)
+            for name, rival in self.field.running.items()
+        ]
+        of = f" of {amount:,} files" if unit == "files" else ""
+        return self._trial(f"{title}{of}, {self.link}", sides)
+
+    def _side(self, rival: Rival, name: str, tree: SourceTree, files: int, work: Workload) -> Side:
+        run = partial(self._run, rival, tree.folder.name, work)
+        return Side(name, run, files, "files", files * tree.file_bytes)
+
+    def _trial(self, title: str, sides: list[Side]) -> Trial:
+        """With sides that fail for all that cannot run."""
+        lacking = [Side(name, partial(_fail, reason), 1, "") for name, reason in self.field.lacks.items()]
+        return Trial(title, [*sides, *lacking], self.rounds, CEPHFS)
+
+    def _run(self, rival: Rival, tree: str, work: Workload) -> Run:
+        rival.forget()
+        with rival.mounted(self.host, tree) as place:
+            drop_caches()
+            return work(place, {"client": place.clients, "servers": rival.servers()})
+
+
+def _fail(reason: str) -> Run:
+    raise RunFailed(reason)
