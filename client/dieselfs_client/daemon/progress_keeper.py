@@ -45,13 +45,17 @@ class PlanProgress:
     position: int
 
 
-@dataclass(frozen=True, slots=True)
-class HandoverEntries:
+class HandoverEntries(NamedTuple):
     """All that is handed over. `pinned`: numbers of chunks; `files`: those of the control tree."""
 
     readings: Sequence[PlanProgress] = ()
     pinned: Sequence[int] = ()
     files: Sequence[ControlFile] = ()
+
+
+def encode_handover(entries: HandoverEntries) -> bytes:
+    """For `parse_handover`. Copies no chunk numbers, of which there may be many thousand."""
+    return json.dumps(entries._asdict(), default=asdict).encode()
 
 
 def parse_handover(data: bytes) -> HandoverEntries:
@@ -150,7 +154,7 @@ class ProgressKeeper:
         ]
         pinned, files = self._prefetcher.budget.pinned(), self._control.files()
         entries = HandoverEntries([*readings, *self._unresumed], pinned, files)
-        content = json.dumps(asdict(entries)).encode()
+        content = encode_handover(entries)
         if len(content) <= HANDOVER_BYTES_MAX:
             self._state.write(content)
 

@@ -1,9 +1,7 @@
 """What one daemon of a mount leaves, and the next one reads."""
 
-import json
 import os
 from collections.abc import Iterator
-from dataclasses import asdict
 from functools import partial
 
 import numpy as np
@@ -21,6 +19,7 @@ from dieselfs_client.daemon.progress_keeper import (
     HandoverEntries,
     KeptScores,
     PlanProgress,
+    encode_handover,
     parse_handover,
 )
 from dieselfs_client.supervision.status import MemoryFile
@@ -38,7 +37,7 @@ def test_the_next_daemon_reads_what_this_one_wrote(packed: PackedDataset, folder
     spec = PlanSpec(3, 1, 5, Skips([range(4, 9)]), folder)
     share = Plan(packed.snapshot, spec).share(1, 2, 64, 100, 1, 3, drop_last=True)
     entries = HandoverEntries([PlanProgress(str(ShareName.of(share)), 321)], [3, 5])
-    found = parse_handover(json.dumps(asdict(entries)).encode())
+    found = parse_handover(encode_handover(entries))
     assert found.pinned == [3, 5]
     assert found.readings[0].position == 321
     again = ShareName.parse(found.readings[0].name.encode()).share(partial(Plan, packed.snapshot))
@@ -49,7 +48,7 @@ def test_the_next_daemon_reads_what_this_one_wrote(packed: PackedDataset, folder
 def test_a_book_is_replaced_by_a_shorter_one() -> None:
     file = MemoryFile("book")
     for pinned in (list(range(1000)), [1]):
-        file.write(json.dumps(asdict(HandoverEntries([], pinned))).encode())
+        file.write(encode_handover(HandoverEntries([], pinned)))
     assert parse_handover(file.read()) == HandoverEntries([], [1], [])
     os.close(file.descriptor)
 
