@@ -6,6 +6,7 @@ fetches blocks, an extent or the whole chunk: `_wanted` decides, by the rule in 
 
 from collections import OrderedDict, deque
 from contextlib import suppress
+from dataclasses import dataclass
 from enum import Enum, auto
 from typing import Protocol
 
@@ -21,7 +22,7 @@ from dieselfs.cache.policy import (
 )
 from dieselfs.chunk.blocks import BLOCK_BYTES, block_range
 from dieselfs.errors import Damaged, Unavailable
-from dieselfs.limits import CHUNK_TARGET_BYTES, KIB, READ_TIMEOUT_S
+from dieselfs.limits import CHUNK_TARGET_BYTES, KIB, MIB, READ_TIMEOUT_S
 from dieselfs.telemetry import catalogue
 from dieselfs.telemetry.registry import Registry
 from dieselfs_client.memory.chunk_cache import Blocks, ChunkCache
@@ -49,42 +50,63 @@ SLOW_FAILURE_S = 1.0
 """A read that fails sooner may be tried again at once."""
 RUN_BYTES = 512 * KIB
 """Reads that follow each other in the middle of a file are sequential from this length on."""
+RUN_REACH_BYTES = 2 * MIB
+"""Reads in any order are sequential if each is within this distance of the furthest, and together have as many bytes.
+"""
 FILES_REMEMBERED_MAX = 1024
 
 
+@dataclass(slots=True)
+class _Run:
+    """Reads of one file. `begin`, `end`: of the last ones that follow each other; `furthest`: the furthest byte of all,
+    which have `requested_bytes`; `pushed_end`: up to where chunks ahead are pushed.
+    """
+
+    begin: int
+    end: int
+    furthest: int
+    requested_bytes: int = 0
+    pushed_end: int = 0
+
+
 class SequentialReads:
-    """Detects sequential reads without file handles: keeps the begin and the end of the last run of reads of each file,
-    for the `files_max` files that were read last.
+    """Detects sequential reads without file handles: keeps the last run of each file, for the `files_max` files that
+    were read last.
     """
 
     def __init__(self, files_max: int = FILES_REMEMBERED_MAX) -> None:
         self._files_max = files_max
-        self._runs: OrderedDict[int, tuple[int, int]] = OrderedDict()
-        self._pushed: dict[int, int] = {}  # up to where chunks ahead of a run are pushed
+        self._runs: OrderedDict[int, _Run] = OrderedDict()
 
     def continues(self, inode: int, offset: int, end: int) -> bool:
-        """Note a read from `offset` to `end`; True if it continues a run that began with the file, or has RUN_BYTES.
+        """Note a read from `offset` to `end`; True if it comes further than its run, which began with the file, or has
+        RUN_BYTES, or RUN_REACH_BYTES in any order.
 
-        The pages of one mapped record are read one after the other, too.
+        The pages of one mapped record are read one after the other, too; `memcpy` reads those of a large one backwards.
         """
-        begin, last = self._runs.pop(inode, (offset, -1))
-        is_next = last <= offset <= max(last, self._pushed.get(inode, -1))
-        if not is_next:
-            begin = offset
-            self._pushed.pop(inode, None)
-        self._runs[inode] = begin, end
+        run = self._runs.pop(inode, None)
+        is_next = run is not None and run.end <= offset <= max(run.end, run.pushed_end)
+        if run is None or not (is_next or abs(offset - run.furthest) <= RUN_REACH_BYTES):
+            run = _Run(offset, end, offset)
+        elif not is_next:
+            run.begin = offset
+        is_further = run.furthest < end
+        run.end, run.furthest = end, max(run.furthest, end)
+        run.requested_bytes += end - offset
+        self._runs[inode] = run
         if len(self._runs) > self._files_max:
-            self._pushed.pop(self._runs.popitem(last=False)[0], None)
-        return is_next and (begin == 0 or end - begin >= RUN_BYTES)
+            self._runs.popitem(last=False)
+        is_run = is_next and (run.begin == 0 or end - run.begin >= RUN_BYTES)
+        return is_run or (is_further and run.requested_bytes >= RUN_REACH_BYTES)
 
     def pushed(self, inode: int, end: int) -> None:
         """The file is pushed up to `end`: the next read of its run may come from anywhere before."""
-        self._pushed[inode] = end
+        self._runs[inode].pushed_end = end
 
     def is_in_run(self, inode: int, offset: int) -> bool:
         """Whether the last read of a file, from `offset` on, continued another."""
-        begin, _ = self._runs.get(inode, (offset, 0))
-        return begin < offset
+        run = self._runs.get(inode)
+        return run is not None and run.begin < offset
 
 
 class LateReads:

@@ -19,7 +19,14 @@ from dieselfs_client.memory.budget import Allotment
 from dieselfs_client.memory.chunk_cache import ChunkCache
 from dieselfs_client.mount.reading import read_path
 from dieselfs_client.mount.reading.core import ROOT_INODE, MountCore
-from dieselfs_client.mount.reading.read_path import LATE_S, RUN_BYTES, LateReads, ReadPath, SequentialReads
+from dieselfs_client.mount.reading.read_path import (
+    LATE_S,
+    RUN_BYTES,
+    RUN_REACH_BYTES,
+    LateReads,
+    ReadPath,
+    SequentialReads,
+)
 from dieselfs_client.prefetch.prefetcher import Prefetcher
 from tests.support.dataset import MemoryChunkSource, PackedDataset, TreeEntry, pack_entries
 from tests.support.no_read_ahead import plain_reads
@@ -256,6 +263,28 @@ def test_a_read_continues_where_the_last_one_of_the_file_ended() -> None:
     assert not order.continues(7, 600, 700), "too little for a run in the middle"
     assert order.continues(7, 700, 500 + RUN_BYTES)
     assert not order.continues(7, 100, 500 + RUN_BYTES)
+
+
+def test_a_file_copied_in_backward_steps_is_read_in_sequence() -> None:
+    """`memcpy` from a mapping may begin at the end of each record."""
+    order, step, record = SequentialReads(), 64 * KIB, MIB
+
+    def copied(start: int) -> list[bool]:
+        return [
+            order.continues(7, start + place, start + place + step)
+            for place in reversed(range(0, record, step))
+        ]
+
+    before = [copied(start) for start in range(0, RUN_REACH_BYTES, record)]
+    assert not any(any(record) for record in before)
+    after = [copied(start) for start in range(RUN_REACH_BYTES, 4 * RUN_REACH_BYTES, record)]
+    assert all(first and not any(others) for first, *others in after), "each record reaches further, once"
+
+
+def test_reads_at_random_places_are_no_sequence() -> None:
+    order, chance = SequentialReads(), random.Random(1)
+    offsets = [chance.randrange(200 * MIB // (64 * KIB)) * 64 * KIB for _ in range(1000)]
+    assert not any(order.continues(7, offset, offset + 64 * KIB) for offset in offsets)
 
 
 def test_files_do_not_disturb_each_other() -> None:
