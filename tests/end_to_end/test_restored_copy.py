@@ -1,7 +1,7 @@
 """A copy of an older state is restored, of the store, of the metadata, or of both: what clients notice of it."""
 
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -12,61 +12,90 @@ from dieselfs.dataset import Dataset
 from dieselfs.errors import Damaged, DieselfsError
 from dieselfs.snapshot.saved import STATEMENT_SUFFIX
 from dieselfs.snapshot.store import SnapshotStore
-from tests.support.redis import RedisProcess, needs_redis, running_redis
+from tests.support.redis import HOST, RedisProcess, needs_redis, running_cluster, running_redis
 from tests.support.server import RunningServer, running_server
+from tests.support.softhsm import soft_token
 
 DATASET = "pets"
 
 
 @dataclass
 class Site:
-    """A store and its metadata, of which copies are taken and restored while no server runs."""
+    """A store and its metadata, of which copies are taken and restored while no server runs. `redis`: the processes
+    with the metadata; without them it is in SQLite. `options`: of the server.
+    """
 
     folder: Path
-    redis: RedisProcess | None
+    redis: Sequence[RedisProcess]
+    options: tuple[str, ...] = ()
+    wait: Callable[[], object] = lambda: None
+    """Until the metadata is served."""
 
     @contextmanager
     def serving(self) -> Iterator[RunningServer]:
-        options = ("--metadata", f"redis://127.0.0.1:{self.redis.port}/0") if self.redis else ()
-        with running_server(self.folder / "server", (*options, "--state", f"{self.folder}/state")) as server:
+        options = (*self.options, "--state", f"{self.folder}/state")
+        with running_server(self.folder / "server", options) as server:
             yield server
 
     def _parts(self, is_store: bool) -> list[Path]:
+        """Files and folders, of which no two have the same path below the folder of the site."""
         if is_store:
             return [self.folder / "server/chunks"]
-        return [self.redis.folder / "dump.rdb"] if self.redis else [*self.folder.glob("server/metadata.db*")]
+        dumps = [node.folder / "dump.rdb" for node in self.redis]
+        return dumps or [*self.folder.glob("server/metadata.db*")]
+
+    def _copy_of(self, part: Path) -> Path:
+        return self.folder / "copy" / part.relative_to(self.folder)
 
     def copy(self) -> None:
-        if self.redis:
-            with self.redis.client() as client:
+        for node in self.redis:
+            with node.client() as client:
                 client.save()
         for part in (*self._parts(is_store=True), *self._parts(is_store=False)):
-            copied = self.folder / "copy" / part.name
-            copied.parent.mkdir(exist_ok=True)
+            copied = self._copy_of(part)
+            copied.parent.mkdir(parents=True, exist_ok=True)
             shutil.copytree(part, copied) if part.is_dir() else shutil.copy(part, copied)
 
     def restore(self, store: bool, metadata: bool) -> None:
-        if self.redis and metadata:
-            self.redis.kill()
-        for is_store in {True: store, False: metadata}:
-            if not (store if is_store else metadata):
-                continue
-            for part in self._parts(is_store):
-                shutil.rmtree(part) if part.is_dir() else part.unlink()
-        for copied in (self.folder / "copy").iterdir():
-            if copied.is_dir() and store:
-                shutil.copytree(copied, self.folder / "server" / copied.name)
-            elif not copied.is_dir() and metadata:
-                shutil.copy(copied, self.redis.folder if self.redis else self.folder / "server")
-        if self.redis and metadata:
-            self.redis.start()
+        if metadata:
+            for node in self.redis:
+                node.kill()
+        wanted = [*(self._parts(is_store=True) * store), *(self._parts(is_store=False) * metadata)]
+        for part in wanted:
+            shutil.rmtree(part) if part.is_dir() else part.unlink()
+        for copied in filter(Path.exists, map(self._copy_of, wanted)):
+            part = self.folder / copied.relative_to(self.folder / "copy")
+            shutil.copytree(copied, part) if copied.is_dir() else shutil.copy(copied, part)
+        if metadata:
+            for node in self.redis:
+                node.start()
+            self.wait()
 
 
 @pytest.fixture(params=["sqlite", pytest.param("redis", marks=needs_redis)])
 def site(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Site]:
     with ExitStack() as stack:
-        redis = stack.enter_context(running_redis(tmp_path / "redis")) if request.param == "redis" else None
-        yield Site(tmp_path, redis)
+        match request.param:
+            case "redis":
+                redis = stack.enter_context(running_redis(tmp_path / "redis"))
+                yield Site(tmp_path, [redis], ("--metadata", f"redis://{HOST}:{redis.port}/0"))
+            case "cluster":
+                cluster = stack.enter_context(running_cluster(tmp_path / "redis"))
+                options = "--metadata", f"redis+cluster://{cluster.hosts}"
+                yield Site(tmp_path, cluster.nodes, options, cluster.wait_until_whole)
+            case "token":
+                token = stack.enter_context(soft_token(tmp_path / "token"))
+                yield Site(tmp_path, [], ("--server-identity", token.uri("freshness")))
+            case _:
+                yield Site(tmp_path, [])
+
+
+each_kind = pytest.mark.parametrize(
+    "site",
+    ["sqlite", *(pytest.param(kind, marks=needs_redis) for kind in ("redis", "cluster")), "token"],
+    indirect=True,
+)
+"""Of metadata; with a token, the key that signs statements is not in the store."""
 
 
 @contextmanager
@@ -106,6 +135,7 @@ def aged(site: Site) -> Path:
     return saved
 
 
+@each_kind
 def test_who_has_seen_a_newer_state_refuses_a_restored_one(site: Site) -> None:
     saved = aged(site)
     site.restore(store=True, metadata=True)
@@ -152,7 +182,7 @@ def test_metadata_that_was_lost_and_made_again_is_accepted(site: Site) -> None:
     for part in site._parts(is_store=False):
         part.unlink()
     if site.redis:
-        with site.redis.client() as client:
+        with site.redis[0].client() as client:
             client.flushall()
     with site.serving() as server:
         with closing(server.client()) as client:
@@ -160,6 +190,7 @@ def test_metadata_that_was_lost_and_made_again_is_accepted(site: Site) -> None:
         assert files(site, server) == ["a", "b", "c"]
 
 
+@each_kind
 def test_a_reader_with_a_limit_gets_statements_with_each_snapshot(site: Site) -> None:
     saved = aged(site)
     with site.serving() as server, opened(site, server, max_age_s=30) as dataset:
