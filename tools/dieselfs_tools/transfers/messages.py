@@ -1,5 +1,5 @@
-"""Messages between a command and its processes: two lengths, a list in msgpack, and content. This module reads and
-writes pipes and sockets.
+"""Messages between a command and its processes: two lengths, a list in msgpack, and content, or its place beside the
+pipe (`content_ring.py`). This module reads and writes pipes and sockets.
 """
 
 import os
@@ -11,6 +11,7 @@ import msgpack
 
 from dieselfs.errors import Damaged
 from dieselfs.limits import KIB, MIB
+from dieselfs_tools.transfers.content_ring import ContentRing
 
 MESSAGE_BYTES_MAX = 8 * MIB
 """A message without its content."""
@@ -22,7 +23,8 @@ SENT_PIECES = 256
 READ_BYTES = 64 * KIB
 """Read from the pipe at once, unless the rest of one content is more."""
 
-_LENGTHS = struct.Struct("<II")
+_HEAD = struct.Struct("<IIQ")
+"""The two lengths, and the position of the content in the ring + 1; 0: the content follows."""
 
 
 def packed(message: Sequence[Any]) -> bytes:
@@ -44,15 +46,20 @@ def unpacked(content: bytes) -> list[Any]:
 class Writer:
     """The reader's end of the pipe."""
 
-    def __init__(self, pipe: int) -> None:
+    def __init__(self, pipe: int, ring: ContentRing | None = None) -> None:
         self._pipe = pipe
+        self._ring = ring
         self._pieces: list[bytes] = []
         self._bytes = 0
 
     def put(self, *message: Any, content: bytes = b"") -> None:
         """Send a message, now or by the next `flush`. Raises BrokenPipeError if nobody reads them."""
         head = packed(message)
-        self._pieces += (_LENGTHS.pack(len(head), len(content)), head, content)
+        position = None if self._ring is None else self._ring.append(content)
+        if position is None:
+            self._pieces += (_HEAD.pack(len(head), len(content), 0), head, content)
+        else:
+            self._pieces += (_HEAD.pack(len(head), len(content), position + 1), head)
         self._bytes += len(head) + len(content)
         if self._bytes >= SENT_BYTES or len(self._pieces) >= SENT_PIECES:
             self.flush()
@@ -72,8 +79,9 @@ class Writer:
 class Reader:
     """The other end of the pipe. What comes through it is not believed."""
 
-    def __init__(self, pipe: int) -> None:
+    def __init__(self, pipe: int, ring: ContentRing | None = None) -> None:
         self.pipe = pipe
+        self._ring = ring
         self._buffer = b""
         self._taken = 0  # bytes of it
 
@@ -88,16 +96,20 @@ class Reader:
         """
         if not self.has_more:
             wait()
-        if not self._has(_LENGTHS.size):
+        if not self._has(_HEAD.size):
             return None
-        length, content_length = _LENGTHS.unpack_from(self._buffer, self._taken)
+        length, content_length, place = _HEAD.unpack_from(self._buffer, self._taken)
         if length > MESSAGE_BYTES_MAX or content_length > PART_BYTES_MAX:
             raise Damaged("its reader sends a message that is too long")
-        if not self._has(_LENGTHS.size + length):
+        if not self._has(_HEAD.size + length):
             return None
-        begin = self._taken + _LENGTHS.size
+        begin = self._taken + _HEAD.size
         message = self._buffer[begin : begin + length]
         self._taken = begin + length
+        if place:
+            if self._ring is None:
+                raise Damaged("its reader sends content from nowhere")
+            return unpacked(message), self._ring.take(place - 1, content_length)
         content = self._take(content_length)
         return None if content is None else (unpacked(message), content)
 

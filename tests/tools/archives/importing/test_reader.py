@@ -167,10 +167,11 @@ def test_what_the_reader_sends_is_not_believed() -> None:
     "sent",
     [
         b"\xff" * 100,
-        struct.pack("<II", messages.MESSAGE_BYTES_MAX + 1, 0),
-        struct.pack("<II", 1, messages.PART_BYTES_MAX + 1),
-        struct.pack("<II", 1, 0) + b"\x01",
-        struct.pack("<II", 5, 0) + b"\xdd\xff\xff\xff\xff",
+        struct.pack("<IIQ", messages.MESSAGE_BYTES_MAX + 1, 0, 0),
+        struct.pack("<IIQ", 1, messages.PART_BYTES_MAX + 1, 0),
+        struct.pack("<IIQ", 1, 0, 0) + b"\x01",
+        struct.pack("<IIQ", 2, 9, 1) + b"\x91\x01",
+        struct.pack("<IIQ", 5, 0, 0) + b"\xdd\xff\xff\xff\xff",
     ],
 )
 def test_what_is_no_message(sent: bytes) -> None:

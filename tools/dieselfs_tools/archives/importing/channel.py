@@ -1,6 +1,6 @@
 """Messages between `dlcmd import` and the process that reads a source.
 
-From the reader, through a pipe: two lengths, a list in msgpack, and content.
+From the reader, through a pipe and a ring of contents beside it: two lengths, a list in msgpack, and content.
 
     opened, FORMAT, IS_PLAIN        before all records
     record, ...                     see `record_message`; with the content, unless that is large or faulty

@@ -26,6 +26,7 @@ from dieselfs_tools.archives.importing.inputs import DirectOpener, Found, OpenRe
 from dieselfs_tools.archives.importing.record import Record
 from dieselfs_tools.cli.output import Output
 from dieselfs_tools.cli.progress import no_room_for, spool
+from dieselfs_tools.transfers.content_ring import ContentRing, ring_memory
 from dieselfs_tools.transfers.messages import PART_BYTES_MAX, Reader
 
 ENVIRONMENT = ("PATH", "LANG", "LC_ALL", "LC_CTYPE", "TZ", "LD_LIBRARY_PATH", "PYTHONHOME", "PYTHONUTF8")
@@ -121,13 +122,13 @@ class SourceReader:
             descriptors.append(self._opened(f"/proc/self/fd/{self._spool.fileno()}"))
         self._end, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._stack.enter_context(self._end)
-        with theirs:
+        with theirs, ring_memory() as ring:
             pipe, given = _large_pipe()
             self._stack.callback(os.close, pipe)
-            self._messages = Reader(pipe)
+            self._messages = Reader(pipe, ContentRing(ring))
             order = (last if format_name == AUTO else format_name) or AUTO
             try:
-                socket.send_fds(control, [order.encode()], [given, theirs.fileno()])
+                socket.send_fds(control, [order.encode()], [given, theirs.fileno(), ring])
             finally:
                 os.close(given)
         self._control = control

@@ -24,6 +24,7 @@ from dieselfs_tools.archives.formats import FORMATS, format_of
 from dieselfs_tools.archives.importing.channel import receive_answer, record_message
 from dieselfs_tools.archives.importing.inputs import Found, Input
 from dieselfs_tools.archives.importing.record import COPIED_BYTES_MAX, Content, Record
+from dieselfs_tools.transfers.content_ring import ContentRing
 from dieselfs_tools.transfers.messages import PART_BYTES_MAX, SENT_BYTES, Writer
 
 ORDER_BYTES_MAX = 64
@@ -37,9 +38,9 @@ TEXT_CHARACTERS_MAX = 2_000
 
 
 def serve(control: socket.socket) -> None:
-    """Fork a child for each order, which has its ends of a pipe and a socket; answer with its status."""
+    """Fork a child for each order, which has its ends of a pipe, a socket and a ring; answer with its status."""
     while True:
-        order, descriptors, _, _ = socket.recv_fds(control, ORDER_BYTES_MAX, 2)
+        order, descriptors, _, _ = socket.recv_fds(control, ORDER_BYTES_MAX, 3)
         if not order:
             return
         if not descriptors:
@@ -70,11 +71,11 @@ def _await(child: int, control: socket.socket) -> int:
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
 
-def _be_reader(pipe: int, end: int) -> NoReturn:
+def _be_reader(pipe: int, end: int, ring: int) -> NoReturn:
     code = EXIT_BUG
     try:
         os.dup2(1, 2)  # libraries print what they find damaged
-        _read(Writer(pipe), socket.socket(fileno=end))
+        _read(Writer(pipe, ContentRing(ring)), socket.socket(fileno=end))
         code = EXIT_OK
     finally:
         os._exit(code)
