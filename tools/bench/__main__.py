@@ -18,7 +18,9 @@ import click
 
 from bench.harness.figures import FULL, QUICK, Scale, Trial
 from bench.harness.forms import filesystem_type
+from bench.harness.journal import Journal
 from bench.harness.pages import PageError, keep, pages_of
+from bench.harness.quiet import QUIET_TIMEOUT_S, ROUND_LOAD_MAX, NotQuiet, current_load, quiet_load
 from bench.harness.report import row_fields, table_lines, trial_fields, trial_lines
 from bench.harness.rounds import run_trial
 from bench.registry import BENCHMARKS, ONLY_IF_NAMED, begin
@@ -47,7 +49,13 @@ from lab.network import Unsuitable
     "--keep",
     "kept",
     type=click.Path(path_type=Path, exists=True, file_okay=False),
-    help="Also write all runs of each benchmark to NAME.json in this folder.",
+    help="Also write all runs of each benchmark to NAME.json in this folder. If it is cut off, the same command "
+    "continues with the rounds that it lacks.",
+)
+@click.option(
+    "--when-quiet",
+    is_flag=True,
+    help=f"Wait before each round until the load is {ROUND_LOAD_MAX} or less; give up after {QUIET_TIMEOUT_S:g} s.",
 )
 @click.option(
     "--pages",
@@ -67,6 +75,7 @@ def main(
     kills: int | None,
     folder: Path,
     kept: Path | None,
+    when_quiet: bool,
     pages: bool,
     figure: Path | None,
 ) -> None:
@@ -90,9 +99,18 @@ def main(
         prefix="dieselfs-bench-", dir=folder.resolve(), ignore_cleanup_errors=True
     ) as place:
         for name in names or [name for name in BENCHMARKS if name not in ONLY_IF_NAMED]:
-            measured = run_benchmark(name, Path(place, name), scale)
+            journal = Journal(
+                kept and kept / f"{name}.json.part", facts, quiet_load if when_quiet else current_load
+            )
+            if journal.rounds_left:
+                print(f"\n{name}: continues after the {journal.rounds_left} rounds in {kept}")
+            try:
+                measured = run_benchmark(name, Path(place, name), replace(scale, journal=journal))
+            except NotQuiet as error:
+                raise click.ClickException(f"{name}: {error}") from error
             if kept is not None:
                 keep(name, facts, measured, kept)
+            journal.end()
             if figure is not None and name == "failover":
                 bench.papers.drawing.draw_failover(measured, figure)
 
@@ -106,7 +124,7 @@ def run_benchmark(name: str, folder: Path, scale: Scale) -> list[dict[str, Any]]
             for result in results:
                 print()
                 if isinstance(result, Trial):
-                    found, left_out = run_trial(result)
+                    found, left_out = run_trial(result, scale.journal)
                     print(*trial_lines(result, found, left_out), sep="\n", flush=True)
                     measured.append(trial_fields(result, found, left_out))
                 else:

@@ -6,14 +6,15 @@ from dataclasses import dataclass, field, replace
 from math import ceil
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Any, Protocol
 
 
 @dataclass(frozen=True, slots=True)
 class Scale:
     """`rounds`: runs of each side; `entries`: files of the large dataset; `small_files`, `large_files`: of the source
     trees; `chunks`: in a store; `requests`: of all clients; `kills`: of nodes; `seeds`, `epochs`: of trainings;
-    `nodes`: limit of simulated jobs; `figure`: an SVG file to draw; `only`: a pattern in the titles of wanted trials.
+    `nodes`: limit of simulated jobs; `figure`: an SVG file to draw; `only`: a pattern in the titles of wanted trials;
+    `journal`: of the rounds.
     """
 
     rounds: int
@@ -29,6 +30,7 @@ class Scale:
     is_quick: bool = False
     figure: Path | None = None
     only: str = ""
+    journal: "KeptRounds | None" = None
 
     def wants(self, title: str) -> bool:
         """Whether a trial is needed; others may be left out, with what has to be set up for them."""
@@ -86,6 +88,19 @@ class Trial:
     def order(self, number: int) -> Sequence[Side]:
         """The sides of a round, forwards and backwards in turn, so none always follows the same one."""
         return self.sides if number % 2 == 0 else self.sides[::-1]
+
+
+class KeptRounds(Protocol):
+    """The rounds of a benchmark so far (`bench.harness.journal`)."""
+
+    def load(self) -> float:
+        """Before each round: the load of the machine."""
+
+    def begin(self, trial: Trial) -> tuple[dict[str, list[Run]], dict[str, str]]:
+        """What is there of the next trial: its runs by side, and the reasons of sides that failed."""
+
+    def note(self, trial: Trial, runs: Mapping[str, Sequence[Run]], left_out: Mapping[str, str]) -> None:
+        """After each round of the trial that began last."""
 
 
 ROUNDS_MIN = 5

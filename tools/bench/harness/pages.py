@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.harness.figures import ROUNDS_MIN
+from bench.harness.quiet import ROUND_LOAD_MAX
 from bench.harness.report import page_tables, table_lines
 
 DOCUMENTS = Path(__file__).parents[3] / "docs"
@@ -73,6 +74,8 @@ def objections(kept: Mapping[str, Any]) -> Iterator[str]:
         yield "the source was not committed"
     if float(machine["load before"].split()[0]) > LOAD_MAX:
         yield "other work on the machine"
+    if any(run["machine"].get("round_load", 0.0) > ROUND_LOAD_MAX for run in runs):
+        yield "other work before a round"
     rounds = [len(side["runs"]) for side in _sides(kept)]
     if rounds and min(rounds) < ROUNDS_MIN:
         yield f"{min(rounds)} rounds, of {ROUNDS_MIN} that are needed"
@@ -84,11 +87,12 @@ def _beside(kept: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     """What happened on the machine meanwhile."""
     machines = [run["machine"] for run in _runs(kept)]
     for title, name, unit in (
+        ("load before a round", "round_load", ""),
         ("load before a run", "load_before", ""),
         ("load after a run", "load_after", ""),
         ("taken by the host in a run", "stolen_s", " processor s"),
     ):
-        values = [machine[name] for machine in machines]
+        values = [machine[name] for machine in machines if name in machine]
         if values:
             yield title, f"{min(values):.1f} to {max(values):.1f}{unit}"
 

@@ -108,7 +108,7 @@ class _Comparison:
         return Trial("", sides, rounds, self.local)
 
     def _cells(self, state: str, trial: Trial) -> dict[str, object]:
-        found, left_out = run_trial(trial)
+        found, left_out = run_trial(trial, self.scale.journal)
         cells: dict[str, object] = {f"{state}: {name}": reason for name, reason in left_out.items()}
         for figure in found:
             if figure.side.name == self.local:

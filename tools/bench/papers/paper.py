@@ -84,7 +84,7 @@ def _measure(name: str, folder: Path, scale: Scale, reasons: Reasons) -> Iterato
     with closing(begin(name, folder, scale)) as trials:
         for trial in trials:
             if (chosen := chosen_sides(name, trial)).sides:
-                found, left_out = run_trial(chosen)
+                found, left_out = run_trial(chosen, scale.journal)
                 reasons |= {(name, side): f"{name}, {side}: {reason}" for side, reason in left_out.items()}
                 yield values_of(name, trial, found)
 

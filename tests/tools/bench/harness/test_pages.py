@@ -31,7 +31,7 @@ After.
 
 
 def run(duration_s: float, **machine: float) -> Run:
-    beside = {"load_before": 0.5, "load_after": 1.5, "stolen_s": 0.0, **machine}
+    beside = {"round_load": 0.5, "load_before": 0.5, "load_after": 1.5, "stolen_s": 0.0, **machine}
     return Run(duration_s, {"own": 1.5}, machine=beside)
 
 
@@ -66,6 +66,7 @@ def test_tables_have_medians_ranges_verdicts_and_the_conditions() -> None:
         "| commit | 0123456789 |",
         "| command | python -m bench upload |",
         "| load before | 0.4 processes |",
+        "| load before a round | 0.5 to 0.5 |",
         "| load before a run | 0.5 to 0.5 |",
         "| load after a run | 1.5 to 1.5 |",
         "| taken by the host in a run | 0.0 to 0.0 processor s |",
@@ -89,6 +90,7 @@ def test_tables_have_medians_ranges_verdicts_and_the_conditions() -> None:
         (kept(command="python -m bench upload --share 0.1"), "part of the data"),
         (kept(commit="0123456789-dirty"), "the source was not committed"),
         (kept(load="1.2 processes"), "other work on the machine"),
+        (kept(ours=run(1.0, round_load=1.6)), "other work before a round"),
         (kept(rounds=4), "4 rounds, of 5 that are needed"),
         (kept(ours=run(1.0, stolen_s=1.0)), "the host took processor time"),
     ],
