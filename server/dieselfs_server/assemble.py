@@ -4,7 +4,7 @@ import logging
 import os
 import signal
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack, ExitStack, asynccontextmanager, suppress
 from dataclasses import replace
 from functools import partial
@@ -15,8 +15,6 @@ import trio
 
 from dieselfs.errors import DieselfsError, InvalidInput, Unavailable
 from dieselfs.etcd.client import Etcd
-from dieselfs.etcd.keys import encode_server, server_id, server_key
-from dieselfs.limits import SERVER_LEASE_S
 from dieselfs.net.address import Address, TcpAddress, UnixAddress
 from dieselfs.net.auth import Key
 from dieselfs.net.tls import ServerTls
@@ -49,6 +47,7 @@ from dieselfs_server.metadata.interface import MetadataStore
 from dieselfs_server.metadata.redis.client import SCHEMES as REDIS_SCHEMES
 from dieselfs_server.metadata.sqlite.store import SqliteMetadata
 from dieselfs_server.reading.shared_payloads import default_bytes
+from dieselfs_server.registration import stay_registered
 from dieselfs_server.reloading import Live, LiveSettings, changes_of
 from dieselfs_server.service import Service
 from dieselfs_server.settings import ServerSettings, split_url
@@ -115,47 +114,6 @@ async def start_datasets(metadata: MetadataStore) -> None:
     """Apply the chunks that a crash left unapplied, while the server serves."""
     while (pause_s := await trio.to_thread.run_sync(catch_up_next, metadata)) is not None:
         await trio.sleep(pause_s)
-
-
-KEEP_ALIVES_PER_LEASE = 3
-"""So the lease survives one failure."""
-
-
-async def stay_registered(etcd: Etcd, addresses: Sequence[TcpAddress], lease_s: int = SERVER_LEASE_S) -> None:
-    """Keep an entry with `addresses` in etcd until cancelled; then remove it.
-
-    Retries while etcd is away. If the process dies, the entry expires after `lease_s`. Raises only if cancelled.
-    """
-    lease, is_away = 0, False
-    try:
-        while True:
-            try:
-                if not lease or not await trio.to_thread.run_sync(etcd.keep_alive, lease):
-                    lease = await trio.to_thread.run_sync(_register, etcd, addresses, lease_s)
-                    log.info("registered at %s as %s", etcd.address, server_id(addresses))
-                is_away = False
-            except DieselfsError as error:
-                if not is_away:
-                    log.warning("not registered: %s; retrying until etcd answers", error)
-                is_away = True
-            await trio.sleep(lease_s / KEEP_ALIVES_PER_LEASE)
-    finally:
-        if lease:
-            with trio.CancelScope(shield=True):
-                await trio.to_thread.run_sync(_unregister, etcd, lease)
-
-
-def _register(etcd: Etcd, addresses: Sequence[TcpAddress], lease_s: int) -> int:
-    lease = etcd.grant_lease(lease_s)
-    etcd.put(server_key(server_id(addresses)), encode_server(addresses), lease)
-    return lease
-
-
-def _unregister(etcd: Etcd, lease: int) -> None:
-    try:
-        etcd.revoke(lease)
-    except DieselfsError as error:
-        log.warning("could not unregister; the entry expires with its lease: %s", error)
 
 
 LOCK_TIMEOUT_S = 10.0

@@ -19,7 +19,8 @@ from dieselfs_server.call import Access
 from dieselfs_server.datasets.catalog import Catalog
 from dieselfs_server.datasets.dataset_keys import DatasetKeys
 from dieselfs_server.datasets.dataset_names import DatasetNames
-from dieselfs_server.datasets.snapshots import Refresh, SnapshotCache
+from dieselfs_server.datasets.refresh import Refresh
+from dieselfs_server.datasets.snapshots import SnapshotCache
 from dieselfs_server.datasets.tags import TagStore
 from dieselfs_server.handlers import handlers_of
 from dieselfs_server.handlers.accounts import AccountCalls

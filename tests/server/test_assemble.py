@@ -14,7 +14,8 @@ from dieselfs.etcd.client import Etcd, EtcdAccess
 from dieselfs.etcd.keys import CONFIG_PREFIX, SERVERS_PREFIX, decode_servers, server_key
 from dieselfs.limits import SERVER_LEASE_S
 from dieselfs.net.address import TcpAddress
-from dieselfs_server.assemble import INTERVAL_S, SHARE_MAX, at_end, pause_s, repeat, stay_registered
+from dieselfs_server.assemble import INTERVAL_S, SHARE_MAX, at_end, pause_s, repeat
+from dieselfs_server.registration import stay_registered
 from tests.support.etcd import RunningEtcd, running_etcd
 from tests.support.server import RunningServer, start_server
 

@@ -11,30 +11,29 @@ were applied are in a file beside it, which no client gets.
 import errno
 import logging
 import os
-from collections.abc import Awaitable, Callable, Iterator, Sequence, Set
+from collections.abc import Callable, Iterator, Sequence, Set
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from io import BytesIO
-from math import inf
 from pathlib import Path
-from typing import BinaryIO, NamedTuple, NoReturn
+from typing import BinaryIO, NamedTuple
 
 import trio
 
 from dieselfs.chunk.format import ChunkHeader
 from dieselfs.chunk.ids import CHUNK_ID_BYTES
 from dieselfs.digests import DIGEST_BYTES, digest_of
-from dieselfs.errors import Damaged, DieselfsError, InvalidInput, NotFound, StorageFull, Unavailable
+from dieselfs.errors import Damaged, InvalidInput, NotFound, StorageFull, Unavailable
 from dieselfs.process.state_dirs import locked
 from dieselfs.records import ChunkRecord, DatasetRecord
 from dieselfs.rpc.records import TagRecord
 from dieselfs.snapshot.builder import SnapshotBuilder
 from dieselfs.snapshot.delta import delta_between
 from dieselfs.snapshot.delta_format import Delta, encode_delta
-from dieselfs.snapshot.encoding import Seal, encode_columns, with_signature, without_unused_chunks
+from dieselfs.snapshot.encoding import Seal, with_signature
 from dieselfs.snapshot.files import write_content
-from dieselfs.snapshot.format import COUNT_MAX, SECTION_TYPES, SnapshotHeader, decode_snapshot_header
+from dieselfs.snapshot.format import COUNT_MAX, SnapshotHeader, decode_snapshot_header
 from dieselfs.snapshot.freshness import LIFETIME_S, Statement
 from dieselfs.snapshot.reader import Snapshot
 from dieselfs.snapshot.signature import check_snapshot_signature, message_of
@@ -302,7 +301,7 @@ class SnapshotCache:
             return None
         try:
             content = _applied_path(last).read_bytes()
-        except OSError:  # of an older server
+        except OSError:  # not written yet, or removed
             return None
         base, packed = self._kept(last), content[DIGEST_BYTES:]
         if base is None or digest_of(packed) != content[:DIGEST_BYTES]:  # written before a power cut
@@ -384,13 +383,9 @@ class SnapshotCache:
         return self._replaced(path, found, bytes(found.content))
 
     def _opened(self, path: Path) -> Snapshot | None:
-        """The file of an older server is replaced if it lists chunks without an extent."""
         if path not in self._open:
             if (snapshot := self._verified(path)) is None:
                 return None
-            columns = {name: snapshot.column(name) for name in SECTION_TYPES}
-            if (listed := without_unused_chunks(columns)) is not columns:
-                return self._replaced(path, snapshot, encode_columns(snapshot.header, listed))
             self._open[path] = snapshot
         return self._open[path]
 
@@ -448,69 +443,6 @@ def _applied_path(path: Path) -> Path:
     BLAKE3.
     """
     return path.with_suffix(".chunks")
-
-
-QUIET_S = 1.0
-"""A put has ended if no chunk of the dataset arrives for this long."""
-STALE_S = 30.0
-"""While chunks arrive, the snapshot is built at this interval."""
-PAUSE_FACTOR = 3
-"""Pauses between two builds of a dataset are this many times as long as the last one: a quarter of a core at most."""
-
-
-@dataclass(slots=True)
-class _Written:
-    """A dataset that was written: when first since its last build, when last, and when it may be built again."""
-
-    first_s: float
-    last_s: float
-    not_before_s: float = -inf
-
-    def due_s(self) -> float:
-        return max(min(self.last_s + QUIET_S, self.first_s + STALE_S), self.not_before_s)
-
-
-class Refresh:
-    """Builds by `build`, which gets the name of a dataset. Times are those of trio's clock."""
-
-    def __init__(self, build: Callable[[str], Awaitable[object]]) -> None:
-        self._build = build
-        self._written: dict[str, _Written] = {}
-        self._pauses: dict[str, float] = {}
-        self._changed = trio.Event()
-
-    def note(self, dataset: str) -> None:
-        """A chunk of the dataset was applied."""
-        now_s = trio.current_time()
-        if (written := self._written.get(dataset)) is not None:
-            written.last_s = now_s
-            return
-        self._written[dataset] = _Written(now_s, now_s, self._pauses.get(dataset, -inf))
-        self._changed.set()
-
-    async def run(self) -> NoReturn:
-        """Build until cancelled. An error is logged; the next reader gets it again."""
-        while True:
-            if not self._written:
-                await self._changed.wait()
-            self._changed = trio.Event()
-            dataset = min(self._written, key=lambda name: self._written[name].due_s())
-            due_s = self._written[dataset].due_s()
-            if due_s > trio.current_time():
-                with trio.move_on_at(due_s):
-                    await self._changed.wait()
-                continue
-            del self._written[dataset]
-            started_s = trio.current_time()
-            try:
-                await self._build(dataset)
-            except DieselfsError as error:
-                log.info("the snapshot of %s is not built ahead: %s", dataset, error)
-            except Exception:  # the server must not end with a task that only saves time
-                log.exception("building the snapshot of %s ahead failed with an internal error", dataset)
-            now_s = trio.current_time()
-            self._pauses = {name: until_s for name, until_s in self._pauses.items() if until_s > now_s}
-            self._pauses[dataset] = now_s + PAUSE_FACTOR * (now_s - started_s)
 
 
 CHANGES_MAX = 20_000

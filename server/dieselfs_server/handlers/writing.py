@@ -25,7 +25,7 @@ from dieselfs_server.admission.quotas import QUOTA_WAIT_S, Quotas, RoomAwaited
 from dieselfs_server.call import Call
 from dieselfs_server.datasets.commit import store_chunk, verified_chunk
 from dieselfs_server.datasets.dataset_keys import DatasetKeys
-from dieselfs_server.datasets.snapshots import Refresh
+from dieselfs_server.datasets.refresh import Refresh
 from dieselfs_server.metadata.interface import MetadataStore
 from dieselfs_server.store.attached import Sources
 from dieselfs_server.store.interface import ObjectStore

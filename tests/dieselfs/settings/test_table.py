@@ -9,6 +9,7 @@ import pytest
 
 from dieselfs.errors import InvalidInput
 from dieselfs.limits import GIB, MIB
+from dieselfs.settings.reference import reference
 from dieselfs.settings.table import (
     BY_NAME,
     SETTINGS,
@@ -17,7 +18,6 @@ from dieselfs.settings.table import (
     Place,
     Settings,
     given_at,
-    reference,
 )
 from tests.support.documents import REPOSITORY
 

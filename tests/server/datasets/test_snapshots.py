@@ -1,11 +1,9 @@
 """Snapshots on the shelf: built once, kept, built again when the disk has spoilt them."""
 
-import errno
 import os
 from collections.abc import Callable
 from pathlib import Path
 
-import numpy as np
 import pytest
 import trio
 from trio.testing import MockClock
@@ -13,21 +11,16 @@ from trio.testing import MockClock
 from dieselfs.chunk.builder import ChunkBuilder
 from dieselfs.chunk.ids import ChunkIdSource
 from dieselfs.errors import AlreadyExists, Damaged, InvalidInput, NotFound, Unavailable
-from dieselfs.snapshot import builder
 from dieselfs.snapshot.builder import build_snapshot
-from dieselfs.snapshot.delta import delta_between
-from dieselfs.snapshot.delta_format import decode_delta, encode_delta
+from dieselfs.snapshot.delta_format import decode_delta
 from dieselfs.snapshot.reader import Snapshot
 from dieselfs_server.admission.room import disk_of
 from dieselfs_server.datasets import snapshots as module
 from dieselfs_server.datasets import tags as tag_records
 from dieselfs_server.datasets.commit import commit_chunk, read_header
+from dieselfs_server.datasets.refresh import PAUSE_FACTOR, QUIET_S, STALE_S, Refresh
 from dieselfs_server.datasets.snapshots import (
     GENERATIONS_KEPT,
-    PAUSE_FACTOR,
-    QUIET_S,
-    STALE_S,
-    Refresh,
     SnapshotCache,
     signed,
 )
@@ -273,79 +266,6 @@ async def test_the_next_generation_is_made_of_the_last_one_after_a_restart(
     write(metadata, b"more still", store)
     assert (await started().get(metadata.dataset("data"))).header.files == 102
     assert metadata.tables == 3, "all entries were read"
-
-
-class TestUpgrade:
-    """Older servers listed dead chunks in their snapshots; their files are in the folder of a new server."""
-
-    @pytest.fixture
-    def old(self, metadata: CountingMetadata, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Snapshot:
-        """The snapshot of an older server, as a client has it."""
-        for number in range(100):
-            write(metadata, b"file%d" % number)
-        write(metadata, b"file7")
-        content = self.as_before(metadata, monkeypatch)
-        header = Snapshot(content, SOURCE).header
-        name = f"{DATASET.hex()}-{header.updated_ns:016x}-{header.generation:x}.snapshot"
-        (tmp_path / "one").mkdir()
-        (tmp_path / "one" / name).write_bytes(content)
-        (tmp_path / "client").write_bytes(content)
-        found = Snapshot.open(tmp_path / "client")
-        found.verify()
-        assert found.chunk_count == 101 and found.header.generation == 101
-        return found
-
-    @staticmethod
-    def as_before(metadata: SqliteMetadata, monkeypatch: pytest.MonkeyPatch) -> bytes:
-        with monkeypatch.context() as older:
-            older.setattr(builder, "listed_chunks", np.ones_like)
-            return signed(build_snapshot(metadata.entry_table(DATASET)), IDENTITY)
-
-    async def test_two_servers_send_the_same(
-        self, old: Snapshot, metadata: CountingMetadata, tmp_path: Path
-    ) -> None:
-        dataset = metadata.dataset("data")
-        one = await SnapshotCache(tmp_path / "one", metadata, IDENTITY).get(dataset)
-        other = await SnapshotCache(tmp_path / "other", metadata, IDENTITY).get(dataset)
-        assert one.content == other.content and one.digest != old.digest
-        again = await SnapshotCache(tmp_path / "one", metadata, IDENTITY).get(dataset)
-        again.verify()
-        assert again.content == one.content
-        write(metadata, b"more")
-        await SnapshotCache(tmp_path / "other", metadata, IDENTITY).get(metadata.dataset("data"))
-        newest = metadata.dataset("data")
-        for folder in ("one", "other"):
-            cache = SnapshotCache(tmp_path / folder, metadata, IDENTITY)
-            assert (await cache.get(newest, dataset.generation)).digest == one.digest
-
-    async def test_a_client_with_the_old_one_gets_a_delta(
-        self, old: Snapshot, metadata: CountingMetadata, tmp_path: Path
-    ) -> None:
-        write(metadata, b"more")
-        server = SnapshotCache(tmp_path / "one", metadata, IDENTITY)
-        newest = await server.get(metadata.dataset("data"))
-        found = await server.delta(newest, [old.digest])
-        assert found is not None and found[0] == old.digest
-        assert with_delta(old, decode_delta(found[1], "delta")) == newest.content
-
-    async def test_a_delta_of_an_older_server_is_applied(
-        self, old: Snapshot, metadata: CountingMetadata, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        write(metadata, b"more")
-        newest = Snapshot(self.as_before(metadata, monkeypatch), SOURCE)
-        made = delta_between(old, newest)
-        assert made is not None
-        assert with_delta(old, decode_delta(encode_delta(made), "delta")) == newest.content
-
-    async def test_without_room_the_newest_is_built(
-        self, old: Snapshot, metadata: CountingMetadata, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        def full(self: SnapshotCache, path: Path, content: bytes) -> None:
-            raise OSError(errno.ENOSPC, "No space left on device")
-
-        monkeypatch.setattr(SnapshotCache, "_write", full)
-        found = await SnapshotCache(tmp_path / "one", metadata, IDENTITY).get(metadata.dataset("data"))
-        assert found.chunk_count == 100
 
 
 class Builds:

@@ -24,7 +24,7 @@ from dieselfs_server.call import Access, Call
 from dieselfs_server.datasets.catalog import Catalog
 from dieselfs_server.datasets.commit import verified_chunk
 from dieselfs_server.datasets.dataset_keys import DatasetKeys
-from dieselfs_server.datasets.snapshots import Refresh
+from dieselfs_server.datasets.refresh import Refresh
 from dieselfs_server.handlers import writing
 from dieselfs_server.handlers.writing import STORE_WRITES_OF_USER_MAX, WriteCalls
 from dieselfs_server.metadata.sqlite.store import SqliteMetadata

@@ -443,7 +443,7 @@ def write_effects(connection: sqlite3.Connection, dataset: int, effects: Effects
         "WHERE dataset = ? AND generation = (SELECT generation FROM dataset WHERE number = dataset)",
         (live, folders, dataset),
     ).rowcount
-    if not is_known:  # the first chunk; or an older dieselfs has written before
+    if not is_known:  # the first chunk
         connection.execute(
             "INSERT OR REPLACE INTO counted SELECT number, generation + 1, max(files, ?), "
             "(SELECT count(*) FROM folder WHERE dataset = number) FROM dataset WHERE number = ?",

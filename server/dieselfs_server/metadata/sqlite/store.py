@@ -42,7 +42,8 @@ from dieselfs_server.metadata.rules import (
     next_versions,
 )
 from dieselfs_server.metadata.sqlite.apply import apply_entries, write_effects
-from dieselfs_server.metadata.sqlite.connections import COMMON, DATASET_TABLES, MEMORY, Connections
+from dieselfs_server.metadata.sqlite.connections import MEMORY, Connections
+from dieselfs_server.metadata.sqlite.schema import COMMON, DATASET_TABLES
 from dieselfs_server.metadata.sqlite.table import read_entry_blocks
 
 LARGE_HEADER_BYTES = 16 * KIB

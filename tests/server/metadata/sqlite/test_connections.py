@@ -6,7 +6,8 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing
 from pathlib import Path
 
-from dieselfs_server.metadata.sqlite.connections import DATASET_TABLES, MEMORY, Connections, FairLock
+from dieselfs_server.metadata.sqlite.connections import MEMORY, Connections, FairLock
+from dieselfs_server.metadata.sqlite.schema import DATASET_TABLES
 
 DOCUMENT = Path(__file__).parents[4] / "docs" / "reference" / "metadata-keys.md"
 

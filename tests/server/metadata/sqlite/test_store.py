@@ -27,7 +27,8 @@ from dieselfs.errors import (
 )
 from dieselfs_server.metadata.sqlite import store as store_module
 from dieselfs_server.metadata.sqlite import table as table_module
-from dieselfs_server.metadata.sqlite.connections import DATASET_TABLES, SCHEMA_VERSION, Connections
+from dieselfs_server.metadata.sqlite.connections import Connections
+from dieselfs_server.metadata.sqlite.schema import DATASET_TABLES, SCHEMA_VERSION
 from dieselfs_server.metadata.sqlite.store import SqliteMetadata, remove_rows
 from tests.conformance.metadata_suite import MetadataSuite, check_against_model
 from tests.support.apply_chunks import CHUNKS, IDS
@@ -310,22 +311,6 @@ def test_processes_share_a_database(tmp_path: Path) -> None:
     errors = [program.communicate(timeout=60)[1] for program in programs]
     assert [program.returncode for program in programs] == [0] * len(programs), errors
     assert check_is_prefix(path, at_least=len(CHUNKS)) == len(CHUNKS)
-
-
-def test_a_database_of_before_gets_the_bytes_of_its_chunks(tmp_path: Path) -> None:
-    path = tmp_path / "metadata.db"
-    chunks = [pack([Put(b"a", 1, size=9)], chunk_id(1)), pack([Put(b"a", 2, size=5)], chunk_id(2))]
-    with closing(SqliteMetadata(path)) as store:
-        store.create_dataset(DATASET, DATASET_ID)
-        store.apply(DATASET_ID, *chunks[0], NOW_NS)
-    with closing(sqlite3.connect(path, isolation_level=None)) as connection:
-        for made in ("TRIGGER chunk_added", "TRIGGER chunk_removed", "TABLE stored"):
-            connection.execute(f"DROP {made}")
-    with closing(SqliteMetadata(path)) as store:
-        store.apply(DATASET_ID, *chunks[1], NOW_NS)
-        (found,) = store.usage([DATASET])
-    assert found is not None
-    assert found.stored_bytes == sum(preamble.object_length for preamble, _ in chunks)
 
 
 def rows(path: Path) -> list[str]:
