@@ -443,7 +443,7 @@ class Dataset:
             must_exist=False,
             memory_bytes=state["memory_bytes"],
             job=JobAccess.find(settings, name, tag) if state["is_in_job"] else None,
-            encrypt=state.get("encrypt", False),  # states of earlier versions have none
+            encrypt=state["encrypt"],
         )
         self.__dict__.update(dataset.__dict__)
         with suppress(DieselfsError):  # the file may be gone; then the server is asked at first use

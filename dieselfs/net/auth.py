@@ -43,7 +43,7 @@ _LABEL = b"dieselfs handshake 2"
 _USER_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@-]{0,63}")
 _KEY_ID = re.compile(r"[a-z0-9]{1,32}")
 _KEY_FILE = re.compile(
-    r"dieselfs-key (\S{1,64}) ([a-z0-9]{1,32}) ([A-Za-z0-9_=-]{44})(?: ([A-Za-z0-9_=-]{44}))?"
+    r"dieselfs-key (\S{1,64}) ([a-z0-9]{1,32}) ([A-Za-z0-9_=-]{44}) ([A-Za-z0-9_=-]{44})"
     r"(?: ([A-Za-z0-9_=-]{44}))?\s*"
 )
 
@@ -136,16 +136,10 @@ class Key:
     def parse(cls, text: str, source: str) -> "Key":
         """Parse the content of a key file. Raises AccessDenied, which names `source` but not the content."""
         match = _KEY_FILE.fullmatch(text)
-        secret = _decoded(match[3]) if match else b""
-        if match is None or len(secret) != SECRET_BYTES:
+        secret, pin = (_decoded(match[3]), _decoded(match[4])) if match else (b"", b"")
+        if match is None or len(secret) != SECRET_BYTES or len(pin) != PIN_BYTES:
             raise AccessDenied(
                 f"{source} is not a key file: an administrator makes one with 'dlcmd user add NAME'"
-            )
-        pin = _decoded(match[4] or "")
-        if len(pin) != PIN_BYTES:
-            raise AccessDenied(
-                f"{source} is of an earlier version and does not name its servers: "
-                "an administrator makes a new key with 'dlcmd user add NAME'"
             )
         next_pin = _decoded(match[5] or "")
         if match[5] and len(next_pin) != PIN_BYTES:

@@ -202,8 +202,7 @@ class FsckReport(NamedTuple):
 
 class ServerStatus(NamedTuple):
     """`started_s` in seconds since 1970; `store` and `metadata` as configured; `metrics` by name, since the start.
-    `report`: JSON of a `telemetry.registry.Report` with the families that `telemetry.activity` reads; None from a
-    server of an earlier version.
+    `report`: JSON of a `telemetry.registry.Report` with the families that `telemetry.activity` reads.
     """
 
     version: str
@@ -211,7 +210,7 @@ class ServerStatus(NamedTuple):
     store: str
     metadata: str
     metrics: Mapping[str, int]
-    report: bytes | None = None
+    report: bytes
 
 
 OK, WARNING, FAILURE = "ok", "warning", "failure"

@@ -187,7 +187,7 @@ class MountSource:
         return self.read_many(nodes)
 
     def daemon_work(self) -> DaemonWork | None:
-        """What the daemon of the mount has done so far; None if it cannot be asked, or is of an older version."""
+        """What the daemon of the mount has done so far; None if it cannot be asked."""
         try:
             with open(os.path.join(self._mountpoint, CONTROL_FOLDER, "stats"), "rb") as file:
                 stats = json.load(file)

@@ -179,7 +179,7 @@ FIELDS: Mapping[str, Field] = {
     "unknown": Field(TEXTS, "Nodes that do not answer."),
     "pinned_bytes": Field(WHOLE, "Bytes in memory."),
     "wanted_bytes": Field(WHOLE, "Bytes that memory has room for."),
-    "dataset_bytes": Field(WHOLE, "Bytes of the dataset.", is_nullable=True),
+    "dataset_bytes": Field(WHOLE, "Bytes of the dataset."),
     "share": Field(NUMBER, "Share in memory, from 0 to 1."),
     # -- orders
     "seed": Field(WHOLE, "Seed of the epochs."),

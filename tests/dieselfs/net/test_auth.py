@@ -104,11 +104,11 @@ def test_a_missing_key_file_is_named(tmp_path: Path) -> None:
         read_key_file(tmp_path / "none")
 
 
-def test_a_key_file_of_an_earlier_version_says_so(tmp_path: Path) -> None:
+def test_a_key_file_that_names_no_servers_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "key"
     path.write_text(" ".join(KEY.text().split()[:-1]) + "\n")
     path.chmod(0o600)
-    with pytest.raises(AccessDenied, match="earlier version"):
+    with pytest.raises(AccessDenied, match="is not a key file"):
         read_key_file(path)
 
 

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from dieselfs.rpc.client import ServerClient
 from dieselfs.telemetry.activity import SERVER_METRICS, ServerActivity, activity
 from dieselfs.telemetry.registry import Registry, Report
 from dieselfs_client.daemon import control
@@ -118,10 +117,7 @@ def test_a_mount_of_this_user_names_its_servers(
     assert server_of(str(tmp_path)) is None
 
 
-def test_a_server_that_is_away_or_old(server: RunningServer, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_server_that_is_away_is_told(server: RunningServer) -> None:
     away = MountServers(f"tcp://127.0.0.1:{free_port()}", server.settings())
     assert [*away.with_published(lambda: iter(()))] == []
     assert away.unknown.startswith("no status of the server: ")
-    status = ServerClient.status
-    monkeypatch.setattr(ServerClient, "status", lambda client: status(client)._replace(report=None))
-    assert [*MountServers(server.unix, server.settings()).with_published(lambda: iter(()))] == []

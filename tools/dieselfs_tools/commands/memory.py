@@ -98,11 +98,10 @@ def _wait(
 
 def rest_of(output: Output, found: "MountWarmth") -> str:
     """Describes the part of a dataset that does not fit into memory; empty while a node does not answer."""
-    dataset_bytes = found.dataset_bytes or 0
-    if found.unknown or dataset_bytes <= found.whole.wanted_bytes:
+    if found.unknown or found.dataset_bytes <= found.whole.wanted_bytes:
         return ""
     why = "is damaged, or does not fit" if found.whole.damaged_chunks else "does not fit"
-    return f"; the dataset has {output.size(dataset_bytes)}, and the rest {why}"
+    return f"; the dataset has {output.size(found.dataset_bytes)}, and the rest {why}"
 
 
 def _end(

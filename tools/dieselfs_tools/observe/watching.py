@@ -108,10 +108,8 @@ class MountServers:
         found = []
         for address in addresses:
             with closing(ServerClient(replace(self._settings, server=str(address)))) as client:
-                content = client.status().report
-            if content is not None:  # a server of an earlier version
-                report = Report.parse(content)
-                found.append((ELSEWHERE, replace(report, about={**report.about, "address": str(address)})))
+                report = Report.parse(client.status().report)
+            found.append((ELSEWHERE, replace(report, about={**report.about, "address": str(address)})))
         yield from found
 
 

@@ -16,14 +16,14 @@ _WARM = Path(".dieselfs/warm-now")
 @dataclass(frozen=True, slots=True)
 class MountWarmth:
     """The warmth of a mount, or of its job. `nodes`: those of the job that answered; `unknown`: the others.
-    `dataset_bytes`: size of the whole dataset, even if memory has no room for it; None if it is not reported.
+    `dataset_bytes`: size of the whole dataset, even if memory has no room for it.
     """
 
     whole: Warmth
     nodes: Mapping[str, Warmth]
     unknown: tuple[str, ...] = ()
     job: str | None = None
-    dataset_bytes: int | None = None
+    dataset_bytes: int = 0
 
     @property
     def warm_nodes(self) -> int:
@@ -39,8 +39,6 @@ def warm(place: str) -> MountWarmth:
     """
     try:
         text = Path(place, _WARM).read_bytes()
-    except FileNotFoundError:
-        raise MountError(f"{place}: its daemon is of an older version; dlcmd upgrade {place}") from None
     except OSError as error:
         if error.errno in (errno.ENOTCONN, errno.ECONNABORTED):
             raise MountError(f"{place}: the mount is dead; mount it again") from None
@@ -53,7 +51,7 @@ def warm(place: str) -> MountWarmth:
 def parsed(told: Mapping[str, Any]) -> MountWarmth:
     """The warmth from the content of `.dieselfs/warm-now`."""
     job = told["job"]
-    dataset_bytes = told.get("dataset_bytes")  # a daemon of an older version does not report it
+    dataset_bytes = told["dataset_bytes"]
     if job is None:
         own = _warmth(told["node"])
         return MountWarmth(own, {"": own}, dataset_bytes=dataset_bytes)

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from dieselfs.cluster.warmth import Warmth
-from dieselfs.errors import MountError
+from dieselfs.errors import Unavailable
 from dieselfs_client.cluster.job_warmth import job_fields, warmth_fields
 from dieselfs_client.mount.control.warmth import parsed, warm
 
@@ -19,11 +19,11 @@ def test_a_job_is_as_warm_as_its_nodes() -> None:
 
 
 def test_a_mount_without_a_job_is_one_node() -> None:
-    found = parsed({"node": warmth_fields(Warmth(7, 7)), "job": None})
+    found = parsed({"dataset_bytes": 9, "node": warmth_fields(Warmth(7, 7)), "job": None})
     assert (found.job, found.whole, found.warm_nodes, found.unknown) == (None, Warmth(7, 7), 1, ())
-    assert found.dataset_bytes is None, "a daemon of an older version"
+    assert found.dataset_bytes == 9
 
 
-def test_a_daemon_that_knows_no_such_file_is_too_old(tmp_path: Path) -> None:
-    with pytest.raises(MountError, match="older version"):
+def test_what_is_no_mount_has_no_warmth(tmp_path: Path) -> None:
+    with pytest.raises(Unavailable, match=str(tmp_path)):
         warm(str(tmp_path))
