@@ -52,6 +52,7 @@ RUN_BYTES = 512 * KIB
 """Reads that follow each other in the middle of a file are sequential from this length on."""
 RUN_REACH_BYTES = 2 * MIB
 """Reads in any order are sequential if each is within this distance of the furthest, and together have as many bytes.
+Each counts as RUN_WIRE_BYTES at most: around one page of a mapping, the kernel may ask for a MiB.
 """
 FILES_REMEMBERED_MAX = 1024
 
@@ -92,7 +93,7 @@ class SequentialReads:
             run.begin = offset
         is_further = run.furthest < end
         run.end, run.furthest = end, max(run.furthest, end)
-        run.requested_bytes += end - offset
+        run.requested_bytes += min(end - offset, RUN_WIRE_BYTES)
         self._runs[inode] = run
         if len(self._runs) > self._files_max:
             self._runs.popitem(last=False)

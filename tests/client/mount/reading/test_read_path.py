@@ -281,10 +281,14 @@ def test_a_file_copied_in_backward_steps_is_read_in_sequence() -> None:
     assert all(first and not any(others) for first, *others in after), "each record reaches further, once"
 
 
-def test_reads_at_random_places_are_no_sequence() -> None:
+@pytest.mark.parametrize("around", [64 * KIB, MIB])
+def test_reads_at_random_places_are_no_sequence(around: int) -> None:
+    """The kernel asks for what is around a page, and then for the page alone."""
     order, chance = SequentialReads(), random.Random(1)
-    offsets = [chance.randrange(200 * MIB // (64 * KIB)) * 64 * KIB for _ in range(1000)]
-    assert not any(order.continues(7, offset, offset + 64 * KIB) for offset in offsets)
+    for _ in range(1000):
+        offset = chance.randrange(50 * MIB // around) * around
+        assert not order.continues(7, offset, offset + around)
+        assert not order.continues(7, offset + 4 * KIB, offset + 8 * KIB)
 
 
 def test_files_do_not_disturb_each_other() -> None:
