@@ -15,10 +15,13 @@ READ_S_MAX = 60.0
 
 @dataclass(eq=False)
 class JobOracle:
-    """`contents`: of all files, by path; `sent`: how often servers have sent each chunk, or a part of it."""
+    """- `contents`: of all files, by path; `programs`: the names of all
+    - `sent`: how often servers have sent each chunk, or a part of it
+    """
 
     world: World
     contents: dict[str, bytes]
+    programs: list[str] = field(default_factory=list)
     sent: Counter[int] = field(default_factory=Counter)
     reads: int = 0
     slowest_s: float = 0.0

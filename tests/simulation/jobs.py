@@ -4,11 +4,9 @@ real code of cluster, peers, placement, membership, node cache and look-ahead.
 
 import os
 import random
-from collections import deque
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,13 +14,10 @@ from typing import Any
 import trio
 
 from dieselfs.cluster import access, daemon, node_client, peer_hedge
-from dieselfs.cluster.access import JobAccess
-from dieselfs.dataset import Dataset, reader
-from dieselfs.errors import DieselfsError
+from dieselfs.dataset import reader
 from dieselfs.net.address import TcpAddress
 from dieselfs.rpc.client import ServerClient
 from dieselfs.settings.table import OFF, CacheOptions, JobSettings, Settings
-from dieselfs.shuffle.plan import ShuffledPaths
 from dieselfs.snapshot.reader import Snapshot
 from dieselfs.sources.server import ServerSource
 from dieselfs.transfer.sender import ChunkSender
@@ -30,25 +25,21 @@ from dieselfs.transfer.writer import DatasetWriter
 from dieselfs_client import cache_daemon
 from dieselfs_client.cluster import local_service, node_paths, pool, role
 from tests.simulation import clients, machines
-from tests.simulation.actors import CALL_S_MAX, Cluster, in_process
-from tests.simulation.clock import now_s
-from tests.simulation.green import Process, Signal, current_process, drive, park
-from tests.simulation.job_oracle import READ_S_MAX, JobOracle
-from tests.simulation.job_plan import ALL, OUTAGE, Read
+from tests.simulation.actors import Cluster, in_process
+from tests.simulation.green import Process, current_process
+from tests.simulation.job_oracle import JobOracle
+from tests.simulation.job_plan import ALL, OUTAGE
 from tests.simulation.machines import Life, Machine
 from tests.simulation.mounts import Mount
 from tests.simulation.network import Listener, Network
+from tests.simulation.programs import DATASET, IDLE_S_MAX, Program
 from tests.simulation.scenario import Scenario
 from tests.simulation.seams import PROCESS_ID
 
-DATASET = "train"
 JOB = "job"
-RESTART_S = 2.0
 OUTAGE_S = 25.0
 RETURN_S = 12.0
 """A peer that answers again gets all requests after this time."""
-IDLE_S_MAX = 90.0
-"""Without programs, a daemon ends after this time."""
 
 
 class SimulatedJob:
@@ -74,6 +65,7 @@ class SimulatedJob:
     async def begin(self, servers: Sequence[str]) -> None:
         """Store the dataset, start the nodes, and read everything once."""
         await in_process(self._world, "setup", 0.0, self._store)
+        starts_s: dict[str, float] = {}
         for number, machine in enumerate(self.machines):
             machine.folder.mkdir(mode=0o700)
             machine.parts = {"job": self}
@@ -83,8 +75,11 @@ class SimulatedJob:
                 self.start_mount(machine, number, 10 * number + place)
             for place in range(self.plan.programs):
                 name = f"{machine.name}.{place}"
-                self._programs[name] = Program(self, machine, name, 100 * number + place)
-        await self._each(lambda program: program.start(self.plan.starts_s[program.node]))
+                settings = self.settings(machine, number, 100 * number + place)
+                self._programs[name] = Program(name, machine, settings, self.plan.program_bytes, self.oracle)
+                starts_s[name] = self.plan.starts_s[number]
+        self.oracle.programs = sorted(self._programs)
+        await self._each(lambda program: program.start(starts_s[program.name]))
         await self._each(lambda program: program.read_all("the begin"))
         if self.plan.fits and self._has_close_clocks:
             self.oracle.check_once("the begin")
@@ -198,7 +193,7 @@ class SimulatedJob:
         if left := [life.number for life in lives if not life.ended.is_set()]:
             self._world.violated(f"processes {left} do not end")
 
-    async def _each(self, do: Callable[["Program"], Any]) -> None:
+    async def _each(self, do: Callable[[Program], Any]) -> None:
         async with trio.open_nursery() as nursery:
             for program in self._programs.values():
                 nursery.start_soon(do, program)
@@ -290,199 +285,6 @@ class SimulatedJob:
                 process.parts["machine"].kill(process, "crash at a wait")
 
         process.on_wait = wait
-
-
-class Todo:
-    """What a program is to do, one after the other."""
-
-    def __init__(self) -> None:
-        self._work: deque[tuple[Callable[[], None], trio.Event]] = deque()
-        self._is_closed = False
-        self._changed = Signal()
-
-    def add(self, do: Callable[[], None], done: trio.Event) -> None:
-        self._work.append((do, done))
-        self._changed.notify()
-
-    def close(self) -> None:
-        self._is_closed = True
-        self._changed.notify()
-
-    def take(self) -> tuple[Callable[[], None], trio.Event] | None:
-        """In the program: the next; None at the end."""
-        while not self._work and not self._is_closed:
-            park((self._changed,))
-        return self._work.popleft() if self._work else None
-
-
-class Program:
-    """A training program: a process that reads with the library. Its launcher starts it again when it dies."""
-
-    def __init__(self, job: SimulatedJob, machine: Machine, name: str, rank: int) -> None:
-        self._job, self._machine, self.name, self._rank = job, machine, name, rank
-        self.node = rank // 100
-        self._life: Life | None = None
-        self._dataset: Dataset | None = None
-        self._todo = Todo()
-
-    @property
-    def members(self) -> tuple[Any, ...]:
-        """The members that it knows."""
-        reader = None if self._dataset is None else self._dataset._frozen.reader
-        attached = None if reader is None else reader._held._job
-        return () if attached is None else attached.members
-
-    # -- in tasks of the run -----------------------------------------------------------------------------------
-
-    async def start(self, after_s: float) -> None:
-        """Start it, unless it runs."""
-        if self._life is None or self._life.ended.is_set():
-            await trio.sleep(after_s)
-            self._dataset = None
-            self._todo = todo = Todo()
-            self._life = self._machine.start(lambda process: self._run(process, todo))
-
-    async def _run(self, process: Process, todo: "Todo") -> None:
-        process.parts["program"] = self
-        await drive(process, lambda: self._work(todo))
-
-    def _work(self, todo: "Todo") -> None:
-        while (work := todo.take()) is not None:
-            do, done = work
-            do()
-            done.set()
-        if self._dataset is not None:
-            self._dataset.close()
-
-    async def _do(self, work: Callable[[], None]) -> None:
-        """Do something in the process; return when it is done, or the process has died."""
-        assert self._life is not None
-        done = trio.Event()
-        async with trio.open_nursery() as nursery:
-
-            async def watch(ended: trio.Event) -> None:
-                await ended.wait()
-                nursery.cancel_scope.cancel()
-
-            nursery.start_soon(watch, self._life.ended)
-            self._todo.add(work, done)
-            await done.wait()
-            nursery.cancel_scope.cancel()
-
-    async def read(self, read: Read) -> None:
-        await trio.sleep(read.pause_s)
-        await self.start(RESTART_S)
-        await self._do(partial(self._read, read))
-
-    async def read_all(self, what: str, is_cold: bool = True, paths: int | None = None) -> None:
-        """All files, or this number of them; `is_cold`: the memory of the reader is empty."""
-        await self._do(partial(self._read_all, what, is_cold, paths))
-
-    async def stop(self) -> None:
-        self._todo.close()
-        assert self._life is not None
-        with trio.move_on_after(IDLE_S_MAX):
-            await self._life.ended.wait()
-
-    # -- in its process ----------------------------------------------------------------------------------------
-
-    def _opened(self) -> Dataset:
-        if self._dataset is None:
-            job = self._job
-            settings = job.settings(self._machine, self.node, self._rank)
-            found = JobAccess.find(settings, DATASET, is_required=True, environment={})
-            self._dataset = Dataset(settings, DATASET, memory_bytes=job.plan.program_bytes, job=found)
-        return self._dataset
-
-    def _bounded(self, what: str, do: Callable[[], object], reads: int = 1) -> None:
-        """Do what must end in time. Errors of the product are answers, if servers may fail."""
-        oracle, began_s = self._job.oracle, trio.current_time()
-        limit_s = READ_S_MAX + (reads * CALL_S_MAX if oracle.failures_excused else 0.0)
-        try:
-            do()
-        except DieselfsError as error:
-            oracle.failed(what, error)
-        except Exception as error:
-            self._job._world.violated(f"{what} raised {error!r}")
-            raise
-        oracle.took(what, now_s() - began_s, limit_s)
-
-    def _read_all(self, what: str, is_cold: bool, paths: int | None) -> None:
-        what = f"{what}: {self.name}"
-        if is_cold:
-            self._bounded(what, lambda: self._opened().refresh())
-        for path in [*self._job.oracle.contents][:paths]:
-            self._bounded(what, partial(self._get, what, path))
-
-    def _get(self, what: str, path: str) -> None:
-        self._job.oracle.check_read(what, path, self._opened().get(path))
-
-    def _read(self, read: Read) -> None:
-        what = f"step {read.number}"
-        self._job._world.note(f"{what}: {read.kind}")
-        READS[read.kind](self, what, random.Random(read.choice))
-
-    def _read_some(self, what: str, source: random.Random) -> None:
-        for path in source.sample(paths := [*self._job.oracle.contents], min(8, len(paths))):
-            self._bounded(what, partial(self._get, what, path))
-
-    def _read_many(self, what: str, source: random.Random) -> None:
-        paths = source.sample(every := [*self._job.oracle.contents], min(12, len(every)))
-
-        def get() -> None:
-            for path, content in zip(paths, self._opened().get_many(paths), strict=True):
-                self._job.oracle.check_read(what, path, content)
-
-        self._bounded(what, get, len(paths))
-
-    def _read_range(self, what: str, source: random.Random) -> None:
-        path, content = source.choice([*self._job.oracle.contents.items()])
-        begin, end = sorted(source.randint(0, len(content)) for _ in range(2))
-
-        def get() -> None:
-            found = self._opened().get_range(path, begin, end)
-            self._job.oracle.check_read(what, path, found, begin, end)
-
-        self._bounded(what, get)
-
-    def _read_plan(self, what: str, source: random.Random, is_ahead: bool = False) -> None:
-        """An epoch that all programs share, each its part."""
-        programs = sorted(self._job._programs)
-        rank, world = programs.index(self.name), len(programs)
-
-        shares: list[ShuffledPaths] = []
-
-        def share() -> None:
-            plan = self._opened().plan(epoch=source.randrange(4), group_chunks=4)
-            shares.append(plan.share(rank, world).paths)
-
-        self._bounded(what, share)
-        paths: Sequence[str] = shares[0] if shares else ()
-        if is_ahead and shares:
-            for path in self._opened().ahead(shares[0]):
-                self._bounded(what, partial(self._get, what, path))
-            return
-        for first in range(0, len(paths), 5):
-            some = paths[first : first + 5]
-
-            def get(some: Sequence[str] = some) -> None:
-                for path, content in zip(some, self._opened().get_many(some), strict=True):
-                    self._job.oracle.check_read(what, path, content)
-
-            self._bounded(what, get, len(some))
-
-    def _refresh(self, what: str, source: random.Random) -> None:
-        self._bounded(what, lambda: self._opened().refresh())
-
-
-READS: dict[str, Callable[[Program, str, random.Random], None]] = {
-    "get": Program._read_some,
-    "many": Program._read_many,
-    "range": Program._read_range,
-    "plan": Program._read_plan,
-    "ahead": partial(Program._read_plan, is_ahead=True),
-    "refresh": Program._refresh,
-}
 
 
 # -- seams -------------------------------------------------------------------------------------------------------
