@@ -262,7 +262,8 @@ def with_member(
     is_newest = head is not None and request.known_version <= head.version  # else a part of the notes is lost
     if head is not None and is_known and is_newest and len(live) == len(others):
         return replace(head, due_ns=due_ns), admitted_leases
-    version = max(head.version + 1 if head else now_ns, request.known_version + 1)
+    # By the clock, so that none comes back that a store has forgotten: a member may know it, with another list.
+    version = max(now_ns, head.version + 1 if head else 0, request.known_version + 1)
     settles_ns = head.settles_ns if head else 0
     # If most leases have expired at once, the servers were away or have lost the list; the members still run. Until all
     # have renewed, each keeps the list it knows. In a large job they return one by one: each extends this time.

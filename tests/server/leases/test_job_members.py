@@ -183,6 +183,16 @@ def test_after_servers_lost_a_change_no_list_has_a_version_that_members_know(
     assert one.members == two.members == other.members == ("n0", "n1", "n3")
 
 
+def test_a_version_that_a_store_has_forgotten_does_not_come_back() -> None:
+    def request(node: str, known: int) -> JoinRequest:
+        return JoinRequest(b"", node, 5, TERMS.digest, known)
+
+    first, leases = with_member(None, {}, request("a", 0), NOW_NS)
+    forgotten, _ = with_member(first, leases, request("b", 0), NOW_NS + 1000)
+    again, _ = with_member(first, leases, request("c", first.version), NOW_NS + 2000)
+    assert again.version > forgotten.version > first.version
+
+
 def test_in_a_large_job_the_first_to_return_keep_their_list_until_the_last(
     metadata: SqliteMetadata, monkeypatch: pytest.MonkeyPatch
 ) -> None:
