@@ -9,7 +9,9 @@ from pathlib import Path
 from dieselfs.process.launch import wait_for_end
 from dieselfs_client.supervision.status import processes_serving
 
-KINDS = ("supervisor", "keeper", "zygote", "standby", "daemon", "page helper")
+LASTING = ("supervisor", "keeper", "zygote", "standby", "daemon")
+"""Processes that a mount has all the time. A page helper is there from the first push on."""
+KINDS = (*LASTING, "page helper")
 DEATH_TIMEOUT_S = 10.0
 _NAMES = {"dieselfs-mount": "supervisor", "dieselfs-keeper": "keeper", "dieselfs-daemon": "daemon"}
 

@@ -18,7 +18,7 @@ from dieselfs_client.daemon import control
 from dieselfs_client.mount.points.mount_table import mount_at
 from dieselfs_client.mount.points.options import MountOptions
 from dieselfs_client.supervision.status import SupervisorStatus, supervision_of
-from lab.mount_processes import KINDS, kill_any, processes_of
+from lab.mount_processes import LASTING, kill_any, processes_of
 from tests.client.test_image_view import forget, image_of
 from tests.support import verifying_reader
 from tests.support.supervised import (
@@ -273,7 +273,7 @@ def test_readers_notice_no_storm_of_kills(
     kills: Counter[str] = Counter()
     with readers(mountpoint, tmp_path) as reading:
         end_s = time.monotonic() + STORM_S[view]
-        while time.monotonic() < end_s or len(kills) < len(KINDS):
+        while time.monotonic() < end_s or not kills.keys() >= {*LASTING}:
             assert time.monotonic() < end_s + 120, kills
             killed = kill_any(mountpoint, choice)
             kills.update([killed] if killed else [])

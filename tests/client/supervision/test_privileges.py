@@ -22,6 +22,7 @@ def test_no_process_writes_core_files_and_those_of_root_gain_no_rights(
     options: MountOptions, dataset: str, mountpoint: Path
 ) -> None:
     control.mount(dataset, mountpoint, options)
+    (mountpoint / ".dieselfs/shuffle/seed=1,epoch=0").read_bytes()  # it is pushed, by the page helper
     processes: dict[str, list[int]] = {}
 
     def are_complete(_: object) -> bool:

@@ -64,7 +64,7 @@ class PageCache:
         """Payloads in the `buffer_pool` are not copied. Its slots have room for the largest chunk. `image_file`: the
         descriptor of a stored image, for `ImagePages`; the caller closes it after `close`.
 
-        Starts a helper, so that no push waits for it; others of the `workers` are started while all are busy.
+        Each of the `workers` starts a helper at its first order, if all others are busy.
         """
         self._device = device
         self._buffer_pool = buffer_pool
@@ -83,8 +83,6 @@ class PageCache:
         self._starts_max = PAGE_HELPER_STARTS_MAX + workers - 1
         self._storing: dict[int, memoryview] = {}  # payloads, by thread
         self._abandoned: list[memoryview] = []
-        with suppress(MountError):  # retried at the first order
-            self._idle.append(self._taken())
 
     def moved(self, mountpoint: str) -> None:
         """The mount is on this path now. May be called in any thread."""
@@ -263,9 +261,12 @@ class PageCache:
                 raise MountError(f"page cache: {reason}") from None
 
     def close(self) -> None:
-        """End the helpers. May be called again. No other thread uses the page cache any more."""
-        while self._idle:
-            self._idle.pop().close()
+        """End the helpers that carry out no order: they take 4 MB each. The next order starts another one."""
+        with self._lock:
+            idle, self._idle = self._idle, []
+            self._starts -= len(idle)
+        for helper in idle:
+            helper.close()
 
 
 def whole_pages(extents: Extents) -> tuple[Numbers, Numbers, Numbers]:

@@ -90,6 +90,7 @@ class MetadataPush:
     async def _push_all(self, parts: list[int]) -> None:
         for part in parts:
             await self._push(part)
+        await trio.to_thread.run_sync(self._pages.close)
 
     async def _push(self, part: int) -> None:
         self._pushed_s[part] = self._clock()

@@ -64,7 +64,7 @@ class Rig:
     def __init__(self) -> None:
         self.done: list[object] = []
         self.now_s = 0.0
-        self.is_over = False
+        self.is_over = self.is_closed = False
         image = SimpleNamespace(
             metadata=np.zeros(2 * METADATA_PUSH_BYTES + 4096, np.uint8),
             opening_offset=METADATA_PUSH_BYTES + 8192,
@@ -79,6 +79,9 @@ class Rig:
 
     def close_root(self) -> None:
         self.done.append("root")
+
+    def close(self) -> None:
+        self.is_closed = True
 
     def run(self, *steps: Callable[[MetadataPush], Awaitable[None] | None]) -> list[object]:
         """What was pushed after all steps, each with its tasks."""
