@@ -55,6 +55,8 @@ from dieselfs_client.supervision.supervisor_client import Command, HandoverChunk
 STOP_GRACE_S = 5.0
 """Open files are served for this long after an order to stop."""
 LAYERS_BYTES_MAX = 64 * KIB
+TAKEOVER_PAUSE_S = 1.0
+"""A daemon that takes over serves readers for this long before it does what they do not wait for."""
 WATCH_S_MIN, WATCH_S_MAX = 0.05, 10.0
 """The table of mounts is read again this long after a change, then less and less often."""
 
@@ -273,9 +275,8 @@ class _MountService(Service):
                     )
                     answering.start_soon(self._answer, driver, nursery.cancel_scope)
                     nursery.start_soon(self._announce_mount, driver, node, view, connection, nursery)
-                    nursery.start_soon(self.keep_pinned)
                     self.published_metrics.about = self._about()
-                    nursery.start_soon(publish, self.published_metrics)
+                    nursery.start_soon(self._begin_background, driver, is_taken_over, nursery)
                     nursery.start_soon(self._obey, orders, driver, connection, nursery.cancel_scope)
                     what = "taking over" if is_taken_over else "serving"
                     generation, dataset = snapshot.generation, snapshot.location
@@ -336,6 +337,14 @@ class _MountService(Service):
         self.supervisor_client.tell("ready", "resends" if connection.can_resend else "")
         if not is_staged(self.mountpoint):
             self._begin_following(node)
+
+    async def _begin_background(self, driver: Driver, is_taken_over: bool, nursery: trio.Nursery) -> None:
+        """Pin the generation, and publish the metrics. The pin of an earlier daemon holds meanwhile."""
+        if is_taken_over:
+            await driver.agreed.wait()
+            await trio.sleep(TAKEOVER_PAUSE_S)
+        nursery.start_soon(self.keep_pinned)
+        nursery.start_soon(publish, self.published_metrics)
 
     async def _cover(self, view: View) -> None:
         """Mount what users see over the FUSE mount. Raises MountError if the kernel refuses."""

@@ -23,7 +23,14 @@ from dieselfs.names import CONTROL_FOLDER, SCHEME
 from dieselfs.process.state_dirs import locked, make_private, runtime_folder, try_lock
 from dieselfs.settings.table import FUSE
 from dieselfs_client.mount.points import utab
-from dieselfs_client.mount.points.mount_table import MOUNTINFO, STAGED, is_staged, mount_at, parse_mountinfo
+from dieselfs_client.mount.points.mount_table import (
+    MOUNTINFO,
+    STAGED,
+    is_staged,
+    mount_at,
+    mounts_at,
+    parse_mountinfo,
+)
 from dieselfs_client.mount.points.mounting import (
     facts,
     has_dead_mount,
@@ -173,10 +180,7 @@ def detach(layers: Layers) -> None:
 
 def is_covered(layers: Layers) -> bool:
     """Whether the mount that users see is still there."""
-    return any(
-        record.mountpoint == layers.mountpoint and record.device == layers.number
-        for record in parse_mountinfo(MOUNTINFO.read_bytes())
-    )
+    return any(record.device == layers.number for record in mounts_at(layers.mountpoint))
 
 
 def remove_base(layers: Layers) -> None:

@@ -59,8 +59,9 @@ class MountRecord:
         return self.source.removeprefix(SCHEME)
 
 
-def parse_mountinfo(text: bytes) -> Iterator[MountRecord]:
+def parse_mountinfo(text: bytes, mountpoint: str | None = None) -> Iterator[MountRecord]:
     """The mounts in `/proc/self/mountinfo` (see proc_pid_mountinfo(5)), in order; a later one covers an earlier one.
+    With `mountpoint`, those on exactly this path.
 
     Lines that are none of the kernel's are skipped. A source may have any bytes, among them carriage returns.
     """
@@ -69,9 +70,12 @@ def parse_mountinfo(text: bytes) -> Iterator[MountRecord]:
         fields, described = mount.split(b" "), filesystem.split(b" ", 2)
         if len(fields) < MOUNT_FIELDS_MIN or len(described) != 3:
             continue
+        place = _unescaped(fields[4])
+        if mountpoint is not None and place != mountpoint:
+            continue
         kind, source, super_options = described
         yield MountRecord(
-            _unescaped(fields[4]),
+            place,
             _unescaped(source),
             _unescaped(kind),
             os.fsdecode(fields[2]),
@@ -104,8 +108,12 @@ def _is_covered(record: MountRecord, others: Iterable[MountRecord]) -> bool:
 
 def mount_at(mountpoint: str) -> MountRecord | None:
     """The mount on exactly this (absolute, resolved) path; the uppermost if there are several."""
-    found = [record for record in parse_mountinfo(MOUNTINFO.read_bytes()) if record.mountpoint == mountpoint]
-    return uppermost(found)
+    return uppermost(mounts_at(mountpoint))
+
+
+def mounts_at(mountpoint: str) -> list[MountRecord]:
+    """The mounts on exactly this (absolute, resolved) path, in order."""
+    return [*parse_mountinfo(MOUNTINFO.read_bytes(), mountpoint)]
 
 
 def uppermost(found: Sequence[MountRecord]) -> MountRecord | None:
@@ -115,14 +123,14 @@ def uppermost(found: Sequence[MountRecord]) -> MountRecord | None:
 
 def is_on_another(mountpoint: str) -> bool:
     """Whether the uppermost mount on this path lies on the root of another mount of dieselfs."""
-    found = [record for record in parse_mountinfo(MOUNTINFO.read_bytes()) if record.mountpoint == mountpoint]
+    found = mounts_at(mountpoint)
     top = uppermost(found)
     return top is not None and any(one.number == top.below != 0 and one.is_dieselfs for one in found)
 
 
 def is_above(upper: str, lower: str, mountpoint: str) -> bool:
     """Whether on this path the mount of the device `upper` covers that of the device `lower`."""
-    found = [record for record in parse_mountinfo(MOUNTINFO.read_bytes()) if record.mountpoint == mountpoint]
+    found = mounts_at(mountpoint)
     return any(
         above.device == upper and below.device == lower and above.below == below.number
         for above in found
