@@ -95,7 +95,7 @@ class Series(Generic[Key]):
         self.columns: dict[Key, int] = {}
         """Where `samples` has each name."""
         self._times_s = np.zeros(samples_max)
-        self._rows = np.full((samples_max, columns_max), np.nan)
+        self._rows = np.empty((samples_max, columns_max))  # no memory before `add` writes a row
         self.added = 0
 
     @property

@@ -22,6 +22,7 @@ LOG a file, or `-` for standard error.
 
 import contextlib
 import ctypes
+import gc
 import json
 import os
 import resource
@@ -573,6 +574,7 @@ def main() -> None:
     kept_max = min(DESCRIPTORS_MAX, descriptors_max - DESCRIPTORS_SPARE)
     os.chdir("/")  # pins no folder of the user
     log_file = None if log == "-" else log
+    gc.freeze()  # else each collection copies the pages that the keeper shares with this process
     while True:
         name_process("dieselfs-mount")
         ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
