@@ -23,11 +23,12 @@ import trio
 
 from dieselfs.errors import EXIT_BUG, EXIT_OK, DieselfsError, MountError
 from dieselfs.process.system_limits import usable_processors
-from dieselfs.sources.decrypted import readable
+from dieselfs.snapshot.reader import Snapshot
+from dieselfs.sources.plain import readable
 from dieselfs.sources.server import ServerSource
 from dieselfs_client.capabilities import give_up_privileges
 from dieselfs_client.daemon.mount_daemon import serve_mount
-from dieselfs_client.daemon.service import Opened, open_dataset, open_log
+from dieselfs_client.daemon.service import Opened, is_log, open_dataset, open_log
 from dieselfs_client.memory.fetch_workers import FetchWorkers, start_forker
 from dieselfs_client.mount.drivers.choice import driver_class
 from dieselfs_client.mount.points.options import MountOptions, parse_options, workers_for
@@ -108,8 +109,8 @@ def _be_daemon(control_channel: ControlChannel, serve: Serve, log_file: Path | N
 def _served(supervisor_client: SupervisorClient, serve: Serve, log_file: Path | None) -> int:
     """Serve until the mount has ended; returns the exit code."""
     name_process("dieselfs-daemon")
-    if log_file is not None:
-        open_log(log_file)  # the file that the zygote opened may have been rotated
+    if log_file is not None and not is_log(log_file):  # the file that the zygote opened was rotated
+        open_log(log_file)
     serving = serve(supervisor_client)  # may fork, which trio's threads would forbid
 
     async def run() -> None:
@@ -147,7 +148,7 @@ def _serving(opened: Opened, mountpoint: str, options: MountOptions, destination
     return serve
 
 
-def _import_for(options: MountOptions) -> None:
+def _import_for(options: MountOptions, snapshot: Snapshot) -> None:
     """Import what only some daemons need: here it is shared memory."""
     with suppress(MountError):  # the daemon reports it
         driver_class(options.driver)
@@ -155,6 +156,8 @@ def _import_for(options: MountOptions) -> None:
         import_module("dieselfs_client.cluster.role")
     if options.follow_s:
         import_module("dieselfs_client.daemon.following")
+    if snapshot.header.is_encrypted:
+        import_module("dieselfs.sources.decrypted")
 
 
 def main() -> None:
@@ -188,7 +191,7 @@ def main() -> None:
             file = os.open(opened.snapshot.source, os.O_RDONLY | os.O_CLOEXEC)
             control_channel.send("keep", SNAPSHOT, file)
             os.close(file)
-        _import_for(options)
+        _import_for(options, opened.snapshot)
         fork_daemons(control_channel, _serving(opened, mountpoint, options, destination), log_file)
 
 

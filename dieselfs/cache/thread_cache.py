@@ -23,8 +23,8 @@ from dieselfs.errors import Damaged, DieselfsError, Unavailable
 from dieselfs.forks import SingleFlight, renew_after_fork
 from dieselfs.limits import SHARED_PAYLOADS_MAX
 from dieselfs.snapshot.reader import ExtentRef
-from dieselfs.sources.decrypted import decrypted
 from dieselfs.sources.interface import Arrival, RequestMetrics, Source, Wanted
+from dieselfs.sources.plain import decrypted
 from dieselfs.sources.server import ServerSource
 
 if TYPE_CHECKING:  # imported in a job alone

@@ -4,17 +4,19 @@ files.
 
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from dieselfs.digests import digest_of
-from dieselfs.encryption.cipher import DatasetCipher
 from dieselfs.errors import Damaged, NotFound
 from dieselfs.snapshot.files import cannot_store, write_aside, write_content
-from dieselfs.snapshot.plain import plain_snapshot
 from dieselfs.snapshot.reader import Snapshot
 from dieselfs.snapshot.subtree import subtree_snapshot
 
+if TYPE_CHECKING:
+    from dieselfs.encryption.cipher import DatasetCipher
 
-def stored_plain(snapshot: Snapshot, cipher: DatasetCipher) -> Snapshot:
+
+def stored_plain(snapshot: Snapshot, cipher: "DatasetCipher") -> Snapshot:
     """The snapshot of a stored one with plain names, beside which it is stored, privately, and removed.
 
     Raises Damaged for another key, and StorageFull.
@@ -26,6 +28,8 @@ def stored_plain(snapshot: Snapshot, cipher: DatasetCipher) -> Snapshot:
         return Snapshot.open(path)
     except (NotFound, Damaged):
         pass
+    from dieselfs.snapshot.plain import plain_snapshot  # with `cryptography`, for encrypted datasets alone
+
     made = Snapshot(plain_snapshot(snapshot, cipher), str(path))
     made.verify()
     try:

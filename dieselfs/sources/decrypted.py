@@ -29,7 +29,6 @@ from dieselfs.encryption.segments import (
 )
 from dieselfs.errors import Damaged, DieselfsError
 from dieselfs.names import printable
-from dieselfs.rpc.client import ServerClient
 from dieselfs.snapshot.reader import ExtentRef, Snapshot
 from dieselfs.snapshot.storage_order import StorageOrder
 from dieselfs.snapshot.subtree import files_below
@@ -271,29 +270,3 @@ class DecryptedServerSource(DecryptedSource, ServerSource):
         if payload is None:
             return self.decryption.opened(extents, self.inner.fetch_joined(chunk, sealed))
         return self.decryption.opened(extents, Slices.of_payload(payload, sealed))
-
-
-def readable(source: ServerSource, client: ServerClient) -> ServerSource:
-    """A source of plain bytes over `source`: itself, unless the dataset is encrypted. The key is asked for at the first
-    use.
-    """
-    snapshot = source.snapshot
-
-    def cipher() -> DatasetCipher:
-        found = client.known_cipher(snapshot.dataset)
-        if found is None:
-            raise Damaged(f"dl://{snapshot.dataset} was encrypted, and is not any more")
-        return found
-
-    if not snapshot.header.is_encrypted:
-        return source
-    return DecryptedServerSource(source, Decryption(snapshot, cipher))
-
-
-def decrypted(inner: Callable[[], Source], reader: ServerSource) -> DecryptedSource | None:
-    """A source of plain bytes over the nodes of a job; None if the dataset is not encrypted. `reader`: the source of
-    other chunks.
-    """
-    if not isinstance(reader, DecryptedServerSource):
-        return None
-    return DecryptedSource(inner, reader.decryption, reader.snapshot)

@@ -3,6 +3,8 @@
 import logging
 import os
 import socket
+import subprocess
+import sys
 from typing import NoReturn
 
 import pytest
@@ -11,6 +13,15 @@ from dieselfs.errors import EXIT_OK
 from dieselfs_client import zygote
 from dieselfs_client.supervision.control_channel import ControlChannel, Message
 from dieselfs_client.supervision.supervisor_client import SupervisorClient
+
+HEAVY = {"cryptography", "dieselfs.dataset", "dieselfs.sources.decrypted", "dieselfs_client.cluster.role"}
+"""What a mount of a plain dataset, outside of jobs, does not use."""
+
+
+def test_the_zygote_of_a_plain_mount_loads_nothing_that_others_use() -> None:
+    loaded = f"import sys, dieselfs_client.zygote; print(*{HEAVY} & sys.modules.keys())"
+    done = subprocess.run([sys.executable, "-c", loaded], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == []
 
 
 async def unused(supervisor_client: SupervisorClient) -> None:

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, NamedTuple
 import trio
 
 from dieselfs.cluster.node_lock import NodeLock
-from dieselfs.dataset.dataset import connect_with
 from dieselfs.errors import MountError, Unavailable
 from dieselfs.limits import MIB, READ_PATIENCE_S, VERB_PATIENCE_S
 from dieselfs.names import SCHEME, is_file_path, is_location, parse_location
@@ -24,9 +23,9 @@ from dieselfs.snapshot.derived import stored_plain, stored_subtree
 from dieselfs.snapshot.pin import holder_name, keep_pinned, unpin
 from dieselfs.snapshot.reader import Snapshot
 from dieselfs.snapshot.store import SnapshotStore
-from dieselfs.sources.decrypted import decrypted, readable
 from dieselfs.sources.disk import node_source
 from dieselfs.sources.interface import Source
+from dieselfs.sources.plain import decrypted, readable
 from dieselfs.sources.server import ServerSource
 from dieselfs.telemetry.registry import Registry
 from dieselfs.telemetry.series import History
@@ -69,45 +68,34 @@ def open_dataset(dataset: str, options: CacheOptions, snapshot_file: str | None)
     settings = Settings.load(options.server, options.key_file, home=options.home)
     open_one = _open_saved if is_file_path(dataset) else _open_stored
     # Whoever starts the daemon waits for it.
-    opened = open_one(dataset, options, snapshot_file, replace(settings, patience_s=VERB_PATIENCE_S))
-    opened.client.be_patient_for(READ_PATIENCE_S)
-    return opened
-
-
-def _open_stored(
-    dataset: str, options: CacheOptions, snapshot_file: str | None, settings: Settings
-) -> Opened:
-    location = parse_location(dataset if is_location(dataset) else SCHEME + dataset)
-    opened = connect_with(
-        settings,
-        location.state,
-        options.generation,
-        job="",  # the daemon takes part in the job by itself
-        create=snapshot_file is not None,  # then the dataset need not exist on the server at the moment
-    )
-    if snapshot_file is not None:
-        snapshot = Snapshot.open(snapshot_file, location.path)
-    elif location.path:
-        snapshot = stored_subtree(opened.snapshot, location.path)
-    else:
-        opened.snapshot.tag = location.tag
-        return Opened(opened.snapshot, opened.chunks, opened.client)
-    snapshot.tag = location.tag
-    return Opened(snapshot, ServerSource(opened.client, snapshot), opened.client)
-
-
-def _open_saved(path: str, _: CacheOptions, snapshot_file: str | None, settings: Settings) -> Opened:
-    """As `open_dataset`, for a saved snapshot. No request to the server is needed, so its metadata may be away."""
-    snapshot = Snapshot.open(snapshot_file or path)
-    client = connect_with(settings, snapshot.dataset, job="", create=True).client
-    if snapshot_file is None:
-        snapshot = SnapshotStore.of(settings).adopt(path, client.servers_pins)
-        cipher = None
-        with suppress(Unavailable):  # of a dataset that is not encrypted, nothing is needed now
-            cipher = client.known_cipher(snapshot.dataset)
-        if cipher is not None:
-            snapshot = stored_plain(snapshot, cipher)
+    client = ServerClient(replace(settings, patience_s=VERB_PATIENCE_S))
+    snapshot = open_one(dataset, options.generation, snapshot_file, client)
+    client.be_patient_for(READ_PATIENCE_S)
     return Opened(snapshot, ServerSource(client, snapshot), client)
+
+
+def _open_stored(dataset: str, generation: int, snapshot_file: str | None, client: ServerClient) -> Snapshot:
+    location = parse_location(dataset if is_location(dataset) else SCHEME + dataset)
+    if snapshot_file is not None:  # then the dataset need not exist on the server at the moment
+        snapshot = Snapshot.open(snapshot_file, location.path)
+    else:
+        record = client.dataset(location.dataset)
+        snapshot = SnapshotStore.of(client.settings).get(client, record, generation, location.tag)
+        if location.path:
+            snapshot = stored_subtree(snapshot, location.path)
+    snapshot.tag = location.tag
+    return snapshot
+
+
+def _open_saved(path: str, _: int, snapshot_file: str | None, client: ServerClient) -> Snapshot:
+    """As `open_dataset`, for a saved snapshot. No request to the server is needed, so its metadata may be away."""
+    if snapshot_file is not None:
+        return Snapshot.open(snapshot_file)
+    snapshot = SnapshotStore.of(client.settings).adopt(path, client.servers_pins)
+    cipher = None
+    with suppress(Unavailable):  # of a dataset that is not encrypted, nothing is needed now
+        cipher = client.known_cipher(snapshot.dataset)
+    return snapshot if cipher is None else stored_plain(snapshot, cipher)
 
 
 @dataclass(eq=False)
@@ -210,6 +198,14 @@ class Service:
     def raise_refusal(self) -> None:
         if self.role is not None and self.role.refusal is not None:
             raise self.role.refusal
+
+
+def is_log(path: Path) -> bool:
+    """Whether standard error is this file, as `open_log` has left it: no other process has rotated the file since."""
+    try:
+        return os.path.samestat(os.stat(path), os.fstat(2))
+    except OSError:
+        return False
 
 
 def open_log(path: Path) -> None:

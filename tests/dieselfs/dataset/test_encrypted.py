@@ -19,9 +19,9 @@ from dieselfs.errors import AccessDenied, Damaged, DieselfsError, InvalidInput
 from dieselfs.rpc.client import ServerClient
 from dieselfs.rpc.records import CopyRequest
 from dieselfs.settings import Settings
-from dieselfs.sources.decrypted import readable
 from dieselfs.sources.disk import node_source
 from dieselfs.sources.interface import Wanted
+from dieselfs.sources.plain import readable
 from tests.support.server import RunningServer
 
 _NUMBERS = count()
