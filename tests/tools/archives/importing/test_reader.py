@@ -4,6 +4,8 @@ import gzip
 import io
 import os
 import struct
+import subprocess
+import sys
 import tarfile
 import zipfile
 from collections.abc import Iterator
@@ -137,6 +139,51 @@ def test_a_library_that_crashes_is_one_line(dlcmd: Dlcmd, dataset: str, tmp_path
         "dlcmd: x.mdb: the library that reads it has crashed (SIGBUS): it is damaged, or made to do so"
     ]
     assert dlcmd("cat", f"dl://{dataset}/train/001.jpg").stdout == CONTENT["train/001.jpg"]
+
+
+FINDER = """
+import sys
+from importlib.machinery import PathFinder
+
+
+class Finder:
+    roots = {roots!r}
+
+    @classmethod
+    def find_spec(cls, name, path=None, target=None):
+        return PathFinder.find_spec(name, [cls.roots[name]]) if name in cls.roots else None
+
+
+sys.meta_path.insert(0, Finder)
+sys.path = [path for path in sys.path if path not in Finder.roots.values()]
+"""
+
+
+def test_the_reader_may_import_what_an_editable_install_finds(tmp_path: Path) -> None:
+    """Such packages lie in folders that are not in `sys.path`."""
+    places = {
+        "dieselfs": "",
+        "dieselfs_server": "server",
+        "dieselfs_client": "client",
+        "dieselfs_tools": "tools",
+    }
+    roots = {name: str(REPOSITORY / place) for name, place in places.items()}
+    (tmp_path / "sitecustomize.py").write_text(FINDER.format(roots=roots))
+    (tmp_path / "a.tar").write_bytes(tar())
+    command = [
+        sys.executable,
+        "-P",
+        "-m",
+        "dieselfs_tools.dlcmd",
+        "import",
+        str(tmp_path / "a.tar"),
+        "dl://found/",
+    ]
+    home = {"HOME": str(tmp_path), "PYTHONPATH": str(tmp_path), "PATH": os.environ["PATH"]}
+    done = subprocess.run(
+        command, env=home, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 0, done.stderr
 
 
 def test_limits_of_records_and_bytes(dlcmd: Dlcmd, dataset: str, tmp_path: Path) -> None:

@@ -16,6 +16,9 @@ import sysconfig
 from contextlib import ExitStack, suppress
 from typing import Any, BinaryIO, NoReturn
 
+import dieselfs
+import dieselfs_client
+import dieselfs_tools
 from dieselfs.errors import EXIT_BUG, EXIT_OK, Damaged, DieselfsError, NotFound
 from dieselfs.limits import GIB
 from dieselfs.process import sandbox
@@ -118,7 +121,9 @@ def _give_up(descriptors: list[int]) -> None:
         capabilities.keep_only(capabilities.DAC_READ_SEARCH)  # root imports files of others
     sandbox.gain_no_privileges()
     python = {*sys.path, *sysconfig.get_paths().values(), f"{sys.base_prefix}/lib"}
-    sandbox.restrict_files({*python, *LIBRARIES, f"/proc/{os.getpid()}/maps"}, descriptors)
+    # An editable install imports them from folders that are not in `sys.path`.
+    packages = {*dieselfs.__path__, *dieselfs_client.__path__, *dieselfs_tools.__path__}
+    sandbox.restrict_files({*python, *packages, *LIBRARIES, f"/proc/{os.getpid()}/maps"}, descriptors)
     sandbox.refuse_calls()
 
 
