@@ -5,8 +5,9 @@ numbers at construction.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from operator import index
+from typing import Any
 
 from dieselfs.cluster.member import check_node_name
 from dieselfs.errors import InvalidInput
@@ -80,6 +81,12 @@ class ReaderSpec:
             )
         for node in self.nodes:
             check_node_name(node)
+
+    def __setstate__(self, state: list[Any]) -> None:
+        """A pickled spec; those of the first release have no `nodes`."""
+        names = [field.name for field in fields(self)]
+        for name, value in zip(names, [*state, ()][: len(names)], strict=True):
+            object.__setattr__(self, name, value)
 
 
 def _check(spec: PlanSpec | ReaderSpec, bounds: Mapping[str, tuple[int, int]]) -> None:
