@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from dieselfs.arrays import Nodes, Numbers, Positions
+from dieselfs.arrays import Nodes, Numbers, Positions, distinct
 from dieselfs.chunk.ids import CHUNK_ID_BYTES
 from dieselfs.cluster.placement import Placement
 from dieselfs.columns import starts_of
@@ -19,6 +19,7 @@ HomesOf = Callable[[Positions], Numbers]
 """The home of each position: the number of a node, as `node_numbers` gives it, or NOWHERE. Shape (n,), as given."""
 
 NOWHERE = -1
+_UNKNOWN = -2
 
 LOCAL_GROUP_CHUNKS = 100
 """The default group of a local assignment: the memory of a job is pooled, and the more chunks are mixed, the more even
@@ -35,23 +36,35 @@ def node_numbers(nodes: Sequence[str], world: int) -> Numbers:
     return np.array([numbers[nodes[rank * len(nodes) // world]] for rank in range(world)], np.int64)
 
 
-def homes_of_chunks(snapshot: Snapshot, nodes: Sequence[str]) -> Numbers:
-    """The home of each chunk: shape (chunks,). As in a cache whose members are these nodes, all with equal memory."""
-    names = [*dict.fromkeys(nodes)]
-    placement = Placement.of_names(names)
-    numbers = np.array([names.index(member.node) for member in placement.members], np.int64)
-    return numbers[placement.owners(snapshot.column("chunk_ids").reshape(-1, CHUNK_ID_BYTES))]
-
-
-def homes_of_files(snapshot: Snapshot, of_chunks: Numbers, nodes: Nodes) -> Numbers:
-    """The home of each file, that of the chunk with its first byte: shape (n,), as `nodes`, the numbers of files in the
-    snapshot. A file without bytes has none.
+class ChunkHomes:
+    """The homes of chunks, as in a cache whose members are these nodes, all with equal memory. Computed for the chunks
+    that are asked for. Thread-safe: two threads may compute one.
     """
-    homes = np.full(len(nodes), NOWHERE, np.int64)
-    has_bytes = snapshot.column("counts")[nodes] > 0
-    firsts = snapshot.column("firsts")[nodes[has_bytes]]
-    homes[has_bytes] = of_chunks[snapshot.column("extent_chunks")[firsts]]
-    return homes
+
+    def __init__(self, snapshot: Snapshot, nodes: Sequence[str]) -> None:
+        names = [*dict.fromkeys(nodes)]
+        self._snapshot, self._placement = snapshot, Placement.of_names(names)
+        self._numbers = np.array([names.index(member.node) for member in self._placement.members], np.int64)
+        self._ids = snapshot.column("chunk_ids").reshape(-1, CHUNK_ID_BYTES)
+        self._known = np.full(len(self._ids), _UNKNOWN, np.int64)
+
+    def of(self, chunks: Numbers) -> Numbers:
+        """Shape (n,), as `chunks`."""
+        unknown = distinct(chunks[self._known[chunks] == _UNKNOWN])
+        if len(unknown):
+            self._known[unknown] = self._numbers[self._placement.owners(self._ids[unknown])]
+        homes: Numbers = self._known[chunks]
+        return homes
+
+    def of_files(self, nodes: Nodes) -> Numbers:
+        """The home of each file, that of the chunk with its first byte: shape (n,), as `nodes`, the numbers of files in
+        the snapshot. A file without bytes has none.
+        """
+        snapshot, homes = self._snapshot, np.full(len(nodes), NOWHERE, np.int64)
+        has_bytes = snapshot.column("counts")[nodes] > 0
+        firsts = snapshot.column("firsts")[nodes[has_bytes]]
+        homes[has_bytes] = self.of(snapshot.column("extent_chunks")[firsts].astype(np.int64))
+        return homes
 
 
 def local_order(homes: Numbers, step_sizes: Numbers, rank_nodes: Numbers) -> Numbers:

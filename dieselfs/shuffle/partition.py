@@ -15,8 +15,8 @@ from dieselfs.errors import InvalidInput
 from dieselfs.shuffle.assignment import HomesOf, local_order, node_numbers
 from dieselfs.shuffle.spec import ReaderSpec
 
-_BLOCK_POSITIONS = 1 << 16
-"""Steps with about this many positions are assigned together."""
+_BLOCK_POSITIONS = 1 << 14
+"""Steps with about this many positions are assigned together. It takes milliseconds, also of a mount's event loop."""
 _BLOCKS_KEPT = 2
 
 

@@ -21,7 +21,7 @@ import numpy.typing as npt
 from dieselfs.arrays import Nodes, Numbers, Positions, distinct
 from dieselfs.errors import InvalidInput
 from dieselfs.names import printable
-from dieselfs.shuffle.assignment import HomesOf, homes_of_chunks, homes_of_files
+from dieselfs.shuffle.assignment import ChunkHomes, HomesOf
 from dieselfs.shuffle.cursor import DIGEST_CHARACTERS, Cursor
 from dieselfs.shuffle.order import GroupOrder, Layout, chunks_of, nodes_of
 from dieselfs.shuffle.partition import Partition
@@ -229,8 +229,8 @@ class Plan:
 
     def homes_of(self, nodes: Sequence[str]) -> HomesOf:
         """The homes of positions among these nodes, see `ReaderSpec`."""
-        of_chunks = homes_of_chunks(self.snapshot, nodes)
-        return lambda positions: homes_of_files(self.snapshot, of_chunks, self.nodes_at(positions))
+        homes = ChunkHomes(self.snapshot, nodes)
+        return lambda positions: homes.of_files(self.nodes_at(positions))
 
 
 class Share(Partition):

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from dieselfs.chunk.ids import CHUNK_ID_BYTES
 from dieselfs.cluster.placement import Placement
 from dieselfs.errors import InvalidInput
-from dieselfs.shuffle.assignment import NOWHERE, homes_of_chunks, local_order, node_numbers
+from dieselfs.shuffle.assignment import NOWHERE, ChunkHomes, local_order, node_numbers
 from dieselfs.shuffle.partition import Partition
 from dieselfs.shuffle.plan import Plan, Share
 from dieselfs.shuffle.spec import PlanSpec, ReaderSpec
@@ -62,10 +62,10 @@ def test_ranks_are_spread_over_the_nodes_in_their_order() -> None:
 def test_homes_are_the_owners_in_a_job_of_nodes_with_equal_memory() -> None:
     placement = Placement.of_names(NODES)
     owners = placement.owners(SNAPSHOT.column("chunk_ids").reshape(-1, CHUNK_ID_BYTES))
-    homes = homes_of_chunks(SNAPSHOT, NODES)
+    homes = ChunkHomes(SNAPSHOT, NODES).of(np.arange(SNAPSHOT.chunk_count))
     assert [NODES[home] for home in homes] == [placement.members[owner].node for owner in owners]
     assert sorted(set(homes.tolist())) == [0, 1, 2]
-    swapped = homes_of_chunks(SNAPSHOT, NODES[::-1])
+    swapped = ChunkHomes(SNAPSHOT, NODES[::-1]).of(np.arange(SNAPSHOT.chunk_count))
     assert [NODES[::-1][home] for home in swapped] == [NODES[home] for home in homes]
 
 
