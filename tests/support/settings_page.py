@@ -1,4 +1,4 @@
-"""The table of settings as Markdown, for docs/reference/settings.md. No I/O."""
+"""The table of settings for docs/reference/settings.md: `python -m tests.support.settings_page` prints it."""
 
 from collections.abc import Mapping
 
@@ -34,3 +34,7 @@ def reference() -> str:
         )
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
+
+
+if __name__ == "__main__":
+    print(reference(), end="")
