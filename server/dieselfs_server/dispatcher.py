@@ -191,9 +191,8 @@ class Dispatcher:
         call = Call(self._service.access, user, method, arguments, hold=partial(self._hold, held, user.name))
         if paced is not None:
             call.pace = paced.announce
-        waits = (
-            nullcontext() if METHODS[method].work.limit_s else one_timeout()
-        )  # jobs may outlast a store that hangs
+        # Jobs, which have a limit of their own, may outlast a store that hangs.
+        waits = nullcontext() if METHODS[method].work.limit_s else one_timeout()
         try:
             with waits:
                 await self._answer(connection, call, sequence, paced)

@@ -41,14 +41,16 @@ class BreakingLink:
 
 
 class CallingLink:
-    """Calls `between` before each batch."""
+    """Calls `between` before each batch, or before each with a command of this name."""
 
-    def __init__(self, client: RedisCalls, between: Callable[[], None]) -> None:
+    def __init__(self, client: RedisCalls, between: Callable[[], None], command: bytes = b"") -> None:
         self._client = client
         self._between = between
+        self._command = command
 
     def execute(self, calls: Sequence[Command[Any]]) -> list[Any]:
-        self._between()
+        if not self._command or any(call.arguments[0] == self._command for call in calls):
+            self._between()
         return self._client.execute(calls)
 
     def ask_nodes(self, *command: bytes) -> dict[str, Any]:

@@ -94,9 +94,8 @@ class DatasetCalls:
         if dataset_id == asked_id:  # so a crash leaves no dataset without an owner
             self._own(name, dataset_id, owner, is_kept=True)
         dataset = self.metadata.create_dataset(name, dataset_id)
-        self._own(
-            name, dataset_id, owner
-        )  # of several calls for one name, the one that made the dataset decides
+        # Of several calls for one name, the one that made the dataset decides.
+        self._own(name, dataset_id, owner)
         return dataset
 
     def _own(self, name: str, dataset_id: bytes, owner: str, is_kept: bool = False) -> None:

@@ -30,7 +30,7 @@ from lab.network import Host, Unsuitable
 PLAN = ", plan"
 """The end of the name of a side that reads in chunk-wise order."""
 SLOW_SHARE = 5
-"""Rivals read one of so many files, at random: what one takes does not depend on the others."""
+"""Rivals read one file in SLOW_SHARE, chosen at random: the time of a file does not depend on the number of files."""
 CALLS = {"os.open": plain_reader, "Python's open()": python_reader}
 
 

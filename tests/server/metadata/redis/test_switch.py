@@ -1,17 +1,15 @@
 """Copies in Redis: a crash at any step of a rebuild leaves one whole dataset, and keys that the next one removes."""
 
 import os
-from collections.abc import Callable, Sequence
 from contextlib import closing, suppress
+from functools import partial
 from itertools import count
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from dieselfs.errors import Damaged, NotFound, Unavailable
 from dieselfs.records import NoteChange
-from dieselfs_server.metadata.redis.fields import Command, RedisCalls
 from dieselfs_server.metadata.redis.store import RedisMetadata
 from tests.support.metadata_chunks import (
     DATASET,
@@ -24,7 +22,7 @@ from tests.support.metadata_chunks import (
     table_records,
 )
 from tests.support.redis import RedisProcess, needs_redis, running_redis
-from tests.support.redis_faults import BreakingLink, flipped, store_with
+from tests.support.redis_faults import BreakingLink, CallingLink, flipped, store_with
 
 pytestmark = needs_redis
 
@@ -68,28 +66,6 @@ def test_a_crash_at_any_step_leaves_one_whole_dataset(
         assert not [name for name in names if b"." in name]  # no bucket of any copy is left
 
 
-class ForgettingLink:
-    """Calls `forget` before the first batch that removes keys."""
-
-    def __init__(self, client: RedisCalls, forget: Callable[[], None]) -> None:
-        self._client = client
-        self._left = [forget]
-
-    def execute(self, calls: Sequence[Command[Any]]) -> list[Any]:
-        if self._left and any(call.arguments[0] == b"UNLINK" for call in calls):
-            self._left.pop()()
-        return self._client.execute(calls)
-
-    def ask_nodes(self, *command: bytes) -> dict[str, Any]:
-        return self._client.ask_nodes(*command)
-
-    def lineage(self) -> int:
-        return self._client.lineage()
-
-    def close(self) -> None:
-        self._client.close()
-
-
 @pytest.mark.parametrize("change", ["rebuild", "drop"])
 def test_nothing_is_removed_once_redis_has_forgotten_what_replaced_it(tmp_path: Path, change: str) -> None:
     with running_redis(tmp_path, "--appendonly", "yes", "--appendfsync", "always") as process:
@@ -97,11 +73,13 @@ def test_nothing_is_removed_once_redis_has_forgotten_what_replaced_it(tmp_path: 
         sizes: list[int] = []
 
         def forget() -> None:
-            process.kill()
-            os.truncate(process.folder / log, sizes[0])
-            process.start()
+            """Once, before the first batch that removes keys."""
+            if sizes:
+                process.kill()
+                os.truncate(process.folder / log, sizes.pop())
+                process.start()
 
-        with closing(store_with(url, lambda link: ForgettingLink(link, forget))) as store:
+        with closing(store_with(url, partial(CallingLink, between=forget, command=b"UNLINK"))) as store:
             store.create_dataset(DATASET, DATASET_ID)
             apply(store, CONTENT, chunk_id(1))
             copy = store.begin_rebuild(DATASET_ID) if change == "rebuild" else b""
