@@ -18,7 +18,7 @@ from dieselfs.sources.server import ServerSource
 from dieselfs.transfer.sender import ChunkSender
 from dieselfs.transfer.writer import DatasetWriter
 from tests.simulation.clock import now_s
-from tests.simulation.green import drive, enter, pause
+from tests.simulation.green import Thread, drive, enter, pause
 from tests.simulation.holdings import Holdings, QuotaRecords
 from tests.simulation.oracle import Content, Oracle
 from tests.simulation.world import World
@@ -46,6 +46,8 @@ class Cluster:
     """Whether metadata that is not in chunks is never lost."""
     has_close_clocks: bool = True
     """Whether the clocks of servers differ by less than leases and the grace time allow."""
+    has_holders: bool = False
+    """Whether there are tags or pins."""
     has_lost: bool = False
     """Whether all metadata was lost, once."""
     sync: Callable[[], None] = lambda: None
@@ -207,10 +209,26 @@ def purge(cluster: Cluster, step: Step) -> None:
     cluster.world.note(f"step {step.number}: {report}")
 
 
+BESIDE_S = 0.2
+
+
 def rebuild(cluster: Cluster, step: Step) -> None:
+    """Beside it, a chunk is put that it may find or not."""
     client = cluster.client(step.actor)
+    after_s = BESIDE_S * cluster.world.delays.random()
+    Thread(target=_write_beside, args=(cluster, step, after_s)).start()
     report = cluster.bounded("rebuild", lambda: client.rebuild(DATASET), JOB_S_MAX)
     cluster.world.note(f"step {step.number}: {report}")
+
+
+def _write_beside(cluster: Cluster, step: Step, after_s: float) -> None:
+    pause(after_s)
+    actor = f"{step.actor} beside"
+    path = b"c/" + step.actor.encode() + b"-%d" % step.number
+    try:
+        write(cluster, Step(step.number, actor, "write", 0.0, ([(path, 40)],)))
+    except DieselfsError as error:
+        cluster.world.note(f"step {step.number}: {actor}: {type(error).__name__}: {error}")
 
 
 def fsck(cluster: Cluster, step: Step) -> None:

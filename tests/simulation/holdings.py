@@ -41,6 +41,12 @@ class Holdings:
     def joined(self, node: str, held: Held, lease_s: float, is_first: bool) -> str | None:
         """A member was admitted, or has renewed its lease; what is wrong with that."""
         other = self.members.get(node)
+        if other is not None and other.incarnation != held.incarnation and held.sent_s <= other.answered_s:
+            # At the same time. A renewal came before the other's join: after it, it would be refused. Of two joins,
+            # nobody knows which one counts, until it is renewed.
+            if is_first:
+                del self.members[node]
+            return None
         self.members[node] = held
         if is_first or other is None or other.incarnation == held.incarnation:
             return None

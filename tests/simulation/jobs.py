@@ -38,6 +38,8 @@ from tests.simulation.seams import PROCESS_ID
 
 JOB = "job"
 OUTAGE_S = 25.0
+CUT_BEFORE_S = 0.01
+"""Connections break this long before the end of an outage."""
 RETURN_S = 12.0
 """A peer that answers again gets all requests after this time."""
 
@@ -124,12 +126,20 @@ class SimulatedJob:
                 self._network.part(machine.name, server, OUTAGE_S)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._watch_lists)
+            nursery.start_soon(self._cut_off, servers)
             await trio.sleep(OUTAGE_S / 2)
             await self._each(lambda program: program.read_all("in the outage", False))
             await trio.sleep(OUTAGE_S)
             nursery.cancel_scope.cancel()
         await self._each(lambda program: program.read_all("after the outage"))
         self.oracle.check_once("after the outage")
+
+    async def _cut_off(self, servers: Sequence[str]) -> None:
+        """Else what nodes have sent in the outage would renew all leases at its end, at one moment."""
+        await trio.sleep(OUTAGE_S - CUT_BEFORE_S)
+        for machine in self.machines:
+            for server in servers:
+                self._network.cut(machine.name, server)
 
     async def end(self) -> None:
         """Nothing fails any more, and has not for a while: all agree, and nothing that was fetched is fetched again."""

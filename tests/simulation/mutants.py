@@ -16,6 +16,7 @@ from dieselfs_server.maintenance import purge
 from dieselfs_server.metadata.redis.apply import ChunkApplication
 from dieselfs_server.metadata.redis.store import RedisMetadata
 from tests.simulation.job_mutants import JOB_FAULTS
+from tests.simulation.job_plan import OUTAGE
 from tests.simulation.old_faults import OLD_FAULTS
 from tests.simulation.scenario import Scenario
 
@@ -199,16 +200,17 @@ NEEDS: dict[str, set[str]] = {
     "D7": {"clock jumps"},
     "F2": {"redis restarts"},
     "F4": {"empty listing", "rebuild"},
-    "late-unnoted": {"late writer", "crash before apply"},
-    "tag-replaced": {"tag", "short pauses"},
-    "tags-ignored": {"tag", "purge", "grace"},
-    "pins-ignored": {"pin", "purge", "grace"},
-    "holds-ignored": {"usage"},
+    "late-unnoted": {"late writer", "power cut", "sqlite"},
+    "tag-replaced": {"tag", "two servers"},
+    "tags-ignored": {"tag", "close clocks"},
+    "pins-ignored": {"pin", "close clocks"},
+    "holds-ignored": {"usage", "close clocks"},
     "leases-short": {"lease"},
     "old-versions": {"lease", "redis restarts"},
     "maintenance-shared": {"two servers", "second maintenance"},
     "dropped-but-kept": {"drop"},
     **{name: {"job"} for name in JOB_FAULTS},
+    "lists-unsettled": {"outage"},
 }
 """What a seed must have, so that it may find a mutant; other seeds are left out."""
 
@@ -217,12 +219,13 @@ def may_find(name: str, scenario: Scenario) -> bool:
     servers = [f"server{number}" for number in range(scenario.servers)]
     has = {
         "redis": scenario.has_redis,
+        "sqlite": not scenario.has_redis,
         "two servers": scenario.servers > 1,
         "other clocks": len({scenario.skews_s.get(server, 0.0) for server in servers}) > 1,
         "late writer": -9000.0 in scenario.skews_s.values(),
-        "grace": scenario.grace_s >= 60,
+        "close clocks": scenario.has_close_clocks,
         "job": scenario.job is not None,
-        "short pauses": max(step.pause_s for step in scenario.steps) < 0.1,
+        "outage": scenario.job is not None and scenario.job.what_fails == OUTAGE,
         "second maintenance": any(step.actor == "admin1" for step in scenario.steps),
     }
     found = {kind for kind, is_there in has.items() if is_there} | scenario.chances.keys()

@@ -118,6 +118,12 @@ class Network:
         """Nothing arrives between two hosts for a while."""
         self._parted_until_s[frozenset((one, other))] = now_s() + duration_s
 
+    def cut(self, one: str, other: str) -> None:
+        """Connections between two hosts break, and what was under way is lost."""
+        for link in [each for each in self._links if {each.client.name, each.server.name} == {one, other}]:
+            link.reset()
+            self._links.remove(link)
+
     def healed_s(self, one: Process, other: Process) -> float:
         parted_s = self._parted_until_s.get(frozenset((one.name, other.name)), 0.0)
         return max(parted_s, self.hung_s(one), self.hung_s(other))

@@ -109,6 +109,7 @@ async def _run(course: Course, folder: Path, is_verbose: bool) -> Outcome:
         world.has_leases = (
             scenario.keeps_notes and scenario.has_close_clocks and "metadata full" not in scenario.chances
         )
+        cluster.has_holders = any(step.kind in ("tag", "pin") for step in scenario.steps)
         cluster.quota.checks_bytes = all(step.kind != "purge" for step in scenario.steps)
         try:
             with trio.fail_after(RUN_S_MAX):
@@ -202,6 +203,9 @@ async def _live(
                 ]
                 acting.start_soon(act, cluster, actor, scenario.skews_s.get(actor, 0.0), chosen, USES)
         working.cancel_scope.cancel()
+    if "power cut" in scenario.chances:  # which may lose what was done last
+        for host in hosts:
+            host.crash_now()
     world.is_calm = True
     world.unmounted_until_s = 0.0
     network.heal()

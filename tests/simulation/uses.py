@@ -1,7 +1,7 @@
 """What simulated clients do besides writing and reading: tags, pins, leases, quotas, copies, moves, and drops."""
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
@@ -13,9 +13,10 @@ from dieselfs.limits import JOB_LEASE_S_MIN
 from dieselfs.net.address import TcpAddress
 from dieselfs.rpc.limit_kinds import QuotaRecord, UsageRecord
 from dieselfs.rpc.members import JobId
-from dieselfs.rpc.records import CopyRequest
+from dieselfs.rpc.records import CopyRequest, RemoteSnapshot
 from tests.simulation.actors import (
     DATASET,
+    JOB_S_MAX,
     KINDS,
     Cluster,
     Kind,
@@ -28,10 +29,12 @@ from tests.simulation.actors import (
     write_files,
 )
 from tests.simulation.clock import now_s
-from tests.simulation.green import pause
+from tests.simulation.green import Thread, pause
 from tests.simulation.holdings import Held
 
 SCRATCH = "scratch"
+TOGETHER_S = 0.5
+"""Clients tag at multiples of this time, so that two of them often do at once."""
 JOB_ID = JobId(DATASET, "leases", 1, bytes(32))
 SECRET = JobSecret(b"the secret of the job of leases.")
 
@@ -44,6 +47,7 @@ def tag(cluster: Cluster, step: Step) -> None:
     (name,) = step.arguments
     if name in cluster.holdings.removed:
         return
+    pause(-now_s() % TOGETHER_S)
     client, oracle, began_s = cluster.client(step.actor), cluster.oracle, now_s()
     reading, found = oracle.read(), None
     try:
@@ -346,6 +350,10 @@ def check_uses(cluster: Cluster) -> None:
         _check_alone(cluster, Step(number, actor, "lease", 0.0))
     if cluster.quota.files_max is None:
         write_files(cluster, Step(number, actor, "write", 0.0, ([(b"last/0", 40)],)), DATASET, cluster.oracle)
+        if cluster.has_close_clocks and cluster.has_holders:
+            _check_kept(cluster, actor, number)
+        if cluster.holdings.tags and "," in cluster.servers:
+            _tag_at_once(cluster, actor, number)
     else:
         _check_quota(cluster, actor, number)
     check_files(cluster, actor, "after the last write")
@@ -365,6 +373,63 @@ def _check_alone(cluster: Cluster, step: Step) -> None:
         cluster.world.violated(f"{len(listed) - 1} dead members are in a job")
 
 
+def _tag_at_once(cluster: Cluster, actor: str, number: int) -> None:
+    """Two clients make a tag while others write: it has one generation."""
+
+    def make(name: str, each: int) -> None:
+        pause(TOGETHER_S / 10)
+        with noted(cluster, name):
+            tag(cluster, Step(number, f"{actor}{each}", "tag", 0.0, (name,)))
+
+    def change(name: str, each: int) -> None:
+        pause(TOGETHER_S - 0.2 * cluster.world.delays.random())
+        files = [(b"last/%s%d" % (name.encode(), each), 40)]
+        with noted(cluster, name):
+            write_files(
+                cluster, Step(number, f"{actor}{each}", "write", 0.0, (files,)), DATASET, cluster.oracle
+            )
+
+    for name in ("race0", "race1", "race2"):
+        at_once(
+            [partial(make, name, each) for each in (0, 1)] + [partial(change, name, each) for each in (2, 3)]
+        )
+
+
+def at_once(work: Sequence[Callable[[], None]]) -> None:
+    """Do all in threads, from the next multiple of TOGETHER_S on; return when they have ended."""
+    pause(-now_s() % TOGETHER_S)
+    threads = [Thread(target=each) for each in work]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+
+def _check_kept(cluster: Cluster, actor: str, number: int) -> None:
+    """A tag and a pin keep what a purge without a grace time takes otherwise."""
+    client, kept = cluster.client(actor), dict[str, RemoteSnapshot]()
+    for place, holder in enumerate(("tag", "pin")):
+        path = b"last/%s" % holder.encode()
+        write_files(
+            cluster, Step(number + place, actor, "write", 0.0, ([(path, 40)],)), DATASET, cluster.oracle
+        )
+        kept[holder] = remote = fetched(cluster, actor)
+        if holder == "tag":
+            client.put_tag(DATASET, "kept")
+        else:
+            client.pin(DATASET, "last", remote.generation, remote.updated_ns, 600)
+        # Before the next one is made, which would keep it, too.
+        write_files(
+            cluster, Step(number + place, actor, "write", 0.0, ([(path, 1)],)), DATASET, cluster.oracle
+        )
+    cluster.bounded("purge", partial(client.purge, DATASET, 0, is_dry_run=False), JOB_S_MAX)
+    for holder, remote in kept.items():
+        try:
+            files_of(cluster, actor, opened(remote))
+        except NotFound as error:
+            cluster.world.violated(f"files that a {holder} keeps are gone: {error}")
+
+
 def _check_quota(cluster: Cluster, actor: str, number: int) -> None:
     """What fits is stored, what does not fit is refused, to the file."""
     record = _check_usage(cluster, actor, "the end")
@@ -379,6 +444,19 @@ def _check_quota(cluster: Cluster, actor: str, number: int) -> None:
             if fits and cluster.has_close_clocks:  # holds of a clock that was ahead last until that time
                 cluster.world.violated(f"room in a quota is lost: {error}")
         record = _check_usage(cluster, actor, "the end")
+    set_quota(cluster, actor, record.files + 1, record.stored_bytes + 1_000_000)
+    at_once([partial(_write_last, cluster, f"{actor}{each}", number) for each in range(2)])
+    files = _check_usage(cluster, actor, "the end").files
+    if (
+        files > record.files + 1 and cluster.has_close_clocks
+    ):  # else a hold of one server has expired for the other
+        cluster.world.violated("two writes at once exceed a quota that has room for one")
+
+
+def _write_last(cluster: Cluster, actor: str, number: int) -> None:
+    path = b"last2/" + actor.encode()
+    with noted(cluster, actor):
+        write_files(cluster, Step(number, actor, "write", 0.0, ([(path, 40)],)), DATASET, cluster.oracle)
 
 
 USES: dict[str, Kind] = KINDS | {
