@@ -7,7 +7,7 @@ import subprocess
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from itertools import count
 from pathlib import Path
@@ -235,7 +235,8 @@ def test_a_daemon_that_is_killed_at_any_time_delays_the_move_only(
             wait_until(either(is_now, has_moved), 0.001)  # nobody sees a moment that is too short
             status = supervision_of(str(mountpoint))
             if status is not None and status.daemon:
-                os.kill(status.daemon, signal.SIGKILL)
+                with suppress(ProcessLookupError):  # that of the old mount ends once the new one is there
+                    os.kill(status.daemon, signal.SIGKILL)
             wait_until(has_moved)
     control.unmount(mountpoint)
 
