@@ -9,6 +9,7 @@ import pytest
 
 from dieselfs.errors import InvalidInput
 from dieselfs.limits import GIB, MIB
+from dieselfs.settings.reference import reference
 from dieselfs.settings.table import (
     BY_NAME,
     SETTINGS,
@@ -19,7 +20,6 @@ from dieselfs.settings.table import (
     given_at,
 )
 from tests.support.documents import REPOSITORY
-from tests.support.settings_page import reference
 
 ALL = JobSettings("train", 8, "node-3", 0, "10.0.0.3", "/run/secret")
 
@@ -157,9 +157,9 @@ def test_every_field_has_one_row() -> None:
 
 def test_the_document_holds_the_table() -> None:
     document = (REPOSITORY / "docs" / "reference" / "settings.md").read_text(encoding="utf-8")
-    _, _, rest = document.partition("<!-- python -m tests.support.settings_page -->\n\n")
+    _, _, rest = document.partition("<!-- python -m dieselfs.settings -->\n\n")
     table, _, _ = rest.partition("\n<!-- end -->")
-    assert table == reference(), "write it again: python -m tests.support.settings_page"
+    assert table == reference(), "write it again: python -m dieselfs.settings"
 
 
 def test_settings_and_flags_are_cheap_to_import() -> None:

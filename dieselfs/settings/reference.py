@@ -1,4 +1,4 @@
-"""The table of settings for docs/reference/settings.md: `python -m tests.support.settings_page` prints it."""
+"""The table of settings as Markdown, for docs/reference/settings.md. No I/O."""
 
 from collections.abc import Mapping
 
@@ -34,7 +34,3 @@ def reference() -> str:
         )
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
-
-
-if __name__ == "__main__":
-    print(reference(), end="")
