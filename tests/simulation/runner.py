@@ -18,6 +18,7 @@ from dieselfs.records import DatasetRecord
 from dieselfs_server.access.accounts import ALL_DATASETS, Right, StoredKey, with_grant, with_key
 from dieselfs_server.access.identity import IDENTITY_RECORD
 from dieselfs_server.access.users import UserStore
+from dieselfs_server.datasets.dataset_names import DatasetNames
 from dieselfs_server.maintenance.fsck import _rows
 from dieselfs_server.maintenance.rebuild import rebuild
 from dieselfs_server.metadata.interface import MetadataStore
@@ -113,7 +114,7 @@ async def _run(course: Course, folder: Path, is_verbose: bool) -> Outcome:
         cluster.quota.checks_bytes = all(step.kind != "purge" for step in scenario.steps)
         try:
             with trio.fail_after(RUN_S_MAX):
-                await _live(cluster, scenario, hosts, network, nursery)
+                await _live(cluster, scenario, objects, hosts, network, nursery)
             _check_end(cluster, objects, hosts)
         except trio.TooSlowError:
             world.violated("the run does not end")
@@ -169,7 +170,12 @@ def _key_file(objects: MemoryStore, folder: Path) -> Path:
 
 
 async def _live(
-    cluster: Cluster, scenario: Scenario, hosts: list[ServerHost], network: Network, nursery: trio.Nursery
+    cluster: Cluster,
+    scenario: Scenario,
+    objects: MemoryStore,
+    hosts: list[ServerHost],
+    network: Network,
+    nursery: trio.Nursery,
 ) -> None:
     """Servers start, clients work among faults, and then alone."""
     world = cluster.world
@@ -221,6 +227,7 @@ async def _live(
     await trio.sleep(SETTLE_S)
     await _all_ready(hosts)
     await in_process(world, "checker", 0.0, lambda: _check_served(cluster))
+    _check_names(cluster, objects, hosts)  # a start makes them again
     for host in hosts:  # what was stored without a reply is applied by a start
         host.crash_now()
     await trio.sleep(START_S)
@@ -304,6 +311,19 @@ def _check_served(cluster: Cluster) -> None:
             check_files(cluster, name, "the end")
         except DieselfsError as error:
             cluster.world.violated(f"the end: {error}")
+
+
+def _check_names(cluster: Cluster, objects: MemoryStore, hosts: list[ServerHost]) -> None:
+    """Each dataset has its name in the object store. A drop without a reply may have left a part."""
+    names = DatasetNames(objects).all()
+    for host in hosts:
+        with closing(_opened(host)) as metadata:
+            for dataset in metadata.datasets():
+                is_dropped = cluster.is_dropping and dataset.name == SCRATCH
+                if not is_dropped and names.get(dataset.name) != dataset.dataset_id:
+                    cluster.world.violated(
+                        f"{host.name}: the object store has another owner of {dataset.name}"
+                    )
 
 
 def _check_end(cluster: Cluster, objects: MemoryStore, hosts: list[ServerHost]) -> None:

@@ -1,20 +1,28 @@
 """The names of datasets: for each a record of the object store, with name and dataset ID. Blocks.
 
 Metadata may be lost, and the header of a chunk says only what its writer wrote. So these records decide which dataset
-has a name, and no writer of one dataset can take the name of another when metadata is rebuilt. A record is created
-exclusively, so a name has one ID. Names can be longer than file names, so a digest of the name is the record's name.
+has a name, and no writer of one dataset can take the name of another when metadata is rebuilt. A name has one ID, as
+each version of its record is created exclusively. A drop adds a version that frees the name. It removes nothing, so a
+drop that others have overtaken cannot take the name of the next dataset. Names can be longer than file names, so a
+digest of the name is in the record's name.
 """
 
 import logging
 import re
 
 from dieselfs.digests import extent_digest_of
-from dieselfs.errors import Damaged, InvalidInput
+from dieselfs.errors import Damaged, InvalidInput, Unavailable
 from dieselfs.names import check_dataset_name
 from dieselfs_server.store.interface import ObjectStore
+from dieselfs_server.store.versions import VersionedRecord
+
+VERSIONS_KEPT = 16
+"""Of a name that is dropped and used again."""
+CLAIM_TRIES_MAX = 64
 
 _PREFIX = "dataset-"
 _RECORD = re.compile(rb"dieselfs-dataset 1 ([0-9a-f]{32}) ([^\n]+)\n")
+_FREE = b"dieselfs-dataset 1 free\n"
 
 log = logging.getLogger(__name__)
 
@@ -26,45 +34,63 @@ class DatasetNames:
         self._store = store
 
     def claim(self, name: str, dataset_id: bytes) -> bytes:
-        """The ID of the dataset called `name`: `dataset_id`, unless the name has another already. Raises Damaged."""
-        if self._store.create_record(_record_name(name), _encode(name, dataset_id)):
-            return dataset_id
-        return self.find(name) or dataset_id
+        """The ID of the dataset called `name`: `dataset_id`, unless the name has another already. Raises Damaged, and
+        Unavailable if the name is taken and dropped all the time.
+        """
+        for _ in range(CLAIM_TRIES_MAX):
+            number, found = self._newest(name)
+            if found is not None:
+                return found
+            if self._versions(name).replace(number, _encode(name, dataset_id)):
+                return dataset_id
+        raise Unavailable(f"the name of dataset {name} changes too fast to be taken; try again")
 
     def find(self, name: str) -> bytes | None:
         """The ID of the dataset called `name`, None if no dataset has this name. Raises Damaged."""
-        content = self._store.get_record(_record_name(name))
-        if content is None:
-            return None
-        found, dataset_id = _decode(content, _record_name(name))
-        if found != name:
-            raise Damaged(
-                f"object store: record {_record_name(name)!r} is that of dataset {found!r}, not of {name!r}"
-            )
-        return dataset_id
+        return self._newest(name)[1]
 
     def all(self) -> dict[str, bytes]:
         """The IDs of all datasets by name. Records that cannot be read are logged, and left out."""
         found: dict[str, bytes] = {}
-        for record in self._store.list_records(_PREFIX):
+        newest = {record[: len(_record_name(""))]: record for record in self._store.list_records(_PREFIX)}
+        for record in newest.values():
             content = self._store.get_record(record)
-            if content is None:  # removed meanwhile
+            if content is None or content == _FREE:  # or removed meanwhile
                 continue
             try:
                 name, dataset_id = _decode(content, record)
             except Damaged as error:
                 log.error("%s", error)
                 continue
-            if _record_name(name) == record:
+            if record.startswith(_record_name(name)):
                 found[name] = dataset_id
             else:
                 log.error("object store: record %r is that of another name, %r", record, name)
         return found
 
     def release(self, name: str, dataset_id: bytes) -> None:
-        """Remove the name of a dataset that was dropped; does nothing if it has become another's."""
-        if self.find(name) == dataset_id:
-            self._store.delete_record(_record_name(name))
+        """Free the name of a dataset that was dropped; does nothing if it has become another's."""
+        number, found = self._newest(name)
+        if found == dataset_id:
+            self._versions(name).replace(number, _FREE)
+
+    def _versions(self, name: str) -> VersionedRecord:
+        return VersionedRecord(self._store, f"{_record_name(name)}-", VERSIONS_KEPT)
+
+    def _newest(self, name: str) -> tuple[int, bytes | None]:
+        """The newest version of a name, and the ID of its dataset, None without one. Raises Damaged."""
+        number, content = self._versions(name).newest()
+        record = f"{_record_name(name)}-{number:020}"
+        stored: bytes | None = content
+        if not number:  # earlier servers had one version, without a number
+            record = _record_name(name)
+            stored = self._store.get_record(record)
+        if stored is None or stored == _FREE:
+            return number, None
+        found, dataset_id = _decode(stored, record)
+        if found != name:
+            raise Damaged(f"object store: record {record!r} is that of dataset {found!r}, not of {name!r}")
+        return number, dataset_id
 
 
 def _record_name(name: str) -> str:

@@ -1,14 +1,15 @@
 """Records of names: one ID for a name, whatever happens at the same time, and none that is not what it says."""
 
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
 from dieselfs.errors import Damaged
-from dieselfs_server.datasets.dataset_names import DatasetNames
+from dieselfs_server.datasets.dataset_names import VERSIONS_KEPT, DatasetNames
 from dieselfs_server.store.memory import MemoryStore
 
-ONE, TWO = bytes(range(16)), bytes(range(1, 17))
+ONE, TWO, THREE = (bytes(range(first, first + 16)) for first in range(3))
 
 
 def test_a_name_has_the_id_of_the_first_who_claims_it() -> None:
@@ -36,6 +37,67 @@ def test_a_name_is_released_only_by_its_dataset() -> None:
     names.release("pets", ONE)
     assert names.find("pets") is None
     assert names.claim("pets", TWO) == TWO
+
+
+class PausedStore(MemoryStore):
+    """Does `meanwhile` before the first change of a record."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.meanwhile: Callable[[], object] = lambda: None
+
+    def _pause(self) -> None:
+        meanwhile, self.meanwhile = self.meanwhile, lambda: None
+        meanwhile()
+
+    def create_record(self, name: str, content: bytes) -> bool:
+        self._pause()
+        return super().create_record(name, content)
+
+    def delete_record(self, name: str) -> None:
+        self._pause()
+        super().delete_record(name)
+
+
+@pytest.mark.parametrize("uses", [1, 2, VERSIONS_KEPT])
+def test_a_drop_that_others_have_overtaken_leaves_the_name_of_the_next_dataset(uses: int) -> None:
+    store = PausedStore()
+    names, others = DatasetNames(store), DatasetNames(store)
+    names.claim("pets", ONE)
+
+    def overtake() -> None:
+        others.release("pets", ONE)
+        for _ in range(uses - 1):
+            others.claim("pets", THREE)
+            others.release("pets", THREE)
+        others.claim("pets", TWO)
+
+    store.meanwhile = overtake
+    names.release("pets", ONE)
+    assert (names.find("pets"), names.all()) == (TWO, {"pets": TWO})
+    assert len(store.list_records("dataset-")) <= VERSIONS_KEPT + 1
+
+
+def test_a_claim_that_another_has_overtaken_gets_the_id_of_the_other() -> None:
+    store = PausedStore()
+    names = DatasetNames(store)
+    store.meanwhile = lambda: DatasetNames(store).claim("pets", TWO)
+    assert names.claim("pets", ONE) == TWO
+
+
+def test_records_of_earlier_servers_count_until_their_dataset_is_dropped() -> None:
+    store = MemoryStore()
+    names = DatasetNames(store)
+    names.claim("pets", ONE)
+    (record,) = store.list_records("dataset-")
+    content = store.get_record(record)
+    assert content is not None
+    store.delete_record(record)
+    store.put_record(record.rpartition("-")[0], content)
+    assert (names.claim("pets", TWO), names.all()) == (ONE, {"pets": ONE})
+    names.release("pets", ONE)
+    assert (names.find("pets"), names.all()) == (None, {})
+    assert (names.claim("pets", TWO), names.all()) == (TWO, {"pets": TWO})
 
 
 @pytest.mark.parametrize(
