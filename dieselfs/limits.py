@@ -162,7 +162,11 @@ SERVER_GONE_S = 10.0
 READ_GONE_S = 2.0
 """The same for a read, if there is another server that has not failed lately. The kernel counts in whole seconds."""
 LOST_MACHINE_S = 3.0
-"""A machine that vanishes costs a read less than this, if another has the bytes: each wait on the way is shorter."""
+"""A machine that vanishes costs a read less than this, if another has the bytes. If none has, the read of a server
+fails within this time. The waits of each way add up to less, by LOST_MACHINE_REST_S: see the end of this module.
+"""
+LOST_MACHINE_REST_S = 0.2
+"""Of it for what a read does beside its waits."""
 READ_PATIENCE_S = 25.0
 """A read that failed on all servers is retried on all of them until it has taken this long."""
 VERB_PATIENCE_S = 4.0
@@ -305,10 +309,12 @@ assert REDIS_PATIENCE_S + REDIS_REQUEST_TIMEOUT_S < REQUEST_TIMEOUT_S
 assert REDIS_PATIENCE_S < SERVER_SILENCE_S  # a server without Redis answers before its client tries another
 assert REDIS_PATIENCE_S + REDIS_REQUEST_TIMEOUT_S < METADATA_AWAY_S
 assert SERVER_SILENCE_S + max(SERVER_GONE_S, CONNECT_TIMEOUT_S) < READ_PATIENCE_S < READ_TIMEOUT_S
-assert READ_GONE_S + ETCD_PATIENCE_S < LOST_MACHINE_S
-assert OTHER_CONNECT_TIMEOUT_S + ETCD_PATIENCE_S < LOST_MACHINE_S
-assert METADATA_ANSWER_S < LOST_MACHINE_S
-assert PEER_SILENCE_S + WAIT_LOOK_S < LOST_MACHINE_S
+assert READ_GONE_S + ETCD_PATIENCE_S + LOST_MACHINE_REST_S < LOST_MACHINE_S  # 2.0 + 0.5 + 0.2 = 2.7 s
+assert (
+    OTHER_CONNECT_TIMEOUT_S + ETCD_PATIENCE_S + LOST_MACHINE_REST_S < LOST_MACHINE_S
+)  # 1.5 + 0.5 + 0.2 = 2.2 s
+assert METADATA_ANSWER_S + LOST_MACHINE_REST_S < LOST_MACHINE_S  # 1.0 + 0.2 = 1.2 s
+assert PEER_SILENCE_S + WAIT_LOOK_S + LOST_MACHINE_REST_S < LOST_MACHINE_S  # 2.5 + 0.1 + 0.2 = 2.8 s
 assert 3 * VERB_SILENCE_S < VERB_PATIENCE_S + 1 < READ_PATIENCE_S
 assert 2 * ETCD_TIMEOUT_S < SERVER_LEASE_S
 assert JOB_NODES_MAX < NOTES_AT_ONCE_MAX <= REDIS_SCAN_ENTRIES

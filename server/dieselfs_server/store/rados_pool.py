@@ -16,11 +16,13 @@ from threading import Lock
 from typing import Any
 
 from dieselfs.errors import AlreadyExists, InvalidInput, NotFound, StorageFull, Unavailable
-from dieselfs.limits import MIB
+from dieselfs.limits import LOST_MACHINE_REST_S, LOST_MACHINE_S, MIB
 
 CONNECT_TIMEOUT_S = 10.0
-ANSWER_TIMEOUT_S = 3.0
-"""After this time without a reply of the cluster, a call raises Unavailable."""
+ANSWER_TIMEOUT_S = 2.5
+"""After this time without a reply of the cluster, a call raises Unavailable. It is not repeated, and the next calls of
+the same read raise it at once (`wrapper.one_timeout`).
+"""
 
 CHANGE_TIMEOUT_S = 4.0
 """The same while a call that changes something is in flight: it waits for all replicas, and for those of a new pool."""
@@ -32,6 +34,8 @@ LARGE_BYTES = 8 * MIB
 
 AWAY_TIMEOUT_S = 1.0
 """The same after such a call, until one succeeds."""
+
+assert ANSWER_TIMEOUT_S + LOST_MACHINE_REST_S < LOST_MACHINE_S  # 2.5 + 0.2 = 2.7 s
 
 KEYS_PER_READ_MAX = 1000
 STATS_AT_ONCE_MAX = 128

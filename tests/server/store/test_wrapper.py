@@ -10,12 +10,14 @@ from threading import Condition
 import pytest
 
 from dieselfs.errors import Damaged, DieselfsError, NotFound, StorageFull, Unavailable
+from dieselfs.limits import LOST_MACHINE_REST_S, LOST_MACHINE_S
 from dieselfs.telemetry.registry import Registry
 from dieselfs_server.store import wrapper
 from dieselfs_server.store.interface import ObjectStore
 from dieselfs_server.store.memory import MemoryStore
 from dieselfs_server.store.opening import open_store
 from dieselfs_server.store.posix import PosixStore
+from dieselfs_server.store.rados_pool import ANSWER_TIMEOUT_S
 from dieselfs_server.store.wrapper import (
     HANGS_S,
     MARKER_RECORD,
@@ -26,6 +28,7 @@ from dieselfs_server.store.wrapper import (
     RetryingStore,
     RetryPolicy,
     StoreWrapper,
+    one_timeout,
     open_marked,
     read_marker,
     wait_before,
@@ -266,6 +269,24 @@ def test_a_store_that_hangs_is_waited_for_once() -> None:
     with pytest.raises(Unavailable):
         bench.get()
     assert bench.flaky.calls == 1
+
+
+def test_a_first_read_of_an_osd_that_hangs_fails_in_the_time_for_a_lost_machine(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Whatever number of calls it makes."""
+    bench = Bench()
+
+    def hang() -> None:
+        bench.now_s += ANSWER_TIMEOUT_S
+        raise failure(errno.ETIMEDOUT)
+
+    monkeypatch.setattr(bench.flaky, "_fail", hang)
+    with one_timeout():
+        for _ in range(3):
+            with pytest.raises(Unavailable):
+                bench.get()
+    assert bench.now_s + LOST_MACHINE_REST_S < LOST_MACHINE_S
 
 
 @pytest.mark.parametrize(
