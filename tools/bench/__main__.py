@@ -16,7 +16,7 @@ from typing import Any
 
 import click
 
-from bench.harness.figures import FULL, QUICK, Scale, Trial
+from bench.harness.figures import FULL, QUICK, Scale, Table, Trial
 from bench.harness.forms import filesystem_type
 from bench.harness.journal import Journal
 from bench.harness.pages import PageError, keep, pages_of
@@ -38,6 +38,13 @@ from lab.network import Unsuitable
     help="Measure on this share of the data.",
 )
 @click.option("--rounds", type=click.IntRange(min=1), help="Runs of each side.")
+@click.option(
+    "--only",
+    default="",
+    metavar="PATTERN",
+    help="Run the trials whose titles match (of `paper`: the tables), such as '1 Gb/s, 1 ms' or 'Figure 9'; with "
+    "--keep, what the file has of others remains.",
+)
 @click.option("--kills", type=click.IntRange(min=2), help="Nodes that `failover` loses.")
 @click.option(
     "--folder",
@@ -63,6 +70,11 @@ from lab.network import Unsuitable
     help="Measure nothing: make the tables of the pages from docs/internals/measurements/NAME.json again.",
 )
 @click.option(
+    "--trials",
+    is_flag=True,
+    help="With --pages: also write tables that must not be cited, each marked as a trial.",
+)
+@click.option(
     "--figure",
     type=click.Path(path_type=Path),
     help="Draw the results of `failover`, `accuracy` or `paper` as SVG.",
@@ -72,17 +84,19 @@ def main(
     quick: bool,
     share: float,
     rounds: int | None,
+    only: str,
     kills: int | None,
     folder: Path,
     kept: Path | None,
     when_quiet: bool,
     pages: bool,
+    trials: bool,
     figure: Path | None,
 ) -> None:
     """Measure dieselfs and its alternatives on this machine: all benchmarks, or those named."""
     if pages:
         try:
-            for page, text in pages_of(names).items():
+            for page, text in pages_of(names, has_trials=trials).items():
                 page.write_text(text, encoding="utf-8")
         except PageError as error:
             raise click.ClickException(str(error)) from error
@@ -91,8 +105,11 @@ def main(
     if figure is not None:
         import bench.papers.drawing  # before the measurements, as matplotlib is optional
     scale = (QUICK if quick else FULL).part(share)
-    scale = replace(scale, rounds=rounds or scale.rounds, kills=kills or scale.kills, figure=figure)
-    facts = machine_facts(folder, sys.argv[1:])
+    scale = replace(
+        scale, rounds=rounds or scale.rounds, kills=kills or scale.kills, figure=figure, only=only
+    )
+    data = "quick" if quick else f"a share of {share:g}"
+    facts = {**machine_facts(folder, sys.argv[1:]), "data": data}
     for name, fact in facts.items():
         print(f"{name + ':':14} {fact}")
     with tempfile.TemporaryDirectory(
@@ -109,7 +126,7 @@ def main(
             except NotQuiet as error:
                 raise click.ClickException(f"{name}: {error}") from error
             if kept is not None:
-                keep(name, facts, measured, kept)
+                keep(name, journal.sessions, measured, kept, is_part=bool(only))
             journal.end()
             if figure is not None and name == "failover":
                 bench.papers.drawing.draw_failover(measured, figure)
@@ -119,19 +136,24 @@ def run_benchmark(name: str, folder: Path, scale: Scale) -> list[dict[str, Any]]
     """Run it in a new folder and print its tables; its trials and tables, for JSON."""
     folder.mkdir()
     measured = []
+    journal = scale.journal or Journal()
     try:
         with closing(begin(name, folder, scale)) as results:
             for result in results:
-                print()
                 if isinstance(result, Trial):
-                    found, left_out = run_trial(result, scale.journal)
+                    if not scale.wants(result.title):
+                        continue
+                    found, left_out = run_trial(result, journal)
+                    print()
                     print(*trial_lines(result, found, left_out), sep="\n", flush=True)
                     measured.append(trial_fields(result, found, left_out))
                 else:
-                    shown, rows = tee(result)
+                    table = result if isinstance(result, Table) else Table(result)
+                    shown, rows = tee(table.rows)
+                    print()
                     for line in table_lines(shown):
                         print(line, flush=True)
-                    measured.append(row_fields(rows))
+                    measured.append(row_fields(replace(table, rows=rows), journal.session))
     except Unsuitable as reason:
         print(f"{name}: left out, {reason}")
     return measured

@@ -1,7 +1,7 @@
 """Measurements and their arithmetic: order of the runs, medians, rates, ratios. No I/O."""
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import ceil
 from pathlib import Path
@@ -46,10 +46,15 @@ FULL = Scale(5, 1_280_000, 100_000, 5_000, 256, 12_000, 20, 12, 20, 1024)
 QUICK = Scale(1, 10_000, 2_000, 100, 32, 600, 2, 2, 2, 16, is_quick=True)
 
 
+Row = Mapping[str, Any]
+"""A line of a Markdown table: by the head of its column a number, a text, or a value and its format."""
+
+
 @dataclass(frozen=True, slots=True)
 class Run:
     """One run of one side. `parts`: processor seconds by process name; `seen`: other measurements by a name with the
-    unit; `series`: measurements over time; `machine`: its load before and after, and the time that its host took.
+    unit; `series`: measurements over time; `machine`: its load before and after, the time that its host took, and the
+    number of the session.
     """
 
     duration_s: float
@@ -93,8 +98,12 @@ class Trial:
 class KeptRounds(Protocol):
     """The rounds of a benchmark so far (`bench.harness.journal`)."""
 
-    def load(self) -> float:
-        """Before each round: the load of the machine."""
+    @property
+    def session(self) -> int:
+        """The number of this start of the command."""
+
+    def begin_round(self) -> Mapping[str, float]:
+        """Before each round: what each of its runs has in `machine`."""
 
     def begin(self, trial: Trial) -> tuple[dict[str, list[Run]], dict[str, str]]:
         """What is there of the next trial: its runs by side, and the reasons of sides that failed."""
@@ -103,13 +112,21 @@ class KeptRounds(Protocol):
         """After each round of the trial that began last."""
 
 
+@dataclass(frozen=True, slots=True)
+class Table:
+    """Rows that were computed. `trials`: what of, as `trial_fields`. `seeds`: of trainings or simulations, which give
+    the same on a loaded machine.
+    """
+
+    rows: Iterable[Row]
+    trials: Sequence[Mapping[str, Any]] = ()
+    seeds: int = 0
+
+
 ROUNDS_MIN = 5
 """Fewer rounds decide nothing."""
 ALIKE = 0.03
 """Rates whose median ratio is this near to 1 count as equal."""
-
-Row = Mapping[str, Any]
-"""A line of a Markdown table: by the head of its column a number, a text, or a value and its format."""
 
 
 @dataclass(frozen=True, slots=True)

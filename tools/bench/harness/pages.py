@@ -10,32 +10,56 @@ from pathlib import Path
 from typing import Any
 
 from bench.harness.figures import ROUNDS_MIN
+from bench.harness.journal import SAME, is_dirty
 from bench.harness.quiet import ROUND_LOAD_MAX
-from bench.harness.report import page_tables, table_lines
+from bench.harness.report import page_table, table_lines
 
 DOCUMENTS = Path(__file__).parents[3] / "docs"
 KEPT = DOCUMENTS / "internals" / "measurements"
 """The folder of the files, and of most of the pages."""
-LOAD_MAX = 1.0
-"""More load than this before the start is other work."""
+SHARE_MIN = 0.1
+"""Figures of less data decide nothing."""
 STOLEN_MAX = 0.05
 """More processor seconds that the host took, as a share of the time of all runs, are other work too."""
+_IN_NOTES = ("commit", "load before")
+"""What each table has for its own rounds."""
 
 
 class PageError(Exception):
     """What is wrong with a page or with a file of runs."""
 
 
-def keep(name: str, machine: Mapping[str, str], results: Sequence[Mapping[str, Any]], folder: Path) -> None:
-    """Write the file of a benchmark."""
-    content = {"benchmark": name, "machine": dict(machine), "results": list(results)}
+def keep(
+    name: str,
+    sessions: Mapping[str, Mapping[str, str]],
+    results: Sequence[Mapping[str, Any]],
+    folder: Path,
+    is_part: bool = False,
+) -> None:
+    """Write the file of a benchmark. `is_part`: what the file has of other trials and tables remains, if it is of the
+    same machine and data.
+    """
+    file, merged = folder / f"{name}.json", {_name_of(result): result for result in results}
+    if is_part and file.exists():
+        old = json.loads(file.read_text(encoding="utf-8"))
+        sessions = {**old["sessions"], **sessions}
+        if len({tuple(map(facts.get, SAME)) for facts in sessions.values()}) == 1:
+            merged = {_name_of(result): result for result in old["results"]} | merged
+    used = {number for result in merged.values() for number in _sessions_of(result)}
+    content = {
+        "benchmark": name,
+        "sessions": {number: dict(facts) for number, facts in sessions.items() if number in used},
+        "results": list(merged.values()),
+    }
     text = json.dumps(content, indent=1, ensure_ascii=False)
-    (folder / f"{name}.json").write_text(text + "\n", encoding="utf-8")
+    file.write_text(text + "\n", encoding="utf-8")
 
 
-def pages_of(names: Sequence[str] = (), kept: Path = KEPT, documents: Path = DOCUMENTS) -> dict[Path, str]:
+def pages_of(
+    names: Sequence[str] = (), kept: Path = KEPT, documents: Path = DOCUMENTS, has_trials: bool = False
+) -> dict[Path, str]:
     """The pages of these benchmarks, or of all that have a file, and their texts with new tables. Raises PageError for
-    a file without a page, and for a name without a file.
+    a file without a page, for a name without a file, and, unless `has_trials`, for a table that must not be cited.
     """
     texts = {page: page.read_text(encoding="utf-8") for page in sorted(documents.glob("**/*.md"))}
     found = {}
@@ -46,60 +70,115 @@ def pages_of(names: Sequence[str] = (), kept: Path = KEPT, documents: Path = DOC
         page = next((page for page, text in texts.items() if end in text.partition(start)[2]), None)
         if page is None:
             raise PageError(f"no page below {documents} has the lines {start.strip()} and {end}")
+        content = json.loads(file.read_text(encoding="utf-8"))
+        for result in content["results"] if not has_trials else ():
+            if reasons := "; ".join(objections(result, content["sessions"])):
+                title = result.get("title", _name_of(result))
+                raise PageError(
+                    f"{file.stem}: {title!r} is a trial, not to be cited: {reasons}. "
+                    "Continue the run with --keep, or add --trials to mark it in its table"
+                )
         before, _, rest = texts[page].partition(start)
-        made = tables(json.loads(file.read_text(encoding="utf-8")))
-        found[page] = texts[page] = f"{before}{start}{made}{end}{rest.partition(end)[2]}"
+        found[page] = texts[page] = f"{before}{start}{tables(content)}{end}{rest.partition(end)[2]}"
     return found
 
 
 def tables(kept: Mapping[str, Any]) -> str:
-    """What stands between the comments: the conditions of the run, why it is no more than a trial, the tables. A trial
-    has no verdicts.
+    """What stands between the comments: the machine, and for each table its rows and a note of its rounds. The head of
+    a trial has the reasons why it must not be cited, and no verdicts.
     """
-    reasons = list(objections(kept))
-    rows = [{"run": name, "": fact} for name, fact in kept["machine"].items()]
-    rows += [{"run": name, "": value} for name, value in _beside(kept)]
-    rows += [{"run": "**a trial, not to be cited**", "": "; ".join(reasons)}] if reasons else []
-    return "\n".join(
-        ["", *table_lines(rows), *page_tables(kept["results"], has_verdicts=not reasons), "", ""]
-    )
+    sessions = kept["sessions"]
+    facts = dict.fromkeys(name for each in sessions.values() for name in each if name not in _IN_NOTES)
+    rows = [
+        {"run": name, "": "; ".join(dict.fromkeys(each[name] for each in sessions.values() if name in each))}
+        for name in facts
+    ]
+    lines = ["", *table_lines(rows)]
+    for result in kept["results"]:
+        reasons = "; ".join(objections(result, sessions))
+        mark = f" (**a trial, not to be cited**: {reasons})" if reasons else ""
+        lines += ["", *page_table(result, mark), "", _note(result, sessions)]
+    return "\n".join([*lines, "", ""])
 
 
-def objections(kept: Mapping[str, Any]) -> Iterator[str]:
-    """Why the figures must not be cited, by rule."""
-    machine, runs = kept["machine"], _runs(kept)
-    if re.search(r"--(quick|share)\b", machine["command"]):
-        yield "part of the data"
-    if machine["commit"].endswith("-dirty"):
+def objections(result: Mapping[str, Any], sessions: Mapping[str, Mapping[str, str]]) -> Iterator[str]:
+    """Why the figures of a trial or of a table must not be cited, by rule."""
+    facts, runs = [sessions[number] for number in _sessions_of(result)], _runs(result)
+    if any(share_of(each["command"]) < SHARE_MIN for each in facts):
+        yield f"less than {SHARE_MIN:g} of the data"
+    if any(map(is_dirty, facts)):
         yield "the source was not committed"
-    if float(machine["load before"].split()[0]) > LOAD_MAX:
-        yield "other work on the machine"
-    if any(run["machine"].get("round_load", 0.0) > ROUND_LOAD_MAX for run in runs):
-        yield "other work before a round"
-    rounds = [len(side["runs"]) for side in _sides(kept)]
-    if rounds and min(rounds) < ROUNDS_MIN:
-        yield f"{min(rounds)} rounds, of {ROUNDS_MIN} that are needed"
-    if sum(run["machine"]["stolen_s"] for run in runs) > STOLEN_MAX * sum(run["duration_s"] for run in runs):
-        yield "the host took processor time"
+    if seeds := result.get("seeds", 0):
+        if seeds < ROUNDS_MIN:
+            yield f"{seeds} seeds, of {ROUNDS_MIN} that are needed"
+        return
+    if not runs:
+        yield "its rounds were not kept"
+        return
+    if max(_loads(runs)) > ROUND_LOAD_MAX:
+        yield f"a load of {max(_loads(runs)):.1f} before a round"
+    if (rounds := _rounds(result)) < ROUNDS_MIN:
+        yield f"{rounds} rounds, of {ROUNDS_MIN} that are needed"
+    if _stolen(runs) > STOLEN_MAX:
+        yield f"the host took {_stolen(runs):.0%} of the time"
 
 
-def _beside(kept: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """What happened on the machine meanwhile."""
-    machines = [run["machine"] for run in _runs(kept)]
-    for title, name, unit in (
-        ("load before a round", "round_load", ""),
-        ("load before a run", "load_before", ""),
-        ("load after a run", "load_after", ""),
-        ("taken by the host in a run", "stolen_s", " processor s"),
-    ):
-        values = [machine[name] for machine in machines if name in machine]
-        if values:
-            yield title, f"{min(values):.1f} to {max(values):.1f}{unit}"
+def share_of(command: str) -> float:
+    """The share of the data that a command measures on; 0 for a quick run."""
+    if re.search(r"--quick\b", command):
+        return 0.0
+    share = re.search(r"--share[ =]([\d.]+)", command)
+    return float(share[1]) if share else 1.0
 
 
-def _sides(kept: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    return [side for result in kept["results"] for side in result.get("sides", [])]
+def _note(result: Mapping[str, Any], sessions: Mapping[str, Mapping[str, str]]) -> str:
+    """Of which rounds a table is."""
+    facts, runs = [sessions[number] for number in _sessions_of(result)], _runs(result)
+    commits = list(dict.fromkeys(each["commit"] for each in facts))
+    parts = [f"Commit{'s' if len(commits) > 1 else ''} {', '.join(commits)}"]
+    if seeds := result.get("seeds", 0):
+        parts.append(f"{seeds} seeds; does not depend on load")
+    elif runs:
+        loads = _loads(runs)
+        parts.append(f"{_rounds(result)} rounds")
+        parts.append(f"load before a round {min(loads):.1f} to {max(loads):.1f}")
+        parts.append(f"taken by the host {_stolen(runs):.1%}")
+    return f"*{'; '.join(parts)}.*"
 
 
-def _runs(kept: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    return [run for side in _sides(kept) for run in side["runs"]]
+def _loads(runs: Sequence[Mapping[str, Any]]) -> list[float]:
+    """Before the round of each run; before the run itself, where that was not kept."""
+    return [run["machine"].get("round_load", run["machine"]["load_before"]) for run in runs]
+
+
+def _stolen(runs: Sequence[Mapping[str, Any]]) -> float:
+    """Processor seconds that the host took, as a share of the time of the runs."""
+    took_s = sum(run["machine"].get("took_s", run["duration_s"]) for run in runs)
+    return float(sum(run["machine"]["stolen_s"] for run in runs) / took_s)
+
+
+def _name_of(result: Mapping[str, Any]) -> str:
+    """The title of a trial; of a table, the head of its first column. Several trials of a title have other sides."""
+    if "title" in result:
+        return f"{result['title']}: {', '.join(side['name'] for side in result['sides'])}"
+    return next(iter(result["rows"][0])) if result["rows"] else ""
+
+
+def _sessions_of(result: Mapping[str, Any]) -> list[str]:
+    """Their numbers."""
+    found = [str(run["machine"]["session"]) for run in _runs(result)] or [str(result["session"])]
+    return list(dict.fromkeys(found))
+
+
+def _rounds(result: Mapping[str, Any]) -> int:
+    """Of the side with the fewest."""
+    return min(len(side["runs"]) for side in _sides(result))
+
+
+def _sides(result: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    trials = [result] if "title" in result else result.get("trials", ())
+    return [side for trial in trials for side in trial["sides"]]
+
+
+def _runs(result: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    return [run for side in _sides(result) for run in side["runs"]]

@@ -4,8 +4,11 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from bench.harness.figures import Figure, Row, Run, RunFailed, Side, Trial
+from bench.harness.figures import Figure, Row, Run, RunFailed, Side, Table, Trial
 from bench.harness.figures import figures as figures_of
+
+VERDICT = "verdict"
+"""The head of the column of verdicts, which trials do not have."""
 
 
 def trial_lines(trial: Trial, figures: Sequence[Figure], left_out: Mapping[str, str]) -> list[str]:
@@ -74,21 +77,22 @@ def trial_rows(trial: Trial, figures: Sequence[Figure], left_out: Mapping[str, s
             f"x {base} (rounds)": _spread(figure.ratio, figure.ratios, "{:.2f}".format)
             if figure.ratio is not None and figure.side.name != base
             else "",
-            "verdict": figure.verdict,
+            VERDICT: figure.verdict,
         }
     for name, reason in left_out.items():
         yield {trial.title: f"{name}: left out, {reason}"}
 
 
-def page_tables(results: Sequence[Mapping[str, Any]], has_verdicts: bool) -> Iterator[str]:
-    """The tables of a page from what was kept of the results of a benchmark, without columns that are empty."""
-    for result in results:
-        rows = list(result["rows"] if "rows" in result else trial_rows(*read_trial(result)))
-        heads = [head for head in (rows[0] if rows else []) if any(row.get(head) for row in rows)]
-        if not has_verdicts and "verdict" in heads:
-            heads.remove("verdict")
-        yield ""
-        yield from table_lines({head: row.get(head, "") for head in heads} for row in rows)
+def page_table(result: Mapping[str, Any], mark: str) -> Iterator[str]:
+    """The table of a page from what was kept of a trial or a table, without columns that are empty. `mark`: why it is a
+    trial, behind its title; it then has no verdicts.
+    """
+    rows = list(result["rows"] if "rows" in result else trial_rows(*read_trial(result)))
+    title, *heads = rows[0] if rows else [""]
+    heads = [head for head in heads if any(row.get(head) for row in rows) and not (mark and head == VERDICT)]
+    yield from table_lines(
+        {f"{title}{mark}": row.get(title, ""), **{head: row.get(head, "") for head in heads}} for row in rows
+    )
 
 
 def _spread(middle: float, values: Sequence[float], form: Callable[[float], str]) -> str:
@@ -122,6 +126,7 @@ def _over() -> Run:
     raise RunFailed("it has been run")
 
 
-def row_fields(rows: Iterable[Row]) -> dict[str, Any]:
+def row_fields(table: Table, session: int) -> dict[str, Any]:
     """A table that is no trial, for JSON, with its cells as the page has them."""
-    return {"rows": [{head: _cell(cell) for head, cell in row.items()} for row in rows]}
+    rows = [{head: _cell(cell) for head, cell in row.items()} for row in table.rows]
+    return {"rows": rows, "session": session, "seeds": table.seeds, "trials": [*table.trials]}

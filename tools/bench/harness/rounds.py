@@ -20,13 +20,13 @@ def run_trial(trial: Trial, journal: KeptRounds | None = None) -> tuple[list[Fig
     first = max(map(len, runs.values()), default=trial.rounds if left_out else 0)
     runs = {side.name: runs.get(side.name, []) for side in trial.sides if side.name not in left_out}
     for number in range(first, trial.rounds):
-        load = journal.load()
+        facts = journal.begin_round()
         for side in trial.order(number):
             if side.name in runs:
                 try:
                     with beside() as machine:
                         run = side.run()
-                    runs[side.name].append(replace(run, machine={"round_load": load, **machine}))
+                    runs[side.name].append(replace(run, machine={**facts, **machine}))
                 except FAILURES as error:
                     left_out[side.name] = str(error)
                     del runs[side.name]

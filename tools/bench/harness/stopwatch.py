@@ -26,12 +26,14 @@ def measure(work: Callable[[], object], processes: Processes | None = None) -> R
 
 @contextmanager
 def beside() -> Iterator[dict[str, float]]:
-    """What the machine does during the block: its load before and after, processor seconds that its host took."""
+    """What the machine does during the block: its load before and after, processor seconds that its host took, and the
+    length of the block."""
     machine = {"load_before": os.getloadavg()[0]}
-    before_s = _stolen_s()
+    before_s, started_s = _stolen_s(), time.perf_counter()
     yield machine
     machine["load_after"] = os.getloadavg()[0]
     machine["stolen_s"] = _stolen_s() - before_s
+    machine["took_s"] = time.perf_counter() - started_s
 
 
 def _stolen_s() -> float:

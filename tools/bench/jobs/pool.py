@@ -31,9 +31,6 @@ from dieselfs.limits import GIB, LIBRARY_MEMORY_BYTES, MIB
 from lab.network import Host
 
 NODES = (1, 2, 4, 8)
-ROUNDS_MAX = 3
-SLOW_ROUNDS_MAX = 2
-"""Of trials with a long setup."""
 BATCHES = (1, 64, 256)
 SMALL_SHARE = 50
 """With a small library one file in SMALL_SHARE is read, as each get takes long."""
@@ -62,7 +59,7 @@ class Way:
 
 def pool(folder: Path, scale: Scale) -> Generator[Trial]:
     """Raises Unsuitable."""
-    rounds, counts = min(scale.rounds, ROUNDS_MAX), NODES[:2] if scale.is_quick else NODES
+    rounds, counts = scale.rounds, NODES[:2] if scale.is_quick else NODES
     with running_stage(folder, scale.small_files, max(counts)) as whole:
         make_lmdb(whole.tree, folder / "data.mdb")
         for nodes in counts:
@@ -147,7 +144,7 @@ def _beside_memcached(
         Side(name, partial(run, stage), stage.tree.files, "files", stage.tree.size_bytes)
         for name, run in ((JOB, job), (MEMCACHED, memcached))
     ]
-    return Trial(_title(stage, what), sides, min(rounds, SLOW_ROUNDS_MAX), MEMCACHED)
+    return Trial(_title(stage, what), sides, rounds, MEMCACHED)
 
 
 def _load_job(stage: Stage) -> Run:

@@ -43,8 +43,6 @@ from dieselfs.settings.table import KERNEL, PYFUSE3
 from dieselfs_client.mount.drivers.choice import driver_class
 
 READERS = (1, 4)
-COLD_ROUNDS_MAX = 3
-"""A cold round has a long setup."""
 SEED, GROUP_CHUNKS = 1, 4
 SOME_FILES = 5_000
 """Of slow sides, where all files would take minutes."""
@@ -60,7 +58,7 @@ LMDB_GET, LMDB_CURSOR, TAR_PREAD = "py-lmdb, get", "py-lmdb, cursor", "indexed t
 
 
 def reading(folder: Path, scale: Scale) -> Generator[Trial]:
-    rounds, cold_rounds = scale.rounds, min(scale.rounds, COLD_ROUNDS_MAX)
+    rounds = scale.rounds
     for files, file_bytes in (
         (scale.small_files, SMALL_FILE_BYTES),
         (scale.large_files // 2, LARGE_FILE_BYTES),
@@ -68,8 +66,8 @@ def reading(folder: Path, scale: Scale) -> Generator[Trial]:
         with all_forms(folder / str(file_bytes), files, file_bytes) as forms:
             if can_drop_caches():
                 for readers in READERS:
-                    yield _cold_trial(forms, readers, cold_rounds)
-                yield _cold_library_trial(forms, cold_rounds)
+                    yield _cold_trial(forms, readers, rounds)
+                yield _cold_library_trial(forms, rounds)
             yield from _warm_trials(forms, rounds)
             yield from _resident_trials(forms, rounds)
             yield from _sharing_trials(forms, rounds)

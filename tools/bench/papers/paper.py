@@ -12,9 +12,11 @@ from dataclasses import replace
 from pathlib import Path
 from statistics import fmean, median
 from tempfile import TemporaryDirectory
+from typing import Any
 
 from bench.harness.agreement import PART_EPOCHS, Storing
-from bench.harness.figures import Figure, Row, Scale, Trial
+from bench.harness.figures import Figure, Row, Scale, Table, Trial
+from bench.harness.report import trial_fields
 from bench.harness.rounds import FAILURES, run_trial
 from bench.papers.paper_numbers import (
     ACCURACY,
@@ -45,46 +47,55 @@ Reasons = dict[tuple[str, str], str]
 """By benchmark and side: why it was not measured; the side is empty if none of them was."""
 
 
-def paper(folder: Path, scale: Scale) -> Generator[Iterable[Row]]:
-    file = scale.figure or (None if scale.is_quick else DRAWING)
+Kept = dict[tuple[str, str], Mapping[str, Any]]
+"""By benchmark and title: a trial with its runs, for JSON."""
+
+
+def paper(folder: Path, scale: Scale) -> Generator[Table]:
+    experiments = [each for each in EXPERIMENTS if scale.wants(f"{each.where}: {each.title}")]
+    file = scale.figure or (None if scale.is_quick or scale.only else DRAWING)
     if file is not None:
         from bench.papers.drawing import draw_paper  # before the measurements, as matplotlib is optional
-    measured, reasons = Values(), Reasons()
-    waiting = list(EXPERIMENTS)
-    for name in benchmarks_of(EXPERIMENTS):
+    measured, reasons, kept = Values(), Reasons(), Kept()
+    waiting, names = list(experiments), benchmarks_of(experiments)
+    for number, name in enumerate(names):
         try:
             with TemporaryDirectory(dir=folder, ignore_cleanup_errors=True) as place:
-                for values in _measure(name, Path(place), scale, reasons):
+                for values in _measure(name, experiments, Path(place), scale, reasons, kept):
                     measured |= values
         except (Unsuitable, *FAILURES) as reason:
             reasons[name, ""] = f"{name}: {reason}"
-        ended = {each.benchmark for each in measures_of(EXPERIMENTS)} - set(_after(name))
+        ended = {*names[: number + 1]}
         for experiment in [each for each in waiting if set(benchmarks_of([each])) <= ended]:
             waiting.remove(experiment)
-            yield rows_of(experiment, compared(experiment, measured), reasons)
+            rows = rows_of(experiment, compared(experiment, measured), reasons)
+            yield Table(rows, trials_of(experiment, kept), scale.seeds if "accuracy" in ended else 0)
     if file is not None:
-        draw_paper([(each, compared(each, measured)) for each in EXPERIMENTS], file)
+        draw_paper([(each, compared(each, measured)) for each in experiments], file)
 
 
-def _after(name: str) -> list[str]:
-    names = benchmarks_of(EXPERIMENTS)
-    return names[names.index(name) + 1 :]
-
-
-def _measure(name: str, folder: Path, scale: Scale, reasons: Reasons) -> Iterator[Values]:
-    """Run the sides of a benchmark that are compared; into `reasons`, why some failed."""
+def _measure(
+    name: str,
+    experiments: Sequence[Experiment],
+    folder: Path,
+    scale: Scale,
+    reasons: Reasons,
+    kept: Kept,
+) -> Iterator[Values]:
+    """Run the sides of a benchmark that are compared; into `reasons`, why some failed; into `kept`, the trials."""
     if name == "accuracy":
         from bench.papers.accuracy import storings
 
         if scale.is_quick:
             scale = replace(scale, seeds=scale.rounds, epochs=1)
-        yield from map(values_of_storing, storings(folder, scale, groups_of(EXPERIMENTS)))
+        yield from map(values_of_storing, storings(folder, scale, groups_of(experiments)))
         return
-    scale = replace(scale, figure=None, only=pattern_of(name))
+    scale = replace(scale, figure=None, only=pattern_of(name, experiments))
     with closing(begin(name, folder, scale)) as trials:
         for trial in trials:
-            if (chosen := chosen_sides(name, trial)).sides:
+            if isinstance(trial, Trial) and (chosen := chosen_sides(name, trial, experiments)).sides:
                 found, left_out = run_trial(chosen, scale.journal)
+                kept[name, trial.title] = trial_fields(chosen, found, left_out)
                 reasons |= {(name, side): f"{name}, {side}: {reason}" for side, reason in left_out.items()}
                 yield values_of(name, trial, found)
 
@@ -102,11 +113,21 @@ def benchmarks_of(experiments: Iterable[Experiment]) -> list[str]:
     return list(dict.fromkeys(measure.benchmark for measure in measures_of(experiments)))
 
 
-def pattern_of(name: str) -> str:
+def pattern_of(name: str, experiments: Iterable[Experiment]) -> str:
     """Of the titles of a benchmark's trials that are compared."""
     return "|".join(
-        {measure.trial: None for measure in measures_of(EXPERIMENTS) if measure.benchmark == name}
+        {measure.trial: None for measure in measures_of(experiments) if measure.benchmark == name}
     )
+
+
+def trials_of(experiment: Experiment, kept: Kept) -> list[Mapping[str, Any]]:
+    """The trials whose sides an experiment compares."""
+    measures = measures_of([experiment])
+    return [
+        fields
+        for (name, title), fields in kept.items()
+        if any(name == each.benchmark and re.search(each.trial, title) for each in measures)
+    ]
 
 
 def groups_of(experiments: Iterable[Experiment]) -> list[int]:
@@ -115,11 +136,11 @@ def groups_of(experiments: Iterable[Experiment]) -> list[int]:
     return sorted(int(side.removeprefix(GROUP)) for side in sides)
 
 
-def chosen_sides(name: str, trial: Trial) -> Trial:
+def chosen_sides(name: str, trial: Trial, experiments: Iterable[Experiment]) -> Trial:
     """The trial with the sides that a comparison needs, if any."""
     wanted = {
         measure.side or trial.base
-        for measure in measures_of(EXPERIMENTS)
+        for measure in measures_of(experiments)
         if measure.benchmark == name and re.search(measure.trial, trial.title)
     }
     return replace(trial, sides=[side for side in trial.sides if side.name in wanted], base=None)

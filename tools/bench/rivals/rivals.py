@@ -4,7 +4,7 @@ docs/internals/rivals.md has the method. Each run has a new mount on its host, a
 """
 
 from collections.abc import Generator, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -29,8 +29,11 @@ from lab.network import Host, Unsuitable
 
 PLAN = ", plan"
 """The end of the name of a side that reads in chunk-wise order."""
-SLOW_SHARE = 5
-"""Rivals read one file in SLOW_SHARE, chosen at random: the time of a file does not depend on the number of files."""
+SLOW_SHARE, SLOW_FILES_MIN = 20, 100
+"""Rivals read one file in SLOW_SHARE, chosen at random, or SLOW_FILES_MIN: the time of a file does not depend on the
+number of files."""
+TRAINED_SHARE = 10
+"""The training has one image for so many small files."""
 CALLS = {"os.open": plain_reader, "Python's open()": python_reader}
 
 
@@ -40,10 +43,11 @@ def rivals(folder: Path, scale: Scale) -> Generator[Trial | Iterable[Row]]:
     small = make_tree(folder / "small", scale.small_files, SMALL_FILE_BYTES)
     large = make_tree(folder / "large", scale.large_files, LARGE_FILE_BYTES)
     images_folder = folder / "images"
-    images = make_images(images_folder, scale)
+    images = make_images(images_folder, replace(scale, small_files=2 * scale.small_files // TRAINED_SHARE))
     trees = [small.folder, large.folder, images_folder]
+    links = LINKS[:1] if scale.is_quick else [link for link in LINKS if scale.wants(f"{link}, cold")] or LINKS
     with (
-        running_stage(LINKS[:1] if scale.is_quick else LINKS) as stage,
+        running_stage(links) as stage,
         running_field(stage, folder, trees) as field,
     ):
         yield _link_rows(stage)
@@ -82,7 +86,7 @@ class _Reads:
     def files(self, tree: SourceTree, call: str) -> Trial:
         """Each file once in random order. With os.open dieselfs also reads in the order of its plans."""
         everything = shuffled(tree.paths())
-        some = everything[: -(-len(everything) // SLOW_SHARE)]
+        some = everything[: max(-(-len(everything) // SLOW_SHARE), SLOW_FILES_MIN)]
         sides = []
         for name, rival in self.field.running.items():
             paths = some if isinstance(rival, Files) else everything

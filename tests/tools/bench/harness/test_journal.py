@@ -1,5 +1,6 @@
 """A benchmark that was cut off continues with the rounds that it lacks, if nothing has changed meanwhile."""
 
+from dataclasses import replace
 from itertools import count
 from pathlib import Path
 
@@ -10,7 +11,7 @@ from bench.harness.journal import Journal
 from bench.harness.quiet import NotQuiet, quiet_load
 from bench.harness.rounds import run_trial
 
-MACHINE = {"commit": "0123456789", "command": "python -m bench upload"}
+MACHINE = {"commit": "0123456789", "command": "python -m bench upload", "data": "all"}
 ROUNDS = 3
 
 
@@ -58,12 +59,12 @@ def test_a_run_that_was_cut_off_lacks_no_round_and_repeats_none(tmp_path: Path, 
 @pytest.mark.parametrize(
     ("before", "after"),
     [
-        (MACHINE, {**MACHINE, "commit": "9876543210"}),
-        (MACHINE, {**MACHINE, "command": "python -m bench upload --share 0.1"}),
+        (MACHINE, {**MACHINE, "data": "a share of 0.1"}),
+        (MACHINE, {**MACHINE, "commit": "0123456789-dirty"}),
         ({**MACHINE, "commit": "0123456789-dirty"}, {**MACHINE, "commit": "0123456789-dirty"}),
     ],
 )
-def test_rounds_of_other_source_or_of_another_command_do_not_count(
+def test_rounds_of_other_data_or_of_uncommitted_source_do_not_count(
     tmp_path: Path, before: dict[str, str], after: dict[str, str]
 ) -> None:
     file = tmp_path / "upload.json.part"
@@ -72,6 +73,24 @@ def test_rounds_of_other_source_or_of_another_command_do_not_count(
         ROUNDS if before == MACHINE else 0
     )
     assert Journal(file, after).rounds_left == 0
+
+
+def test_rounds_of_another_commit_count_and_name_it(tmp_path: Path) -> None:
+    file, other = tmp_path / "upload.json.part", {**MACHINE, "commit": "9876543210"}
+    run_trial(replace(Work().trial("Upload"), rounds=1), Journal(file, MACHINE))
+    journal = Journal(file, other)
+    found, _ = run_trial(Work().trial("Upload"), journal)
+    for figure in found:
+        commits = [journal.sessions[str(run.machine["session"])]["commit"] for run in figure.runs]
+        assert commits == ["0123456789", "9876543210", "9876543210"]
+
+
+def test_trials_are_found_in_any_order(tmp_path: Path) -> None:
+    """As with `--only`, or where a first trial was added."""
+    file = tmp_path / "upload.json.part"
+    measured(Work(), Journal(file, MACHINE))
+    found, _ = run_trial(Work(interrupted_at=1).trial("Listing"), Journal(file, MACHINE))
+    assert [len(figure.runs) for figure in found] == [ROUNDS, ROUNDS]
 
 
 def test_a_trial_whose_sides_have_changed_begins_with_its_first_round(tmp_path: Path) -> None:

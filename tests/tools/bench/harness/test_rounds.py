@@ -22,5 +22,7 @@ def test_a_side_that_fails_is_left_out_and_the_others_go_on() -> None:
 def test_each_run_has_what_the_machine_did_beside_it() -> None:
     (ours,), _ = run_trial(Trial("", [side("ours", lambda: Run(1.0, seen={"reads": 3}))], rounds=1))
     assert ours.seen == {"reads": 3}
-    assert set(ours.runs[0].machine) == {"round_load", "load_before", "load_after", "stolen_s"}
+    assert set(ours.runs[0].machine) == {
+        *("session", "round_load", "load_before", "load_after", "stolen_s", "took_s")
+    }
     assert ours.runs[0].machine["stolen_s"] >= 0

@@ -58,9 +58,11 @@ def test_the_bandwidth_of_the_paper_rises_with_the_size_of_a_read() -> None:
 
 def test_only_the_sides_that_are_compared_run() -> None:
     names = ("dieselfs", "cp -r, then sync")
-    assert [side.name for side in chosen_sides("upload", upload((*names, "other"))).sides] == [*names]
-    assert not chosen_sides("upload", upload(size="7")).sides
-    assert not chosen_sides("reading", upload()).sides
+    assert [side.name for side in chosen_sides("upload", upload((*names, "other")), EXPERIMENTS).sides] == [
+        *names
+    ]
+    assert not chosen_sides("upload", upload(size="7"), EXPERIMENTS).sides
+    assert not chosen_sides("reading", upload(), EXPERIMENTS).sides
 
 
 def test_ratios_are_quotients_of_the_sides_values() -> None:
@@ -151,7 +153,8 @@ def test_tables_and_the_drawing_come_out_of_the_benchmarks(
     monkeypatch.setattr("bench.storage.upload.upload", uploads)
     monkeypatch.setattr("bench.jobs.failover.failover", nothing)
     drawing = tmp_path / "paper.svg"
-    (rows,) = [list(rows) for rows in paper(tmp_path, replace(QUICK, figure=drawing))]
+    (table,) = paper(tmp_path, replace(QUICK, figure=drawing))
+    rows = list(table.rows)
     assert [row["here"] for row in rows] == ["1", "not measured", ""]
     assert "failover: there is no network" in next(iter(rows[-1].values()))
     assert not folders[0].exists()
