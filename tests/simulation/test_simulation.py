@@ -1,4 +1,4 @@
-"""The simulator itself: it repeats its runs, finds known faults, makes failing runs smaller. And some of its seeds."""
+"""The simulator itself: it repeats its runs and finds known faults. And some of its seeds."""
 
 import os
 import subprocess
@@ -10,7 +10,8 @@ import pytest
 from tests.simulation.oracle import Oracle
 
 ROOT = Path(__file__).parents[2]
-SEEDS_PER_TEST = 25
+SEEDS_PER_TEST, SECONDS_PER_TEST = 25, 10
+"""Many more run with `make simulate`."""
 
 
 def simulated(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -32,12 +33,12 @@ _ROOTS = ("server", "client", "tools")
 
 @pytest.mark.parametrize("first", [1, 10_001])
 def test_seeds_hold(first: int) -> None:
-    result = simulated("seeds", str(first), str(SEEDS_PER_TEST), "--time", "30")
+    result = simulated("seeds", str(first), str(SEEDS_PER_TEST), "--time", str(SECONDS_PER_TEST))
     assert result.returncode == 0, result.stdout + result.stderr
 
 
 def test_seeds_with_a_job_hold() -> None:
-    result = simulated("seeds", "50001", "40", "--with-job", "--time", "12")
+    result = simulated("seeds", "50001", "40", "--with-job", "--time", str(SECONDS_PER_TEST))
     assert result.returncode == 0, result.stdout + result.stderr
 
 
@@ -54,11 +55,11 @@ def test_a_seed_has_the_same_trace_in_each_process_and_after_other_seeds() -> No
     assert after.split()[-1] in alone
 
 
-def test_a_known_fault_is_found_and_its_seed_made_smaller() -> None:
-    result = simulated("mutants", "applied-first", "--seeds", "30", "--shrink")
+def test_a_known_fault_is_found_and_the_command_that_repeats_it_printed() -> None:
+    result = simulated("mutants", "applied-first", "--seeds", "30")
     command = result.stdout.splitlines()[-1]
     assert result.returncode == 0, result.stdout + result.stderr
-    assert "python -m tests.simulation run" in command and "--steps" in command
+    assert "python -m tests.simulation run" in command
 
 
 class TestOracle:
