@@ -32,7 +32,7 @@ UP_TIMEOUT_S = 300.0
 PYTHON = "/usr/bin/python3"
 """The one that machines make the environment of dieselfs with."""
 INSTALLED = "/opt/dieselfs"
-"""The first machine makes it. The others get a copy, in which only the wheel is installed again: that is quicker."""
+"""The first machine makes it, with `install.sh`. The others get a copy: that is quicker."""
 SOURCES = (
     *("LICENSE", "README.md", "pyproject.toml", "completions", "deploy", "man"),
     *("dieselfs", "client", "server", "tools"),
@@ -121,7 +121,7 @@ def site() -> Iterator[Site]:
         site.script("install.sh", wheels, machines[0])
         for machine in machines[1:]:
             subprocess.run(["cp", "-a", machines[0].path(INSTALLED), machine.path(INSTALLED)], check=True)
-        site.script("up.sh", wheels)
+        site.script("up.sh")
         site.script("up.sh")  # all is there
         shutil.copytree(site.secrets / "client", client.folder / "home/.config/dieselfs")
         yield site
