@@ -1,4 +1,6 @@
-"""Mounts of one job, each as on a node of its own: every chunk leaves the server once, whichever of them reads it."""
+"""Mounts of one job of an encrypted dataset, each as on a node of its own: every chunk leaves the server once.
+`tests/cluster` says the same of a plain dataset, and what a lost node costs.
+"""
 
 import json
 import os
@@ -19,7 +21,6 @@ from dieselfs_client.daemon import control
 from dieselfs_client.mount.points.mount_table import mount_at
 from dieselfs_client.mount.points.mounting import unmount
 from dieselfs_client.mount.points.options import MountOptions
-from lab.mount_processes import kill_all
 from tests.support.server import RunningServer, running_server
 
 pytestmark = pytest.mark.skipif(not os.access("/dev/fuse", os.W_OK), reason="needs /dev/fuse")
@@ -29,15 +30,12 @@ FILE_BYTES = 100_000
 CHUNKS = FILES * FILE_BYTES // (4 * MIB) + 1
 
 
-@pytest.fixture(scope="module", params=["plain", "encrypted"])
-def server(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[RunningServer]:
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
     with running_server(tmp_path_factory.mktemp("server")) as server, pytest.MonkeyPatch.context() as patch:
         patch.setenv("DIESELFS_IDENTITY", str(server.settings().home / "identity"))
         with Dataset(server.settings(), "job", must_exist=False) as data:
-            if request.param == "encrypted":
-                data.client.encrypt(data.create())
+            data.client.encrypt(data.create())
             for number in range(FILES):
                 data.put(f"{number}", content(number))
         yield server
@@ -158,17 +156,6 @@ def test_oneshot_brings_the_dataset_into_the_pool_before_it_is_read(
     assert loads(places) == CHUNKS
     read_all(places[0])
     assert loads(places) == CHUNKS
-
-
-def test_a_node_that_is_killed_costs_the_others_no_read(
-    server: RunningServer, secret: Path, mountpoints: list[Path]
-) -> None:
-    mount_together(server, secret, mountpoints)
-    read_all(mountpoints[0])
-    kill_all(mountpoints[2])
-    for place in mountpoints[:2]:
-        read_all(place)
-    assert job_stats(mountpoints[1])["requested"]["failed"] == 0
 
 
 def test_what_a_job_needs_is_said_when_it_is_missing(

@@ -58,14 +58,10 @@ PROGRAM = PROGRAM.replace("MEMORY_BYTES", f"{MEMORY_BYTES}")
 PROGRAM = PROGRAM.replace("NODES", f"{NODES}").replace("DATASET", DATASET)
 
 
-@pytest.fixture(scope="module", params=["plain", "encrypted"])
-def server(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[RunningServer]:
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
     with running_server(tmp_path_factory.mktemp("server")) as server:
         with Dataset(server.settings(), DATASET, must_exist=False) as data:
-            if request.param == "encrypted":
-                data.client.encrypt(data.create())
             store(data, tmp_path_factory.mktemp("files"))
         yield server
 
