@@ -83,7 +83,7 @@ def test_own_loaders_get_views_if_they_want_them(server: RunningServer, location
 
 
 @pytest.mark.filterwarnings("ignore:.*use of fork.*:DeprecationWarning")
-@pytest.mark.parametrize(("workers", "method"), [(0, None), (2, "fork"), (2, "spawn")])
+@pytest.mark.parametrize(("workers", "method"), [(0, None), (2, "fork"), (1, "spawn")])
 def test_in_workers(dataset: FolderDataset, workers: int, method: str | None) -> None:
     sampler = ChunkShuffleBatchSampler(dataset, 16, seed=1, group_chunks=1)
     loader = DataLoader(
