@@ -19,9 +19,9 @@ from dieselfs.errors import AlreadyExists, InvalidInput, NotFound, StorageFull, 
 from dieselfs.limits import LOST_MACHINE_REST_S, LOST_MACHINE_S, MIB
 
 CONNECT_TIMEOUT_S = 10.0
-ANSWER_TIMEOUT_S = 2.5
+ANSWER_TIMEOUT_S = 2.0
 """After this time without a reply of the cluster, a call raises Unavailable. It is not repeated, and the next calls of
-the same read raise it at once (`wrapper.one_timeout`).
+the same read raise it at once (`wrapper.one_timeout`). librados takes whole seconds.
 """
 
 CHANGE_TIMEOUT_S = 4.0
@@ -35,7 +35,11 @@ LARGE_BYTES = 8 * MIB
 AWAY_TIMEOUT_S = 1.0
 """The same after such a call, until one succeeds."""
 
-assert ANSWER_TIMEOUT_S + LOST_MACHINE_REST_S < LOST_MACHINE_S  # 2.5 + 0.2 = 2.7 s
+assert ANSWER_TIMEOUT_S + LOST_MACHINE_REST_S < LOST_MACHINE_S  # 2.0 + 0.2 = 2.2 s
+assert all(
+    limit_s.is_integer()
+    for limit_s in (ANSWER_TIMEOUT_S, CHANGE_TIMEOUT_S, OPERATION_TIMEOUT_S, AWAY_TIMEOUT_S)
+)
 
 KEYS_PER_READ_MAX = 1000
 STATS_AT_ONCE_MAX = 128
