@@ -35,6 +35,7 @@ BENCHMARKS = {
     "deepio": "papers",
     "paper_training": "papers",
     "exposed_io": "papers",
+    "strategies": "papers",
     "lmdbio": "papers",
     "lmdbio_disk": "papers",
     "workers": "mounts",

@@ -1,24 +1,26 @@
-"""Orders of DeepIO: throughput from a slow store, and how random each order is (figure 13 and table I of DeepIO).
+"""Orders of DeepIO: throughput from a slow store, and how random each order is (figures 9 and 13, table I of DeepIO).
 
-Batches are read ahead through the library, with memory for a quarter of the dataset. The store is a local one behind a
+Batches are read ahead through the library, with memory for a part of the dataset. The store is a local one behind a
 pipe of a certain rate: after each read, the reader sleeps as long as its bytes would have taken.
 """
 
 import time
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
-from statistics import median
 from threading import Lock
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from bench.harness.figures import Row, Scale
+from bench.harness.figures import Run, Scale, Side, Trial
 from bench.harness.forms import DATASET, make_tree
 from dieselfs.dataset import Dataset
 from dieselfs.dataset.batches import BatchReader, ListDraw, opportunistic_batches
+from dieselfs.settings import Settings
 from dieselfs.shuffle.order import chunks_of
 from dieselfs.shuffle.plan import Plan
 from dieselfs.shuffle.quality import mean_distance_moved, measure_served, order_entropy_ratio, repeats
@@ -31,8 +33,18 @@ FILE_BYTES = 16_000
 FULL_FILES, QUICK_FILES = 12_000, 2_000
 BATCH, AHEAD = 128, 4
 MEMORY_SHARE = 0.25
-COMPUTE_MS = (0, 10, 50)
-"""A batch's training, in the table of overlap."""
+SHARES = (0.0, 0.25, 0.5, 1.0)
+"""Of the dataset, that the memory holds: R of figure 13. With 0 each file is a request, in the order of a shuffle."""
+COMPUTE_MS = (5, 10, 50, 100)
+"""A batch's training."""
+SIZES = (1_000, 16_000, 256_000)
+"""Of files, with as many bytes in all."""
+STORE, OPPORTUNISTIC, GROUPED, SHUFFLED = (
+    "order of the store",
+    "opportunistic",
+    "chunk-wise, groups of an eighth",
+    "ordered: a full shuffle",
+)
 
 
 class SlowFiles:
@@ -84,29 +96,77 @@ class _Epoch(NamedTuple):
 _Reader = Callable[[SlowFiles, Plan], tuple[BatchReader, Callable[[], float]]]
 
 
-def deepio(folder: Path, scale: Scale) -> Generator[Iterable[Row]]:
-    files = QUICK_FILES if scale.is_quick else FULL_FILES
-    source = folder / "source"
-    make_tree(source, files, FILE_BYTES)
-    total = files * FILE_BYTES
+def deepio(folder: Path, scale: Scale) -> Generator[Trial]:
+    files, rounds = QUICK_FILES if scale.is_quick else FULL_FILES, scale.rounds
+    with _running(folder, files, FILE_BYTES) as run:
+        total = f"{files * FILE_BYTES / 1e6:.0f} MB"
+        for rate in RATES[:1] if scale.is_quick else RATES:
+            sides = [run.side(order, order, MEMORY_SHARE, rate) for order in readers(1, 1)]
+            title = f"{total}, memory for {MEMORY_SHARE:.0%}, store of {rate} MB/s"
+            yield Trial(title, sides, rounds, SHUFFLED)
+        for compute_ms in COMPUTE_MS:
+            sides = [
+                run.side(share_name(share), OPPORTUNISTIC if share else SHUFFLED, share, RATES[1], compute_ms)
+                for share in SHARES
+            ]
+            title = f"{total}, store of {RATES[1]} MB/s, {compute_ms} ms a batch, by memory"
+            yield Trial(title, sides, rounds, share_name(SHARES[-1]))
+    for size in SIZES:
+        if scale.wants(title := f"files of {size:,} bytes, memory for {MEMORY_SHARE:.0%}"):
+            count = max(files * FILE_BYTES // size, 4 * BATCH) if size > FILE_BYTES else files
+            with _running(folder / str(size), count, size) as run:
+                sides = [
+                    run.side(order, order, MEMORY_SHARE, RATES[-1]) for order in (OPPORTUNISTIC, SHUFFLED)
+                ]
+                yield Trial(f"{count:,} {title}", sides, rounds, SHUFFLED)
+
+
+def share_name(share: float) -> str:
+    return f"R = {share:g}"
+
+
+@dataclass(frozen=True, slots=True)
+class _Running:
+    """A dataset on a server."""
+
+    settings: Settings
+    files: int
+    file_bytes: int
+
+    def side(self, name: str, order: str, share: float, rate: float, compute_ms: float = 0) -> Side:
+        run = partial(self._run, order, share, rate, compute_ms)
+        return Side(name, run, self.files, "files", self.files * self.file_bytes)
+
+    def _run(self, order: str, share: float, rate: float, compute_ms: float) -> Run:
+        """With all in memory, the files have been read before."""
+        total = self.files * self.file_bytes
+        memory_bytes = int(2 * total if share == 1 else share * total)
+        with Dataset(self.settings, DATASET, memory_bytes=memory_bytes) as data:
+            if share == 1:
+                data.get_nodes(data.plan(seed=1, group_chunks=0).nodes())
+            epoch = _epoch(data, readers(memory_bytes, total)[order], rate, compute_ms)
+        seen = {
+            "x fetched": epoch.fetched / total,
+            "% entropy": 100 * epoch.entropy,
+            "% mean distance": 100 * mean_distance_moved(epoch.places),
+            "% chunk repeats": 100 * repeats(epoch.chunks),
+        }
+        return Run(epoch.duration_s, seen=seen)
+
+
+@contextmanager
+def _running(folder: Path, files: int, file_bytes: int) -> Iterator[_Running]:
+    """A server with a new dataset until the end of the block."""
+    tree = make_tree(folder / "source", files, file_bytes)
     # Chunks that a server shares would not come through the pipe.
     with running_server(folder / "server", ["--shared-memory", "0"]) as server:
-        settings = server.settings()
-        with Dataset(settings, DATASET, must_exist=False) as data:
-            upload(data, source)
-        rounds = min(scale.rounds, 3)
-
-        def run(order: str, rate: float, compute_ms: float) -> _Epoch:
-            with Dataset(settings, DATASET, memory_bytes=int(MEMORY_SHARE * total)) as data:
-                return _epoch(data, readers(total)[order], rate, compute_ms)
-
-        yield _rate_rows(run, total, rounds)
-        yield _overlap_rows(run, rounds)
+        with Dataset(server.settings(), DATASET, must_exist=False) as data:
+            upload(data, tree.folder)
+        yield _Running(server.settings(), files, file_bytes)
 
 
-def readers(total: int) -> dict[str, _Reader]:
+def readers(buffer_bytes: int, total: int) -> dict[str, _Reader]:
     """The orders, each with the reader of its batches and its entropy ratio."""
-    buffer_bytes = int(MEMORY_SHARE * total)
 
     def opportunistic(files: SlowFiles, plan: Plan) -> tuple[BatchReader, Callable[[], float]]:
         batches = opportunistic_batches(files, plan, ReaderSpec(), BATCH, buffer_bytes=buffer_bytes)
@@ -119,17 +179,17 @@ def readers(total: int) -> dict[str, _Reader]:
 
     def grouped(files: SlowFiles, plan: Plan) -> tuple[BatchReader, Callable[[], float]]:
         chunks = int(np.count_nonzero(plan.layout.counts))
-        group = max(int(chunks * MEMORY_SHARE / 2), 1)
+        group = max(chunks * buffer_bytes // total // 2, 1)
         return planned(files, Plan(plan.snapshot, replace(plan.spec, group_chunks=group), plan.layout))
 
     return {
-        "order of the store": lambda files, plan: (
+        STORE: lambda files, plan: (
             BatchReader(files, ListDraw(store_order(plan)[0], BATCH, AHEAD)),
             lambda: 0.0,
         ),
-        "opportunistic": opportunistic,
-        "chunk-wise, groups of an eighth": grouped,
-        "ordered: a full shuffle": planned,
+        OPPORTUNISTIC: opportunistic,
+        GROUPED: grouped,
+        SHUFFLED: planned,
     }
 
 
@@ -150,30 +210,3 @@ def _epoch(data: Dataset, reader: _Reader, rate: float, compute_ms: float) -> _E
     by_node = np.argsort(stored)
     places = by_node[np.searchsorted(stored[by_node], nodes)]
     return _Epoch(duration_s, fetched_bytes(data) - before, places, chunks[places], entropy())
-
-
-def _rate_rows(run: Callable[[str, float, float], _Epoch], total: int, rounds: int) -> Iterator[Row]:
-    for order in readers(total):
-        row: dict[str, str] = {f"{total / 1e6:.0f} MB, memory for {MEMORY_SHARE:.0%}": order}
-        for rate in RATES:
-            epochs = [run(order, rate, 0) for _ in range(rounds)]
-            row[f"MB/s of a store of {rate}"] = (
-                f"{total / 1e6 / median(one.duration_s for one in epochs):.0f}"
-            )
-        last = epochs[-1]
-        yield row | {
-            "fetched": f"{last.fetched / total:.2f} x",
-            "entropy ratio": f"{last.entropy:.0%}",
-            "mean distance": f"{mean_distance_moved(last.places):.0%}",
-            "chunk repeats": f"{repeats(last.chunks):.0%}",
-        }
-
-
-def _overlap_rows(run: Callable[[str, float, float], _Epoch], rounds: int) -> Iterator[Row]:
-    rate = RATES[1]
-    for order in readers(1):
-        row: dict[str, str] = {f"seconds for an epoch, store of {rate} MB/s": order}
-        for compute_ms in COMPUTE_MS:
-            found = median(run(order, rate, compute_ms).duration_s for _ in range(rounds))
-            row[f"{compute_ms} ms a batch"] = f"{found:.2f}"
-        yield row

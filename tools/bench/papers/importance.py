@@ -18,7 +18,15 @@ import numpy as np
 from bench.harness.agreement import accuracy_cells
 from bench.harness.figures import Row, Scale
 from bench.papers.lessons import Subject, Training, UniformReader, digits, distinct, learn, synthetic
-from bench.simulations.cache_policies import Lru, NeverEvict, Priority, RandomEviction, min_hits, quiver_hits
+from bench.simulations.cache_policies import (
+    Lru,
+    NeverEvict,
+    Priority,
+    RandomEviction,
+    min_hits,
+    nopfs_hits,
+    quiver_hits,
+)
 from bench.simulations.load_times import LoadTimes
 from bench.simulations.published_shade import PublishedReader
 from dieselfs.importance.app_cache import AppCache
@@ -30,6 +38,7 @@ from dieselfs.importance.scores import SCORE_UNITS
 SHARES = (0.1, 0.2, 0.5)
 """Of the samples, that the cache has."""
 REPEATS = (1.0, DEFAULT_REPEATS)
+UNIFORM_LRU, UNIFORM_NOPFS, SHADE = "uniform, LRU", "uniform, NoPFS", "SHADE"
 SPEED_SHARES = (0.1, 0.25, 0.5, 0.75)
 NEAR = 0.005
 """An accuracy this close to the best of uniform sampling counts as convergence."""
@@ -250,7 +259,7 @@ class _HitCounter:
         self.misses[-1].append(course.reads - course.hits + missed)
 
 
-class _Speed(NamedTuple):
+class Speed(NamedTuple):
     """One training: its times, and how its network learned."""
 
     times: LoadTimes
@@ -260,46 +269,52 @@ class _Speed(NamedTuple):
 def speed_rows(subject: Subject, epochs: int, seeds: int) -> Iterator[Row]:
     """For each size of the cache: throughput, loading of a batch, and when the training converges (figures 8 to 11).
     Means over the seeds, ratios of equal seeds.
+    """
+    for share, runs, goals in speeds(subject, epochs, seeds):
+        for name, of_seeds in runs.items():
+            yield {
+                f"speed, {subject.title}, {seeds} seeds, cache of": f"{share:.0%}",
+                "sampling and cache": name,
+                **_speed_cells(of_seeds, runs[UNIFORM_LRU], goals),
+            }
 
-    NoPFS, which knows the order of all epochs, is emulated: on one node it keeps the samples that it has, and
-    prefetches the others.
+
+def speeds(
+    subject: Subject, epochs: int, seeds: int, shares: Sequence[float] = SPEED_SHARES
+) -> Iterator[tuple[float, dict[str, list[Speed]], list[float]]]:
+    """For each size of the cache, by sampling and cache: the trainings of all seeds. Last, the accuracies at which
+    those count as converged, by seed.
     """
     samples, batch = len(subject.train.labels), subject.batch
     uniform = [learn(subject, seed, epochs, UniformReader(samples, batch, seed)) for seed in range(seeds)]
     goals = [max(training.accuracies) - NEAR for training in uniform]
 
-    def simulated(cache: Callable[[int], Any], size: int) -> list[_Speed]:
+    def simulated(hits: Callable[[Sequence[Sequence[int]]], Hits]) -> list[Speed]:
         return [
-            _Speed(LoadTimes.of_hits(_simulated(cache(size), training.served), batch), training.accuracies)
+            Speed(LoadTimes.of_hits(hits(training.served), batch), training.accuracies)
             for training in uniform
         ]
 
-    def shade(size: int, repeats: float) -> list[_Speed]:
+    def shade(size: int, repeats: float) -> list[Speed]:
         found = []
         for seed in range(seeds):
             counter = _HitCounter(RankReader(Course(samples, seed, size, repeats=repeats), batch))
             training = learn(subject, seed, epochs, counter)
-            found.append(_Speed(LoadTimes(counter.misses, samples), training.accuracies))
+            found.append(Speed(LoadTimes(counter.misses, samples), training.accuracies))
         return found
 
-    for share in SPEED_SHARES:
+    for share in shares:
         size = int(share * samples)
-        base = simulated(Lru, size)
         runs = {
-            "uniform, LRU": base,
-            "uniform, NoPFS emulated": simulated(NeverEvict, size),
-            "SHADE": shade(size, DEFAULT_REPEATS),
+            UNIFORM_LRU: simulated(partial(_lru, size=size)),
+            UNIFORM_NOPFS: simulated(partial(nopfs_hits, capacity=size)),
+            SHADE: shade(size, DEFAULT_REPEATS),
             "SHADE, no repetition": shade(size, 1.0),
         }
-        for name, speeds in runs.items():
-            yield {
-                f"speed, {subject.title}, {seeds} seeds, cache of": f"{share:.0%}",
-                "sampling and cache": name,
-                **_speed_cells(speeds, base, goals),
-            }
+        yield share, runs, goals
 
 
-def _speed_cells(speeds: Sequence[_Speed], base: Sequence[_Speed], goals: Sequence[float]) -> dict[str, str]:
+def _speed_cells(speeds: Sequence[Speed], base: Sequence[Speed], goals: Sequence[float]) -> dict[str, str]:
     """Convergence is compared for the seeds with which both trainings reach their goal."""
     loads = [speed.times.load_ms(WARM_EPOCHS) for speed in speeds]
     rates = [speed.times.throughput(WARM_EPOCHS) for speed in speeds]

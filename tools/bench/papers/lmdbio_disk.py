@@ -6,16 +6,15 @@ the disk is a model. This module starts threads.
 """
 
 import secrets
-from collections.abc import Callable, Generator, Iterable, Iterator
+from collections.abc import Callable, Generator
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from statistics import median
 
 import numpy as np
 import trio
 
-from bench.harness.figures import Row, Scale
+from bench.harness.figures import Run, Scale, Side, Trial
 from bench.harness.stopwatch import measure
 from dieselfs.arrays import Ranges
 from dieselfs.chunk.builder import ChunkBuilder
@@ -39,12 +38,15 @@ _DATASET_ID = secrets.token_bytes(16)
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """`large_reads_max`: instead of that of the server."""
+    """`large_reads_max`: instead of that of the server; `in_flight`: requests of a reader; `files`: of a request."""
 
     path: RequestPath
     large_reads_max: int | None = None
+    in_flight: int = IN_FLIGHT
+    files: int = PART_FILES
 
 
+LMDB = "LMDB: pages of a map, 128 KiB ahead"
 NOTHING = RequestPath(is_coalescing=False, is_staggering=False, is_bounded=False)
 COALESCING = replace(NOTHING, is_coalescing=True)
 BOUNDED = replace(COALESCING, is_bounded=True)
@@ -56,13 +58,25 @@ STEPS = {
     "+ staggering: 8 large reads, as a server has": Step(STAGGERING),
     "  2 large reads": Step(STAGGERING, 2),
     "  1 large read, as in the paper": Step(STAGGERING, 1),
+    LMDB: Step(COALESCING, in_flight=1, files=32),
 }
 
 
-def lmdbio_disk(_: Path, scale: Scale) -> Generator[Iterable[Row]]:
+def lmdbio_disk(_: Path, scale: Scale) -> Generator[Trial]:
     store = MemoryStore()
     chunks = _chunks(store, QUICK_CHUNKS if scale.is_quick else CHUNKS)
-    yield _rows(store, chunks, QUICK_READERS if scale.is_quick else READERS, min(scale.rounds, 3))
+    for readers in QUICK_READERS if scale.is_quick else READERS:
+        sides = []
+        for name, step in STEPS.items():
+            chosen = chunks if step.path.is_coalescing else chunks[:SOME_CHUNKS]
+            files = len(chosen) * PARTS_PER_CHUNK * PART_FILES
+            sides.append(
+                Side(name, partial(_run, store, chosen, step, readers), files, "files", files * FILE_BYTES)
+            )
+        title = f"Disk of {BYTES_PER_S / 1e6:.0f} MB a second, {1e3 * SEEK_S:g} ms a seek"
+        yield Trial(
+            f"{title}, {'1 reader' if readers == 1 else f'{readers} readers'}", sides, scale.rounds, LMDB
+        )
 
 
 def _chunks(store: ObjectStore, count: int) -> list[tuple[bytes, int]]:
@@ -78,27 +92,15 @@ def _chunks(store: ObjectStore, count: int) -> list[tuple[bytes, int]]:
     return found
 
 
-def _rows(
-    store: ObjectStore, chunks: list[tuple[bytes, int]], readers: Iterable[int], rounds: int
-) -> Iterator[Row]:
-    size_mb = FILE_BYTES * PART_FILES * PARTS_PER_CHUNK / 1e6
-    title = (
-        f"MB a second (seeks a MB); disk of {BYTES_PER_S / 1e6:.0f} MB a second, {1e3 * SEEK_S:g} ms a seek"
+def _run(store: ObjectStore, chunks: list[tuple[bytes, int]], step: Step, readers: int) -> Run:
+    timed, seeks = run(store, chunks, step, readers)
+    return replace(
+        timed, seen={"seeks a MB": seeks / (FILE_BYTES * PART_FILES * PARTS_PER_CHUNK * len(chunks) / 1e6)}
     )
-    for name, step in STEPS.items():
-        chosen = chunks if step.path.is_coalescing else chunks[:SOME_CHUNKS]
-        row = {title: name}
-        for count in readers:
-            runs = [run(store, chosen, step, count) for _ in range(rounds)]
-            total_mb = size_mb * len(chosen)
-            rate = total_mb / median(duration_s for duration_s, _ in runs)
-            seeks = median(seeks for _, seeks in runs) / total_mb
-            row["1 reader" if count == 1 else str(count)] = f"{rate:,.1f} ({seeks:.1f})"
-        yield row
 
 
-def run(store: ObjectStore, chunks: list[tuple[bytes, int]], step: Step, readers: int) -> tuple[float, int]:
-    """Read all files of the chunks; the seconds, and the seeks."""
+def run(store: ObjectStore, chunks: list[tuple[bytes, int]], step: Step, readers: int) -> tuple[Run, int]:
+    """Read all files of the chunks; also the seeks."""
     disk = SeekingStore(store, SEEK_S, BYTES_PER_S)
     for chunk_id, _ in chunks:
         disk.place(_DATASET_ID, chunk_id)
@@ -112,12 +114,14 @@ def run(store: ObjectStore, chunks: list[tuple[bytes, int]], step: Step, readers
         ahead.release()
 
     async def reader(number: int) -> None:
-        ahead = trio.Semaphore(IN_FLIGHT)
+        ahead = trio.Semaphore(step.in_flight)
         async with trio.open_nursery() as nursery:
             for part in range(number, len(chunks) * PARTS_PER_CHUNK, readers):
-                await ahead.acquire()
                 chunk, place = divmod(part, PARTS_PER_CHUNK)
-                nursery.start_soon(ask, chunks[chunk][0], _ranges_of(place), ahead)
+                ranges = _ranges_of(place)
+                for first in range(0, PART_FILES, step.files):
+                    await ahead.acquire()
+                    nursery.start_soon(ask, chunks[chunk][0], ranges[first : first + step.files], ahead)
 
     async def read_all() -> None:
         for chunk_id, _ in chunks:  # servers know the preambles of chunks that they have served
@@ -131,7 +135,7 @@ def run(store: ObjectStore, chunks: list[tuple[bytes, int]], step: Step, readers
 
     trio.run(read_all)
     timed: Callable[[], None] = partial(trio.run, read_parts)
-    return measure(timed).duration_s, disk.seeks
+    return measure(timed), disk.seeks
 
 
 def _ranges_of(place: int) -> Ranges:

@@ -1,6 +1,6 @@
 """Policies of caches of samples, as simulations that count hits: those that SHADE is compared with. No I/O.
 
-All but `min_hits` and `quiver_hits` have `access(sample)`: whether the sample is in the cache. It may admit the sample.
+All but the functions have `access(sample)`: whether the sample is in the cache. It may admit the sample.
 """
 
 import heapq
@@ -151,4 +151,21 @@ def quiver_hits(samples: Sequence[int], cached: set[int], capacity: int) -> list
         if len(cached) < capacity:
             cached.add(sample)
             served[sample] += 1
+    return hits
+
+
+def nopfs_hits(epochs: Sequence[Sequence[int]], capacity: int, nodes: int = 1) -> list[list[bool]]:
+    """NoPFS, which knows the order of all epochs: each node, with a part of the capacity, keeps the samples that it
+    will use most often, of equal ones those that it uses first. A sample that another node keeps comes from there, and
+    is a hit too. In its first use a sample comes from the store. Each epoch is dealt to the nodes in turn.
+    """
+    kept: set[int] = set()
+    for node in range(nodes):
+        uses = Counter(sample for epoch in epochs for sample in epoch[node::nodes])
+        kept.update(sample for sample, _ in uses.most_common(capacity // nodes))
+    seen: set[int] = set()
+    hits = []
+    for epoch in epochs:
+        hits.append([sample in kept and sample in seen for sample in epoch])
+        seen.update(epoch)
     return hits

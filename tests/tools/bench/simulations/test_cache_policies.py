@@ -8,7 +8,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bench.simulations.cache_policies import Lru, NeverEvict, Priority, RandomEviction, min_hits, quiver_hits
+from bench.simulations.cache_policies import (
+    Lru,
+    NeverEvict,
+    Priority,
+    RandomEviction,
+    min_hits,
+    nopfs_hits,
+    quiver_hits,
+)
 
 EPOCHS = np.random.default_rng(3).permuted(np.tile(np.arange(2000), (4, 1)), axis=1)
 ACCESSES = st.lists(st.integers(0, 5), max_size=9)
@@ -80,3 +88,10 @@ def test_quiver_serves_what_it_has_in_place_of_what_is_missing() -> None:
     assert quiver_hits([1, 2, 3, 4], cached, 2) == [False] * 4 and cached == {1, 2}
     assert quiver_hits([4, 3, 2, 1], cached, 2) == [True, True, False, False]
     assert quiver_hits([1, 3, 4, 2], cached, 2) == [True, True, False, False]
+
+
+def test_nopfs_keeps_what_its_nodes_will_use_most_often() -> None:
+    assert nopfs_hits([[1, 2, 3], [3, 1, 2]], 2) == [[False] * 3, [False, True, True]]
+    often = [[1, 2, 3, 4], [2, 1, 4, 4], [4, 2, 4, 1]]
+    assert nopfs_hits(often, 1) == [[False] * 4, [False, False, True, True], [True, False, True, False]]
+    assert nopfs_hits(often, 2, nodes=2)[1:] == [[True, False, True, True], [True, True, True, False]]
