@@ -61,7 +61,7 @@ def printed(place: Path) -> Iterator[str]:
 def rows_of(printed: str, experiment: Experiment) -> list[list[str]]:
     """The cells of its table, without the head."""
     blocks = [block.splitlines() for block in printed.split("\n\n")]
-    head = f"| {experiment.where}: {experiment.title} | paper | here | rounds | here : paper | shape |"
+    head = f"| {experiment.where}: {experiment.title} | paper | here | rounds | here : paper | processor s | shape |"
     (lines,) = [block for block in blocks if block[0] == head]
     return [line.strip("| ").split(" | ") for line in lines[2:]]
 

@@ -22,12 +22,14 @@ BENCHMARKS = {
     "encryption": "storage",
     "rebuild": "storage",
     "stores": "storage",
+    "read_sizes": "storage",
     "requests": "storage",
     "servers": "storage",
     "server_workers": "storage",
     "transfer": "jobs",
     "pool": "jobs",
     "failover": "jobs",
+    "hit_ratios": "jobs",
     "job_simulation": "simulations",
     "pool_simulation": "simulations",
     "accuracy": "papers",
@@ -43,13 +45,15 @@ BENCHMARKS = {
     "importance_mount": "papers",
     "prediction": "jobs",
     "metrics": "mounts",
+    "little_memory": "papers",
     "paper": "papers",
+    "other_papers": "papers",
     "rivals": "rivals",
 }
 """The folder of the module of this name; its function of this name is the benchmark."""
 
-ONLY_IF_NAMED = ["paper", "rivals"]
-"""`paper` runs parts of the others, `rivals` takes hours."""
+ONLY_IF_NAMED = ["paper", "other_papers", "rivals"]
+"""`paper` and `other_papers` run parts of the others, `rivals` takes hours."""
 
 
 def begin(name: str, folder: Path, scale: Scale) -> Generator[Any]:

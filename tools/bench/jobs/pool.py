@@ -13,7 +13,14 @@ from functools import partial
 from pathlib import Path
 
 from bench.harness.figures import Run, Scale, Side, Trial
-from bench.harness.forms import drop_caches, make_lmdb, shuffled
+from bench.harness.forms import (
+    LARGE_FILE_BYTES,
+    SMALL_FILE_BYTES,
+    SourceTree,
+    drop_caches,
+    make_lmdb,
+    shuffled,
+)
 from bench.harness.readers import Reader, lmdb_reader, read_together, shares_of
 from bench.jobs.pool_hosts import (
     RunningJob,
@@ -43,6 +50,7 @@ JOB, JOB_PLAN = "dieselfs", "dieselfs, chunk-wise order"
 JOB_LOCAL = "dieselfs, reads where the bytes lie"
 JOB_AGAIN, JOB_SMALL = "dieselfs, read before", "dieselfs, library of 32 MiB"
 LMDB = "LMDB, on the node itself"
+LOADED = "loaded, cold"
 
 Ask = Callable[[Host, Sequence[str]], Reader]
 """Makes the reader of a share of the files on a host."""
@@ -59,25 +67,40 @@ class Way:
 
 def pool(folder: Path, scale: Scale) -> Generator[Trial]:
     """Raises Unsuitable."""
-    rounds, counts = scale.rounds, NODES[:2] if scale.is_quick else NODES
-    with running_stage(folder, scale.small_files, max(counts)) as whole:
+    large = SourceTree(folder / "large", scale.large_files, LARGE_FILE_BYTES)
+    if scale.wants(_title(1, large, LOADED)):
+        with running_stage(large, 1) as stage:
+            yield _beside_memcached(stage, LOADED, _load_job, _load_memcached, scale.rounds)
+    tree = SourceTree(folder / "source", scale.small_files, SMALL_FILE_BYTES)
+    counts = NODES[:2] if scale.is_quick else NODES
+    whats = (LOADED, *map(_batching, BATCHES), *map(_recovery, counts[1:]))
+    if any(scale.wants(_title(nodes, tree, what)) for nodes in counts for what in whats):
+        yield from _small(folder, scale, tree, counts)
+
+
+def _small(folder: Path, scale: Scale, tree: SourceTree, counts: Sequence[int]) -> Generator[Trial]:
+    rounds = scale.rounds
+    with running_stage(tree, max(counts)) as whole:
         make_lmdb(whole.tree, folder / "data.mdb")
         for nodes in counts:
             stage = replace(whole, hosts=whole.hosts[:nodes])
-            if any(scale.wants(_title(stage, _batching(batch))) for batch in BATCHES):
+            if any(scale.wants(_title(nodes, tree, _batching(batch))) for batch in BATCHES):
                 yield from _reading(stage, folder / "data.mdb", rounds)
-            yield _beside_memcached(stage, "loaded, cold", _load_job, _load_memcached, rounds)
+            yield _beside_memcached(stage, LOADED, _load_job, _load_memcached, rounds)
             if nodes > 1:
-                what = f"read once by {nodes - 1} after the loss of one"
-                yield _beside_memcached(stage, what, _recover_job, _recover_memcached, rounds)
+                yield _beside_memcached(stage, _recovery(nodes), _recover_job, _recover_memcached, rounds)
 
 
 def _batching(batch: int) -> str:
     return "one by one" if batch == 1 else f"{batch} at a time"
 
 
-def _title(stage: Stage, what: str) -> str:
-    return f"{len(stage.hosts)} node{'s' if len(stage.hosts) > 1 else ''}, {stage.tree.title}, {what}"
+def _recovery(nodes: int) -> str:
+    return f"read once by {nodes - 1} after the loss of one"
+
+
+def _title(nodes: int, tree: SourceTree, what: str) -> str:
+    return f"{nodes} node{'s' if nodes > 1 else ''}, {tree.title}, {what}"
 
 
 # -- reading ---------------------------------------------------------------------------------------------
@@ -131,7 +154,7 @@ def read_trial(stage: Stage, what: str, ways: Mapping[str, Way], rounds: int) ->
         files, others = len(way.paths), {"servers": way.servers} if way.servers else None
         run = partial(read_together, readers, files, others)
         sides.append(Side(name, run, files, "files", files * stage.tree.file_bytes))
-    return Trial(_title(stage, what), sides, rounds, MEMCACHED)
+    return Trial(_title(len(stage.hosts), stage.tree, what), sides, rounds, MEMCACHED)
 
 
 # -- loading and recovery --------------------------------------------------------------------------------
@@ -144,7 +167,7 @@ def _beside_memcached(
         Side(name, partial(run, stage), stage.tree.files, "files", stage.tree.size_bytes)
         for name, run in ((JOB, job), (MEMCACHED, memcached))
     ]
-    return Trial(_title(stage, what), sides, rounds, MEMCACHED)
+    return Trial(_title(len(stage.hosts), stage.tree, what), sides, rounds, MEMCACHED)
 
 
 def _load_job(stage: Stage) -> Run:

@@ -17,7 +17,7 @@ from pathlib import Path
 from subprocess import Popen
 
 from bench.harness.figures import Run, RunFailed
-from bench.harness.forms import SMALL_FILE_BYTES, SourceTree, make_tree
+from bench.harness.forms import SourceTree, make_tree
 from bench.harness.readers import Reader, Work, get_batches
 from bench.harness.stopwatch import processor_s, spent_since
 from bench.jobs.pool_rivals import Fleet
@@ -59,11 +59,11 @@ class Stage:
 
 
 @contextmanager
-def running_stage(folder: Path, files: int, nodes: int) -> Iterator[Stage]:
-    """Files of 4 KB and hosts, until the end of the block. Raises Unsuitable."""
+def running_stage(tree: SourceTree, nodes: int) -> Iterator[Stage]:
+    """New files and hosts, until the end of the block. Raises Unsuitable."""
     with Network() as net, running_cluster(net, servers=1) as cluster:
         hosts = [net.host(f"node-{number}") for number in range(nodes)]
-        tree = make_tree(folder / "source", files, SMALL_FILE_BYTES)
+        make_tree(tree.folder, tree.files, tree.file_bytes)
         with hosts[0].inside(), Dataset(cluster.settings(hosts[0]), DATASET, must_exist=False) as dataset:
             upload(dataset, tree.folder)
             dataset.refresh()

@@ -5,8 +5,9 @@ medians, with the sides of a trial run in turn. A table appears when its last be
 writes files.
 """
 
+import os
 import re
-from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -25,7 +26,10 @@ from bench.papers.paper_numbers import (
     DURATION,
     EXPERIMENTS,
     GROUP,
+    PER_PROCESSOR,
+    PROCESSOR,
     RATE,
+    THROUGHPUT,
     Compared,
     Comparison,
     Experiment,
@@ -46,14 +50,20 @@ Values = dict[tuple[str, str, str], Mapping[str, Sequence[float]]]
 Reasons = dict[tuple[str, str], str]
 """By benchmark and side: why it was not measured; the side is empty if none of them was."""
 
-
 Kept = dict[tuple[str, str], Mapping[str, Any]]
 """By benchmark and title: a trial with its runs, for JSON."""
 
 
 def paper(folder: Path, scale: Scale) -> Generator[Table]:
-    experiments = [each for each in EXPERIMENTS if scale.wants(f"{each.where}: {each.title}")]
     file = scale.figure or (None if scale.is_quick or scale.only else DRAWING)
+    return tables_of(EXPERIMENTS, folder, scale, file)
+
+
+def tables_of(
+    experiments: Iterable[Experiment], folder: Path, scale: Scale, file: Path | None
+) -> Generator[Table]:
+    """The tables of those that the scale wants. `file`: a drawing of all of them."""
+    experiments = [each for each in experiments if scale.wants(f"{each.where}: {each.title}")]
     if file is not None:
         from bench.papers.drawing import draw_paper  # before the measurements, as matplotlib is optional
     measured, reasons, kept = Values(), Reasons(), Kept()
@@ -69,7 +79,8 @@ def paper(folder: Path, scale: Scale) -> Generator[Table]:
         for experiment in [each for each in waiting if set(benchmarks_of([each])) <= ended]:
             waiting.remove(experiment)
             rows = rows_of(experiment, compared(experiment, measured), reasons)
-            yield Table(rows, trials_of(experiment, kept), scale.seeds if "accuracy" in ended else 0)
+            seeds = seeds_of(scale) if set(benchmarks_of([experiment])) <= COMPUTED.keys() else 0
+            yield Table(rows, trials_of(experiment, kept), seeds)
     if file is not None:
         draw_paper([(each, compared(each, measured)) for each in experiments], file)
 
@@ -83,12 +94,8 @@ def _measure(
     kept: Kept,
 ) -> Iterator[Values]:
     """Run the sides of a benchmark that are compared; into `reasons`, why some failed; into `kept`, the trials."""
-    if name == "accuracy":
-        from bench.papers.accuracy import storings
-
-        if scale.is_quick:
-            scale = replace(scale, seeds=scale.rounds, epochs=1)
-        yield from map(values_of_storing, storings(folder, scale, groups_of(experiments)))
+    if name in COMPUTED:
+        yield from COMPUTED[name](folder, replace(scale, seeds=seeds_of(scale)), experiments)
         return
     scale = replace(scale, figure=None, only=pattern_of(name, experiments))
     with closing(begin(name, folder, scale)) as trials:
@@ -98,6 +105,47 @@ def _measure(
                 kept[name, trial.title] = trial_fields(chosen, found, left_out)
                 reasons |= {(name, side): f"{name}, {side}: {reason}" for side, reason in left_out.items()}
                 yield values_of(name, trial, found)
+
+
+def seeds_of(scale: Scale) -> int:
+    return scale.rounds if scale.is_quick else scale.seeds
+
+
+def _accuracy(folder: Path, scale: Scale, experiments: Sequence[Experiment]) -> Iterator[Values]:
+    from bench.papers.accuracy import storings
+
+    scale = replace(scale, epochs=1) if scale.is_quick else scale
+    yield from map(values_of_storing, storings(folder, scale, groups_of(experiments)))
+
+
+def _opportunistic(folder: Path, scale: Scale, experiments: Sequence[Experiment]) -> Iterator[Values]:
+    from bench.papers.opportunistic_training import opportunistic_training
+
+    scale, name = replace(scale, epochs=1) if scale.is_quick else scale, "opportunistic_training"
+    yield values_of_storing(opportunistic_training(folder, scale, groups_of(experiments, name)), name)
+
+
+def _speeds(folder: Path, scale: Scale, experiments: Sequence[Experiment]) -> Iterator[Values]:
+    from bench.papers import importance
+    from bench.papers.lessons import synthetic
+
+    samples, epochs = importance.HIT_SAMPLES, importance.SPEED_EPOCHS
+    if scale.is_quick:
+        samples, epochs = importance.QUICK_SAMPLES, importance.QUICK_EPOCHS
+    pattern = pattern_of("importance", experiments)
+    shares = [share for share in importance.SPEED_SHARES if f"{share:.0%}" in pattern]
+    for share, runs, _ in importance.speeds(synthetic(samples), epochs, scale.seeds, shares):
+        for name, of_seeds in runs.items():
+            rates = [speed.times.throughput(importance.WARM_EPOCHS) for speed in of_seeds]
+            yield {("importance", f"cache of {share:.0%}", name): {THROUGHPUT: rates}}
+
+
+COMPUTED: dict[str, Callable[[Path, Scale, Sequence[Experiment]], Iterator[Values]]] = {
+    "accuracy": _accuracy,
+    "opportunistic_training": _opportunistic,
+    "importance": _speeds,
+}
+"""What depends on seeds, and not on the machine."""
 
 
 # -- which sides, and what their values give: no I/O ------------------------------------------------------
@@ -130,9 +178,9 @@ def trials_of(experiment: Experiment, kept: Kept) -> list[Mapping[str, Any]]:
     ]
 
 
-def groups_of(experiments: Iterable[Experiment]) -> list[int]:
-    """The group sizes whose accuracies are compared."""
-    sides = {each.side for each in measures_of(experiments) if each.benchmark == "accuracy"}
+def groups_of(experiments: Iterable[Experiment], name: str = "accuracy") -> list[int]:
+    """The group sizes, or other numbers, whose accuracies are compared."""
+    sides = {each.side for each in measures_of(experiments) if each.benchmark == name}
     return sorted(int(side.removeprefix(GROUP)) for side in sides)
 
 
@@ -155,6 +203,7 @@ def values_of(name: str, trial: Trial, found: Iterable[Figure]) -> Values:
             RATE: [side.amount / each for each in durations_s],
             BYTE_RATE: [side.size_bytes / each for each in durations_s],
             DURATION: durations_s,
+            **_processor_values(figure),
             **{what: [run.seen[what] for run in figure.runs if what in run.seen] for what in figure.seen},
         }
         for known_as in (side.name, *([BASE] if side.name == trial.base else [])):
@@ -162,12 +211,18 @@ def values_of(name: str, trial: Trial, found: Iterable[Figure]) -> Values:
     return measured
 
 
-def values_of_storing(storing: Storing) -> Values:
+def _processor_values(figure: Figure) -> dict[str, Sequence[float]]:
+    """Empty where no processor time was counted."""
+    spent_s = [sum(run.parts.values()) for run in figure.runs]
+    if not spent_s or not min(spent_s):
+        return {}
+    return {PROCESSOR: spent_s, PER_PROCESSOR: [figure.side.amount / each for each in spent_s]}
+
+
+def values_of_storing(storing: Storing, name: str = "accuracy") -> Values:
     """The mean accuracy of the last epochs of each run, by group size."""
     return {
-        ("accuracy", storing.title, f"{GROUP}{group}"): {
-            ACCURACY: [fmean(run[-PART_EPOCHS:]) for run in runs]
-        }
+        (name, storing.title, f"{GROUP}{group}"): {ACCURACY: [fmean(run[-PART_EPOCHS:]) for run in runs]}
         for group, runs in storing.runs.items()
     }
 
@@ -179,7 +234,16 @@ def compared(experiment: Experiment, measured: Values) -> list[Compared]:
             return None
         return Ratio(median(ours) / median(base), min(ours) / max(base), max(ours) / min(base))
 
-    return [Compared(each.what, each.paper, ratio(each)) for each in experiment.comparisons]
+    def spent(comparison: Comparison) -> str:
+        both = [each._replace(value=PROCESSOR) for each in (comparison.ours, comparison.base)]
+        found = [_rounds(each, measured) for each in both]
+        return " : ".join(_short(median(each)) if each else "?" for each in found) if any(found) else ""
+
+    there = len(os.sched_getaffinity(0))
+    return [
+        Compared(each.what, each.paper, ratio(each), spent(each), each.processors * (each.processors > there))
+        for each in experiment.comparisons
+    ]
 
 
 def _rounds(measure: Measure, measured: Values) -> Sequence[float]:
@@ -197,7 +261,7 @@ def rows_of(
     side.
     """
     head, is_whole = f"{experiment.where}: {experiment.title}", True
-    for what, paper, here in found:
+    for what, paper, here, spent, lacks in found:
         is_whole = is_whole and here is not None
         yield {
             head: what,
@@ -207,21 +271,27 @@ def rows_of(
             if here is None or here.low == here.high
             else f"{_short(here.low)} to {_short(here.high)}",
             "here : paper": "" if not paper or here is None else _short(here.median / paper),
-            "shape": "" if paper is None or here is None else _shape(paper, here.median),
+            "processor s": spent,
+            "shape": _shape(paper, here.median, lacks) if here is not None else "",
         }
     own = [reason for (name, _), reason in reasons.items() if name in benchmarks_of([experiment])]
-    lacks = "" if is_whole or not own else f"; not measured: {'; '.join(own)}"
+    unmeasured = "" if is_whole or not own else f"; not measured: {'; '.join(own)}"
     yield {
-        head: f"*differs:* {experiment.differs}{lacks}",
+        head: f"*differs:* {experiment.differs}{unmeasured}",
         "paper": "",
         "here": "",
         "rounds": "",
         "here : paper": "",
+        "processor s": "",
         "shape": "",
     }
 
 
-def _shape(paper: float, here: float) -> str:
+def _shape(paper: float | None, here: float, lacks: int) -> str:
+    if lacks:
+        return f"undecided: needs {lacks} processors"
+    if paper is None:
+        return ""
     return "same" if _direction(paper) == _direction(here) else "other"
 
 

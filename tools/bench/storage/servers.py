@@ -1,4 +1,4 @@
-"""Metadata requests a second of several clients, with one, two and three server processes over one store.
+"""Metadata requests a second of several clients, with one, three and five server processes over one store.
 
 Clients and servers share this machine's processors. This module starts processes.
 """
@@ -16,9 +16,10 @@ from dieselfs.settings import Settings
 from lab.redis_process import running_redis
 from lab.server import RunningServer, running_servers
 
-NAMES = ("1 server", "2 servers", "3 servers")
-CLIENTS = 6
-"""Divisible by one, two and three servers."""
+COUNTS = (1, 3, 5)
+NAMES = {count: f"{count} server{'s' if count > 1 else ''}" for count in COUNTS}
+CLIENTS = 15
+"""Divisible by each number of servers."""
 DATASET = "bench"
 FILES = 1000
 VERSIONS = 256
@@ -44,21 +45,19 @@ def _trials(folder: Path, options: Sequence[str], title: str, scale: Scale) -> I
     if not any(map(scale.wants, titles.values())):
         return
     requests = scale.requests // CLIENTS
-    with running_servers(folder, NAMES, options) as running:
+    with running_servers(folder, map(str, range(COUNTS[-1])), options) as running:
         with Dataset(_settings(running[:1], folder), DATASET, must_exist=False) as dataset:
             for number in range(FILES):
                 dataset.put(f"folder/{number}", b"content")
         for what, ask in ASKING.items():
             sides = []
-            for count, name in enumerate(NAMES, 1):
+            for count, name in NAMES.items():
                 settings = _settings(running[:count], folder)
                 clients = [partial(_client, settings, number, ask, requests) for number in range(CLIENTS)]
-                processes = {
-                    f"server {number}": [each.process.pid] for number, each in enumerate(running[:count], 1)
-                }
+                processes = {"servers": [each.process.pid for each in running[:count]]}
                 run: Callable[[], Run] = partial(read_together, clients, requests * CLIENTS, processes)
                 sides.append(Side(name, run, requests * CLIENTS, "requests"))
-            yield Trial(titles[what], sides, scale.rounds, base=NAMES[0])
+            yield Trial(titles[what], sides, scale.rounds, base=NAMES[1])
 
 
 def _settings(running: Sequence[RunningServer], folder: Path) -> Settings:

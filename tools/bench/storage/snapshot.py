@@ -2,15 +2,17 @@
 
 import random
 import re
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from contextlib import closing
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from threading import Event, Thread
 
 from bench.harness.figures import Run, Scale, Side, Trial
 from bench.harness.forms import Home, running_home, store_entries
 from bench.harness.many_entries import DATASET_ID, add_entries
+from bench.harness.readers import Work, read_together
 from bench.harness.stopwatch import measure
 from dieselfs.snapshot.builder import SnapshotBuilder
 from dieselfs.snapshot.reader import Snapshot
@@ -18,6 +20,9 @@ from dieselfs_server.assemble import open_metadata
 
 _SEED = 7
 _OPENS = 20
+NODES = (1, 2, 5, 10)
+_LOOKUPS_MAX = 100_000
+"""Of each node."""
 _MANY = 8
 """Times the entries of the other trials: 10 million."""
 _SAMPLE_S = 0.02
@@ -35,6 +40,7 @@ def snapshot(folder: Path, scale: Scale) -> Generator[Trial]:
     verify = Side("verified", lambda: measure(Snapshot.open(path).verify), scale.entries, "entries")
     yield Trial(title, [Side("opened", lambda: _open(path), 1, "opens"), verify], scale.rounds)
     yield Trial(title, _lookups(Snapshot.open(path)), scale.rounds)
+    yield _on_nodes(path, title, scale.rounds)
     title = f"Snapshot of {_MANY * scale.entries:,} entries of SQLite, in one process"
     if scale.wants(title):
         url = f"sqlite://{folder / 'many.db'}"
@@ -86,6 +92,34 @@ def _fetch(home: Home, entries: int) -> Run:
 def _open(path: Path) -> Run:
     """The mean of _OPENS new objects, over a file in the page cache."""
     return Run(measure(lambda: [Snapshot.open(path) for _ in range(_OPENS)]).duration_s / _OPENS)
+
+
+def _on_nodes(path: Path, title: str, rounds: int) -> Trial:
+    """Each node is a process, which has opened the snapshot, and looks up the same number of paths."""
+    opened = Snapshot.open(path)
+    files = [opened.path(node) for node in opened.walk() if not opened.stat(node).is_folder]
+    paths = random.Random(_SEED).sample(files, min(len(files), _LOOKUPS_MAX))
+    sides = []
+    for nodes in NODES:
+        run = partial(read_together, [partial(_looking, path, paths)] * nodes, nodes * len(paths))
+        sides.append(Side(node_count(nodes), run, nodes * len(paths), "stat"))
+    return Trial(f"{title}, by nodes", sides, rounds, node_count(NODES[0]))
+
+
+def node_count(nodes: int) -> str:
+    return f"{nodes} node{'s' if nodes > 1 else ''}"
+
+
+def _looking(path: Path, paths: Sequence[bytes]) -> Work:
+    opened = Snapshot.open(path)
+
+    def stat_each() -> int:
+        find, stat = opened.find, opened.stat
+        for path in paths:
+            stat(find(path))
+        return len(paths)
+
+    return stat_each
 
 
 def _lookups(opened: Snapshot) -> list[Side]:

@@ -10,7 +10,7 @@ from typing import Any, cast
 import pytest
 
 from bench.harness.figures import Run, RunFailed
-from bench.harness.forms import SourceTree
+from bench.harness.forms import SMALL_FILE_BYTES, SourceTree
 from bench.harness.readers import Reader, read_together
 from bench.jobs.pool import JOB, JOB_SMALL, Way, read_trial
 from bench.jobs.pool_hosts import (
@@ -85,7 +85,9 @@ def test_a_key_is_asked_for_where_it_was_set() -> None:
 def job(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningJob]:
     with ExitStack() as stack:
         try:
-            stage = stack.enter_context(running_stage(tmp_path_factory.mktemp("pool"), FILES, 2))
+            stage = stack.enter_context(
+                running_stage(SourceTree(tmp_path_factory.mktemp("pool"), FILES, SMALL_FILE_BYTES), 2)
+            )
         except Unsuitable as reason:
             pytest.skip(str(reason))
         yield stack.enter_context(running_job(stage, MEMORY_BYTES))

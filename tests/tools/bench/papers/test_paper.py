@@ -12,9 +12,11 @@ from bench.harness.agreement import Storing
 from bench.harness.figures import QUICK, Run, RunFailed, Scale, Side, Trial, figures
 from bench.harness.report import table_lines
 from bench.papers import paper as module
+from bench.papers.other_numbers import OTHERS
 from bench.papers.paper import chosen_sides, compared, groups_of, paper, rows_of, values_of, values_of_storing
 from bench.papers.paper_numbers import (
     EXPERIMENTS,
+    PER_PROCESSOR,
     TABLE_2_MB_PER_S,
     Compared,
     Comparison,
@@ -48,8 +50,24 @@ def test_every_figure_of_the_list_has_an_entry() -> None:
 
 
 def test_every_measure_belongs_to_a_benchmark_that_can_be_run_alone() -> None:
-    for name in module.benchmarks_of(EXPERIMENTS):
-        assert name in BENCHMARKS and name not in ONLY_IF_NAMED
+    for name in module.benchmarks_of((*EXPERIMENTS, *OTHERS)):
+        assert name in module.COMPUTED or (name in BENCHMARKS and name not in ONLY_IF_NAMED)
+
+
+def test_only_what_depends_on_nothing_but_seeds_needs_no_quiet_machine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A table that also has rounds of a trial needs one."""
+    accuracy = Measure("accuracy", "", "G = 15", "accuracy")
+    seeded = Experiment("Figure 13", "accuracy", "", (Comparison("G = 15", 1.0, accuracy, accuracy),))
+    timed = Experiment("Figure 14", "time", "", (Comparison("upload", None, PUT, PUT._replace(side="")),))
+    monkeypatch.setattr(module, "EXPERIMENTS", (seeded, timed))
+    values = values_of_storing(Storing("mixed", 40, {}, {15: [[0.9]]}))
+    monkeypatch.setattr(module, "COMPUTED", {"accuracy": lambda *_: iter([values])})
+    monkeypatch.setattr("bench.storage.upload.upload", lambda *_: (each for each in [upload()]))
+    first, second = paper(tmp_path, QUICK)
+    assert (first.seeds, len(first.trials)) == (QUICK.rounds, 0)
+    assert (second.seeds, len(second.trials)) == (0, 1)
 
 
 def test_the_bandwidth_of_the_paper_rises_with_the_size_of_a_read() -> None:
@@ -77,6 +95,20 @@ def test_ratios_are_quotients_of_the_sides_values() -> None:
         Compared("4 KB", 366.7, same(4.0)),
         Compared("lowest", 0.5, same(0.5)),
     ]
+
+
+def test_processor_seconds_of_both_sides_stand_beside_what_needs_more_processors() -> None:
+    trial = upload()
+    many = EXPERIMENT._replace(comparisons=(FASTER._replace(processors=100_000),))
+    runs = {"dieselfs": [Run(0.5, {"own": 1.0, "server": 2.0})], "cp -r": [Run(2.0, {"own": 1.5})]}
+    measured = values_of("upload", trial, figures(trial, runs))
+    (found,) = compared(many, measured)
+    assert found == Compared("4 KB", 366.7, same(4.0), "3 : 1.5", 100_000)
+    per_processor = FASTER._replace(
+        ours=FASTER.ours._replace(value=PER_PROCESSOR), base=FASTER.base._replace(value=PER_PROCESSOR)
+    )
+    (found,) = compared(EXPERIMENT._replace(comparisons=(per_processor,)), measured)
+    assert found.here == pytest.approx(same(0.5))
 
 
 def test_the_range_of_a_ratio_is_that_of_any_two_rounds() -> None:
@@ -112,15 +144,15 @@ def test_a_table_shows_both_ratios_whether_they_point_the_same_way_and_what_diff
     found = [
         Compared("4 KB", 366.7, Ratio(4.0, 2.5, 5.0)),
         Compared("list", 1.0, same(0.5)),
-        Compared("servers", None, same(2.0)),
+        Compared("servers", None, same(2.0), "3.1 : 1.5", 6),
     ]
     assert list(table_lines(rows_of(EXPERIMENT, found, {}))) == [
-        "| Figure 9, section 6.2: files written | paper | here | rounds | here : paper | shape |",
-        "| --- | --- | --- | --- | --- | --- |",
-        "| 4 KB | 367 | 4 | 2.5 to 5 | 0.0109 | same |",
-        "| list | 1 | 0.5 |  | 0.5 | other |",
-        "| servers | not printed | 2 |  |  |  |",
-        "| *differs:* one process |  |  |  |  |  |",
+        "| Figure 9, section 6.2: files written | paper | here | rounds | here : paper | processor s | shape |",
+        "| --- | --- | --- | --- | --- | --- | --- |",
+        "| 4 KB | 367 | 4 | 2.5 to 5 | 0.0109 |  | same |",
+        "| list | 1 | 0.5 |  | 0.5 |  | other |",
+        "| servers | not printed | 2 |  |  | 3.1 : 1.5 | undecided: needs 6 processors |",
+        "| *differs:* one process |  |  |  |  |  |  |",
     ]
 
 
