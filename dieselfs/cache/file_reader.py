@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from operator import itemgetter
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -58,12 +58,23 @@ _TOGETHER_MIN = 64
 _Content = TypeVar("_Content", bound=bytes | memoryview)
 
 
+class _Plain(NamedTuple):
+    """Files of one extent, by their encoded paths; `extents`: chunk, start, end of each; `nodes`: shape (n,), None for
+    few files.
+    """
+
+    encoded: Sequence[bytes]
+    extents: Iterable[Any]
+    nodes: npt.NDArray[np.int64] | None
+
+
 class FileReader:
     """Reads files of one snapshot. Blocks; safe to use from several threads, and after a fork.
 
     A chunk of which a large part is requested, in one or several requests, is fetched and held whole: readers of the
-    chunk-wise order return to it. While it would be pinned, the second request is enough. Otherwise only extents are
-    fetched: if a chunk is evicted before its next file is read, each file costs a whole chunk.
+    chunk-wise order return to it. While it would be pinned, the second request is enough; in a job, if it is for this
+    chunk alone. Otherwise only extents are fetched: if a chunk is evicted before its next file is read, each file costs
+    a whole chunk.
     """
 
     def __init__(
@@ -162,11 +173,14 @@ class FileReader:
         """Slices of `pinned` memory, else what `form` makes."""
         paths = paths if isinstance(paths, list) else list(paths)
         contents = self._known_many(paths, pinned)
-        if contents is None:
-            contents = self._found_many(paths, pinned)
+        plain = None if contents is not None else self._plain(paths)
+        if plain is not None:
+            contents = self._pinned_many(paths, plain, pinned)
         if contents is not None:
             self._hits.value += len(paths)
             return contents
+        if plain is not None and plain.nodes is not None:
+            return self._nodes(plain.nodes, False, form)
         found = list(map(self._found, paths))
         fetched = iter(self._read_extents([node for node in found if isinstance(node, int)], form))
         return [next(fetched) if isinstance(at, int) else form.held(at[0])[at[1] : at[2]] for at in found]
@@ -188,34 +202,34 @@ class FileReader:
         except IndexError:  # the reader was closed
             return None
 
-    def _found_many(
-        self, paths: Sequence[Path], pinned: Sequence[Sliceable[_Content]]
-    ) -> list[_Content] | None:
-        """Slices of `pinned` memory; None unless all are plain text and in pinned chunks."""
+    def _plain(self, paths: Sequence[Path]) -> _Plain | None:
+        """None unless all are plain text and files of one extent."""
         snapshot = self._snapshot
         try:
             encoded = list(map(_encoded, paths))
         except _NOT_PLAIN:
             return None
-        extents: Iterable[Any]
-        if len(paths) >= _TOGETHER_MIN:
-            nodes = snapshot.find_many(encoded)
-            if nodes.min() < 0:
-                return None
-            columns = snapshot.sole_extents(nodes)
-            extents = zip(*(column.tolist() for column in columns), strict=True)
-        else:
-            extents = list(map(snapshot.sole_extent_at, encoded))
-            if None in extents:
-                return None
+        if len(paths) < _TOGETHER_MIN:
+            extents = [*map(snapshot.sole_extent_at, encoded)]
+            return None if None in extents else _Plain(encoded, extents, None)
+        nodes = snapshot.find_many(encoded)
+        columns = snapshot.sole_extents(nodes)
+        if nodes.min() < 0 or columns[0].min() < 0:
+            return None
+        return _Plain(encoded, zip(*(column.tolist() for column in columns), strict=True), nodes)
+
+    def _pinned_many(
+        self, paths: Sequence[Path], plain: _Plain, pinned: Sequence[Sliceable[_Content]]
+    ) -> list[_Content] | None:
+        """Slices of `pinned` memory; None unless all files are in pinned chunks."""
         slots = self._held.slots
         try:
             if self._unread_files[0] > 0:
-                contents = [pinned[slots[chunk]][start:end] for chunk, start, end in extents]
+                contents = [pinned[slots[chunk]][start:end] for chunk, start, end in plain.extents]
                 self._unread_files[0] -= len(paths)
                 return contents
             contents = []
-            for path, text, (chunk, start, end) in zip(paths, encoded, extents, strict=True):
+            for path, text, (chunk, start, end) in zip(paths, plain.encoded, plain.extents, strict=True):
                 contents.append(pinned[slot := slots[chunk]][start:end])
                 self._remember(path, len(text), slot, start, end)
         except (KeyError, IndexError):  # a chunk is not pinned, or the reader was closed
@@ -316,7 +330,7 @@ class FileReader:
     def _fetch_files(
         self, nodes: Sequence[int], form: Form[_Content], is_shared_plan: bool
     ) -> list[_Content]:
-        extents = [self._extents(node) for node in nodes]
+        extents = self._snapshot.sole_extent_refs(nodes) or [self._extents(node) for node in nodes]
         wanted: dict[int, dict[ExtentRef, None]] = {}
         for of_file in extents:
             for extent in of_file:

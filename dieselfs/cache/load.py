@@ -9,6 +9,7 @@ class Missing(NamedTuple):
     """A chunk that is not in memory, and the request for extents of it.
 
     - `wanted_bytes`: of `payload_bytes`; with `requested_bytes`, all requests of late for it are counted, this one also
+    - `together`: chunks of the same request, which share its latency
     - `is_expected`: a prefetch will load it whole
     - `has_room`: it can be held; `would_pin`: it would also be pinned
     - `is_known`: it was requested lately
@@ -20,6 +21,7 @@ class Missing(NamedTuple):
     payload_bytes: int
     wanted_bytes: int
     requested_bytes: int
+    together: int
     is_expected: bool
     has_room: bool
     would_pin: bool
@@ -56,7 +58,9 @@ def load_for(missing: Missing) -> Load:
         # Each of n readers needs an n-th of it. If all fetched it whole, each chunk would be sent n times.
         is_worth = is_worth_whole(wanted_bytes, payload_bytes)
     else:
-        is_worth = is_frequent or (missing.would_pin and missing.is_known)
+        # Nodes answer for many chunks in one request, so that little of each costs little.
+        costs_little = missing.is_in_job and missing.together > 1
+        is_worth = is_frequent or (missing.would_pin and missing.is_known and not costs_little)
     fetches_whole = missing.has_room and (missing.is_expected or is_worth)
     is_free = missing.would_pin or missing.is_shared_plan  # without a transfer, it is held for less
     asks_again = missing.is_refused and fetches_whole

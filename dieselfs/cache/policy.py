@@ -283,13 +283,13 @@ class RecentRequests:
         self.note(chunk, wanted_bytes, chunks_max)
         return False
 
-    def requested_bytes(self, chunk: Hashable, wanted_bytes: int) -> int:
-        """Bytes requested lately of a chunk, with a request for `wanted_bytes`."""
-        return self._requested_bytes.get(chunk, 0) + self._request_bytes + wanted_bytes
+    def requested_bytes(self, chunk: Hashable, wanted_bytes: int, together: int = 1) -> int:
+        """Bytes requested lately of a chunk, with a request for `wanted_bytes`, which is for `together` chunks."""
+        return self._requested_bytes.get(chunk, 0) + self._request_bytes // together + wanted_bytes
 
-    def note(self, chunk: Hashable, wanted_bytes: int, chunks_max: int) -> None:
+    def note(self, chunk: Hashable, wanted_bytes: int, chunks_max: int, together: int = 1) -> None:
         """Count a request, as the last one. No more than `chunks_max` chunks are remembered."""
-        requested_bytes = self.requested_bytes(chunk, wanted_bytes)
+        requested_bytes = self.requested_bytes(chunk, wanted_bytes, together)
         self.forget(chunk)
         self._requested_bytes[chunk] = requested_bytes
         while len(self._requested_bytes) > chunks_max:

@@ -219,7 +219,7 @@ class ThreadCache:
             with self.lock:
                 if self.policy.get(chunk) is not None:
                     return True
-                missing = self._missing(chunk, wanted_bytes, is_shared_plan)
+                missing = self._missing(chunk, wanted_bytes, is_shared_plan, 1)
             return self._loaded(missing, load_ahead(missing, is_whole)) is not None
 
     def expect(self, chunks: Iterable[int], is_expected: bool) -> None:
@@ -260,16 +260,18 @@ class ThreadCache:
                 payload = self.policy.get(chunk)
                 if payload is not None:
                     return payload
-                missing = self._missing(chunk, wanted.length_bytes(chunk), wanted.is_shared_plan)
+                wanted_bytes = wanted.length_bytes(chunk)
+                missing = self._missing(chunk, wanted_bytes, wanted.is_shared_plan, len(wanted))
             return self._loaded(missing, load_for(missing), len(wanted[chunk]))
 
-    def _missing(self, chunk: int, wanted_bytes: int, is_shared_plan: bool) -> Missing:
-        """What decides how to load a chunk. Called under the lock."""
+    def _missing(self, chunk: int, wanted_bytes: int, is_shared_plan: bool, together: int) -> Missing:
+        """What decides how to load a chunk, requested with others: `together` chunks. Called under the lock."""
         return Missing(
             chunk,
             payload_bytes=self._snapshot.chunk_payload_length(chunk),
             wanted_bytes=wanted_bytes,
-            requested_bytes=self._recent.requested_bytes(chunk, wanted_bytes),
+            requested_bytes=self._recent.requested_bytes(chunk, wanted_bytes, together),
+            together=together,
             is_expected=chunk in self._expected,
             has_room=self.policy.has_room(chunk),
             would_pin=self.policy.would_pin(chunk),
@@ -306,7 +308,7 @@ class ThreadCache:
                 # A group that does not fit is read by the extent: its chunks would evict each other.
                 soon_bytes = self._memory_bytes if missing.would_pin else self.budget.evictable
                 chunks_max = soon_bytes // max(missing.payload_bytes, 1)
-                self._recent.note(chunk, missing.wanted_bytes, chunks_max)
+                self._recent.note(chunk, missing.wanted_bytes, chunks_max, missing.together)
         return payload
 
     def _hold(self, chunk: int, payload: HeldPayload, is_kept: bool = False) -> None:

@@ -11,6 +11,7 @@ SMALL = Missing(
     payload_bytes=PAYLOAD_BYTES,
     wanted_bytes=LITTLE_BYTES,
     requested_bytes=LITTLE_BYTES,
+    together=1,
     is_expected=False,
     has_room=True,
     would_pin=False,
@@ -57,6 +58,14 @@ def test_in_a_job_readers_of_one_plan_leave_chunks_to_their_owners() -> None:
     assert load.asked_bytes == PAYLOAD_BYTES and not load.asks_server
     assert not load.fetches_whole and not load.is_noted
     assert load_for(pooled._replace(wanted_bytes=PAYLOAD_BYTES)).fetches_whole
+
+
+def test_in_a_job_a_second_request_for_many_chunks_is_not_enough_for_whole_ones() -> None:
+    alone = SMALL._replace(is_in_job=True, would_pin=True, is_known=True)
+    assert load_for(alone).fetches_whole
+    known = alone._replace(together=2)
+    assert not load_for(known).fetches_whole and load_for(known).is_noted
+    assert load_for(known._replace(requested_bytes=PAYLOAD_BYTES)).fetches_whole
 
 
 def test_ahead_of_readers_a_part_is_only_mapped() -> None:

@@ -247,6 +247,14 @@ def test_requests_that_follow_each_other_add_up() -> None:
     assert 7 not in recent
 
 
+def test_chunks_of_one_request_share_its_latency() -> None:
+    recent = RecentRequests(request_bytes=64 * KIB)
+    assert recent.requested_bytes(7, 4 * KIB) == 68 * KIB
+    assert recent.requested_bytes(7, 4 * KIB, together=64) == 5 * KIB
+    recent.note(7, 4 * KIB, 10, together=64)
+    assert recent.requested_bytes(7, 4 * KIB, together=64) == 10 * KIB
+
+
 def test_the_chunk_that_was_requested_longest_ago_is_forgotten() -> None:
     recent = RecentRequests()
     for chunk in (0, 1, 2, 0, 3):

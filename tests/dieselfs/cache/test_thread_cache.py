@@ -182,7 +182,8 @@ def test_extents_of_many_chunks_are_one_request_to_each_owner(packed: PackedData
 def test_a_chunk_of_another_node_that_is_worth_it_comes_whole_from_there(packed: PackedDataset) -> None:
     with process(packed) as running:
         running.reads(FIRST_OF_EACH)
-        assert running.reads([number + 1 for number in FIRST_OF_EACH]) == {*range(CHUNKS)} - running.own
+        seconds = [running.reads([number + 1]) for number in FIRST_OF_EACH]
+        assert set().union(*seconds) == {*range(CHUNKS)} - running.own
         assert running.reads([*range(CHUNKS * FILES_EACH)]) == set()
         others = CHUNKS - len(running.own)
         figures = running.held.metrics.as_dict()
@@ -192,6 +193,16 @@ def test_a_chunk_of_another_node_that_is_worth_it_comes_whole_from_there(packed:
             and running.server.fetched == 0
         )
         assert figures["requested"]["peer_bytes"] == others * (FILE_BYTES + CHUNK_BYTES)
+
+
+def test_many_at_once_in_random_order_chunks_of_other_nodes_come_by_the_file(packed: PackedDataset) -> None:
+    with process(packed) as running:
+        for place in range(2):
+            running.reads([number + place for number in FIRST_OF_EACH])
+        others = CHUNKS - len(running.own)
+        figures = running.held.metrics.as_dict()
+        assert figures["chunk_cache"]["fetched_chunks"] == 0 and running.server.fetched == 0
+        assert figures["requested"]["peer_bytes"] == 2 * others * FILE_BYTES
 
 
 def test_one_by_one_in_random_order_a_chunk_of_another_node_costs_two_requests(packed: PackedDataset) -> None:
