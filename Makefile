@@ -15,8 +15,10 @@ SEED    ?= 1
 SEEDS   ?= 1000
 EXEC    ?=
 export EXEC
+# The types and the documents are checked at the same time; packages of the system and of Python are installed so.
+MAKEFLAGS += --jobs=2
 
-.PHONY: test quick check docs bench fuzz simulate release demo venv system system-demo clean
+.PHONY: test quick check lint types docs bench fuzz simulate release demo venv system system-demo clean
 
 # Tests of real daemons have real timeouts, which an overloaded machine can exceed. So tests that fail beside others (exit
 # code 1 of pytest) are repeated, alone, and must pass then. The first failure stays in the output: examine it.
@@ -25,15 +27,16 @@ test: check  ## install what the tests need, check the source, run all tests
 		[ $$? = 1 ] && echo "make: the tests that failed beside others, alone:" && \
 		$(PYTHON) -m pytest --last-failed --last-failed-no-failures none --maxfail 1; }
 
-quick: venv  ## lint, types, and all tests that start no processes
-	$(PYTHON) -m ruff check .
-	$(PYTHON) -m ruff format --check .
-	$(PYTHON) -m mypy
+quick: lint types  ## lint, types, and all tests that start no processes
 	$(PYTHON) -m pytest $(BY_FILE) -n 3 -m "not processes"
 
-check: docs  ## lint, format, types, documents
+check: types docs lint  ## lint, format, types, documents
+
+lint: venv
 	$(PYTHON) -m ruff check .
 	$(PYTHON) -m ruff format --check .
+
+types: venv
 	$(PYTHON) -m mypy
 
 docs: venv  ## the site of the documents, into site/
