@@ -67,7 +67,7 @@ def check_against_model(store: MetadataStore, headers: dict[bytes, ChunkHeader])
 
 
 _model_settings = settings(
-    max_examples=60,
+    max_examples=30,
     suppress_health_check=[
         HealthCheck.differing_executors,
         HealthCheck.too_slow,

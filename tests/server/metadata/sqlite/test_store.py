@@ -54,13 +54,8 @@ class TestSqliteFile(MetadataSuite):
         return SqliteMetadata(folder / "metadata.db")
 
 
-class TestSqliteMemory(MetadataSuite):
-    def make_store(self, folder: Path) -> SqliteMetadata:
-        return SqliteMetadata(":memory:")
-
-
 class TestSqliteSmallBlocks(MetadataSuite):
-    """Entries are read two at a time."""
+    """Entries are read two at a time; in memory."""
 
     @pytest.fixture(autouse=True)
     def small_blocks(self, monkeypatch: pytest.MonkeyPatch) -> None:
