@@ -151,10 +151,10 @@ def test_a_server_killed_at_any_request_of_an_upload_leaves_all_or_nothing(
     with http_proxy(gateway.endpoint) as proxy:
         options = ["--store", gateway.url(f"killed-{is_seen}", proxy.endpoint)]
         kills, is_complete = 0, False
-        while not is_complete:
-            name, killed = f"data-{kills}", threading.Event()
-            server = start_server(folder, options)
-            try:
+        server = start_server(folder, options)
+        try:
+            while not is_complete:
+                name, killed = f"data-{kills}", threading.Event()
                 with (
                     suppress(DieselfsError),
                     closing(Dataset(server.settings(), name, must_exist=False)) as data,
@@ -163,15 +163,18 @@ def test_a_server_killed_at_any_request_of_an_upload_leaves_all_or_nothing(
                     proxy.obey(killing(server, kills, is_seen, killed))
                     put_all(data)
                 is_complete = not killed.is_set()
-            finally:
                 proxy.obey(pass_all)
                 server.kill()
-            with running_server(folder, options) as again, closing(Dataset(again.settings(), name)) as data:
-                data.client.rebuild(name)
-                found = read_all(data)
-                assert found in ({}, CONTENTS) and (found or not is_complete)
-                assert data.client.fsck(name, is_deep=True, is_repair=False).problem_count == 0
-            kills += 1
+                server = start_server(folder, options)
+                with closing(Dataset(server.settings(), name)) as data:
+                    data.client.rebuild(name)
+                    found = read_all(data)
+                    assert found in ({}, CONTENTS) and (found or not is_complete)
+                    assert data.client.fsck(name, is_deep=True, is_repair=False).problem_count == 0
+                kills += 1
+        finally:
+            proxy.obey(pass_all)
+            server.kill()
         assert kills > 1  # it was killed at least once
 
 
