@@ -57,7 +57,6 @@ from dieselfs_server.store.wrapper import MeasuredStore
 from dieselfs_server.web.logins import Logins
 from dieselfs_server.web.page import Page, check_address
 from dieselfs_server.workers.shared_page import PageElsewhere
-from dieselfs_server.workers.shared_rates import SharedRates
 from dieselfs_server.workers.telemetry import WorkerMetrics
 from dieselfs_server.workers.worker import Worker
 
@@ -307,7 +306,7 @@ async def open_server(
         about = {"component": "server"}
         stack.enter_context(step_watch(metrics))
         service, live, tls = await _open_service(stack, settings, metrics, worker)
-        rates = None if worker is None else SharedRates(worker.shared.rates)
+        rates = None if worker is None else worker.shared.rates
         server = RpcServer(Dispatcher(service, rates), tls, metrics=metrics, share=service.share)
         stack.enter_context(noting_log(service.recent))
         page = service.page

@@ -10,6 +10,7 @@ of their own, so one who waits holds up nobody else. A call belongs to a job if 
 for the dataset.
 """
 
+import struct
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
@@ -22,12 +23,10 @@ from dieselfs.telemetry import catalogue
 from dieselfs.telemetry.registry import Registry
 from dieselfs_server.access.accounts import Caller
 from dieselfs_server.access.users import UserStore
+from dieselfs_server.shared_table import KEY_BYTES, SharedTable, key_of
 
 BURST_S = 1.0
-BUCKETS_MAX = 16_384
-"""Then those are removed that are full."""
-JOBS_MAX = 16_384
-"""Then those are removed whose nodes have not renewed their membership."""
+BUCKETS_MAX = JOBS_MAX = 16_384
 MEMBERSHIP_S = 120.0
 """Members renew far more often."""
 
@@ -50,65 +49,76 @@ class TokenBucket:
         self.level = min(self.level + (now_s - self.now_s) * self.rate, rate * BURST_S)
         self.rate, self.now_s = rate, now_s
 
-    @property
-    def is_full(self) -> bool:
-        return self.level >= self.rate * BURST_S
 
-
-def full_bucket(rate: float, now_s: float) -> TokenBucket:
-    return TokenBucket(rate, rate * BURST_S, now_s)
+_BUCKET = struct.Struct("<ddd")
+_MEMBER = struct.Struct(f"<{KEY_BYTES}sd")
 
 
 class Rates:
-    """The buckets of a server. For one thread at a time."""
+    """The buckets of a server, in memory that all of its processes share: a user has one rate, whichever of them
+    answers. For one thread of each. Of many buckets, the fullest gives way, which costs its user least.
+    """
 
-    def __init__(self) -> None:
-        self._buckets: dict[tuple[str, ...], TokenBucket] = {}
-        self._jobs: dict[tuple[str, str, str], tuple[str, float]] = {}
+    def __init__(self, clock: Callable[[], float] = trio.current_time) -> None:
+        """`clock` is in seconds; several processes need one that is the same in all of them, which trio's is not."""
+        self._clock = clock
+        self._buckets = SharedTable(BUCKETS_MAX, _BUCKET.size)
+        self._members = SharedTable(JOBS_MAX, _MEMBER.size)
 
-    def join(self, user: str, host: str, dataset: str, job: str, now_s: float) -> None:
+    def join(self, user: str, host: str, dataset: str, job: str) -> None:
         """A node of a job reads `dataset` on the machine `host`."""
-        if len(self._jobs) >= JOBS_MAX:
-            self._jobs = {key: found for key, found in self._jobs.items() if now_s < found[1]}
-        if len(self._jobs) < JOBS_MAX:
-            self._jobs[user, host, dataset] = job, now_s + MEMBERSHIP_S
+        member = _MEMBER.pack(key_of(job), self._clock() + MEMBERSHIP_S)
+        self._members.change(key_of(user, host, dataset), lambda _: member, _until_s)
 
-    def job_of(self, user: str, host: str, dataset: str, now_s: float) -> str | None:
-        job, until_s = self._jobs.get((user, host, dataset), ("", 0.0))
-        return job if now_s < until_s else None
+    def job_of(self, user: str, host: str, dataset: str) -> str | None:
+        """A digest of the name of the job."""
+        found = self._members.get(key_of(user, host, dataset))
+        if found is None or self._clock() >= _until_s(found):
+            return None
+        digest: bytes = _MEMBER.unpack(found)[0]
+        return digest.hex()
 
-    def request_wait_s(self, user: str, job: str | None, rate: Limits, now_s: float) -> float:
-        return self._wait_s(user, job, rate, 1, False, now_s)
+    def request_wait_s(self, user: str, job: str | None, rate: Limits) -> float:
+        return self._wait_s(user, job, rate, 1, False)
 
-    def bytes_wait_s(
-        self, user: str, job: str | None, rate: Limits, length_bytes: int, now_s: float
-    ) -> float:
-        return self._wait_s(user, job, rate, length_bytes, True, now_s)
+    def bytes_wait_s(self, user: str, job: str | None, rate: Limits, length_bytes: int) -> float:
+        return self._wait_s(user, job, rate, length_bytes, True)
 
-    def _wait_s(
-        self, user: str, job: str | None, rate: Limits, amount: int, is_bytes: bool, now_s: float
-    ) -> float:
+    def _wait_s(self, user: str, job: str | None, rate: Limits, amount: int, is_bytes: bool) -> float:
         """Charge the rates of bytes, or those of requests; the longest wait."""
         wait_s = 0.0
         for kind in RATES:
             if kind.is_bytes != is_bytes or kind.name not in rate or (kind.is_per_job and job is None):
                 continue
             key = (kind.name, user, job or "") if kind.is_per_job else (kind.name, user)
-            wait_s = max(wait_s, self._take(key, amount, rate[kind.name], now_s))
+            wait_s = max(wait_s, self._take(key_of(*key), amount, rate[kind.name]))
         return wait_s
 
-    def _take(self, key: tuple[str, ...], amount: float, rate: int, now_s: float) -> float:
-        bucket = self._buckets.get(key)
-        if bucket is None:
-            if len(self._buckets) >= BUCKETS_MAX:
-                self._remove_full(now_s)
-            bucket = self._buckets[key] = full_bucket(rate, now_s)
-        return bucket.take(amount, rate, now_s)
+    def _take(self, key: bytes, amount: float, rate: int) -> float:
+        now_s, wait_s = self._clock(), 0.0
 
-    def _remove_full(self, now_s: float) -> None:
-        for bucket in self._buckets.values():
-            bucket.fill(bucket.rate, now_s)
-        self._buckets = {key: bucket for key, bucket in self._buckets.items() if not bucket.is_full}
+        def taken(found: bytes | None) -> bytes:
+            nonlocal wait_s
+            bucket = (
+                TokenBucket(*_BUCKET.unpack(found)) if found else TokenBucket(rate, rate * BURST_S, now_s)
+            )
+            wait_s = bucket.take(amount, rate, now_s)
+            return _BUCKET.pack(bucket.rate, bucket.level, bucket.now_s)
+
+        self._buckets.change(key, taken, lambda found: _debt_s(found, now_s))
+        return wait_s
+
+
+def _until_s(member: bytes) -> float:
+    until_s: float = _MEMBER.unpack(member)[1]
+    return until_s
+
+
+def _debt_s(bucket: bytes, now_s: float) -> float:
+    """How long until a bucket has paid what it owes, in seconds; less than 0 if it owes nothing."""
+    found = TokenBucket(*_BUCKET.unpack(bucket))
+    found.fill(found.rate, now_s)
+    return -found.level / found.rate
 
 
 REQUEST_WAIT_S_MAX = 8.0
@@ -131,7 +141,7 @@ class Throttle:
 
     def joined(self, caller: Caller, host: str, dataset: str, job: str) -> None:
         """A node of the caller, at `host`, is a member of a job."""
-        self._rates.join(caller.name, host, dataset, job, trio.current_time())
+        self._rates.join(caller.name, host, dataset, job)
 
     def call(
         self, caller: Caller, method: str, host: str, dataset: str, message_bytes: int = 0
@@ -140,7 +150,7 @@ class Throttle:
         rate = None if caller.is_trusted else self._users.latest.rate_of(caller.name)
         if rate is None:
             return None
-        job = self._rates.job_of(caller.name, host, dataset, trio.current_time())
+        job = self._rates.job_of(caller.name, host, dataset)
         patience_s = RENEWAL_WAIT_S_MAX if METHODS[method].urgency == RENEWAL else REQUEST_WAIT_S_MAX
         return PacedCall(self._rates, caller.name, job, rate, self._wait, patience_s, message_bytes)
 
@@ -172,7 +182,7 @@ class PacedCall:
     """The rest of the wait for the announced bytes."""
 
     async def begin(self) -> None:
-        await self._pause(self.rates.request_wait_s(self.user, self.job, self.rate, trio.current_time()))
+        await self._pause(self.rates.request_wait_s(self.user, self.job, self.rate))
         await self.reply(self.message_bytes)
 
     async def reply(self, message_bytes: int) -> None:
@@ -195,7 +205,7 @@ class PacedCall:
         await self.wait(min(wait_s, length_bytes / SLOWEST_BYTES_PER_S))
 
     def _take(self, length_bytes: int) -> float:
-        return self.rates.bytes_wait_s(self.user, self.job, self.rate, length_bytes, trio.current_time())
+        return self.rates.bytes_wait_s(self.user, self.job, self.rate, length_bytes)
 
     async def _pause(self, wait_s: float) -> float:
         """Wait, but not longer than the client; returns what is left."""

@@ -7,8 +7,8 @@ import time
 from xxhash import xxh3_64_intdigest
 
 from dieselfs.limits import MIB
+from dieselfs_server.admission.throttle import Rates
 from dieselfs_server.workers.shared_page import SharedPage
-from dieselfs_server.workers.shared_rates import RateTables
 
 _NUMBER = struct.Struct("<Q")
 
@@ -69,7 +69,7 @@ class Shared:
 
     def __init__(self, workers: int) -> None:
         self.started_s = int(time.time())
-        self.board, self.rates, self.page = Board(workers), RateTables(), SharedPage()
+        self.board, self.rates, self.page = Board(workers), Rates(time.monotonic), SharedPage()
         self._accounts = mmap.mmap(-1, workers * _NUMBER.size)
 
     def accounts(self, worker: int) -> Notices:

@@ -17,6 +17,7 @@ import trio
 from dieselfs.errors import InvalidInput, Unavailable
 from dieselfs.rpc.records import PageLink
 from dieselfs_server.access.accounts import Caller
+from dieselfs_server.shared_table import PLACES, SharedTable, key_of
 from dieselfs_server.web.logins import (
     LINK_S,
     LINKS_MAX,
@@ -25,7 +26,6 @@ from dieselfs_server.web.logins import (
     SESSIONS_MAX,
     TOKEN_BYTES,
 )
-from dieselfs_server.workers.shared_table import PLACES, SharedTable, key_of
 
 VALUE_BYTES = 512
 TELL_S = 5.0

@@ -1,5 +1,8 @@
 """A user with a rate slows down, on a clock of the test, and no wait lasts as long as a client's patience."""
 
+import os
+from dataclasses import dataclass
+
 import pytest
 import trio
 from hypothesis import given
@@ -192,41 +195,50 @@ async def test_only_the_job_of_a_node_is_slowed_by_the_rate_of_jobs(autojump_clo
         assert trio.current_time() - start_s == waited_s
 
 
+@dataclass
+class Clock:
+    now_s: float = 0.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
 RATE = {"bytes_per_s": 1000, "requests_per_s": 10, "job_bytes_per_s": 100}
 
 
 def test_the_first_second_is_free_and_then_each_waits_longer() -> None:
-    found = Rates()
-    waits = [found.bytes_wait_s("ada", None, RATE, 500, 0.0) for _ in range(5)]
+    found = Rates(clock := Clock())
+    waits = [found.bytes_wait_s("ada", None, RATE, 500) for _ in range(5)]
     assert waits == [0.0, 0.0, 0.5, 1.0, 1.5]
-    assert found.bytes_wait_s("ada", None, RATE, 500, 1.5) == pytest.approx(0.5)
-    assert found.bytes_wait_s("ada", None, RATE, 500, 100.0) == 0.0
-    assert found.bytes_wait_s("ada", None, RATE, 1000, 100.0) == pytest.approx(
-        0.5
-    )  # idle time saves one second
+    clock.now_s = 1.5
+    assert found.bytes_wait_s("ada", None, RATE, 500) == pytest.approx(0.5)
+    clock.now_s = 100.0
+    assert found.bytes_wait_s("ada", None, RATE, 500) == 0.0
+    assert found.bytes_wait_s("ada", None, RATE, 1000) == pytest.approx(0.5)  # idle time saves one second
 
 
 def test_users_do_not_wait_for_each_other_and_requests_not_for_bytes() -> None:
-    found = Rates()
-    assert found.bytes_wait_s("ada", None, RATE, 10_000, 0.0) == 9.0
-    assert found.bytes_wait_s("bob", None, RATE, 1000, 0.0) == 0.0
-    assert [found.request_wait_s("ada", None, RATE, 0.0) for _ in range(12)][9:] == pytest.approx(
-        [0.0, 0.1, 0.2]
-    )
-    assert found.request_wait_s("eve", None, {"bytes_per_s": 1}, 0.0) == 0.0
+    found = Rates(Clock())
+    assert found.bytes_wait_s("ada", None, RATE, 10_000) == 9.0
+    assert found.bytes_wait_s("bob", None, RATE, 1000) == 0.0
+    assert [found.request_wait_s("ada", None, RATE) for _ in range(12)][9:] == pytest.approx([0.0, 0.1, 0.2])
+    assert found.request_wait_s("eve", None, {"bytes_per_s": 1}) == 0.0
 
 
 def test_a_job_has_a_bucket_of_its_own_within_that_of_its_user() -> None:
-    found = Rates()
-    found.join("ada", "node-1", "pets", "train", 0.0)
-    assert found.job_of("ada", "node-1", "pets", 1.0) == "train"
+    found = Rates(clock := Clock())
+    found.join("ada", "node-1", "pets", "train")
+    found.join("ada", "node-3", "pets", "train")
+    job = found.job_of("ada", "node-1", "pets")
+    assert job is not None and job == found.job_of("ada", "node-3", "pets")
     for other in (("bob", "node-1", "pets"), ("ada", "node-2", "pets"), ("ada", "node-1", "ants")):
-        assert found.job_of(*other, 1.0) is None
-    assert found.job_of("ada", "node-1", "pets", MEMBERSHIP_S) is None
-    assert found.bytes_wait_s("ada", "train", RATE, 200, 0.0) == 1.0
-    assert found.bytes_wait_s("ada", "other", RATE, 100, 0.0) == 0.0
-    assert found.bytes_wait_s("ada", None, RATE, 700, 0.0) == 0.0
-    assert found.bytes_wait_s("ada", None, RATE, 500, 0.0) == 0.5  # all three count to the user
+        assert found.job_of(*other) is None
+    assert found.bytes_wait_s("ada", job, RATE, 200) == 1.0
+    assert found.bytes_wait_s("ada", "other", RATE, 100) == 0.0
+    assert found.bytes_wait_s("ada", None, RATE, 700) == 0.0
+    assert found.bytes_wait_s("ada", None, RATE, 500) == 0.5  # all three count to the user
+    clock.now_s = MEMBERSHIP_S
+    assert found.job_of("ada", "node-1", "pets") is None
 
 
 def test_a_changed_rate_counts_at_once() -> None:
@@ -237,18 +249,35 @@ def test_a_changed_rate_counts_at_once() -> None:
 
 def test_buckets_that_are_full_make_room(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(throttling, "BUCKETS_MAX", 2)
-    found = Rates()
-    assert found.request_wait_s("idle", None, RATE, 0.0) == 0.0
+    found = Rates(clock := Clock())
+    assert found.request_wait_s("idle", None, RATE) == 0.0
     for _ in range(20):
-        owed_s = found.request_wait_s("busy", None, RATE, 0.0)
-    assert found.request_wait_s("new", None, RATE, 0.2) == 0.0
-    assert found.request_wait_s("busy", None, RATE, 0.2) == pytest.approx(owed_s + 0.1 - 0.2)
+        owed_s = found.request_wait_s("busy", None, RATE)
+    clock.now_s = 0.2
+    assert found.request_wait_s("new", None, RATE) == 0.0
+    assert found.request_wait_s("busy", None, RATE) == pytest.approx(owed_s + 0.1 - 0.2)
+
+
+def test_processes_have_one_bucket_of_a_user_and_know_each_job() -> None:
+    found, code = Rates(Clock()), 255
+    process = os.fork()
+    if not process:
+        try:
+            found.join("ada", "node-1", "pets", "train")
+            code = int(found.bytes_wait_s("ada", None, RATE, 3000))
+        finally:
+            os._exit(code)
+    assert os.waitstatus_to_exitcode(os.waitpid(process, 0)[1]) == 2
+    assert found.bytes_wait_s("ada", None, RATE, 500) == 2.5
+    assert found.job_of("ada", "node-1", "pets") is not None
 
 
 @given(st.lists(st.tuples(st.integers(1, 5000), st.floats(0, 3)), min_size=1, max_size=50))
 def test_who_waits_as_told_never_gets_more_than_the_rate_and_a_burst(steps: list[tuple[int, float]]) -> None:
-    found, now_s, taken = Rates(), 0.0, 0
+    clock, taken = Clock(), 0
+    found = Rates(clock)
     for amount, pause_s in steps:
-        now_s += pause_s + found.bytes_wait_s("ada", None, RATE, amount, now_s + pause_s)
+        clock.now_s += pause_s
+        clock.now_s += found.bytes_wait_s("ada", None, RATE, amount)
         taken += amount
-        assert taken <= 1000 * (now_s + BURST_S) + 1e-6
+        assert taken <= 1000 * (clock.now_s + BURST_S) + 1e-6

@@ -1,8 +1,8 @@
 """Links and sessions that all workers know."""
 
 from dieselfs_server.access.accounts import Caller
+from dieselfs_server.shared_table import PLACES, SharedTable
 from dieselfs_server.workers.shared_page import VALUE_BYTES, SharedTokens
-from dieselfs_server.workers.shared_table import PLACES, SharedTable
 
 ANN = Caller("ann", "key-1")
 NOW_S = 0.0

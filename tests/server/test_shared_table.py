@@ -4,7 +4,7 @@ import os
 import struct
 from itertools import count
 
-from dieselfs_server.workers.shared_table import PLACES, SharedTable, key_of
+from dieselfs_server.shared_table import PLACES, SharedTable, key_of
 
 _NUMBER = struct.Struct("<Q")
 

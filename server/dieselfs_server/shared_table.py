@@ -1,4 +1,4 @@
-"""A table in memory that the parent maps and its workers share. This module maps memory, and locks a file in memory.
+"""A table in memory, for processes and those that they fork. This module maps memory, and locks a file in memory.
 
 Records have one length each. A key has few places where it may be; if all are taken, the record that the caller gives
 up first gives way. So a table never grows, and a look-up takes microseconds.
@@ -7,6 +7,7 @@ up first gives way. So a table never grows, and a look-up takes microseconds.
 import fcntl
 import mmap
 import os
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from hashlib import blake2b
@@ -37,6 +38,7 @@ class SharedTable:
         self._record_bytes, self._records_max = KEY_BYTES + value_bytes, records_max
         self._memory = mmap.mmap(-1, records_max * self._record_bytes)
         self._lock = os.memfd_create("dieselfs-table", os.MFD_CLOEXEC)
+        weakref.finalize(self, os.close, self._lock).atexit = False
 
     def get(self, key: bytes) -> bytes | None:
         with self._locked():
