@@ -1,19 +1,29 @@
-"""The name by which programs import `dieselfs.frameworks.torch`. No I/O of its own."""
+"""Datasets and samplers for PyTorch, over the library or over a mount (docs/guide/training.md).
 
-from dieselfs.frameworks.torch import (
-    IMAGE_EXTENSIONS,
-    BatchStream,
-    ChunkShuffleBatchSampler,
-    ChunkShuffleSampler,
+dataset = FolderDataset("imagenet/train", transform)
+sampler = ChunkShuffleBatchSampler(dataset, batch_size=1024, seed=1)
+loader = DataLoader(dataset, batch_sampler=sampler, num_workers=8)
+"""
+
+try:
+    import torch.utils.data  # noqa: F401  # only a check that it is installed
+except ImportError as error:
+    raise ImportError(
+        f"dieselfs.torch needs PyTorch ({error}): in a checkout: pip install '.[torch]'"
+    ) from None
+
+from dieselfs.frameworks.torch.datasets import (
     DatasetView,
     FileDataset,
     FolderDataset,
-    ImportanceSampler,
     MixedDataset,
     PairDataset,
-    as_tensors,
-    load_image,
 )
+from dieselfs.frameworks.torch.importance import ImportanceSampler
+from dieselfs.frameworks.torch.sampler import ChunkShuffleBatchSampler, ChunkShuffleSampler
+from dieselfs.frameworks.torch.stream import BatchStream
+from dieselfs.frameworks.torch.tensors import as_tensors
+from dieselfs.samples.loading import IMAGE_EXTENSIONS, load_image
 
 __all__ = [
     "IMAGE_EXTENSIONS",
