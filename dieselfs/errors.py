@@ -112,3 +112,8 @@ CODE_BY_ERROR: dict[type[DieselfsError], int] = {
 """Numbers on the wire (`Refusal.code` in `rpc/dieselfs.thrift`); never renumber."""
 
 ERROR_BY_CODE: dict[int, type[DieselfsError]] = {code: error for error, code in CODE_BY_ERROR.items()}
+
+
+def code_of(error: DieselfsError) -> int:
+    """The code of the nearest kind of an error that has one."""
+    return next(CODE_BY_ERROR[kind] for kind in (*type(error).__mro__, Unavailable) if kind in CODE_BY_ERROR)

@@ -7,7 +7,7 @@ Thrift.
 import struct
 from typing import NamedTuple
 
-from dieselfs.errors import CODE_BY_ERROR, ERROR_BY_CODE, DieselfsError, ProtocolError, Unavailable
+from dieselfs.errors import ERROR_BY_CODE, DieselfsError, ProtocolError, Unavailable, code_of
 from dieselfs.limits import NODE_PACKET_BYTES_MAX
 
 MAGIC = b"\x89DSLM\r\n\x1a"
@@ -72,8 +72,7 @@ class Refusal(NamedTuple):
 
     @classmethod
     def because(cls, error: DieselfsError) -> "Refusal":
-        kinds = (kind for kind in type(error).__mro__ if kind in CODE_BY_ERROR)
-        return cls(CODE_BY_ERROR[next(kinds, Unavailable)], str(error))
+        return cls(code_of(error), str(error))
 
     @property
     def error(self) -> DieselfsError:

@@ -7,7 +7,7 @@ module too, so its functions import what they need.
 
 import sys
 
-from dieselfs.errors import CODE_BY_ERROR, ERROR_BY_CODE, DieselfsError, Unavailable
+from dieselfs.errors import ERROR_BY_CODE, DieselfsError, Unavailable, code_of
 from dieselfs.etcd.client import Etcd, EtcdAccess, is_usable
 from dieselfs.limits import ETCD_TIMEOUT_S
 from dieselfs.net.address import parse_etcd
@@ -56,7 +56,7 @@ def main() -> None:
         values = etcd.values(request["prefix"])
         answer: dict[str, object] = {"values": {key: value.hex() for key, value in values.items()}}
     except DieselfsError as error:
-        answer = {"error": str(error), "code": CODE_BY_ERROR[type(error)]}
+        answer = {"error": str(error), "code": code_of(error)}
     json.dump(answer, sys.stdout)
 
 

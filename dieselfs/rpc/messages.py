@@ -16,7 +16,7 @@ from thriftpy2.protocol.exc import TProtocolException
 from thriftpy2.thrift import TApplicationException, TMessageType, TType
 from thriftpy2.transport import TMemoryBuffer, TTransportException
 
-from dieselfs.errors import CODE_BY_ERROR, ERROR_BY_CODE, DieselfsError, ProtocolError, Unavailable
+from dieselfs.errors import ERROR_BY_CODE, DieselfsError, ProtocolError, Unavailable, code_of
 from dieselfs.limits import CALL_VALUES_MAX
 from dieselfs.rpc.methods import METHODS, PEER_METHODS, SERVER_METHODS, Method
 from dieselfs.rpc.records import CopyProgress
@@ -115,12 +115,8 @@ def encode_reply(method: str, sequence: int, value: object) -> bytes:
 
 def encode_refusal(method: str, sequence: int, error: DieselfsError) -> bytes:
     """The reply for which the caller raises `error`."""
-    code = next(
-        (CODE_BY_ERROR[kind] for kind in type(error).__mro__ if kind in CODE_BY_ERROR),
-        CODE_BY_ERROR[Unavailable],
-    )
     result = _struct(f"{method}_result")()
-    result.refusal = thrift.Refusal(code=code, message=str(error))
+    result.refusal = thrift.Refusal(code=code_of(error), message=str(error))
     return _encode(method, TMessageType.REPLY, sequence, result)
 
 
