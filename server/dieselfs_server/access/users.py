@@ -124,15 +124,6 @@ class Changes(Protocol):
         ...
 
 
-class OwnChanges:
-    """Of a server of one process, which knows its own changes."""
-
-    def tell(self) -> None: ...
-
-    def state(self) -> bytes:
-        return b""
-
-
 class UserStore:
     """The table, read from the object store again after USERS_REFRESH_S, and after `changes` of other processes of this
     server. All methods block.
@@ -143,7 +134,7 @@ class UserStore:
     ) -> None:
         self._record = VersionedRecord(store, USERS_PREFIX, VERSIONS_KEPT)
         self._clock = clock
-        self._changes = changes or OwnChanges()
+        self._changes = changes  # None: a process knows its own changes
         self._lock = Lock()  # guards changes of the four below, and serializes changes of the table
         self._seen = b""
         self._number = 0
@@ -166,7 +157,8 @@ class UserStore:
         return self._accounts
 
     def _refresh(self, age_max_s: float) -> Accounts:
-        if (state := self._changes.state()) != self._seen:
+        state = self._changes.state() if self._changes is not None else b""
+        if state != self._seen:
             age_max_s = 0
         if not 0 <= self._clock() - self._read_s < age_max_s:
             number, content = self._record.newest()
@@ -187,7 +179,8 @@ class UserStore:
                     break
                 if self._record.replace(self._number, encode_accounts(accounts)):
                     self._number, self._accounts, self._read_s = self._number + 1, accounts, self._clock()
-                    self._changes.tell()
+                    if self._changes is not None:
+                        self._changes.tell()
                     return True
             else:
                 raise Unavailable("too many servers change the table of users at once; try again")
