@@ -7,6 +7,7 @@ import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from textwrap import fill
 from typing import Any
 
 from bench.harness.figures import ROUNDS_MIN
@@ -21,7 +22,9 @@ SHARE_MIN = 0.1
 """Figures of less data decide nothing."""
 STOLEN_MAX = 0.05
 """More processor seconds that the host took, as a share of the time of all runs, are other work too."""
-_IN_NOTES = ("commit", "load before")
+_LINE = 120
+"""Characters."""
+_IN_NOTES = ("commit", "command", "load before")
 """What each table has for its own rounds."""
 
 
@@ -110,7 +113,7 @@ def objections(result: Mapping[str, Any], sessions: Mapping[str, Mapping[str, st
         yield "the source was not committed"
     if seeds := result.get("seeds", 0):
         if seeds < ROUNDS_MIN:
-            yield f"{seeds} seeds, of {ROUNDS_MIN} that are needed"
+            yield f"{_count(seeds, 'seed')}, of {ROUNDS_MIN} that are needed"
         return
     if not runs:
         yield "its rounds were not kept"
@@ -118,7 +121,7 @@ def objections(result: Mapping[str, Any], sessions: Mapping[str, Mapping[str, st
     if max(_loads(runs)) > ROUND_LOAD_MAX:
         yield f"a load of {max(_loads(runs)):.1f} before a round"
     if (rounds := _rounds(result)) < ROUNDS_MIN:
-        yield f"{rounds} rounds, of {ROUNDS_MIN} that are needed"
+        yield f"{_count(rounds, 'round')}, of {ROUNDS_MIN} that are needed"
     if _stolen(runs) > STOLEN_MAX:
         yield f"the host took {_stolen(runs):.0%} of the time"
 
@@ -134,16 +137,21 @@ def share_of(command: str) -> float:
 def _note(result: Mapping[str, Any], sessions: Mapping[str, Mapping[str, str]]) -> str:
     """Of which rounds a table is."""
     facts, runs = [sessions[number] for number in _sessions_of(result)], _runs(result)
-    commits = list(dict.fromkeys(each["commit"] for each in facts))
+    commits, commands = (list(dict.fromkeys(each[name] for each in facts)) for name in ("commit", "command"))
     parts = [f"Commit{'s' if len(commits) > 1 else ''} {', '.join(commits)}"]
     if seeds := result.get("seeds", 0):
         parts.append(f"{seeds} seeds; does not depend on load")
     elif runs:
         loads = _loads(runs)
-        parts.append(f"{_rounds(result)} rounds")
+        parts.append(_count(_rounds(result), "round"))
         parts.append(f"load before a round {min(loads):.1f} to {max(loads):.1f}")
         parts.append(f"taken by the host {_stolen(runs):.1%}")
-    return f"*{'; '.join(parts)}.*"
+    text = f"*{'; '.join(parts)}.* {' '.join(f'`{each}`' for each in commands)}"
+    return fill(text, _LINE, break_long_words=False, break_on_hyphens=False)
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}{'' if number == 1 else 's'}"
 
 
 def _loads(runs: Sequence[Mapping[str, Any]]) -> list[float]:

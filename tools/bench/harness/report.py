@@ -7,8 +7,8 @@ from typing import Any
 from bench.harness.figures import Figure, Row, Run, RunFailed, Side, Table, Trial
 from bench.harness.figures import figures as figures_of
 
-VERDICT = "verdict"
-"""The head of the column of verdicts, which trials do not have."""
+VERDICT, SHAPE = "verdict", "shape"
+"""The heads of the columns that trials do not have: of a benchmark's verdicts, and of those beside a paper."""
 
 
 def trial_lines(trial: Trial, figures: Sequence[Figure], left_out: Mapping[str, str]) -> list[str]:
@@ -89,7 +89,11 @@ def page_table(result: Mapping[str, Any], mark: str) -> Iterator[str]:
     """
     rows = list(result["rows"] if "rows" in result else trial_rows(*read_trial(result)))
     title, *heads = rows[0] if rows else [""]
-    heads = [head for head in heads if any(row.get(head) for row in rows) and not (mark and head == VERDICT)]
+    heads = [
+        head
+        for head in heads
+        if any(row.get(head) for row in rows) and not (mark and head in (VERDICT, SHAPE))
+    ]
     yield from table_lines(
         {f"{title}{mark}": row.get(title, ""), **{head: row.get(head, "") for head in heads}} for row in rows
     )

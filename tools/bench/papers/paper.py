@@ -17,7 +17,7 @@ from typing import Any
 
 from bench.harness.agreement import PART_EPOCHS, Storing
 from bench.harness.figures import Figure, Row, Scale, Table, Trial
-from bench.harness.report import trial_fields
+from bench.harness.report import SHAPE, trial_fields
 from bench.harness.rounds import FAILURES, run_trial
 from bench.papers.paper_numbers import (
     ACCURACY,
@@ -272,7 +272,7 @@ def rows_of(
             else f"{_short(here.low)} to {_short(here.high)}",
             "here : paper": "" if not paper or here is None else _short(here.median / paper),
             "processor s": spent,
-            "shape": _shape(paper, here.median, lacks) if here is not None else "",
+            SHAPE: _shape(paper, here.median, lacks) if here is not None else "",
         }
     own = [reason for (name, _), reason in reasons.items() if name in benchmarks_of([experiment])]
     unmeasured = "" if is_whole or not own else f"; not measured: {'; '.join(own)}"
@@ -283,7 +283,7 @@ def rows_of(
         "rounds": "",
         "here : paper": "",
         "processor s": "",
-        "shape": "",
+        SHAPE: "",
     }
 
 

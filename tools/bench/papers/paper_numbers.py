@@ -266,7 +266,7 @@ EXPERIMENTS = (
     Experiment(
         "Figure 12, section 6.5",
         "reading in chunk-wise order, cold",
-        "one or four readers, a local file system, not 160 and Lustre; large files have 110 kB; memory for an eighth",
+        "one or four readers and a local file system, not 160 and Lustre; 110 kB; an eighth, all in the own process",
         (
             Comparison("4 KB, DIESEL-FUSE : file system", 3483.7 / 60.2, *_beside_files(_SMALL)),
             Comparison("4 KB, DIESEL-API : DIESEL-FUSE", 4317 / 3483.7, *_library_beside_mount(_SMALL)),

@@ -19,7 +19,10 @@ MACHINE = {
     "data": "all",
 }
 SESSION = 1
-NOTE = "*Commit 0123456789; 5 rounds; load before a round 0.5 to 0.5; taken by the host 0.0%.*"
+NOTE = (
+    "*Commit 0123456789; 5 rounds; load before a round 0.5 to 0.5; taken by the host 0.0%.* "
+    "`python -m bench upload`"
+)
 PAGE = """\
 # Upload
 
@@ -69,7 +72,6 @@ def test_tables_have_medians_ranges_verdicts_and_the_conditions() -> None:
         "| run |  |",
         "| --- | --- |",
         "| processors | 2 x a processor |",
-        "| command | python -m bench upload |",
         "| data | all |",
         "",
         "| Upload | seconds (rounds) | a second | processor seconds | x cp -r (rounds) | verdict |",
@@ -127,6 +129,12 @@ def test_a_trial_is_marked_in_its_table_and_never_published_unmarked(
 )
 def test_a_run_may_be_cited(content: dict[str, Any]) -> None:
     assert list(objections(content["results"][0], content["sessions"])) == []
+
+
+def test_a_trial_beside_a_paper_has_no_shape_either() -> None:
+    row = {"Figure 9": "4 KB", "here": "4", "shape": "same"}
+    assert "| same |" in tables(kept(row_fields(Table([row], [upload()]), SESSION)))
+    assert "same" not in tables(kept(row_fields(Table([row], [upload(1)]), SESSION)))
 
 
 def test_a_table_names_the_commits_of_its_rounds() -> None:
