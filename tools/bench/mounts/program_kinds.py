@@ -31,6 +31,8 @@ PICTURES_PER_UNIT, PICTURE_PIXELS = 4, 64
 VALUES_PER_UNIT, VALUE_BYTES, VALUES_READ_PER_UNIT = 8, 4096, 4
 SHARD_IMAGES = 250
 LMDB_BYTES_MAX = 4 << 30
+LARGE_UNIT_BYTES = 512 << 10
+"""Of one large file: 500 MiB in all."""
 SEED = 5
 
 
@@ -221,6 +223,23 @@ def _read_pictures(folder: Path, units: int) -> int:
         return sum(pictures[number].any() for number in _order(len(pictures)))
 
 
+# -- one large file -------------------------------------------------------------------------------------------
+
+
+def _write_large(folder: Path, units: int) -> int:
+    content = random.Random(SEED)
+    with open(folder / "large.bin", "wb") as file:
+        for _ in range(units):
+            file.write(content.randbytes(LARGE_UNIT_BYTES))
+    return units
+
+
+def _read_in_sequence(folder: Path, units: int) -> int:
+    part = bytearray(LARGE_UNIT_BYTES)
+    with open(folder / "large.bin", "rb", buffering=0) as file:
+        return sum(file.readinto(part) == LARGE_UNIT_BYTES for _ in range(units))
+
+
 # -- databases ------------------------------------------------------------------------------------------------
 
 
@@ -281,6 +300,7 @@ PROGRAMS = [
     Program("np.load, mmap_mode", "matrix", [], _write_matrix, _read_rows),
     Program("pandas, CSV", "csv", ["pandas"], _write_lines, _read_lines),
     Program("pyarrow, Parquet", "parquet", ["pyarrow"], _write_records, _read_records),
+    Program("one file in sequence", "large", [], _write_large, _read_in_sequence),
     Program("h5py", "hdf5", ["h5py"], _write_pictures, _read_pictures),
     Program("sqlite3", "sqlite", [], _write_sqlite, _read_sqlite),
     Program("lmdb", "lmdb", ["lmdb"], _write_lmdb, _read_lmdb),
