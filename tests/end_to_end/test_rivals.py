@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from bench.rivals.juicefs import program_path
+from bench.rivals.rivals import CONNECTION
 from dieselfs_client.mount.points.mount_table import MOUNTINFO, parse_mountinfo
 from lab.network import why_not
 from lab.s3_server import missing_gateway
@@ -62,7 +63,8 @@ def trials(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, dict[
             process.terminate()  # after a timeout it still removes its mounts and networks
     assert process.returncode == 0, errors
     results = json.loads((kept / "rivals.json").read_text())["results"]
-    yield {result["title"]: result for result in results if "title" in result}
+    assert results[0]["title"].startswith(CONNECTION)
+    yield {result["title"]: result for result in results[1:]}
     mounts = [each.mountpoint for each in parse_mountinfo(MOUNTINFO.read_bytes())]
     left = [each for each in mounts if f"dieselfs-{process.pid}-" in each or str(place) in each]
     assert not left, "mounts are left"

@@ -3,12 +3,12 @@
 docs/internals/rivals.md has the method. Each run has a new mount on its host, and the kernel's caches were dropped.
 """
 
-from collections.abc import Generator, Iterable, Iterator
+from collections.abc import Generator
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
-from bench.harness.figures import Row, Run, RunFailed, Scale, Side, Trial
+from bench.harness.figures import Run, RunFailed, Scale, Side, Trial
 from bench.harness.forms import (
     LARGE_FILE_BYTES,
     SMALL_FILE_BYTES,
@@ -23,7 +23,7 @@ from bench.papers.paper_training import EPOCHS, make_images, title_of
 from bench.rivals.field import CEPHFS, Field, running_field
 from bench.rivals.ours import Dieselfs
 from bench.rivals.rival import Files, Rival
-from bench.rivals.stage import LINKS, Stage, measured_link, running_stage
+from bench.rivals.stage import LINKS, measured_link, running_stage
 from bench.rivals.workloads import READERS, WALKED, Workload, listing, reading, reading_a_plan, training
 from lab.network import Host, Unsuitable
 
@@ -34,10 +34,11 @@ SLOW_SHARE, SLOW_FILES_MIN = 20, 100
 number of files."""
 TRAINED_SHARE = 10
 """The training has one image for so many small files."""
+CONNECTION = "One TCP connection"
 CALLS = {"os.open": plain_reader, "Python's open()": python_reader}
 
 
-def rivals(folder: Path, scale: Scale) -> Generator[Trial | Iterable[Row]]:
+def rivals(folder: Path, scale: Scale) -> Generator[Trial]:
     if not can_drop_caches():
         raise Unsuitable("caches are dropped before each run, which needs root")
     small = make_tree(folder / "small", scale.small_files, SMALL_FILE_BYTES)
@@ -50,8 +51,9 @@ def rivals(folder: Path, scale: Scale) -> Generator[Trial | Iterable[Row]]:
         running_stage(links) as stage,
         running_field(stage, folder, trees) as field,
     ):
-        yield _link_rows(stage)
         for link, host in stage.clients.items():
+            side = Side(CONNECTION, partial(_measure_link, host, stage.storage), 1, "")
+            yield Trial(f"{CONNECTION}, {link}", [side], scale.rounds)
             at = _Reads(field, host, f"{link}, cold", scale.rounds)
             for tree in (small, large):
                 for call in CALLS:
@@ -64,14 +66,11 @@ def rivals(folder: Path, scale: Scale) -> Generator[Trial | Iterable[Row]]:
         )
 
 
-def _link_rows(stage: Stage) -> Iterator[Row]:
-    for link, host in stage.clients.items():
-        round_trip_s, bytes_per_s = measured_link(host, stage.storage)
-        yield {
-            "link": str(link),
-            "measured: round trip, µs": (1e6 * round_trip_s, "{:,.0f}"),
-            "one TCP stream, MB/s": (bytes_per_s / 1e6, "{:,.0f}"),
-        }
+def _measure_link(client: Host, storage: Host) -> Run:
+    round_trip_s, bytes_per_s = measured_link(client, storage)
+    return Run(
+        round_trip_s, seen={"µs of a round trip": 1e6 * round_trip_s, "MB/s of a stream": bytes_per_s / 1e6}
+    )
 
 
 @dataclass(frozen=True, slots=True)
