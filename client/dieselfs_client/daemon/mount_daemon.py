@@ -245,7 +245,7 @@ class _MountService(Service):
             # This nursery outlives the inner one: pushing pages needs the answers to the kernel's lookups.
             slot_bytes = largest_payload_bytes(snapshot)
             slots = 1 + allotment.evictable // slot_bytes  # one for the page cache
-            buffer_pool = BufferPool(slot_bytes, slots)
+            buffer_pool = BufferPool(slot_bytes, slots, allotment.window // slot_bytes)
             self._pages = pages = view.pages(connection.device, self.layers, buffer_pool, self.workers)
             try:
                 async with trio.open_nursery() as nursery:

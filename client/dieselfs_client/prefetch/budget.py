@@ -40,15 +40,24 @@ class _Push:
 
 
 class PrefetchBudget:
-    """Bytes are counted in whole pages, as the page cache takes them; `clock` is in seconds."""
+    """Bytes are counted in whole pages, as the page cache takes them; `clock` is in seconds. `changed` is called when
+    `window_bytes` has changed.
+    """
 
-    def __init__(self, table: ExtentTable, allotment: Allotment, clock: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        table: ExtentTable,
+        allotment: Allotment,
+        clock: Callable[[], float],
+        changed: Callable[[], None] = lambda: None,
+    ) -> None:
         chunks, extents = table.snapshot.chunk_count, len(table.snapshot.column("extent_chunks"))
         self.pinned_bytes = 0
         self.window_bytes = 0
         self._table = table
         self._allotment = allotment
         self._clock = clock
+        self._changed = changed
         self._dataset_page_bytes = table.total_page_bytes
         self._is_pinned = np.zeros(chunks, np.bool_)
         self._is_pushed = np.zeros(chunks, np.bool_)  # by this daemon or an earlier one
@@ -170,6 +179,7 @@ class PrefetchBudget:
         extents = extents[(self._holders[extents.numbers] > 0) & self._is_missing(extents)]
         self._is_charged[extents.numbers] = True
         self.window_bytes += extents.page_bytes()
+        self._changed()
         return extents
 
     def release(self, extents: Extents) -> Extents:
@@ -190,6 +200,7 @@ class PrefetchBudget:
         extents = extents[self._is_charged[extents.numbers]]
         self._is_charged[extents.numbers] = False
         self.window_bytes -= extents.page_bytes()
+        self._changed()
 
     # -- stored extents ------------------------------------------------------------------------------------
 

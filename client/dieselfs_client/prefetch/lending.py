@@ -1,4 +1,6 @@
-"""Chunks that stay in the memory of the daemon because the kernel reclaims their pages.
+"""Memory that the chunk cache borrows from parts of the budget that do not use it.
+
+Without a plan, the window is free. Chunks that are read at random and not pinned stay there until a plan begins.
 
 The kernel may reclaim the pages of a pinned chunk again and again: in a control group, on a busy node. If the daemon
 kept nothing, it would fetch the chunk each time. Its part of the memory is free then, so the chunk stays here, and is
@@ -22,6 +24,7 @@ class Lending:
         self._nursery = nursery
         self._clock = clock
         self._lent: set[int] = set()
+        self._window_bytes = 0
         self._read_s = 0.0
 
     def __contains__(self, chunk: int) -> bool:
@@ -33,8 +36,17 @@ class Lending:
             if not self._lent:
                 self._nursery.start_soon(self._end)
             self._lent.add(chunk)
-            self._chunk_cache.lend(self._lent)
+            self._apply()
         self.note_read()
+
+    def lend_window(self, length_bytes: int) -> None:
+        """Give all chunks this much of the window, and take back the rest."""
+        if length_bytes != self._window_bytes:
+            self._window_bytes = length_bytes
+            self._apply()
+
+    def _apply(self) -> None:
+        self._chunk_cache.lend(self._lent, self._window_bytes)
 
     def note_read(self) -> None:
         """A reader asked the daemon for a file, so the kernel did not have it."""
@@ -45,4 +57,4 @@ class Lending:
         while (left_s := self._read_s + LENT_S - self._clock()) > 0:
             await trio.sleep(left_s)
         self._lent.clear()
-        self._chunk_cache.lend(self._lent)
+        self._apply()

@@ -99,7 +99,7 @@ class Prefetcher:
         self._reclaimed = metrics.declare(catalogue.PREFETCH_RECLAIMED_CHUNKS)
         self._failed = metrics.counter("prefetch.failed_chunks", "Chunks whose prefetch failed.")
         self.table = ExtentTable(snapshot)
-        self.budget = PrefetchBudget(self.table, allotment, clock)
+        self.budget = PrefetchBudget(self.table, allotment, clock, self._lend_window)
         self.tripwires = Tripwires(snapshot)
         self._hit_rate = HitRate(snapshot.column("sizes"), metrics)
         self._chunk_cache = chunk_cache
@@ -128,6 +128,7 @@ class Prefetcher:
         self._fetching = trio.CapacityLimiter(max(BATCHES_AT_ONCE_MAX, workers))
         self.pushing = trio.CapacityLimiter(workers)
         """Held while the page cache is used."""
+        self._lend_window()
 
     # -- for readers -------------------------------------------------------------------------------------
 
@@ -212,6 +213,7 @@ class Prefetcher:
             ahead_bytes = min(self._room_bytes, WINDOW_BYTES) // 2
             window = PlanWindow(share.plan, self.tripwires, self.table.page_bytes, self._clock, ahead_bytes)
             following = self._plans[key] = _Following(window, trio.Event())
+            self._lend_window()
             self._nursery.start_soon(self._follow, following)
         following.is_ahead.set()  # its waiters now wait for the new event
         following.is_ahead = trio.Event()
@@ -292,7 +294,13 @@ class Prefetcher:
     def _forget(self, plan: _Following) -> None:
         self._plans = {key: other for key, other in self._plans.items() if other is not plan}
         plan.is_ahead.set()
+        self._lend_window()
         self._wake()
+
+    def _lend_window(self) -> None:
+        """Let the chunk cache use what is free of the window while there is no plan."""
+        free_bytes = self._allotment.window - self.budget.window_bytes
+        self._lending.lend_window(0 if self._plans else max(free_bytes, 0))
 
     def _retire(self, new: Share) -> None:
         """End plans whose readers have ended, or begin the next epoch with the new plan."""

@@ -1,5 +1,6 @@
 import gc
 import mmap
+import os
 import threading
 
 import pytest
@@ -82,3 +83,25 @@ def test_many_threads_never_get_the_same_slot() -> None:
     assert not faults
     gc.collect()
     assert all(view is not None for view in [buffer_pool.take(1) for _ in range(4)])
+
+
+def test_the_memory_of_spare_slots_is_given_back_unless_it_is_kept() -> None:
+    buffer_pool = BufferPool(SLOT_BYTES, 1, 3)
+
+    def used_bytes() -> int:
+        return os.fstat(buffer_pool.descriptor).st_blocks * 512
+
+    def use(slots: int) -> None:
+        views = [taken(buffer_pool) for _ in range(slots)]
+        for view in views:
+            view[:] = b"x" * SLOT_BYTES
+        assert used_bytes() >= slots * SLOT_BYTES
+
+    use(4)
+    assert used_bytes() == SLOT_BYTES, "the first slot stays"
+    buffer_pool.keep_spare(2 * SLOT_BYTES)
+    use(4)
+    assert used_bytes() == 3 * SLOT_BYTES
+    buffer_pool.keep_spare(0)
+    assert used_bytes() == SLOT_BYTES
+    assert buffer_pool.place(taken(buffer_pool)) == 0, "spare slots are taken last"
