@@ -1,18 +1,17 @@
-"""Downloads a file or a folder of a dataset: each chunk is fetched once, in storage order. This module starts threads.
+"""Downloads a file or a folder of a dataset: each chunk is fetched once, in storage order. This module writes files.
 
 Existing files with the same size and time are skipped, so the same command continues an interrupted download. Damaged
-files are reported, and all others are written. Memory is bounded: one payload per thread.
+files are reported, and all others are written. Memory is bounded: one payload per worker.
 """
 
 import errno
 import os
 import stat
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator, Sequence
 from contextlib import closing
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import pairwise
-from threading import Event, Lock
+from typing import Any
 
 import numpy as np
 
@@ -25,11 +24,9 @@ from dieselfs.snapshot.storage_order import tree_order
 from dieselfs.sources.server import ServerSource
 from dieselfs.transfer.destination import PERMISSIONS_KEPT, Destination, open_destination, permissions_allowed
 from dieselfs.transfer.report import TransferReport
+from dieselfs.transfer.spreading import Spread, in_threads
 
 Content = bytes | memoryview
-
-DEFAULT_JOBS = 2
-"""One thread fetches while another writes; more threads are slower."""
 
 
 def is_there(status: os.stat_result | None, stored: Stat) -> bool:
@@ -41,49 +38,15 @@ def is_there(status: os.stat_result | None, stored: Stat) -> bool:
     )
 
 
-def in_threads(work: Callable[[Iterator[range]], None], starts: Sequence[int], jobs: int, name: str) -> None:
-    """Call `work` in each of `jobs` threads. They share the ranges between `starts`, chunks of an order. After
-    an error, which is raised, and after an interrupt, each ends with its chunk.
-    """
-    lock = Lock()  # guards the ranges
-    ranges = pairwise(starts)
-    is_ending = Event()
-
-    def left() -> Iterator[range]:
-        while not is_ending.is_set():
-            with lock:
-                found = next(ranges, None)
-            if found is None:
-                return
-            yield range(*found)
-
-    def loop() -> None:
-        try:
-            work(left())
-        except BaseException:
-            is_ending.set()
-            raise
-
-    with ThreadPoolExecutor(jobs, name) as threads:
-        try:
-            for future in [threads.submit(loop) for _ in range(jobs)]:
-                future.result()
-        finally:
-            is_ending.set()
-
-
 @dataclass
 class _Spanning:
-    """A file of several extents, which different threads may write.
+    """A file of several extents, which different workers may write.
 
-    `aside` is the name of the unfinished file; None before, afterwards, and if nothing is to be written.
+    `aside` is the name of the unfinished file; None if nothing is to be written, and afterwards.
     """
 
     left_bytes: int
-    is_begun: bool = False
-    aside: bytes | None = None
-    # Guards the three above; never taken while holding the lock of the download.
-    lock: Lock = field(default_factory=Lock)
+    aside: bytes | None
 
 
 class TreeDownload:
@@ -95,7 +58,7 @@ class TreeDownload:
         node: int,
         folder: bytes,
         name: bytes = b"",
-        jobs: int = DEFAULT_JOBS,
+        spread: Spread = in_threads,
         is_forced: bool = False,
         report: TransferReport | None = None,
         is_preserving: bool = False,
@@ -103,7 +66,7 @@ class TreeDownload:
     ) -> None:
         """The content of the folder `node` is written to `folder`, or the file `node` as `name` in `folder`.
 
-        `jobs`: threads that fetch and write. `is_forced`: existing files are written again. `report`: of
+        `spread`: over the workers that fetch and write. `is_forced`: existing files are written again. `report`: of
         the downloads before this one, to add to. `is_preserving`: permissions as stored, also those that the umask
         forbids. `selected`: as for `tree_order`.
         """
@@ -116,11 +79,12 @@ class TreeDownload:
         self._name = name
         self._base_bytes = len(self.snapshot.path(node))
         self._order = tree_order(self.snapshot, node, selected)
-        self._jobs = jobs
+        self._spread = spread
         self._is_forced = is_forced
-        self._lock = Lock()  # guards the report and the two below
+        self._steps, self._is_calling = 0, False
+        self._destination: Destination
         self._spanning: dict[int, _Spanning] = {}
-        self._failed_nodes: set[int] = set()
+        self._failed_folders: set[int] = set()
         self.report.found_files += self._order.entries
         self.report.found_bytes += self._order.total_bytes
         self.report.is_all_found = True
@@ -132,21 +96,28 @@ class TreeDownload:
         interrupted, every file is whole or as it was, and the next run continues.
         """
         is_new = not os.path.isdir(self.folder)
-        destination = open_destination(self.folder, self._permissions)
+        self._destination = destination = open_destination(self.folder, self._permissions)
         try:
             self._make_folders(destination)
             for node in self._order.empty_files.tolist():
-                if not self._is_skipped(destination, node):
-                    self._write_whole(destination, node, b"")
-            in_threads(self._work, self._order.starts, self._jobs, "dieselfs-get")
+                if not self._is_skipped(destination, node, self.report):
+                    self._write_whole(destination, node, b"", self.report)
+            has_many = len(self._order.starts) > 2
+            (self._spread if has_many else in_threads)(self)
             self._make_links(destination)
             self._finish_folders(destination, is_new)
         finally:
-            for node, spanning in self._spanning.items():
-                if spanning.aside is not None:
-                    destination.discard_file(self.relative(node), spanning.aside)
+            for node in self._spanning:
+                self._discard(node)
             destination.close()
         return self.report
+
+    @property
+    def place(self) -> bytes:
+        return self.folder
+
+    def pulse(self) -> tuple[int, bool]:
+        return self._steps, self._is_calling
 
     def nodes(self) -> list[int]:
         """What is downloaded: folders, files and links."""
@@ -167,7 +138,8 @@ class TreeDownload:
                 if path := self.relative(node):
                     destination.make_folder(path)
             except (OSError, DieselfsError) as error:
-                self._fail(node, error)
+                self._failed_folders.add(node)
+                self._fail(node, error, self.report)
 
     def _make_links(self, destination: Destination) -> None:
         """After all files, so no file is written through a link of the dataset."""
@@ -175,55 +147,75 @@ class TreeDownload:
             mtime_ns = self.snapshot.stat(node).mtime_ns
             try:
                 destination.make_link(self.relative(node), self.snapshot.target(node), mtime_ns)
-                self._count_written()
+                self.report.done_files += 1
             except (OSError, DieselfsError) as error:
-                self._fail(node, error)
+                self._fail(node, error, self.report)
 
     def _finish_folders(self, destination: Destination, is_new: bool) -> None:
         """The deepest first, because finishing a folder changes nothing above it."""
         for node in reversed(self._order.folders.tolist()):
             path = self.relative(node)
-            if node in self._failed_nodes:
+            if node in self._failed_folders:
                 continue
             if not path and not is_new:  # the user's folder keeps its mode
                 self.report.skip(0, is_folder=True)
                 continue
             try:
                 destination.finish_folder(path, self.snapshot.stat(node))
-                self._count_written()
+                self.report.done_files += 1
             except (OSError, DieselfsError) as error:
-                self._fail(node, error)
+                self._fail(node, error, self.report)
 
     # -- files -------------------------------------------------------------------------------------------
 
-    def _work(self, chunks: Iterator[range]) -> None:
-        """The loop of one thread."""
-        with closing(open_destination(self.folder, self._permissions)) as destination:
-            for positions in chunks:
-                self._write_chunk(destination, positions)
+    def units(self) -> Iterator[Sequence[Any]]:
+        """For each chunk, its positions in the order, and the unfinished files for those that span chunks."""
+        snapshot, owners = self.snapshot, self._order.owners
+        lengths = snapshot.column("extent_lengths")[self._order.extents]
+        is_part = lengths != snapshot.column("sizes")[owners]
+        for start, stop in pairwise(self._order.starts):
+            begun = []
+            for node in dict.fromkeys(owners[start:stop][is_part[start:stop]].tolist()):
+                if node not in self._spanning:
+                    self._spanning[node] = _Spanning(snapshot.size(node), self._begin(node))
+                if (aside := self._spanning[node].aside) is not None:
+                    begun.append((node, aside))
+            yield start, stop, begun
 
-    def _write_chunk(self, destination: Destination, positions: range) -> None:
+    def work(self, units: Iterator[Sequence[Any]]) -> Iterator[Any]:
+        """The results are counts and failures, and of each part of a file, `(node, bytes, reason, is_damaged)`."""
+        with closing(open_destination(self.folder, self._permissions)) as destination:
+            for start, stop, begun in units:
+                yield self._write_chunk(destination, range(start, stop), dict(begun))
+
+    def _write_chunk(self, destination: Destination, positions: range, begun: dict[int, bytes]) -> Any:
         """Fetch the missing extents of a chunk and write them."""
+        report, parts = TransferReport(), []
         missing, rows = [], slice(positions.start, positions.stop)
         nodes = self._order.owners[rows].tolist()
         for node, extent in zip(nodes, self.snapshot.extent_refs(self._order.extents[rows]), strict=True):
+            self._steps += 1
             if extent.length == self.snapshot.size(node):
-                is_missing = not self._is_skipped(destination, node)
+                is_missing = not self._is_skipped(destination, node, report)
             else:
-                is_missing = self._is_extent_missing(destination, node)
+                is_missing = node in begun
             if is_missing:
                 missing.append((node, extent))
-        if not missing:
-            return
-        contents = self._fetch(missing[0][1].chunk, [extent for _, extent in missing])
+        contents: Sequence[Content | DieselfsError] = ()
+        if missing:
+            self._is_calling = True
+            contents = self._fetch(missing[0][1].chunk, [extent for _, extent in missing])
+            self._is_calling = False
         for (node, extent), content in zip(missing, contents, strict=True):
-            if isinstance(content, DieselfsError):
-                self._discard(destination, node)
-                self._fail(node, content)
-            elif extent.length == self.snapshot.size(node):
-                self._write_whole(destination, node, content)
+            self._steps += 1
+            if node in begun:
+                aside = begun[node]
+                parts.append((node, *self._write_part(destination, node, aside, extent.place, content)))
+            elif isinstance(content, DieselfsError):
+                self._fail(node, content, report)
             else:
-                self._write_extent(destination, node, extent.place, content)
+                self._write_whole(destination, node, content, report)
+        return report.counts(), report.failures, parts
 
     def _fetch(self, chunk: int, extents: Sequence[ExtentRef]) -> Sequence[Content | DieselfsError]:
         """The bytes of each extent, or its error. Raises Unavailable."""
@@ -250,40 +242,31 @@ class TreeDownload:
                 *self._fetch_extents(chunk, extents[middle:]),
             ]
 
-    def _is_skipped(self, destination: Destination, node: int) -> bool:
+    def _is_skipped(self, destination: Destination, node: int, report: TransferReport) -> bool:
         """Whether nothing is to be written for a file: it exists already, or its path cannot be reached."""
         stored = self.snapshot.stat(node)
         try:
             if self._is_forced or not is_there(destination.status(self.relative(node)), stored):
                 return False
+            report.skip(stored.size, is_folder=False)
         except (OSError, DieselfsError) as error:
-            self._fail(node, error)
-            return True
-        with self._lock:
-            self.report.skip(stored.size, is_folder=False)
+            self._fail(node, error, report)
         return True
 
-    def _write_whole(self, destination: Destination, node: int, content: Content) -> None:
+    def _write_whole(
+        self, destination: Destination, node: int, content: Content, report: TransferReport
+    ) -> None:
         try:
             destination.write_file(self.relative(node), content, self.snapshot.stat(node))
         except (OSError, DieselfsError) as error:
-            self._fail(node, error)
+            self._fail(node, error, report)
             return
-        self._count_written(len(content))
+        report.done_files += 1
+        report.done_bytes += len(content)
 
-    # -- files that span chunks --------------------------------------------------------------------------
+    # -- files that span chunks: begun and finished by one process, written by any -------------------------
 
-    def _is_extent_missing(self, destination: Destination, node: int) -> bool:
-        """Whether extents of this file are to be written; its first extent begins the file."""
-        with self._lock:
-            spanning = self._spanning.setdefault(node, _Spanning(self.snapshot.size(node)))
-        with spanning.lock:
-            if not spanning.is_begun:
-                spanning.is_begun = True
-                spanning.aside = self._begin(destination, node)
-            return spanning.aside is not None
-
-    def _begin(self, destination: Destination, node: int) -> bytes | None:
+    def _begin(self, node: int) -> bytes | None:
         """The name of the unfinished file for the extents of `node`; None if nothing is to be written."""
         end_bytes = 0
         for extent in self.snapshot.extents(node):
@@ -291,59 +274,62 @@ class TreeDownload:
                 break
             end_bytes += extent.length
         if end_bytes != self.snapshot.size(node):
-            self._fail(node, Damaged("its extents do not cover the file"))
-        elif not self._is_skipped(destination, node):
+            self._fail(node, Damaged("its extents do not cover the file"), self.report)
+        elif not self._is_skipped(self._destination, node, self.report):
             try:
-                return destination.begin_file(self.relative(node))
+                return self._destination.begin_file(self.relative(node))
             except (OSError, DieselfsError) as error:
-                self._fail(node, error)
+                self._fail(node, error, self.report)
         return None
 
-    def _write_extent(self, destination: Destination, node: int, place: int, content: Content) -> None:
-        spanning, path = self._spanning[node], self.relative(node)
-        aside = spanning.aside
-        if aside is None:  # another extent has failed
-            return
+    def _write_part(
+        self, destination: Destination, node: int, aside: bytes, place: int, content: Content | DieselfsError
+    ) -> tuple[int, str, bool]:
+        """`(bytes, reason, is_damaged)`: what is written, or why not. Raises StorageFull."""
         try:
-            destination.write_extent(path, aside, content, place)
-            with spanning.lock:
-                spanning.left_bytes -= len(content)
-                if spanning.left_bytes == 0 and spanning.aside is not None:
-                    destination.finish_file(path, aside, self.snapshot.stat(node))
-                    spanning.aside = None
-                    self._count_written()
+            if isinstance(content, DieselfsError):
+                raise content
+            destination.write_extent(self.relative(node), aside, content, place)
+        except StorageFull:
+            raise
         except (OSError, DieselfsError) as error:
-            self._discard(destination, node)
-            self._fail(node, error)
-            return
-        with self._lock:
-            self.report.done_bytes += len(content)
+            return 0, reason_of(error), isinstance(error, Damaged)
+        return len(content), "", False
 
-    def _discard(self, destination: Destination, node: int) -> None:
-        """Remove the unfinished file, if `node` has several extents."""
-        if (spanning := self._spanning.get(node)) is not None:
-            with spanning.lock:
-                aside, spanning.aside = spanning.aside, None
-            if aside is not None:
-                destination.discard_file(self.relative(node), aside)
+    def finish(self, result: Any) -> None:
+        counts, failures, parts = result
+        self.report.add(counts, failures)
+        for node, written, reason, is_damaged in parts:
+            file = self._spanning[node]
+            if file.aside is None:  # another part has failed
+                continue
+            file.left_bytes -= written
+            self.report.done_bytes += written
+            try:
+                if reason:
+                    raise (Damaged if is_damaged else DieselfsError)(reason)
+                if file.left_bytes == 0:
+                    path, status = self.relative(node), self.snapshot.stat(node)
+                    self._destination.finish_file(path, file.aside, status)
+                    file.aside = None
+                    self.report.done_files += 1
+            except (OSError, DieselfsError) as error:
+                self._discard(node)
+                self._fail(node, error, self.report)
 
-    # -- the report --------------------------------------------------------------------------------------
+    def _discard(self, node: int) -> None:
+        """Remove the unfinished file of `node`, if there is one."""
+        file = self._spanning[node]
+        if file.aside is not None:
+            self._destination.discard_file(self.relative(node), file.aside)
+            file.aside = None
 
-    def _count_written(self, size_bytes: int = 0) -> None:
-        with self._lock:
-            self.report.done_files += 1
-            self.report.done_bytes += size_bytes
-
-    def _fail(self, node: int, error: OSError | DieselfsError) -> None:
-        """Record the first failure of a path. Raises errors that affect all other paths too."""
+    def _fail(self, node: int, error: OSError | DieselfsError, report: TransferReport) -> None:
+        """Record the failure of a path. Raises errors that affect all other paths too."""
         if isinstance(error, StorageFull):
             raise error
-        with self._lock:
-            if node in self._failed_nodes:
-                return
-            self._failed_nodes.add(node)
-            self.report.damaged_files += isinstance(error, Damaged)
-            self.report.fail(printable(self.snapshot.path(node)), reason_of(error))
+        report.damaged_files += isinstance(error, Damaged)
+        report.fail(printable(self.snapshot.path(node)), reason_of(error))
 
 
 def reason_of(error: OSError | DieselfsError) -> str:

@@ -1,13 +1,12 @@
-"""Writes a dataset, or a folder of one, as one EROFS image file. This module starts threads and writes files.
+"""Writes a dataset, or a folder of one, as one EROFS image file. This module writes files.
 
 Each chunk is fetched once, in storage order. The image is written beside its path and renamed when it is whole.
 """
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from functools import partial
-from threading import Lock
+from itertools import pairwise
 
 import numpy as np
 
@@ -19,8 +18,8 @@ from dieselfs.snapshot.reader import ROOT
 from dieselfs.snapshot.storage_order import tree_order
 from dieselfs.sources.server import ServerSource
 from dieselfs.transfer.destination import DISK_FULL, aside_name, write_at
-from dieselfs.transfer.download import DEFAULT_JOBS, in_threads
 from dieselfs.transfer.report import TransferReport
+from dieselfs.transfer.spreading import Spread, in_threads
 
 IMAGE_MODE = 0o666
 """Permission bits of the image file, without those of the umask."""
@@ -33,21 +32,22 @@ class ImageExport:
     """
 
     def __init__(
-        self, chunks: ServerSource, path: str | bytes, folder: int = ROOT, jobs: int = DEFAULT_JOBS
+        self, chunks: ServerSource, path: str | bytes, folder: int = ROOT, spread: Spread = in_threads
     ) -> None:
-        """Raises InvalidInput if the image would be too large."""
+        """`spread`: over the workers that fetch and write. Raises InvalidInput if the image would be too large."""
         self.report = TransferReport()
         self._chunks = chunks
         self._snapshot = chunks.snapshot
         self._path = os.fsencode(path)
-        self._jobs = jobs
+        self._spread = spread
+        self._steps, self._is_calling = 0, False
+        self._file = -1  # the image that is being written
         self._image = build_image(self._snapshot, ImageOwner(0, 0), folder)
         self._order = tree_order(self._snapshot, folder)
         order = np.argsort(self._image.nodes)
         places = np.searchsorted(self._image.nodes, self._order.owners, sorter=order)
         places_in_files = self._snapshot.column("extent_places")[self._order.extents].astype(np.int64)
         self._places = self._image.starts[order[places]] + places_in_files
-        self._lock = Lock()  # guards the report
         self.report.found_files = self._order.entries
         self.report.found_bytes = self._order.total_bytes
         self.report.is_all_found = True
@@ -72,7 +72,8 @@ class ImageExport:
                 try:
                     os.ftruncate(file, self._image.size_bytes)
                     write_at(file, self._image.metadata.data, 0)
-                    in_threads(partial(self._work, file), self._order.starts, self._jobs, "dieselfs-export")
+                    self._file = file
+                    self._spread(self)
                     os.fsync(file)  # a power failure must not leave the name on an image with holes
                 finally:
                     os.close(file)
@@ -98,21 +99,37 @@ class ImageExport:
                 ) from None
             raise DieselfsError(f"{where}: cannot be written: {reason}") from None
 
-    def _work(self, file: int, chunks: Iterator[range]) -> None:
-        """The loop of one thread."""
-        for positions in chunks:
-            self._write_chunk(file, slice(positions.start, positions.stop))
+    @property
+    def place(self) -> bytes:
+        return self._path
 
-    def _write_chunk(self, file: int, positions: slice) -> None:
+    def pulse(self) -> tuple[int, bool]:
+        return self._steps, self._is_calling
+
+    def units(self) -> Iterator[Sequence[int]]:
+        """The positions of each chunk in the order."""
+        return pairwise(self._order.starts)
+
+    def work(self, units: Iterator[Sequence[int]]) -> Iterator[int]:
+        """The results are numbers of bytes."""
+        for start, stop in units:
+            yield self._write_chunk(slice(start, stop))
+
+    def finish(self, result: int) -> None:
+        self.report.done_bytes += result
+
+    def _write_chunk(self, positions: slice) -> int:
         """Fetch the extents of a chunk, at positions of the order, and write each in its place."""
         extents = self._snapshot.extent_refs(self._order.extents[positions])
         chunk, total_bytes = extents[0].chunk, sum(extent.length for extent in extents)
+        self._is_calling = True
         if is_worth_whole(total_bytes, self._snapshot.chunk_payload_length(chunk)):
             payload = memoryview(self._chunks.fetch_chunk(chunk))
             contents = [payload[extent.offset : extent.offset + extent.length] for extent in extents]
         else:
             contents = [memoryview(content) for content in self._chunks.fetch_extents(chunk, extents)]
+        self._is_calling = False
         for content, place in zip(contents, self._places[positions].tolist(), strict=True):
-            write_at(file, content, place)
-        with self._lock:
-            self.report.done_bytes += total_bytes
+            self._steps += 1
+            write_at(self._file, content, place)
+        return total_bytes

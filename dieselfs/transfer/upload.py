@@ -24,6 +24,8 @@ from dieselfs.transfer.report import TransferReport
 from dieselfs.transfer.sender import ChunkSender
 
 DEFAULT_JOBS = 2
+_KIND = 0o170000
+"""The bits of a mode that tell files, folders and links apart: `stat.S_ISREG` takes longer, and is called per file."""
 BATCH_ENTRIES = 256
 """Entries that a reader takes at a time, so that neighbours in a folder are in one chunk."""
 
@@ -81,37 +83,26 @@ class UploadEntry(Protocol):
 
 
 class SourceEntry(NamedTuple):
-    """An entry of the local file system: its path here, its path in the dataset, and its `lstat`.
+    """An entry of the local file system: its path here, its path in the dataset, and its `lstat`. The rest follows from
+    that.
 
-    A named tuple, because it is made in half the time of a frozen data class.
+    A named tuple, because it is made in half the time of a frozen data class, and read faster.
     """
 
     source: bytes
     path: bytes
     status: os.stat_result
-
-    @property
-    def mode(self) -> int:
-        return self.status.st_mode
+    mode: int
+    file_bytes: int
+    is_folder: bool
+    is_streamed: bool = False
 
     @property
     def mtime_ns(self) -> int:
         return self.status.st_mtime_ns
 
-    @property
-    def file_bytes(self) -> int:
-        return self.status.st_size if stat.S_ISREG(self.status.st_mode) else 0
-
-    @property
-    def is_streamed(self) -> bool:
-        return False
-
     def load(self) -> None:
         """Nothing: readers open the file."""
-
-    @property
-    def is_folder(self) -> bool:
-        return stat.S_ISDIR(self.status.st_mode)
 
     def is_same(self, mode: int, size: int, mtime_ns: int, target: bytes) -> bool:
         status = self.status
@@ -122,14 +113,14 @@ class SourceEntry(NamedTuple):
         return stat.S_ISDIR(mode) or size == status.st_size
 
     def pack(self, builder: ChunkBuilder) -> None:
-        mode = self.status.st_mode
-        if stat.S_ISREG(mode):
+        kind = self.mode & _KIND
+        if kind == stat.S_IFREG:
             content, status = read_source(self, builder.space)
             builder.add_file(self.path, content, status.st_mode, status.st_mtime_ns)
-        elif stat.S_ISDIR(mode):
-            builder.add_directory(self.path, mode, self.status.st_mtime_ns)
-        elif stat.S_ISLNK(mode):
-            builder.add_symlink(self.path, os.readlink(self.source), mode, self.status.st_mtime_ns)
+        elif kind == stat.S_IFDIR:
+            builder.add_directory(self.path, self.mode, self.mtime_ns)
+        elif kind == stat.S_IFLNK:
+            builder.add_symlink(self.path, os.readlink(self.source), self.mode, self.mtime_ns)
         else:
             raise InvalidInput("neither file nor folder nor link")
 
@@ -148,6 +139,13 @@ class SourceEntry(NamedTuple):
             os.close(descriptor)
 
 
+def _entry_of(source: bytes, path: bytes, status: os.stat_result) -> SourceEntry:
+    mode = status.st_mode
+    kind = mode & _KIND
+    size = status.st_size if kind == stat.S_IFREG else 0
+    return SourceEntry(source, path, status, mode, size, kind == stat.S_IFDIR)
+
+
 def folder_entries(
     folder: bytes, path: bytes, names: Iterable[bytes], failed: Failed
 ) -> Iterator[SourceEntry]:
@@ -162,7 +160,7 @@ def folder_entries(
         except OSError as error:
             failed(source, error.strerror or str(error))
             continue
-        yield SourceEntry(source, prefix + name, status)
+        yield _entry_of(source, prefix + name, status)
 
 
 def folder_names(folder: bytes, failed: Failed) -> list[bytes]:
@@ -177,7 +175,7 @@ def folder_names(folder: bytes, failed: Failed) -> list[bytes]:
 def source_entry(source: bytes, path: bytes, failed: Failed) -> Iterator[SourceEntry]:
     """The entry of `source` itself, or a failure."""
     try:
-        yield SourceEntry(source, path, os.lstat(source))
+        yield _entry_of(source, path, os.lstat(source))
     except OSError as error:
         failed(source, error.strerror or str(error))
 

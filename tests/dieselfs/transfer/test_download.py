@@ -4,6 +4,7 @@ import os
 import threading
 from collections import Counter
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ from dieselfs.snapshot.reader import ExtentRef
 from dieselfs.sources.server import ServerSource
 from dieselfs.transfer.download import TreeDownload
 from dieselfs.transfer.report import TransferReport
+from dieselfs.transfer.spreading import in_threads
 from dieselfs.transfer.upload import TreeUpload, walk_source
 from dieselfs_tools.transfers.comparison import compare_trees
 from tests.support.trees import odd_tree
@@ -182,7 +184,7 @@ def test_a_lost_server_ends_it_and_the_next_run_continues(data: Dataset, tmp_pat
 
     node, folder = data.snapshot.require(b""), os.fsencode(tmp_path / "back")
     with pytest.raises(Unavailable, match="lost the server"):
-        TreeDownload(LostReader(data), node, folder, jobs=1).run()
+        TreeDownload(LostReader(data), node, folder, spread=partial(in_threads, jobs=1)).run()
     written = set(os.listdir(tmp_path / "back"))
     assert 0 < len(written) < 31
     assert all(not name.startswith(".dieselfs") for name in written)

@@ -1,6 +1,7 @@
 """Exports to EROFS images: the right bytes, each chunk once, and no half-written file."""
 
 import os
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ from hypothesis import strategies as st
 from dieselfs.dataset import Dataset
 from dieselfs.errors import AlreadyExists, Damaged, DieselfsError, StorageFull
 from dieselfs.transfer.image_export import ImageExport
+from dieselfs.transfer.spreading import in_threads
 from dieselfs.transfer.upload import TreeUpload, walk_source
 from tests.dieselfs.transfer.test_download import WatchedReader, assert_same, files_tree, upload
 from tests.support.dataset import TreeEntry
@@ -62,10 +64,10 @@ def test_an_export_of_random_trees_is_what_was_uploaded(
 def test_each_chunk_is_fetched_once_and_the_image_is_the_same_again(data: Dataset, tmp_path: Path) -> None:
     upload(data, files_tree(tmp_path / "tree"))
     reader = WatchedReader(data)
-    ImageExport(reader, str(tmp_path / "one.erofs"), jobs=4).run()
+    ImageExport(reader, str(tmp_path / "one.erofs"), spread=partial(in_threads, jobs=4)).run()
     assert set(reader.fetched) == set(range(data.snapshot.chunk_count))
     assert set(reader.fetched.values()) == {1}
-    ImageExport(data.chunks, str(tmp_path / "two.erofs"), jobs=1).run()
+    ImageExport(data.chunks, str(tmp_path / "two.erofs"), spread=partial(in_threads, jobs=1)).run()
     assert (tmp_path / "one.erofs").read_bytes() == (tmp_path / "two.erofs").read_bytes()
 
 
@@ -92,7 +94,9 @@ def test_an_existing_file_is_replaced_only_on_request(data: Dataset, tmp_path: P
 def test_damage_leaves_no_file(data: Dataset, tmp_path: Path) -> None:
     upload(data, files_tree(tmp_path / "tree"))
     (tmp_path / "out").mkdir()
-    export = ImageExport(WatchedReader(data, bad=[1]), str(tmp_path / "out/image.erofs"), jobs=2)
+    export = ImageExport(
+        WatchedReader(data, bad=[1]), str(tmp_path / "out/image.erofs"), spread=partial(in_threads, jobs=2)
+    )
     with pytest.raises(Damaged, match="chunk 1"):
         export.run()
     assert os.listdir(tmp_path / "out") == []

@@ -110,7 +110,7 @@ def sync(
     "-p", "--preserve", "is_preserving", text="Give permissions as stored, also those that the umask forbids."
 )
 @options.filters
-@options.jobs
+@options.processes
 def get(session: Session, **chosen: Any) -> int:
     """Write files of a dataset to DESTINATION. [this folder; '-': standard output]
 
@@ -175,7 +175,7 @@ def cp(session: Session, names: Sequence[str], **chosen: Any) -> int:
         return run_put(session, PutOptions(names=names, **chosen))
     from dieselfs_tools.transfers.download import run_get
 
-    return run_get(session, names, is_preserving=False, jobs=options.JOBS, **chosen)
+    return run_get(session, names, is_preserving=False, jobs=options.PROCESSES, **chosen)
 
 
 @options.verb(

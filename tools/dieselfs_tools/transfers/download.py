@@ -32,6 +32,7 @@ from dieselfs_tools.transfers.trees import (
     selected_nodes,
 )
 from dieselfs_tools.transfers.upload import PutOptions
+from dieselfs_tools.transfers.workers import in_processes
 
 STANDARD_OUTPUT = "-"
 
@@ -68,8 +69,9 @@ def run_get(
             chunks.snapshot, place, os.fsencode(destination), is_into, is_recursive
         )
         selected = selected_nodes(chunks.snapshot, node, patterns)
+        spread = in_processes("download", jobs)
         downloads.append(
-            TreeDownload(chunks, node, folder, name, jobs, is_forced, report, is_preserving, selected)
+            TreeDownload(chunks, node, folder, name, spread, is_forced, report, is_preserving, selected)
         )
     if is_dry_run:
         return _show_downloads(session.output, downloads, is_forced)
@@ -271,7 +273,7 @@ class _FolderSync:
             self._dataset.chunks,
             top,
             self._folder,
-            jobs=self._options.jobs,
+            spread=in_processes("download", self._options.jobs),
             is_forced=True,
             report=self._report,
             selected=np.array(sorted(nodes), np.int64),

@@ -32,6 +32,7 @@ from dieselfs_tools.cli.session import Session
 from dieselfs_tools.transfers.download import report_download
 from dieselfs_tools.transfers.entries import extents
 from dieselfs_tools.transfers.trees import selected_nodes
+from dieselfs_tools.transfers.workers import in_processes
 
 BATCH_BYTES = 16 * MIB
 """Contents that are fetched at once; a larger file is fetched extent by extent."""
@@ -257,7 +258,7 @@ def export_image(session: Session, dataset: Dataset, folder: int, options: Expor
     if options.patterns:
         raise InvalidInput("an EROFS image has a whole folder; --include and --exclude need another --format")
     output, image = session.output, options.target
-    run = ImageExport(dataset.chunks, image, folder, options.jobs)
+    run = ImageExport(dataset.chunks, image, folder, in_processes("export", options.jobs))
     fields = {"image": image, "entries": run.report.found_files, "image_bytes": run.size_bytes}
     what = f"{options.location} as {image} ({count(run.report.found_files, 'entry')}, {output.size(run.size_bytes)})"
     if options.is_dry_run:
@@ -280,7 +281,7 @@ def export_folder(session: Session, dataset: Dataset, folder: int, options: Expo
         dataset.chunks,
         folder,
         os.fsencode(options.target),
-        jobs=options.jobs,
+        spread=in_processes("export", options.jobs),
         is_forced=options.is_forced,
         selected=selected,
     )
