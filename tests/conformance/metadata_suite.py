@@ -173,6 +173,13 @@ class MetadataSuite(RebuildSuite):
         store.create_dataset(DATASET, DATASET_ID)
         assert store.notes_below(DATASET_ID, "") == {}
 
+    def test_a_dataset_can_have_notes_from_its_beginning(self, store: MetadataStore) -> None:
+        notes = [NoteChange("mark", None, b"begun"), NoteChange("other", None, b"1")]
+        store.create_dataset("marked", OTHER_ID, 0, 0, notes)
+        assert store.notes(OTHER_ID, ["mark", "other", "third"]) == [b"begun", b"1", None]
+        assert store.change_notes(OTHER_ID, [NoteChange("mark", b"begun", None)])
+        assert store.notes(OTHER_ID, ["mark"]) == [None]
+
     def test_notes_change_together_and_only_if_they_are_as_expected(self, store: MetadataStore) -> None:
         assert store.change_notes(DATASET_ID, [NoteChange("a", None, b"1"), NoteChange("b", None, b"2")])
         before = {"a": b"1", "b": b"2"}

@@ -9,6 +9,7 @@ All methods block.
 
 import logging
 from collections.abc import Callable
+from contextlib import suppress
 from threading import Lock
 from time import monotonic
 
@@ -17,7 +18,7 @@ from dieselfs.limits import METADATA_AWAY_S
 from dieselfs.records import DatasetRecord
 from dieselfs_server.datasets.commit import read_header
 from dieselfs_server.datasets.dataset_names import DatasetNames
-from dieselfs_server.leases.lease import Pin, live_pins
+from dieselfs_server.leases.lease import PINS_FOLDER, Pin, live_pins
 from dieselfs_server.metadata.interface import MetadataStore
 from dieselfs_server.store.interface import ObjectStore
 
@@ -136,11 +137,21 @@ class Catalog:
         return found
 
     def lost_datasets(self) -> list[str]:
-        """Names of the datasets that have chunks, but no metadata; sorted. Raises Unavailable."""
+        """Names of the datasets that have chunks, but no metadata, or not all as a rebuild has not ended; sorted.
+
+        Raises Unavailable.
+        """
         stored = {**self._scan(), **self._names.all()}
-        known = {dataset.dataset_id for dataset in self._metadata.datasets()}
+        known = {
+            each.dataset_id for each in self._metadata.datasets() if not self._is_marked(each.dataset_id)
+        }
         lost = {name: dataset_id for name, dataset_id in stored.items() if dataset_id not in known}
         return sorted(name for name, dataset_id in lost.items() if any(self._store.list_chunks(dataset_id)))
+
+    def _is_marked(self, dataset_id: bytes) -> bool:
+        with suppress(NotFound):  # dropped since
+            return self._metadata.notes(dataset_id, [PINS_FOLDER + REBUILD_HOLDER]) != [None]
+        return True
 
     def _name_of(self, dataset_id: bytes) -> str | None:
         for chunk_id in self._store.list_chunks(dataset_id):
@@ -160,6 +171,6 @@ class Catalog:
             )
 
 
-def rebuild_pin(dataset: DatasetRecord) -> Pin:
+def rebuild_pin(generation: int, updated_ns: int) -> Pin:
     """The mark of a dataset that is being rebuilt."""
-    return Pin(REBUILD_HOLDER, dataset.generation, dataset.updated_ns, REBUILD_EXPIRES_NS)
+    return Pin(REBUILD_HOLDER, generation, updated_ns, REBUILD_EXPIRES_NS)

@@ -24,7 +24,7 @@ from threading import Lock, Semaphore
 from typing import Any, cast
 
 from dieselfs.errors import Damaged, DieselfsError, NotFound, Unavailable
-from dieselfs.records import DatasetRecord, DatasetUsage
+from dieselfs.records import DatasetRecord, DatasetUsage, NoteChange
 from dieselfs_server.datasets.commit import catch_up_dataset
 from dieselfs_server.metadata.interface import MetadataStore
 from dieselfs_server.store.interface import ObjectStore
@@ -138,10 +138,15 @@ class _CaughtUp:
         raise Unavailable(_RESTARTED)
 
     def create_dataset(
-        self, name: str, dataset_id: bytes, generation: int = 0, updated_ns: int = 0
+        self,
+        name: str,
+        dataset_id: bytes,
+        generation: int = 0,
+        updated_ns: int = 0,
+        notes: Sequence[NoteChange] = (),
     ) -> DatasetRecord:
         lineage = self._metadata.lineage()
-        record = self._metadata.create_dataset(name, dataset_id, generation, updated_ns)
+        record = self._metadata.create_dataset(name, dataset_id, generation, updated_ns, notes)
         with self._lock:
             self._seen[dataset_id] = _Seen(lineage, generation)
         return record

@@ -89,6 +89,11 @@ class Pin:
         return cls(holder, generation, updated_ns, lease.expires_ns)
 
 
+def pin_change(pin: Pin) -> NoteChange:
+    """The note of the first pin of a holder."""
+    return NoteChange(PINS_FOLDER + pin.holder, None, pin.note())
+
+
 def put_pin(metadata: MetadataStore, dataset_id: bytes, pin: Pin) -> None:
     """Store a pin, instead of an earlier one of the same holder. Raises NotFound."""
     _write(metadata, dataset_id, pin.holder, pin.note())

@@ -16,7 +16,7 @@ from dieselfs.records import DatasetRecord
 from dieselfs.rpc.records import RebuildReport
 from dieselfs_server.datasets.catalog import REBUILD_HOLDER, rebuild_pin
 from dieselfs_server.datasets.commit import read_header
-from dieselfs_server.leases.lease import put_pin, remove_pin
+from dieselfs_server.leases.lease import pin_change, put_pin, remove_pin
 from dieselfs_server.maintenance.jobs import Proceed, read_in_order
 from dieselfs_server.metadata.interface import MetadataStore
 from dieselfs_server.metadata.rules import first_generation
@@ -101,7 +101,8 @@ class _Rebuild:
     def fill_in_place(self, is_partial: bool) -> None:
         for _ in range(TRIES_MAX):
             # The mark of a dataset that is being rebuilt; an error leaves it.
-            put_pin(self.metadata, self.dataset_id, rebuild_pin(self._present()))
+            present = self._present()
+            put_pin(self.metadata, self.dataset_id, rebuild_pin(present.generation, present.updated_ns))
             if self._apply_all(self.dataset_id):
                 remove_pin(self.metadata, self.dataset_id, REBUILD_HOLDER)
                 return
@@ -150,13 +151,13 @@ class _Rebuild:
             )
 
     def _present(self) -> DatasetRecord:
-        """The dataset, which is created if its metadata is lost."""
+        """The dataset; if its metadata is lost, it is created with the mark: no reader sees it without its files."""
         with suppress(NotFound, Damaged):
             return self.metadata.dataset(self.name)
         with suppress(AlreadyExists):  # another server rebuilds it too: applying twice is harmless
-            return self.metadata.create_dataset(
-                self.name, self.dataset_id, first_generation(self.now_ns), self.now_ns
-            )
+            generation = first_generation(self.now_ns)
+            mark = pin_change(rebuild_pin(generation, self.now_ns))
+            return self.metadata.create_dataset(self.name, self.dataset_id, generation, self.now_ns, [mark])
         return self.metadata.dataset(self.name)
 
     def _unsettled(self) -> Unavailable:

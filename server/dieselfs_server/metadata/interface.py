@@ -49,9 +49,14 @@ Sink = TypeVar("Sink", bound=EntrySink)
 
 class MetadataStore(Protocol):
     def create_dataset(
-        self, name: str, dataset_id: bytes, generation: int = 0, updated_ns: int = 0
+        self,
+        name: str,
+        dataset_id: bytes,
+        generation: int = 0,
+        updated_ns: int = 0,
+        notes: Sequence[NoteChange] = (),
     ) -> DatasetRecord:
-        """Create a dataset without entries. Raises AlreadyExists if the name or the ID is taken.
+        """Create a dataset without entries, and with these notes. Raises AlreadyExists if the name or the ID is taken.
 
         A rebuild of lost metadata passes the last known `generation` and `updated_ns`, so that both keep rising.
         """

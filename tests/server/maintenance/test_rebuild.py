@@ -1,10 +1,13 @@
 """A rebuild that is interrupted: nothing is given out that is half made, and running it again mends it."""
 
+from collections.abc import Sequence
+
 import pytest
 
 from dieselfs.chunk.format import PREAMBLE_BYTES, ChunkHeader, Preamble
-from dieselfs.errors import Damaged, Unavailable
+from dieselfs.errors import Damaged, StorageFull, Unavailable
 from dieselfs.limits import REPORT_LINE_BYTES_MAX
+from dieselfs.records import NoteChange
 from dieselfs_server.datasets.catalog import Catalog
 from dieselfs_server.maintenance.rebuild import rebuild, report_line
 from dieselfs_server.metadata.sqlite.store import SqliteMetadata
@@ -42,11 +45,30 @@ def test_it_is_marked_until_it_has_gone_through(number: int) -> None:
     half = metadata.dataset("data")
     with pytest.raises(Unavailable, match="dlcmd rebuild dl://data"):
         catalog.check_built(half, NOW_NS + 10**18)  # however much later
+    assert catalog.lost_datasets() == ["data"]
     report = rebuild(world.store, metadata, "data", DATASET, NOW_NS)
-    assert (report.files, report.damaged) == (len(world.files), ())
+    assert (report.files, report.damaged) == (len(world.files), ()) and catalog.lost_datasets() == []
     catalog.check_built(metadata.dataset("data"), NOW_NS)
     world.metadata = metadata
     assert world.read() == world.files
+
+
+class FullMetadata(SqliteMetadata):
+    """Has no room for a note."""
+
+    def change_notes(self, dataset_id: bytes, changes: Sequence[NoteChange]) -> bool:
+        raise StorageFull("metadata store: disk full")
+
+
+def test_a_dataset_is_marked_from_the_moment_that_it_is_there() -> None:
+    world = World()
+    metadata = FullMetadata(":memory:")
+    with pytest.raises(StorageFull):
+        rebuild(world.store, metadata, "data", DATASET, NOW_NS)
+    catalog = Catalog(world.store, metadata)
+    with pytest.raises(Unavailable, match="dlcmd rebuild dl://data"):
+        catalog.check_built(metadata.dataset("data"), NOW_NS)
+    assert catalog.lost_datasets() == ["data"], "an administrator hears that a rebuild has not ended"
 
 
 def test_lines_of_reports_are_cut_between_characters() -> None:

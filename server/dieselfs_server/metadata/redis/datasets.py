@@ -18,7 +18,7 @@ from threading import Lock
 
 from dieselfs.errors import AlreadyExists, Damaged, NotFound, Unavailable
 from dieselfs.limits import NOTES_AT_ONCE_MAX, REDIS_SWAPS_MAX
-from dieselfs.records import DatasetRecord
+from dieselfs.records import DatasetRecord, NoteChange
 from dieselfs_server.metadata.redis.fields import (
     Change,
     Range,
@@ -53,6 +53,7 @@ from dieselfs_server.metadata.redis.values import (
     number_of,
     parse_count,
     registry_keys,
+    seal,
     unseal,
 )
 from dieselfs_server.metadata.rules import first_generation
@@ -179,8 +180,8 @@ class Datasets:
                     records.append(self._live(each))
         return sorted(records, key=lambda record: record.name)
 
-    def create(self, record: DatasetRecord) -> None:
-        """Raises AlreadyExists if the name or the ID is taken."""
+    def create(self, record: DatasetRecord, notes: Sequence[NoteChange]) -> None:
+        """`notes`: those that it has from its beginning. Raises AlreadyExists if the name or the ID is taken."""
         name = record.name.encode()
         for _ in range(REDIS_SWAPS_MAX):
             lineage = self._client.lineage()
@@ -188,6 +189,8 @@ class Datasets:
             changes = fields.pop(REGISTRY_CHANGES, None)
             self._check_free(record, fields, lineage)
             keys = DatasetKeys(self._prefix, record.name, os.urandom(TOKEN_BYTES))
+            if notes:
+                swap(self._client, note_changes(keys.notes, notes))
             _begin(self._client, keys, record)
             registered = Registered(record.dataset_id, keys.token)
             listed = Change(self._registry).put(name, registered.body(), fields.get(name))
@@ -270,6 +273,16 @@ class Datasets:
                 known = DatasetKeys(self._prefix, name.decode(), registered.token)
                 self._known[registered.dataset_id] = known
             return known
+
+
+def note_changes(keys: KeyPair, changes: Sequence[NoteChange]) -> Change:
+    """The change of the notes below `keys`."""
+    swapped = Change(keys)
+    for change in changes:
+        name = change.name.encode()
+        value = b"" if change.value is None else seal(keys, name, change.value)
+        swapped.add(name, value, None if change.expected is None else seal(keys, name, change.expected))
+    return swapped
 
 
 def _begin(client: RedisCalls, keys: DatasetKeys, record: DatasetRecord) -> None:

@@ -37,6 +37,7 @@ from dieselfs_server.metadata.redis.datasets import (
     copy_of,
     end_copy,
     live_state,
+    note_changes,
     put_in_place,
     remove_replaced,
 )
@@ -88,7 +89,6 @@ from dieselfs_server.metadata.redis.values import (
     number_of,
     parse_extent_name,
     pending_of,
-    seal,
     unseal,
 )
 from dieselfs_server.metadata.rules import (
@@ -141,10 +141,15 @@ class RedisMetadata:
         return cls(RedisClient(location), location.prefix)
 
     def create_dataset(
-        self, name: str, dataset_id: bytes, generation: int = 0, updated_ns: int = 0
+        self,
+        name: str,
+        dataset_id: bytes,
+        generation: int = 0,
+        updated_ns: int = 0,
+        notes: Sequence[NoteChange] = (),
     ) -> DatasetRecord:
         record = DatasetRecord(dataset_id, name, generation, updated_ns, files=0, total_bytes=0, chunks=0)
-        self._datasets.create(record)
+        self._datasets.create(record, notes)
         return record
 
     def dataset(self, name: str) -> DatasetRecord:
@@ -297,7 +302,7 @@ class RedisMetadata:
     @_on_dataset
     def change_notes(self, keys: DatasetKeys, changes: Sequence[NoteChange]) -> bool:
         self._check(keys)
-        return swap(self._client, _note_changes(keys.notes, changes))
+        return swap(self._client, note_changes(keys.notes, changes))
 
     def common_note(self, name: str) -> bytes | None:
         field = name.encode()
@@ -305,7 +310,7 @@ class RedisMetadata:
         return None if value is None else unseal(self._common_notes, field, value)
 
     def change_common_note(self, change: NoteChange) -> bool:
-        return swap(self._client, _note_changes(self._common_notes, [change]))
+        return swap(self._client, note_changes(self._common_notes, [change]))
 
     @_on_dataset
     def pending(self, keys: DatasetKeys, path: bytes) -> PendingFile:
@@ -433,15 +438,6 @@ class RedisMetadata:
             place, length = parse_extent_name(name)[3:]
             extents[place, length] = StoredExtent.of(unseal(bucket.extents, name, value))
         return extents
-
-
-def _note_changes(keys: KeyPair, changes: Sequence[NoteChange]) -> Change:
-    swapped = Change(keys)
-    for change in changes:
-        name = change.name.encode()
-        value = b"" if change.value is None else seal(keys, name, change.value)
-        swapped.add(name, value, None if change.expected is None else seal(keys, name, change.expected))
-    return swapped
 
 
 def _shown(record: DatasetRecord) -> DatasetRecord:

@@ -80,7 +80,12 @@ class SqliteMetadata:
             yield connection, _dataset_number(connection, dataset_id)
 
     def create_dataset(
-        self, name: str, dataset_id: bytes, generation: int = 0, updated_ns: int = 0
+        self,
+        name: str,
+        dataset_id: bytes,
+        generation: int = 0,
+        updated_ns: int = 0,
+        notes: Sequence[NoteChange] = (),
     ) -> DatasetRecord:
         with self._connections.writing(is_durable=True) as connection:
             query = "SELECT name FROM dataset WHERE name = ? OR dataset_id = ?"
@@ -90,6 +95,7 @@ class SqliteMetadata:
                 "INSERT INTO dataset (name, dataset_id, generation, updated_ns) VALUES (?, ?, ?, ?)",
                 (name, dataset_id, generation, updated_ns),
             )
+            _change_notes(connection, _dataset_number(connection, dataset_id), notes)
         return DatasetRecord(dataset_id, name, generation, updated_ns, files=0, total_bytes=0, chunks=0)
 
     def dataset(self, name: str) -> DatasetRecord:
