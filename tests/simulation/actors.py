@@ -54,6 +54,10 @@ class Cluster:
     """What is written to Redis so far is not forgotten."""
     scratch: Oracle = field(default_factory=Oracle)
     """Of the dataset that is dropped and made again."""
+    elsewhere: Oracle = field(default_factory=Oracle)
+    """Of the dataset to which others copy."""
+    attached: Oracle = field(default_factory=Oracle)
+    """Of the dataset whose bytes stay outside."""
     is_dropping: bool = False
     """A drop without a reply may have left a part of its dataset: it is repeated."""
     dropped_s: float = -1.0

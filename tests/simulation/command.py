@@ -7,7 +7,7 @@ import sys
 from dataclasses import asdict, dataclass
 from itertools import count, islice
 
-from tests.simulation import clients, disk, jobs, redis_model, seams, servers
+from tests.simulation import clients, disk, exchanges, jobs, redis_model, seams, servers
 from tests.simulation.mutants import MUTANTS, may_find, mutated
 from tests.simulation.runner import Outcome, simulate
 from tests.simulation.scenario import scenario_of
@@ -16,7 +16,7 @@ from tests.simulation.world import Course
 
 
 def main(arguments: list[str]) -> None:
-    for part in (disk, servers, clients, redis_model, jobs):
+    for part in (disk, servers, clients, redis_model, jobs, exchanges):
         part.install()
     parser = argparse.ArgumentParser("python -m tests.simulation", description=__doc__)
     verbs = parser.add_subparsers(dest="verb", required=True)

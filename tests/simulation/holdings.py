@@ -1,6 +1,8 @@
-"""What must hold of tags, leases and quotas, given what clients were told. No I/O."""
+"""What must hold of tags, leases, quotas and attached files, given what clients were told. No I/O."""
 
 from dataclasses import dataclass, field
+
+from dieselfs.chunk.source import AttachedSource
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,8 +72,9 @@ class Holdings:
 
 @dataclass(eq=False)
 class QuotaRecords:
-    """The limits of a dataset that were ever asked for; None without a quota."""
+    """The limits of a dataset, or of the user who owns all, that were ever asked for; None without a quota."""
 
+    account: str = ""
     files_max: int | None = None
     bytes_max: int | None = None
     checks_bytes: bool = True
@@ -90,3 +93,24 @@ class QuotaRecords:
         if self.checks_bytes and stored_bytes > self.bytes_max:
             return f"{stored_bytes} bytes are stored, the largest quota was {self.bytes_max}"
         return None
+
+
+@dataclass(eq=False)
+class ForeignObjects:
+    """The objects that chunks are attached to: content and version by location."""
+
+    objects: dict[bytes, tuple[bytes, int]] = field(default_factory=dict)
+    is_replaced: bool = False
+    """Whether one of them has changed, so files that are attached to it are damaged."""
+    kept_s: float | None = None
+    """When servers had copied the bytes of all attached files; None while they have not, or may not have."""
+    is_unsure: bool = False
+    """Whether a chunk without a reply may still be attached."""
+
+    def source(self, location: bytes, offset: int = 0) -> AttachedSource:
+        content, version = self.objects[location]
+        return AttachedSource(location, len(content), f"mtime_ns={version}", offset)
+
+    def may_be_damaged(self, since_s: float) -> bool:
+        """What a reader that began then may find."""
+        return self.is_replaced and (self.is_unsure or self.kept_s is None or since_s <= self.kept_s)

@@ -24,7 +24,7 @@ class Oracle:
     snapshots: dict[tuple[int, int], bytes] = field(default_factory=dict)  # digest by generation and its time
     acknowledged: int = 0
     _readings: list[Reading] = field(default_factory=list)
-    _copied: list[tuple[bytes, bytes]] = field(default_factory=list)  # folders that are copied, and to where
+    _copied: list[tuple[bytes, bytes, "Oracle"]] = field(default_factory=list)  # folders, and to where
     _unordered: set[bytes] = field(default_factory=set)  # paths with contents of which any may be the newest
 
     def begin(self, path: bytes, content: Content) -> None:
@@ -33,9 +33,9 @@ class Oracle:
         self._unordered.discard(path)
         for reading in self._readings:
             reading.allowed.setdefault(path, {None}).add(content)
-        for source, target in self._copied:
+        for source, target, into in self._copied:
             if path.startswith(source):
-                self.begin_any(target + path.removeprefix(source), {content})
+                into.begin_any(target + path.removeprefix(source), {content})
 
     def begin_any(self, path: bytes, contents: set[Content]) -> None:
         """A write is sent that gives a path one of these contents."""
@@ -55,24 +55,26 @@ class Oracle:
         self.possible[path] = sorted(contents, key=repr)
         self.acknowledged += 1
 
-    def begin_copy(self, source: bytes, target: bytes) -> Reading:
-        """A folder is copied to a new one; both end with a slash. `end_copy` must follow."""
+    def begin_copy(self, source: bytes, target: bytes, into: "Oracle") -> Reading:
+        """A folder is copied to a new one, `into` the dataset of this; both end with a slash. `end_copy` must
+        follow.
+        """
         reading = self.read()
         for path, contents in [*self.possible.items()]:
             if path.startswith(source):
-                self.begin_any(target + path.removeprefix(source), set(contents))
-        self._copied.append((source, target))
+                into.begin_any(target + path.removeprefix(source), set(contents))
+        self._copied.append((source, target, into))
         return reading
 
-    def end_copy(self, reading: Reading, source: bytes, target: bytes, is_done: bool) -> None:
+    def end_copy(self, reading: Reading, source: bytes, target: bytes, into: "Oracle", is_done: bool) -> None:
         """It has ended. Without a reply, a server may still be at it."""
         self._readings.remove(reading)
         if not is_done:
             return
-        self._copied.remove((source, target))
+        self._copied.remove((source, target, into))
         for path, contents in reading.allowed.items():
             if path.startswith(source):
-                self.acknowledge_any(target + path.removeprefix(source), contents)
+                into.acknowledge_any(target + path.removeprefix(source), contents)
 
     def read(self) -> Reading:
         """A read begins."""

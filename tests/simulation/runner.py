@@ -29,6 +29,7 @@ from tests.simulation import clients, seams
 from tests.simulation.actors import DATASET, Cluster, act, check_files, create, in_process
 from tests.simulation.clock import now_s
 from tests.simulation.disk import open_copy
+from tests.simulation.exchanges import ATTACHED, ELSEWHERE, EXCHANGES, check_exchanges
 from tests.simulation.green import enter, pause
 from tests.simulation.jobs import SimulatedJob
 from tests.simulation.network import Network
@@ -111,7 +112,8 @@ async def _run(course: Course, folder: Path, is_verbose: bool) -> Outcome:
             scenario.keeps_notes and scenario.has_close_clocks and "metadata full" not in scenario.chances
         )
         cluster.has_holders = any(step.kind in ("tag", "pin") for step in scenario.steps)
-        cluster.quota.checks_bytes = all(step.kind != "purge" for step in scenario.steps)
+        cluster.quota.checks_bytes = not {"purge", "keep attached"} & {step.kind for step in scenario.steps}
+        cluster.quota.account = scenario.quota_account
         try:
             with trio.fail_after(RUN_S_MAX):
                 await _live(cluster, scenario, objects, hosts, network, nursery)
@@ -207,7 +209,9 @@ async def _live(
                     for step in scenario.of(actor)
                     if world.course.steps is None or step.number in world.course.steps
                 ]
-                acting.start_soon(act, cluster, actor, scenario.skews_s.get(actor, 0.0), chosen, USES)
+                acting.start_soon(
+                    act, cluster, actor, scenario.skews_s.get(actor, 0.0), chosen, USES | EXCHANGES
+                )
         working.cancel_scope.cancel()
     if "power cut" in scenario.chances:  # which may lose what was done last
         for host in hosts:
@@ -235,6 +239,7 @@ async def _live(
     await in_process(world, "checker", 0.0, lambda: _check_served(cluster))
     clock_s = min(host.skew_s for host in hosts)  # chunks of the future are refused
     await in_process(world, "checker", clock_s, lambda: check_uses(cluster))
+    await in_process(world, "checker", clock_s, lambda: check_exchanges(cluster))
 
 
 def _set_up(cluster: Cluster, scenario: Scenario) -> None:
@@ -331,7 +336,7 @@ def _check_end(cluster: Cluster, objects: MemoryStore, hosts: list[ServerHost]) 
     for host in hosts:
         with closing(_opened(host)) as metadata:
             for dataset in metadata.datasets():
-                if dataset.name in (DATASET, SCRATCH):
+                if dataset.name in (DATASET, SCRATCH, ELSEWHERE, ATTACHED):
                     _check_dataset(cluster, objects, host.name, metadata, dataset)
 
 

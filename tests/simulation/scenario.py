@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 
 from tests.simulation.actors import Step
 from tests.simulation.job_plan import ALL, OUTAGE, JobPlan, job_plan_of
-from tests.simulation.wide_plan import Quota, add_wide_steps
+from tests.simulation.wide_plan import Quota, add_exchange_steps, add_wide_steps
 
 FILES_OF_WRITER = 5
 FAULTS = {
@@ -50,6 +50,7 @@ class Scenario:
     has_redis: bool
     job: JobPlan | None = None
     quota: Quota | None = None
+    quota_account: str = ""
 
     @property
     def keeps_notes(self) -> bool:
@@ -120,7 +121,20 @@ def scenario_of(seed: int) -> Scenario:
     has_redis = source.random() < 0.6
     servers = source.randint(1, 2) if has_redis else 1
     grace_s = source.choice([0, 60, 600])
-    scenario = Scenario(tuple(steps), chances, skews_s, grace_s, servers, has_redis, None, quota)
+    further, account = random.Random(f"{seed} exchanges"), ""
+
+    def add_further(actor: str, kind: str, *arguments: object) -> None:
+        steps.append(Step(len(steps), actor, kind, 2 * pause_s * further.random(), arguments))
+
+    if job_plan_of(seed, 0) is None:
+        paths = [
+            path
+            for step in steps
+            if step.actor == writers[0] and step.kind == "write"
+            for path, _ in step.arguments[0]
+        ]
+        account = add_exchange_steps(further, writers[0], paths, add_further)
+    scenario = Scenario(tuple(steps), chances, skews_s, grace_s, servers, has_redis, None, quota, account)
     job = job_plan_of(seed, len(steps))
     return scenario if job is None else _with_job(scenario, job)
 

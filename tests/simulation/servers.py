@@ -68,6 +68,7 @@ class ServerHost:
             metadata="memory:",
             state=self.folder,
             tls=OFF,
+            attach_roots=None,
             is_new=not self._is_initialized,
         )
         try:

@@ -31,6 +31,7 @@ from tests.simulation.actors import (
 from tests.simulation.clock import now_s
 from tests.simulation.green import Thread, pause
 from tests.simulation.holdings import Held
+from tests.simulation.oracle import Oracle
 
 SCRATCH = "scratch"
 TOGETHER_S = 0.5
@@ -218,16 +219,20 @@ def lease(cluster: Cluster, step: Step) -> None:
 
 
 def copy(cluster: Cluster, step: Step) -> None:
-    """Copy a folder, in which others write, to a new place; then remove the copy of one file, or none."""
+    """Copy a folder, in which others write, to a new place."""
+    copy_to(cluster, step, DATASET, cluster.oracle)
+
+
+def copy_to(cluster: Cluster, step: Step, dataset: str, into: Oracle) -> None:
     (folder,) = step.arguments
     client, oracle = cluster.client(step.actor), cluster.oracle
     source, target = folder, b"copies/%d" % step.number
     is_there = any(
         None not in contents and path.startswith(source + b"/") for path, contents in oracle.possible.items()
     )
-    reading, is_done = oracle.begin_copy(source + b"/", target + b"/"), False
+    reading, is_done = oracle.begin_copy(source + b"/", target + b"/", into), False
     try:
-        request = CopyRequest(DATASET, source, DATASET, target)
+        request = CopyRequest(DATASET, source, dataset, target)
         cluster.bounded("copy", partial(client.copy_entries, request), 700.0)
         is_done = True
     except NotFound as error:
@@ -235,20 +240,24 @@ def copy(cluster: Cluster, step: Step) -> None:
             cluster.world.violated(f"step {step.number}: nothing to copy: {error}")
         raise
     finally:
-        oracle.end_copy(reading, source + b"/", target + b"/", is_done)
+        oracle.end_copy(reading, source + b"/", target + b"/", into, is_done)
 
 
 def move(cluster: Cluster, step: Step) -> None:
     """Move an own file to a new place: a copy, after which the source is removed."""
+    move_to(cluster, step, DATASET, cluster.oracle)
+
+
+def move_to(cluster: Cluster, step: Step, dataset: str, into: Oracle) -> None:
     (source,) = step.arguments
     target = b"moved/%d" % step.number
     client, oracle = cluster.client(step.actor), cluster.oracle
     before = set(oracle.possible.get(source, [None]))
     oracle.begin_any(source, {None})
-    oracle.begin_any(target, before)
-    request = CopyRequest(DATASET, source, DATASET, target, is_move=True)
+    into.begin_any(target, before)
+    request = CopyRequest(DATASET, source, dataset, target, is_move=True)
     cluster.bounded("move", partial(client.copy_entries, request), 700.0)
-    oracle.acknowledge_any(target, before - {None} or before)
+    into.acknowledge_any(target, before - {None} or before)
     # A write without a reply may still come, and is newer than what was moved.
     oracle.acknowledge_any(source, {None} if len(before) == 1 else before | {None})
 
@@ -314,7 +323,7 @@ def quota(cluster: Cluster, step: Step) -> None:
 
 def set_quota(cluster: Cluster, actor: str, files: int, stored_bytes: int) -> None:
     cluster.quota.asked(files, stored_bytes)
-    record = QuotaRecord(f"dataset:{DATASET}", stored_bytes, files)
+    record = QuotaRecord(cluster.quota.account, stored_bytes, files)
     cluster.bounded("set_quota", partial(cluster.client(actor).set_quota, record))
 
 
@@ -324,8 +333,8 @@ def usage(cluster: Cluster, step: Step) -> None:
 
 
 def _check_usage(cluster: Cluster, actor: str, what: str) -> UsageRecord:
-    records = cluster.bounded("usage", partial(cluster.client(actor).usage, DATASET))
-    record = next(each for each in records if each.kind == "dataset")
+    records = cluster.bounded("usage", cluster.client(actor).usage)
+    record = next(each for each in records if f"{each.kind}:{each.name}" == cluster.quota.account)
     wrong = cluster.quota.exceeded(record.files, record.stored_bytes)
     if wrong and cluster.keeps_notes and cluster.has_close_clocks:
         cluster.world.violated(f"{what}: {wrong}")

@@ -1,7 +1,9 @@
-"""What a seed means for tags, pins, leases, quotas, copies and drops: the steps of their clients. No I/O."""
+"""What a seed means for tags, pins, leases, quotas, copies, drops and attached files: the steps of their clients. No
+I/O.
+"""
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 SHARE = 0.3
@@ -33,6 +35,36 @@ def add_wide_steps(source: random.Random, add: Add) -> Quota | None:
         add("quotas", "quota", source.choice(FILES), source.choice(BYTES))
         add("quotas", "usage")
     return Quota(source.choice(FILES), source.choice(BYTES))
+
+
+def add_exchange_steps(source: random.Random, writer: str, paths: Sequence[bytes], add: Add) -> str:
+    """Add steps that reach beyond the dataset. `paths`: those of the writer. Returns the account of the quota."""
+    if source.random() < SHARE:
+        _copies_elsewhere(source, writer, paths, add)
+    if source.random() < SHARE:
+        _attached(source, add)
+    return source.choice(["dataset:data", "user:admin"])
+
+
+def _copies_elsewhere(source: random.Random, writer: str, paths: Sequence[bytes], add: Add) -> None:
+    for _ in range(source.randint(1, 4)):
+        add("exporter", "copy elsewhere", source.choice([b"a", b"b", b"c"]))
+    if source.random() < 0.5:
+        add(writer, "move elsewhere", source.choice(paths))
+    for _ in range(source.randint(1, 3)):
+        add("visitor", "read elsewhere")
+
+
+def _attached(source: random.Random, add: Add) -> None:
+    """Files that may be kept before their objects are replaced, or after that."""
+    for _ in range(source.randint(1, 4)):
+        numbers = source.sample(range(4), source.randint(1, 3))
+        add("attacher", "attach", [(b"t/%d" % number, source.choice((1, 40, 3000))) for number in numbers])
+    kinds = ["keep attached", "replace objects", "read attached"]
+    for kind in source.sample(kinds, source.randint(1, len(kinds))):
+        add("attacher", kind)
+    for _ in range(source.randint(1, 4)):
+        add("auditor", "read attached")
 
 
 def _tags(source: random.Random, add: Add) -> None:

@@ -8,6 +8,7 @@ import trio
 
 from tests.simulation.clock import now_s
 from tests.simulation.green import Process, current_green, current_process, pause
+from tests.simulation.holdings import ForeignObjects
 
 
 class Violation(AssertionError):
@@ -55,6 +56,8 @@ class World:
     """Whether leases exclude: they are not lost, and clocks agree."""
     unmounted_until_s: float = 0.0
     """The object store is away until then: what is mounted in its place is empty."""
+    foreign: ForeignObjects = field(default_factory=ForeignObjects)
+    """What chunks are attached to."""
     damage: list[tuple[bytes, int]] = field(default_factory=list)
     """Places of chunks that are read with another bit, until calm."""
 
