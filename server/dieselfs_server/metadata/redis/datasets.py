@@ -12,7 +12,7 @@ one complete dataset: before the swap the old one, after it the copy. Keys that 
 """
 
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from threading import Lock
 
@@ -338,7 +338,8 @@ def counted_paths(key_pair: KeyPair, value: bytes | None, record: DatasetRecord)
 
 def put_in_place(client: RedisCalls, keys: DatasetKeys, copy: DatasetKeys, now_ns: int) -> None:
     """Make the copy the dataset. Raises DatasetGone, NotFound if it is not the present copy."""
-    _copy_notes(client, keys, copy)
+    before = _all_notes(client, keys)
+    _change_notes(client, copy, {}, before)
     for _ in range(REDIS_SWAPS_MAX):
         record, versions, value = read_fields(client, keys.dataset, RECORD, VERSIONS, COPY)
         old = _record(keys, record)
@@ -364,7 +365,7 @@ def put_in_place(client: RedisCalls, keys: DatasetKeys, copy: DatasetKeys, now_n
         moved = Change(keys.dataset).put(RECORD, DatasetState(old, is_dropped=True).body(), record)
         moved.put(VERSIONS, number_body(last), versions)  # none has been reserved since
         if swap(client, moved.remove(COPY, value).put(MOVED, copy.token, None)):
-            _copy_notes(client, keys, copy)  # those that were written meanwhile
+            _change_notes(client, copy, before, _all_notes(client, keys))
             return
     raise Contended(f"{keys.owner} changes too fast to be replaced; try again")
 
@@ -412,25 +413,36 @@ def _last_version(keys: DatasetKeys, value: bytes | None) -> int:
         return 0
 
 
-def _copy_notes(client: RedisCalls, keys: DatasetKeys, copy: DatasetKeys) -> None:
-    """Copy the notes that the copy does not have."""
+def _all_notes(client: RedisCalls, keys: DatasetKeys) -> dict[str, bytes]:
+    """All notes that are intact; the owner of a damaged one writes it again."""
+    found: dict[str, bytes] = {}
     after = b""
     while True:
         lowest, highest = names_after(after)
         ((members,),) = execute(client, [scan_call([Range(keys.notes, lowest, highest)], NOTES_AT_ONCE_MAX)])
-        notes = [split_member(member) for member in members]
-        _add_notes(client, keys, copy, notes)
+        for member in members:
+            after, value = split_member(member)
+            with suppress(Damaged):
+                found[after.decode()] = unseal(keys.notes, after, value)
         if len(members) < NOTES_AT_ONCE_MAX:
-            return
-        after = notes[-1][0]
+            return found
 
 
-def _add_notes(
-    client: RedisCalls, keys: DatasetKeys, copy: DatasetKeys, notes: Sequence[tuple[bytes, bytes]]
+def _change_notes(
+    client: RedisCalls, copy: DatasetKeys, before: Mapping[str, bytes], after: Mapping[str, bytes]
 ) -> None:
-    for name, value in notes:
-        try:
-            body = unseal(keys.notes, name, value)
-        except Damaged:
-            continue  # its owner writes it again
-        swap(client, Change(copy.notes).put(name, body, None))  # stale: it is there
+    """Repeat in a copy what has changed since `before`. A note that was changed there too stays.
+
+    What is one change stays one, if NOTES_AT_ONCE_MAX has it: the list of a job's members changes with its version.
+    """
+    names = sorted(name for name in before.keys() | after.keys() if before.get(name) != after.get(name))
+    for first in range(0, len(names), NOTES_AT_ONCE_MAX):
+        part = names[first : first + NOTES_AT_ONCE_MAX]
+        for _ in range(REDIS_SWAPS_MAX):
+            present = _all_notes(client, copy)
+            left = [name for name in part if present.get(name) == before.get(name)]
+            changes = [NoteChange(name, before.get(name), after.get(name)) for name in left]
+            if not changes or swap(client, note_changes(copy.notes, changes)):
+                break
+        else:
+            raise Contended(f"the notes of {copy.owner} change too fast to be copied; try again")

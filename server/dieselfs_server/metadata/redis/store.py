@@ -302,7 +302,9 @@ class RedisMetadata:
     @_on_dataset
     def change_notes(self, keys: DatasetKeys, changes: Sequence[NoteChange]) -> bool:
         self._check(keys)
-        return swap(self._client, note_changes(keys.notes, changes))
+        is_done = swap(self._client, note_changes(keys.notes, changes))
+        self._check(keys)  # else it may be lost: a rebuild has put a copy in place, and has copied the notes
+        return is_done
 
     def common_note(self, name: str) -> bytes | None:
         field = name.encode()

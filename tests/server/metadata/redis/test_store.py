@@ -13,9 +13,9 @@ from dieselfs.records import NoteChange
 from dieselfs_server.metadata.redis import store as redis_store
 from dieselfs_server.metadata.redis.store import RedisMetadata
 from tests.conformance.metadata_suite import MetadataSuite
-from tests.support.metadata_chunks import DATASET, DATASET_ID
+from tests.support.metadata_chunks import DATASET, DATASET_ID, NOW_NS
 from tests.support.redis import RedisCluster, RedisProcess, needs_redis, running_cluster, running_redis
-from tests.support.redis_faults import BreakingLink, store_with
+from tests.support.redis_faults import BreakingLink, CallingLink, store_with
 
 
 def prefix_of(folder: Path) -> str:
@@ -49,6 +49,38 @@ class TestRedisCluster(MetadataSuite):
 
     def make_store(self, folder: Path) -> RedisMetadata:
         return RedisMetadata.open(f"redis+cluster://{self.cluster.hosts}?prefix={prefix_of(folder)}")
+
+
+@needs_redis
+def test_notes_that_change_while_a_copy_is_put_in_place_are_the_same_there(redis_url: str) -> None:
+    """All of one change, as the version of a list and its members: between any two calls of the rebuild."""
+    with closing(store_with(redis_url)) as other:
+        other.create_dataset(DATASET, DATASET_ID)
+        for place in range(60):
+            before = other.notes_below(DATASET_ID, "")
+            count = int(before.get("head", b"0"))
+            present = [NoteChange("head", before.get("head"), b"%d" % (count + 1))]
+            present.append(NoteChange(f"member{count}", None, b"here"))
+            if count:
+                present.append(NoteChange(f"member{count - 1}", b"here", None))
+            calls = iter(range(60))
+
+            def between(
+                place: int = place, calls: Iterator[int] = calls, present: list[NoteChange] = present
+            ) -> None:
+                if next(calls, 0) == place:
+                    assert other.change_notes(DATASET_ID, present)
+
+            with closing(store_with(redis_url, lambda client: CallingLink(client, between))) as store:
+                copy_id = store.begin_rebuild(DATASET_ID)
+                store.finish_rebuild(DATASET_ID, copy_id, NOW_NS)
+            is_over = next(calls, 60) <= place
+            after = other.notes_below(DATASET_ID, "")
+            if is_over:
+                assert place > 10 and after == before
+                return
+            assert after == {"head": b"%d" % (count + 1), f"member{count}": b"here"}
+    raise AssertionError("a rebuild has more calls than expected")
 
 
 @needs_redis
