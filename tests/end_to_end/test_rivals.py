@@ -48,7 +48,7 @@ def trials(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, dict[
         "--share",
         SHARE,
         "--only",
-        WORK,
+        f"{WORK}|{CONNECTION}",
         "--folder",
         str(place),
         "--keep",
