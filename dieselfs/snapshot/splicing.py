@@ -14,6 +14,7 @@ import numpy.typing as npt
 
 from dieselfs.arrays import Hashes, Keys, Numbers
 from dieselfs.columns import U8, U64, ends_fault, starts_of
+from dieselfs.limits import PATH_BYTES_MAX
 from dieselfs.records import DatasetRecord
 from dieselfs.snapshot.encoding import Seal, SnapshotWriter
 from dieselfs.snapshot.format import COUNT_MAX, EXTENT_COLUMNS, SECTION_TYPES, SnapshotHeader, exact_lengths
@@ -56,6 +57,8 @@ class Spliced:
         self._extent_starts = starts_of(changes["extent_counts"])
         self._path_ends = np.cumsum(changes["path_lengths"][self._is_added], dtype=np.int64)
         is_link = self._types == stat.S_IFLNK
+        if is_link.any() and changes["sizes"][is_link].max() > PATH_BYTES_MAX:  # their sum could overflow
+            raise IndexError("column 'sizes': a target is too long")
         self._link_ends = np.cumsum(np.where(is_link, changes["sizes"], 0), dtype=np.int64)
         for ends, name in ((self._path_ends, "paths"), (self._link_ends, "links")):
             if (fault := ends_fault(ends, len(changes[name]))) is not None:

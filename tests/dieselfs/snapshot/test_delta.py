@@ -98,6 +98,18 @@ def test_a_delta_for_another_snapshot_is_refused() -> None:
         with_delta(new, delta)
 
 
+def test_targets_of_links_whose_sum_overflows_are_refused() -> None:
+    base = snapshot_of({}, 7)
+    new = snapshot_of({b"l%d" % number: SAMPLE[b"latest"] for number in range(3)}, 8)
+    delta = delta_between(base, new)
+    assert delta is not None
+    sizes = delta.columns["sizes"].copy()
+    links = np.flatnonzero(delta.columns["modes"] & 0o170000 == 0o120000)
+    sizes[links] = [2**63 - 1, 2**63 - 1, len(delta.columns["links"]) + 2]
+    with pytest.raises(Damaged, match="column 'sizes': a target is too long"):
+        with_delta(base, replace(delta, columns={**delta.columns, "sizes": sizes}))
+
+
 @settings(max_examples=120)
 @given(st.sampled_from(sorted(COLUMN_TYPES)), st.integers(0, 200), st.integers(0, 1 << 64), st.booleans())
 def test_a_wrong_column_is_an_error_or_another_digest(
