@@ -162,20 +162,31 @@ def run_benchmark(name: str, folder: Path, scale: Scale) -> list[dict[str, Any]]
 def machine_facts(folder: Path, arguments: list[str]) -> dict[str, str]:
     """The machine, the software, the file system of `folder`, and the command."""
     model = re.search(r"model name\s*: (.*)", Path("/proc/cpuinfo").read_text())
-    command = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty", "--abbrev=10"]
-    commit = subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
     return {
         "processors": f"{len(os.sched_getaffinity(0))} x {model[1] if model else platform.machine()}",
         "memory": f"{os.sysconf('SC_PHYS_PAGES') * os.sysconf('SC_PAGE_SIZE') / 2**30:.0f} GiB",
         "kernel": f"{platform.system()} {platform.release()}",
         "file system": filesystem_type(folder),
         "Python": platform.python_version(),
-        "commit": commit or "unknown: not a git checkout",
+        "commit": commit_of(Path(__file__).parents[2]) or "unknown: not a git checkout",
         "command": " ".join(["python -m bench", *arguments]),
         "date": f"{datetime.now(UTC):%Y-%m-%d}",
         "load before": f"{os.getloadavg()[0]:.1f} processes",
         "user": "root" if os.getuid() == 0 else "not root: nothing is measured with caches dropped",
     }
+
+
+def commit_of(repository: Path) -> str:
+    """Of its source, with "-dirty" if more than documents is not committed; "" outside of a repository. Documents do
+    not count, as a run writes its rounds there.
+    """
+
+    def git(*arguments: str) -> str:
+        command = ["git", "-C", str(repository), *arguments]
+        return subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
+
+    changed = git("status", "--porcelain", "--untracked-files=no", "--", ".", ":!docs")
+    return git("describe", "--always", "--abbrev=10") + ("-dirty" if changed else "")
 
 
 if __name__ == "__main__":
