@@ -84,6 +84,6 @@ def test_the_plot_is_well_formed_and_names_everything(printed: str, place: Path)
     assert root.get("viewBox")
     texts = ["".join(each.itertext()) for each in root.iter(f"{SVG}text")]
     for experiment in EXPERIMENTS:
-        assert f"{experiment.where.partition(',')[0]}: {experiment.title}" in texts
+        assert f"{experiment.where}: {experiment.title}" in texts
         assert not {each.what for each in experiment.comparisons} - set(texts)
     assert printed

@@ -7,9 +7,11 @@ import signal
 import subprocess
 import sys
 import tempfile
+from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
 from datetime import UTC, datetime
+from importlib.util import find_spec
 from itertools import tee
 from pathlib import Path
 from typing import Any
@@ -19,12 +21,15 @@ import click
 from bench.harness.figures import FULL, QUICK, Scale, Table, Trial
 from bench.harness.forms import filesystem_type
 from bench.harness.journal import Journal
-from bench.harness.pages import PageError, keep, pages_of
+from bench.harness.pages import DOCUMENTS, PageError, keep, kept_of, pages_of
 from bench.harness.quiet import QUIET_TIMEOUT_S, ROUND_LOAD_MAX, NotQuiet, current_load, quiet_load
 from bench.harness.report import row_fields, table_lines, trial_fields, trial_lines
 from bench.harness.rounds import run_trial
 from bench.registry import BENCHMARKS, ONLY_IF_NAMED, begin
 from lab.network import Unsuitable
+
+DRAWN = ("paper", "other_papers")
+"""Benchmarks with a picture below docs/figures, made of the rounds that are kept."""
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
@@ -67,7 +72,7 @@ from lab.network import Unsuitable
 @click.option(
     "--pages",
     is_flag=True,
-    help="Measure nothing: make the tables of the pages from docs/internals/measurements/NAME.json again.",
+    help="Measure nothing: make the tables and pictures of the pages from docs/internals/measurements/NAME.json again.",
 )
 @click.option(
     "--trials",
@@ -77,7 +82,7 @@ from lab.network import Unsuitable
 @click.option(
     "--figure",
     type=click.Path(path_type=Path),
-    help="Draw the results of `failover`, `accuracy` or `paper` as SVG.",
+    help="Draw the results of `failover`, `accuracy`, `paper` or `other_papers` as SVG.",
 )
 def main(
     names: tuple[str, ...],
@@ -98,12 +103,17 @@ def main(
         try:
             for page, text in pages_of(names, has_trials=trials).items():
                 page.write_text(text, encoding="utf-8")
+            for name in names or DRAWN:
+                if name in DRAWN:
+                    draw(name, kept_of(name)["results"], DOCUMENTS / "figures" / f"{name}.svg")
         except PageError as error:
             raise click.ClickException(str(error)) from error
         return
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
-    if figure is not None:
-        import bench.papers.drawing  # before the measurements, as matplotlib is optional
+    if figure is not None and find_spec("matplotlib") is None:
+        raise click.ClickException(
+            "--figure needs matplotlib, which is not installed: pip install matplotlib"
+        )
     scale = (QUICK if quick else FULL).part(share)
     scale = replace(
         scale, rounds=rounds or scale.rounds, kills=kills or scale.kills, figure=figure, only=only
@@ -128,8 +138,18 @@ def main(
             if kept is not None:
                 keep(name, journal.sessions, measured, kept, is_part=bool(only))
             journal.end()
-            if figure is not None and name == "failover":
-                bench.papers.drawing.draw_failover(measured, figure)
+            if figure is not None:
+                draw(name, measured, figure)
+
+
+def draw(name: str, results: Sequence[Mapping[str, Any]], file: Path) -> None:
+    """Draw what a benchmark has measured, if it is one of those that are drawn here."""
+    from bench.papers.drawing import draw_failover, draw_paper  # matplotlib is optional
+
+    if name == "failover":
+        draw_failover(results, file)
+    elif name in DRAWN:
+        draw_paper(results, file)
 
 
 def run_benchmark(name: str, folder: Path, scale: Scale) -> list[dict[str, Any]]:

@@ -67,13 +67,11 @@ def pages_of(
     texts = {page: page.read_text(encoding="utf-8") for page in sorted(documents.glob("**/*.md"))}
     found = {}
     for file in [kept / f"{name}.json" for name in names] or sorted(kept.glob("*.json")):
-        if not file.exists():
-            raise PageError(f"{file} is missing: run the benchmark with --keep {kept}")
+        content = kept_of(file.stem, kept)
         start, end = f"<!-- python -m bench --pages {file.stem} -->\n", "<!-- end -->"
         page = next((page for page, text in texts.items() if end in text.partition(start)[2]), None)
         if page is None:
             raise PageError(f"no page below {documents} has the lines {start.strip()} and {end}")
-        content = json.loads(file.read_text(encoding="utf-8"))
         for result in content["results"] if not has_trials else ():
             if reasons := "; ".join(objections(result, content["sessions"])):
                 title = result.get("title", _name_of(result))
@@ -84,6 +82,15 @@ def pages_of(
         before, _, rest = texts[page].partition(start)
         found[page] = texts[page] = f"{before}{start}{tables(content)}{end}{rest.partition(end)[2]}"
     return found
+
+
+def kept_of(name: str, folder: Path = KEPT) -> dict[str, Any]:
+    """The content of the file of a benchmark. Raises PageError if there is none."""
+    file = folder / f"{name}.json"
+    if not file.exists():
+        raise PageError(f"{file} is missing: run the benchmark with --keep {folder}")
+    content: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+    return content
 
 
 def tables(kept: Mapping[str, Any]) -> str:

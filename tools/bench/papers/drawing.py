@@ -4,7 +4,7 @@ module writes files."""
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import matplotlib as mpl
 import numpy as np
@@ -15,7 +15,6 @@ from matplotlib.ticker import MaxNLocator
 
 from bench.harness.agreement import Storing, group_name
 from bench.jobs.failover import AFTER_S, BACK_SHARE, BEFORE_S, shares, smoothed
-from bench.papers.paper_numbers import Compared, Experiment
 
 mpl.use("svg")
 mpl.rcParams["svg.hashsalt"] = "dieselfs"  # equal data gives an equal file
@@ -87,28 +86,37 @@ def draw_accuracy(storings: Sequence[Storing], file: Path) -> None:
             panel.legend(fontsize=8, loc="lower right")
 
 
-def draw_paper(found: Sequence[tuple[Experiment, Sequence[Compared]]], file: Path) -> None:
-    """A panel for each experiment, all on one logarithmic axis. A line for each ratio: in the paper a ring, here the
-    median and, of several rounds, the range.
+class _Ratio(NamedTuple):
+    """A row of a table that compares. `paper`: None if it prints no number; `here`: lowest, median and highest."""
+
+    what: str
+    paper: float | None
+    here: tuple[float, float, float] | None
+
+
+def draw_paper(tables: Sequence[Mapping[str, Any]], file: Path) -> None:
+    """A panel for each table of ratios, as kept for JSON, all on one logarithmic axis. A line for each ratio: in the
+    paper a ring, here the median and, of several rounds, the range.
     """
-    counts = [len(of) for _, of in found]
+    found = [(next(iter(table["rows"][0])), _ratios(table["rows"])) for table in tables]
+    counts = [len(ratios) for _, ratios in found]
     figure = Figure(figsize=(9, 1 + 0.5 * len(found) + 0.24 * sum(counts)), layout="constrained")
     panels: list[Axes] = list(
         np.atleast_1d(
             figure.subplots(len(found), 1, sharex=True, height_ratios=[each + 0.6 for each in counts])
         )
     )
-    for panel, (experiment, of) in zip(panels, found, strict=True):
-        for line, each in enumerate(of):
+    for panel, (title, ratios) in zip(panels, found, strict=True):
+        for line, each in enumerate(ratios):
             if each.paper:
                 panel.scatter(each.paper, line, s=64, facecolors="none", edgecolors=_THERE, linewidths=1.4)
             if each.here is not None:
-                median, low, high = each.here
+                low, median, high = each.here
                 panel.plot([low, high], [line, line], color=_HERE, linewidth=1.6, solid_capstyle="butt")
                 panel.scatter(median, line, s=20, color=_HERE, marker="D", zorder=3)
-        panel.set_title(f"{experiment.where.partition(',')[0]}: {experiment.title}", fontsize=9, loc="left")
-        panel.set_yticks(range(len(of)), [each.what for each in of], fontsize=8)
-        panel.set_ylim(len(of) - 0.3, -0.7)
+        panel.set_title(title, fontsize=9, loc="left")
+        panel.set_yticks(range(len(ratios)), [each.what for each in ratios], fontsize=8)
+        panel.set_ylim(len(ratios) - 0.3, -0.7)
         panel.axvline(1, color="black", linewidth=0.8, linestyle=":")
         panel.grid(alpha=0.25, linewidth=0.5)
     last = panels[-1]
@@ -122,3 +130,22 @@ def draw_paper(found: Sequence[tuple[Experiment, Sequence[Compared]]], file: Pat
     labels = ["the paper, if it prints a number other than 0", "here: median and range of the rounds"]
     figure.legend(signs, labels, fontsize=8, loc="outside upper right", ncols=2, frameon=False)
     figure.savefig(file, metadata={"Date": None})
+
+
+def _ratios(rows: Sequence[Mapping[str, str]]) -> list[_Ratio]:
+    """Of the rows of a table; the last one says what differs."""
+    found = []
+    for row in rows[:-1]:
+        paper, here = _number(row["paper"]), _number(row["here"])
+        low, _, high = row["rounds"].partition(" to ")
+        spread = None if here is None else (_number(low) or here, here, _number(high) or here)
+        found.append(_Ratio(next(iter(row.values())), paper, spread))
+    return found
+
+
+def _number(cell: str) -> float | None:
+    """None for words."""
+    try:
+        return float(cell.replace(",", ""))
+    except ValueError:
+        return None

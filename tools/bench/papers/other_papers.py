@@ -9,4 +9,4 @@ from bench.papers.paper import tables_of
 
 
 def other_papers(folder: Path, scale: Scale) -> Generator[Table]:
-    return tables_of(OTHERS, folder, scale, scale.figure)
+    return tables_of(OTHERS, folder, scale)

@@ -1,8 +1,7 @@
 """The experiments of the DIESEL paper beside its numbers: table 2, figures 6 and 9 to 15.
 
 Runs those sides of other benchmarks that correspond. Compared are ratios, as the machines differ. Each is a quotient of
-medians, with the sides of a trial run in turn. A table appears when its last benchmark has ended. This module
-writes files.
+medians, with the sides of a trial run in turn. A table appears when its last benchmark has ended.
 """
 
 import os
@@ -39,8 +38,6 @@ from bench.papers.paper_numbers import (
 from bench.registry import begin
 from lab.network import Unsuitable
 
-DRAWING = Path(__file__).parents[3] / "docs/figures/paper.svg"
-"""The default output of a run that is not quick."""
 _ALIKE = 0.15
 """Ratios this near to 1 count as equal."""
 
@@ -55,17 +52,12 @@ Kept = dict[tuple[str, str], Mapping[str, Any]]
 
 
 def paper(folder: Path, scale: Scale) -> Generator[Table]:
-    file = scale.figure or (None if scale.is_quick or scale.only else DRAWING)
-    return tables_of(EXPERIMENTS, folder, scale, file)
+    return tables_of(EXPERIMENTS, folder, scale)
 
 
-def tables_of(
-    experiments: Iterable[Experiment], folder: Path, scale: Scale, file: Path | None
-) -> Generator[Table]:
-    """The tables of those that the scale wants. `file`: a drawing of all of them."""
+def tables_of(experiments: Iterable[Experiment], folder: Path, scale: Scale) -> Generator[Table]:
+    """The tables of those that the scale wants."""
     experiments = [each for each in experiments if scale.wants(f"{each.where}: {each.title}")]
-    if file is not None:
-        from bench.papers.drawing import draw_paper  # before the measurements, as matplotlib is optional
     measured, reasons, kept = Values(), Reasons(), Kept()
     waiting, names = list(experiments), benchmarks_of(experiments)
     for number, name in enumerate(names):
@@ -81,8 +73,6 @@ def tables_of(
             rows = rows_of(experiment, compared(experiment, measured), reasons)
             seeds = seeds_of(scale) if set(benchmarks_of([experiment])) <= COMPUTED.keys() else 0
             yield Table(rows, trials_of(experiment, kept), seeds)
-    if file is not None:
-        draw_paper([(each, compared(each, measured)) for each in experiments], file)
 
 
 def _measure(

@@ -12,6 +12,7 @@ from bench.harness.agreement import Storing
 from bench.harness.figures import QUICK, Run, RunFailed, Scale, Side, Trial, figures
 from bench.harness.report import table_lines
 from bench.papers import paper as module
+from bench.papers.drawing import draw_paper
 from bench.papers.other_numbers import OTHERS
 from bench.papers.paper import chosen_sides, compared, groups_of, paper, rows_of, values_of, values_of_storing
 from bench.papers.paper_numbers import (
@@ -165,7 +166,7 @@ def test_what_was_not_measured_says_why() -> None:
     assert next(iter(last.values())) == "*differs:* one process; not measured: failover: not root"
 
 
-def test_tables_and_the_drawing_come_out_of_the_benchmarks(
+def test_tables_come_out_of_the_benchmarks_and_can_be_drawn(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of two benchmarks one cannot be run; the other runs in a folder that is removed."""
@@ -184,17 +185,20 @@ def test_tables_and_the_drawing_come_out_of_the_benchmarks(
     monkeypatch.setattr(module, "EXPERIMENTS", (EXPERIMENT,))
     monkeypatch.setattr("bench.storage.upload.upload", uploads)
     monkeypatch.setattr("bench.jobs.failover.failover", nothing)
-    drawing = tmp_path / "paper.svg"
-    (table,) = paper(tmp_path, replace(QUICK, figure=drawing))
+    (table,) = paper(tmp_path, QUICK)
     rows = list(table.rows)
     assert [row["here"] for row in rows] == ["1", "not measured", ""]
     assert "failover: there is no network" in next(iter(rows[-1].values()))
     assert not folders[0].exists()
-    assert "Figure 9: files written" in drawing.read_text()
+    draw_paper([{"rows": rows}], drawing := tmp_path / "paper.svg")
+    assert "Figure 9, section 6.2: files written" in drawing.read_text()
 
 
-def test_a_quick_run_draws_nothing_unless_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "EXPERIMENTS", ())
-    monkeypatch.setattr(module, "DRAWING", tmp_path / "paper.svg")
-    assert list(paper(tmp_path, QUICK)) == []
-    assert not list(tmp_path.iterdir())
+def test_a_picture_has_marks_for_numbers_and_none_for_words(tmp_path: Path) -> None:
+    def marks(**cells: str) -> int:
+        """Paths in the colour of what was measured here."""
+        row = {"Figure 9": "4 KB", "paper": "1,234", "here": "not measured", "rounds": ""} | cells
+        draw_paper([{"rows": [row, row | {"Figure 9": "*differs:* all"}]}], tmp_path / "paper.svg")
+        return (tmp_path / "paper.svg").read_text().count("c0392b")
+
+    assert marks() < marks(here="1,500") == marks(here="0.5", rounds="0.1 to 2")
