@@ -16,6 +16,7 @@ from dieselfs.limits import MIB
 from dieselfs.rpc.limit_kinds import RateRecord
 from dieselfs_client.daemon import control
 from dieselfs_client.mount.points.options import MountOptions
+from dieselfs_server.admission.throttle import BURST_S
 from lab.network import clear
 from lab.server import upload
 from lab.tcp_proxy import tcp_proxy
@@ -30,6 +31,8 @@ MEMORY_BYTES = 8 * MIB
 """A third of the dataset: each epoch fetches the rest again, so reading has no end."""
 SMALL_GROUP = 4
 RATE = 2_000_000
+AFTER_BURST = int(2 * RATE * BURST_S) // FILE_BYTES
+"""Files: the first seconds of a user may pass without a wait for the rate."""
 DELAY_S = 0.05
 TIMEOUT_S = 60.0
 
@@ -73,15 +76,18 @@ def at_random() -> Iterator[str]:
 
 
 @contextmanager
-def reading(place: Path, names: Iterator[str]) -> Iterator[None]:
-    """Files of the mount are read all the time."""
+def reading(place: Path, names: Iterator[str], files: int = 1) -> Iterator[None]:
+    """Files of the mount are read all the time: this many before the block begins."""
     has_begun, is_over, failures = Event(), Event(), list[OSError]()
 
     def read() -> None:
         try:
-            while not is_over.is_set():
-                (place / next(names)).read_bytes()
-                has_begun.set()
+            for number, name in enumerate(names, 1):
+                (place / name).read_bytes()
+                if number == files:
+                    has_begun.set()
+                if is_over.is_set():
+                    return
         except OSError as error:
             failures.append(error)
             has_begun.set()
@@ -151,7 +157,7 @@ def test_the_rate_of_a_user(dlcmd: Dlcmd, server: RunningServer) -> None:
     client.close()
     with (
         mounted(dlcmd.folder, server.tcp, limited) as place,
-        reading(place, in_order(place, SMALL_GROUP)),
+        reading(place, in_order(place, SMALL_GROUP), AFTER_BURST),
     ):
         assert found(dlcmd, place, "--key-file", admin)[0] == "rate"
 
