@@ -1,9 +1,12 @@
 """One pool of a Ceph cluster, through librados: whole objects, ranges, and sorted keys in an object (its omap).
 
 Only this module uses librados, which has no type annotations. A call that changes something returns when the change is
-on all replicas in service. It takes ANSWER_TIMEOUT_S at most, CHANGE_TIMEOUT_S while something is changed, or
-OPERATION_TIMEOUT_S while content of LARGE_BYTES is written or read, unless the caller sets a shorter timeout. All
-methods block; thread-safe.
+on all replicas in service. A read takes ANSWER_TIMEOUT_S at most, a change CHANGE_TIMEOUT_S; a call for LARGE_BYTES,
+and a change beside one, OPERATION_TIMEOUT_S. The caller may set a shorter timeout. All methods block; thread-safe.
+
+librados has one timeout, and one limit of bytes in flight, for all calls of a connection. So reads have a connection of
+their own. All changes share the other one: an OSD applies what comes over one connection in its order, also a change
+that was given up and the next one of the same object.
 """
 
 import errno
@@ -25,17 +28,19 @@ the same read raise it at once (`wrapper.one_timeout`). librados takes whole sec
 """
 
 CHANGE_TIMEOUT_S = 4.0
-"""The same while a call that changes something is in flight: it waits for all replicas, and for those of a new pool."""
+"""The same for a change: it waits for all replicas, and for those of a new pool."""
 
 OPERATION_TIMEOUT_S = 10.0
-"""The same while a call for LARGE_BYTES is in flight: slow networks need it."""
+"""The same for a call for LARGE_BYTES, and for changes while one is in flight: slow networks need it."""
 
 LARGE_BYTES = 8 * MIB
 
 AWAY_TIMEOUT_S = 1.0
 """The same after such a call, until one succeeds."""
 
-assert ANSWER_TIMEOUT_S + LOST_MACHINE_REST_S < LOST_MACHINE_S  # 2.0 + 0.2 = 2.2 s
+assert (
+    ANSWER_TIMEOUT_S + LOST_MACHINE_REST_S < LOST_MACHINE_S
+)  # 2.0 + 0.2 = 2.2 s, whatever the server does beside it
 assert all(
     limit_s.is_integer()
     for limit_s in (ANSWER_TIMEOUT_S, CHANGE_TIMEOUT_S, OPERATION_TIMEOUT_S, AWAY_TIMEOUT_S)
@@ -81,31 +86,45 @@ class RadosPool:
         self._librados = load_librados()
         self._pool = pool
         self._operation_timeout_s = operation_timeout_s
-        self._lock = Lock()  # guards the two below, and the limit in librados
+        self._lock = Lock()  # guards the two below, and the limits in librados
         self._is_away = False
-        self._longer_s: list[float] = []  # the limits of the calls in flight that may take longer than others
-        timeouts = {
-            "client_mount_timeout": f"{CONNECT_TIMEOUT_S:g}",
-            "rados_mon_op_timeout": f"{operation_timeout_s:g}",
-            "rados_osd_op_timeout": f"{self._limit_s():g}",
-        }
+        self._large_calls = 0  # in flight
+        self._clusters: list[Any] = []  # connected with the limits of `_limits_s`, in their order
         try:
-            self._cluster = self._librados.Rados(conffile=conf, name=user, conf=timeouts)
-        except self._librados.Error as error:
-            raise InvalidInput(f"cannot read the Ceph configuration {conf}: {_reason(error)}") from None
-        try:
-            with self._translated("connect", is_pool=True):
-                self._cluster.connect()
-                self._objects = self._cluster.open_ioctx(pool)
-                self._objects.set_osdmap_full_try()  # a full pool then refuses at once; by default calls wait
+            self._small_reads, self._others = [
+                self._connect(conf, user, limit_s) for limit_s in self._limits_s()
+            ]
         except BaseException:
-            self._cluster.shutdown()
+            self._disconnect()
             raise
 
+    def _connect(self, conf: str, user: str, limit_s: float) -> Any:
+        """The objects of the pool, over a new connection."""
+        timeouts = {
+            "client_mount_timeout": f"{CONNECT_TIMEOUT_S:g}",
+            "rados_mon_op_timeout": f"{self._operation_timeout_s:g}",
+            "rados_osd_op_timeout": f"{limit_s:g}",
+        }
+        try:
+            cluster = self._librados.Rados(conffile=conf, name=user, conf=timeouts)
+        except self._librados.Error as error:
+            raise InvalidInput(f"cannot read the Ceph configuration {conf}: {_reason(error)}") from None
+        self._clusters.append(cluster)
+        with self._translated("connect", is_pool=True):
+            cluster.connect()
+            objects = cluster.open_ioctx(self._pool)
+            objects.set_osdmap_full_try()  # a full pool then refuses at once; by default calls wait
+            return objects
+
     def close(self) -> None:
-        """Close the connection. The pool cannot be used afterwards."""
-        self._objects.close()
-        self._cluster.shutdown()
+        """Close the connections. The pool cannot be used afterwards."""
+        self._small_reads.close()
+        self._others.close()
+        self._disconnect()
+
+    def _disconnect(self) -> None:
+        for cluster in self._clusters:
+            cluster.shutdown()
 
     def create(self, name: str, content: bytes, attributes: Sequence[tuple[str, bytes]] = ()) -> None:
         """Create an object with its attributes, atomically. Raises AlreadyExists."""
@@ -124,21 +143,22 @@ class RadosPool:
 
     def read(self, name: str, offset: int, length: int) -> bytes:
         """Up to `length` bytes (at least 1) from `offset` on; fewer only at the end of the object. Raises NotFound."""
-        with self._translated(name), self._lasting(ANSWER_TIMEOUT_S, length):
-            content: bytes = self._objects.read(name, length, offset)
+        with self._translated(name), self._moving(length):
+            objects = self._others if length >= LARGE_BYTES else self._small_reads
+            content: bytes = objects.read(name, length, offset)
             return content
 
     def size(self, name: str) -> int:
         """Length in bytes. Raises NotFound."""
         with self._translated(name):
-            size, _ = self._objects.stat(name)
+            size, _ = self._small_reads.stat(name)
             return int(size)
 
     def attribute(self, name: str, attribute: str) -> bytes | None:
         """The value of an attribute, None if the object does not have it. Raises NotFound."""
         with self._translated(name):
             try:
-                value: bytes = self._objects.get_xattr(name, attribute)
+                value: bytes = self._small_reads.get_xattr(name, attribute)
             except self._librados.NoData:
                 return None
             return value
@@ -147,7 +167,7 @@ class RadosPool:
         """Remove an object; no error if there is none."""
         try:
             with self._translated(name):
-                self._objects.remove_object(name)
+                self._others.remove_object(name)
         except NotFound:
             return
 
@@ -157,7 +177,7 @@ class RadosPool:
         for start in range(0, len(names), STATS_AT_ONCE_MAX):
             with self._translated(names[start]):
                 asked = [
-                    self._objects.aio_stat(name, lambda completion, size, mtime: None)
+                    self._small_reads.aio_stat(name, lambda completion, size, mtime: None)
                     for name in names[start : start + STATS_AT_ONCE_MAX]
                 ]
                 for completion in asked:
@@ -175,7 +195,7 @@ class RadosPool:
 
         def fill(operation: Any) -> None:
             operation.new(self._librados.LIBRADOS_CREATE_IDEMPOTENT)
-            self._objects.set_omap(operation, (_MARK,), (b"1",))
+            self._others.set_omap(operation, (_MARK,), (b"1",))
 
         self._change(name, fill)
 
@@ -184,7 +204,7 @@ class RadosPool:
 
         def fill(operation: Any) -> None:
             operation.omap_cmp(_MARK, "1", self._librados.LIBRADOS_CMPXATTR_OP_EQ)
-            self._objects.set_omap(operation, (key,), (b"",))
+            self._others.set_omap(operation, (key,), (b"",))
 
         self._change(name, fill)
 
@@ -193,7 +213,7 @@ class RadosPool:
 
         def fill(operation: Any) -> None:
             operation.omap_cmp(_MARK, "1", self._librados.LIBRADOS_CMPXATTR_OP_EQ)
-            self._objects.remove_omap_keys(operation, tuple(keys))
+            self._others.remove_omap_keys(operation, tuple(keys))
 
         self._change(name, fill)
 
@@ -211,47 +231,45 @@ class RadosPool:
 
     def _page(self, name: str, after: str) -> list[str]:
         with self._translated(name), self._librados.ReadOpCtx() as operation:
-            rows, _ = self._objects.get_omap_keys(operation, after, KEYS_PER_READ_MAX)
-            self._objects.operate_read_op(operation, name)
+            rows, _ = self._small_reads.get_omap_keys(operation, after, KEYS_PER_READ_MAX)
+            self._small_reads.operate_read_op(operation, name)
             return [key for key, _ in rows]
 
     def _change(self, name: str, fill: Callable[[Any], None], length: int = 0) -> None:
-        with (
-            self._translated(name),
-            self._lasting(CHANGE_TIMEOUT_S, length),
-            self._librados.WriteOpCtx() as operation,
-        ):
+        with self._translated(name), self._moving(length), self._librados.WriteOpCtx() as operation:
             fill(operation)
-            self._objects.operate_write_op(operation, name)
+            self._others.operate_write_op(operation, name)
 
-    def _limit_s(self) -> float:
-        """How long a call may take that begins now."""
-        wanted_s = AWAY_TIMEOUT_S if self._is_away else max(self._longer_s, default=ANSWER_TIMEOUT_S)
-        return min(wanted_s, self._operation_timeout_s)
+    def _limits_s(self) -> tuple[float, float]:
+        """How long a small read and any other call may take that begins now."""
+        others_s = OPERATION_TIMEOUT_S if self._large_calls else CHANGE_TIMEOUT_S
+        wanted_s = (AWAY_TIMEOUT_S, AWAY_TIMEOUT_S) if self._is_away else (ANSWER_TIMEOUT_S, others_s)
+        return min(wanted_s[0], self._operation_timeout_s), min(wanted_s[1], self._operation_timeout_s)
 
     @contextmanager
-    def _lasting(self, limit_s: float, length: int) -> Iterator[None]:
-        """Calls that begin in this block, which moves that number of bytes, may take `limit_s`, or longer."""
-        limit_s = OPERATION_TIMEOUT_S if length >= LARGE_BYTES else limit_s
-        if limit_s <= ANSWER_TIMEOUT_S:
+    def _moving(self, length: int) -> Iterator[None]:
+        """The call in this block writes or reads that number of bytes."""
+        if length < LARGE_BYTES:
             yield
             return
-        with self._changing_limit():
-            self._longer_s.append(limit_s)
+        with self._changing_limits():
+            self._large_calls += 1
         try:
             yield
         finally:
-            with self._changing_limit():
-                self._longer_s.remove(limit_s)
+            with self._changing_limits():
+                self._large_calls -= 1
 
     @contextmanager
-    def _changing_limit(self) -> Iterator[None]:
-        """Change the limit of calls from now on."""
+    def _changing_limits(self) -> Iterator[None]:
+        """Change the limits of calls from now on."""
         with self._lock:
-            before_s = self._limit_s()
+            before_s = self._limits_s()
             yield
-            if self._limit_s() != before_s:
-                self._cluster.conf_set("rados_osd_op_timeout", f"{self._limit_s():g}")
+            limits = zip(self._clusters, self._limits_s(), before_s, strict=False)  # fewer while they connect
+            for cluster, limit_s, former_s in limits:
+                if limit_s != former_s:
+                    cluster.conf_set("rados_osd_op_timeout", f"{limit_s:g}")
 
     @contextmanager
     def _translated(self, name: str, is_pool: bool = False) -> Iterator[None]:
@@ -259,12 +277,12 @@ class RadosPool:
         try:
             yield
             if self._is_away:
-                with self._changing_limit():
+                with self._changing_limits():
                     self._is_away = False
         except self._librados.Error as error:
             number = getattr(error, "errno", None)
             if number == errno.ETIMEDOUT and not self._is_away:
-                with self._changing_limit():
+                with self._changing_limits():
                     self._is_away = True
             where = f"object store: pool {self._pool}" + ("" if is_pool else f": {name}")
             if number in (errno.ENOENT, errno.ECANCELED):  # cancelled: its comparison with the mark failed

@@ -3,13 +3,16 @@
 import sys
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, suppress
 from itertools import count
 from pathlib import Path
+from threading import Event
 
 import pytest
 
 from dieselfs.errors import AlreadyExists, InvalidInput, NotFound, StorageFull, Unavailable
+from dieselfs.limits import LOST_MACHINE_S
 from dieselfs_server.store import rados_pool
 from dieselfs_server.store.rados_pool import (
     ANSWER_TIMEOUT_S,
@@ -38,7 +41,7 @@ MARGIN_S = 8.0
 def pool(ceph: RunningCeph) -> Iterator[RadosPool]:
     pool = RadosPool("data", ceph.conf, USER)
     yield pool
-    for name in ("object", "keys", "other"):
+    for name in ("object", "keys", "other", "new"):
         pool.remove(name)
     pool.close()
 
@@ -125,6 +128,31 @@ def test_later_calls_of_a_hung_cluster_are_given_up_sooner(ceph: RunningCeph) ->
             assert number == 0 or time.monotonic() - started_s < 3 * AWAY_TIMEOUT_S
     assert pool.read("object", 0, 9) == b"content"
     pool.close()
+
+
+def test_a_read_beside_a_large_change_of_a_hung_cluster_is_given_up_as_soon_as_alone(
+    ceph: RunningCeph, pool: RadosPool
+) -> None:
+    is_running = Event()
+
+    class Attributes(list[tuple[str, bytes]]):
+        """The pool asks for them when its limits are those of the change."""
+
+        def __iter__(self) -> Iterator[tuple[str, bytes]]:
+            is_running.set()
+            return super().__iter__()
+
+    pool.replace("other", b"content")
+    with ThreadPoolExecutor(1) as other, ceph.hung():
+        change = other.submit(pool.create, "new", bytes(LARGE_BYTES), Attributes())
+        assert is_running.wait(MARGIN_S)
+        started_s = time.monotonic()
+        with pytest.raises(Unavailable, match="Connection timed out"):
+            pool.read("other", 0, 9)
+        assert time.monotonic() - started_s < LOST_MACHINE_S
+        assert not change.done()
+    change.result()
+    assert (pool.size("new"), pool.read("other", 0, 9)) == (LARGE_BYTES, b"content")
 
 
 def test_what_cannot_be_opened_says_why(ceph: RunningCeph, tmp_path: Path) -> None:
