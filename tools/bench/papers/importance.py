@@ -7,7 +7,7 @@ importance, in memory. Speeds, as figures 8 to 11 have them, are those of these 
 slow store (`load_times`).
 """
 
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from statistics import fmean, pstdev
@@ -38,7 +38,14 @@ from dieselfs.importance.scores import SCORE_UNITS
 SHARES = (0.1, 0.2, 0.5)
 """Of the samples, that the cache has."""
 REPEATS = (1.0, DEFAULT_REPEATS)
-UNIFORM_LRU, UNIFORM_NOPFS, SHADE = "uniform, LRU", "uniform, NoPFS", "SHADE"
+WAYS = UNIFORM_LRU, UNIFORM_NOPFS, SHADE, UNREPEATED = (
+    "uniform, LRU",
+    "uniform, NoPFS",
+    "SHADE",
+    "SHADE, no repetition",
+)
+UNIFORM, BY_BATCH = "uniform: ", "importance of batches: "
+"""What precedes the name of a policy, by the sampling of the requests."""
 SPEED_SHARES = (0.1, 0.25, 0.5, 0.75)
 NEAR = 0.005
 """An accuracy this close to the best of uniform sampling counts as convergence."""
@@ -71,14 +78,15 @@ class BatchLossReader(UniformReader):
 
     def __init__(self, samples: int, batch: int, seed: int) -> None:
         super().__init__(samples, batch, seed)
-        self._weights = np.zeros(samples)
+        self.weights = np.zeros(samples)
+        """By sample: the score."""
         self._consumed: list[list[int]] = []
 
     def steps(self) -> Iterator[tuple[int, list[int]]]:
-        if not self._weights.any():
+        if not self.weights.any():
             batches = super().steps()
         else:
-            weights = np.maximum(self._weights * SCORE_UNITS, 1).astype(np.uint64)
+            weights = np.maximum(self.weights * SCORE_UNITS, 1).astype(np.uint64)
             order = draw(weights, self._seed, self._epoch).tolist()
             batches = (
                 (first, order[first : first + self._batch]) for first in range(0, len(order), self._batch)
@@ -88,33 +96,20 @@ class BatchLossReader(UniformReader):
             yield end, samples
 
     def record(self, losses: Any) -> None:
-        self._weights[self._consumed.pop(0)] = float(np.mean(losses))
+        self.weights[self._consumed.pop(0)] = float(np.mean(losses))
 
 
-def hit_rows(subject: Subject, epochs: int) -> Iterator[Row]:
-    """For each policy its hits at each size of the cache, and relative to LRU under uniform sampling."""
-    samples, batch = len(subject.train.labels), subject.batch
-    uniform = learn(subject, 1, epochs, UniformReader(samples, batch, 1))
-    by_batch = learn(subject, 1, epochs, BatchLossReader(samples, batch, 1))
-    base = {share: _ratio(_simulated(Lru(int(share * samples)), uniform.served)) for share in SHARES}
-
-    def row(name: str, hits_of: Callable[[int], Hits], served: Sequence[Sequence[int]] | None) -> Row:
-        ratios = {share: _ratio(hits_of(int(share * samples))) for share in SHARES}
-        different = "" if served is None else f"{distinct(served[WARM_EPOCHS:], samples):.0%}"
-        cells = {f"hits at {share:.0%}": f"{ratio:.1%}" for share, ratio in ratios.items()}
-        tenth = SHARES[0]
-        return {
-            f"hits, {subject.title}": name,
-            **cells,
-            "x LRU, uniform, at 10%": f"{ratios[tenth] / max(base[tenth], 1e-9):.1f}",
-            "different samples": different,
-        }
-
-    yield row("uniform: LRU", partial(_lru, uniform.served), uniform.served)
-    yield row("uniform: MIN (Belady)", partial(_min, uniform.served), None)
-    yield row("uniform: CoorDL", lambda size: _simulated(NeverEvict(size), uniform.served), None)
-    yield row("uniform: Quiver, emulated", partial(_quiver, uniform.served), None)
-    policies: dict[str, Callable[[int], Hits]] = {
+def policies(
+    uniform: Training, by_batch: Training, samples: int, batch: int
+) -> dict[str, Callable[[int], Hits]]:
+    """By the sampling of the requests and the policy: the hits of a cache, by its size in samples."""
+    over_uniform: dict[str, Callable[[int], Hits]] = {
+        "LRU": partial(_lru, uniform.served),
+        "MIN (Belady)": partial(_min, uniform.served),
+        "CoorDL": lambda size: _simulated(NeverEvict(size), uniform.served),
+        "Quiver, emulated": partial(_quiver, uniform.served),
+    }
+    over_batches: dict[str, Callable[[int], Hits]] = {
         "LRU": partial(_lru, by_batch.served),
         "LFU": lambda size: _simulated(Priority(size), by_batch.served),
         "random": lambda size: _simulated(RandomEviction(size), by_batch.served),
@@ -125,17 +120,43 @@ def hit_rows(subject: Subject, epochs: int) -> Iterator[Row]:
         "Quiver, emulated": partial(_quiver, by_batch.served),
         "MIN (Belady)": partial(_min, by_batch.served),
     }
-    for number, (name, hits_of) in enumerate(policies.items()):
-        yield row(f"importance of batches: {name}", hits_of, None if number else by_batch.served)
+    return {
+        **{f"{UNIFORM}{name}": hits_of for name, hits_of in over_uniform.items()},
+        **{f"{BY_BATCH}{name}": hits_of for name, hits_of in over_batches.items()},
+    }
+
+
+def hit_rows(subject: Subject, epochs: int) -> Iterator[Row]:
+    """For each policy its hits at each size of the cache, and relative to LRU under uniform sampling."""
+    samples, batch = len(subject.train.labels), subject.batch
+    uniform = learn(subject, 1, epochs, UniformReader(samples, batch, 1))
+    by_batch = learn(subject, 1, epochs, BatchLossReader(samples, batch, 1))
+    base = {share: hit_ratio(_simulated(Lru(int(share * samples)), uniform.served)) for share in SHARES}
+
+    def row(name: str, hits_of: Callable[[int], Hits], served: Sequence[Sequence[int]] | None) -> Row:
+        ratios = {share: hit_ratio(hits_of(int(share * samples))) for share in SHARES}
+        different = "" if served is None else f"{distinct(served[WARM_EPOCHS:], samples):.0%}"
+        cells = {f"hits at {share:.0%}": f"{ratio:.1%}" for share, ratio in ratios.items()}
+        tenth = SHARES[0]
+        return {
+            f"hits, {subject.title}": name,
+            **cells,
+            "x LRU, uniform, at 10%": f"{ratios[tenth] / max(base[tenth], 1e-9):.1f}",
+            "different samples": different,
+        }
+
+    first = {f"{UNIFORM}LRU": uniform.served, f"{BY_BATCH}LRU": by_batch.served}
+    for name, hits_of in policies(uniform, by_batch, samples, batch).items():
+        yield row(name, hits_of, first.get(name))
     for repeats in REPEATS:
-        ours = {share: _shade(subject, epochs, share, repeats) for share in SHARES}
+        ours = {share: shade_hits(subject, 1, epochs, share, repeats) for share in SHARES}
         if repeats == 1:  # then requests barely depend on the size of the cache
             served = ours[SHARES[0]][1].served
             yield row("SHADE's draws: LRU", partial(_lru, served), served)
         yield _shade_row(subject, f"SHADE, repeats {repeats:g}", ours, base[SHARES[0]])
-    always = {share: _shade(subject, epochs, share, DEFAULT_REPEATS, False) for share in SHARES}
+    always = {share: shade_hits(subject, 1, epochs, share, DEFAULT_REPEATS, False) for share in SHARES}
     yield _shade_row(subject, f"SHADE, repeats {DEFAULT_REPEATS:g} in every epoch", always, base[SHARES[0]])
-    found = {share: _published(subject, epochs, share) for share in SHARES}
+    found = {share: published_hits(subject, 1, epochs, share) for share in SHARES}
     yield _shade_row(subject, "SHADE as published, repeats 3", found, base[SHARES[0]])
 
 
@@ -168,21 +189,22 @@ class _Counting:
             self._reader.note_accuracy(accuracy)
 
 
-def _shade(
-    subject: Subject, epochs: int, share: float, repeats: float, uses_accuracy: bool = True
+def shade_hits(
+    subject: Subject, seed: int, epochs: int, share: float, repeats: float, uses_accuracy: bool = True
 ) -> tuple[float, Training]:
+    """The hits of a request, with a cache for a share of the samples."""
     samples = len(subject.train.labels)
     reader: Any = _Counting(
-        RankReader(Course(samples, 1, int(share * samples), repeats=repeats), subject.batch), uses_accuracy
+        RankReader(Course(samples, seed, int(share * samples), repeats=repeats), subject.batch), uses_accuracy
     )
-    training = learn(subject, 1, epochs, reader)
+    training = learn(subject, seed, epochs, reader)
     return fmean(reader.ratios[WARM_EPOCHS:]), training
 
 
-def _published(subject: Subject, epochs: int, share: float) -> tuple[float, Training]:
+def published_hits(subject: Subject, seed: int, epochs: int, share: float) -> tuple[float, Training]:
     samples = len(subject.train.labels)
-    reader: Any = _Counting(PublishedReader(samples, subject.batch, 1, int(share * samples)))
-    training = learn(subject, 1, epochs, reader)
+    reader: Any = _Counting(PublishedReader(samples, subject.batch, seed, int(share * samples)))
+    training = learn(subject, seed, epochs, reader)
     return fmean(reader.ratios[WARM_EPOCHS:]), training
 
 
@@ -231,7 +253,7 @@ def _quiver(served: Sequence[Sequence[int]], size: int) -> Hits:
     return [quiver_hits(epoch, cached, size) for epoch in served]
 
 
-def _ratio(hits: Hits) -> float:
+def hit_ratio(hits: Hits) -> float:
     return fmean(fmean(epoch) for epoch in hits[WARM_EPOCHS:])
 
 
@@ -280,7 +302,11 @@ def speed_rows(subject: Subject, epochs: int, seeds: int) -> Iterator[Row]:
 
 
 def speeds(
-    subject: Subject, epochs: int, seeds: int, shares: Sequence[float] = SPEED_SHARES
+    subject: Subject,
+    epochs: int,
+    seeds: int,
+    shares: Sequence[float] = SPEED_SHARES,
+    ways: Collection[str] = WAYS,
 ) -> Iterator[tuple[float, dict[str, list[Speed]], list[float]]]:
     """For each size of the cache, by sampling and cache: the trainings of all seeds. Last, the accuracies at which
     those count as converged, by seed.
@@ -306,12 +332,12 @@ def speeds(
     for share in shares:
         size = int(share * samples)
         runs = {
-            UNIFORM_LRU: simulated(partial(_lru, size=size)),
-            UNIFORM_NOPFS: simulated(partial(nopfs_hits, capacity=size)),
-            SHADE: shade(size, DEFAULT_REPEATS),
-            "SHADE, no repetition": shade(size, 1.0),
+            UNIFORM_LRU: partial(simulated, partial(_lru, size=size)),
+            UNIFORM_NOPFS: partial(simulated, partial(nopfs_hits, capacity=size)),
+            SHADE: partial(shade, size, DEFAULT_REPEATS),
+            UNREPEATED: partial(shade, size, 1.0),
         }
-        yield share, runs, goals
+        yield share, {name: run() for name, run in runs.items() if name in ways}, goals
 
 
 def _speed_cells(speeds: Sequence[Speed], base: Sequence[Speed], goals: Sequence[float]) -> dict[str, str]:

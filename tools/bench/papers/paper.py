@@ -28,7 +28,6 @@ from bench.papers.paper_numbers import (
     PER_PROCESSOR,
     PROCESSOR,
     RATE,
-    THROUGHPUT,
     Compared,
     Comparison,
     Experiment,
@@ -115,25 +114,19 @@ def _opportunistic(folder: Path, scale: Scale, experiments: Sequence[Experiment]
     yield values_of_storing(opportunistic_training(folder, scale, groups_of(experiments, name)), name)
 
 
-def _speeds(folder: Path, scale: Scale, experiments: Sequence[Experiment]) -> Iterator[Values]:
-    from bench.papers import importance
-    from bench.papers.lessons import synthetic
+def _shade(folder: Path, scale: Scale, experiments: Sequence[Experiment]) -> Iterator[Values]:
+    from bench.papers.shade import shade_figures
 
-    samples, epochs = importance.HIT_SAMPLES, importance.SPEED_EPOCHS
-    if scale.is_quick:
-        samples, epochs = importance.QUICK_SAMPLES, importance.QUICK_EPOCHS
-    pattern = pattern_of("importance", experiments)
-    shares = [share for share in importance.SPEED_SHARES if f"{share:.0%}" in pattern]
-    for share, runs, _ in importance.speeds(synthetic(samples), epochs, scale.seeds, shares):
-        for name, of_seeds in runs.items():
-            rates = [speed.times.throughput(importance.WARM_EPOCHS) for speed in of_seeds]
-            yield {("importance", f"cache of {share:.0%}", name): {THROUGHPUT: rates}}
+    name = "importance"
+    wanted = {(each.trial, each.side) for each in measures_of(experiments) if each.benchmark == name}
+    for title, side, values in shade_figures(scale, wanted):
+        yield {(name, title, side): values}
 
 
 COMPUTED: dict[str, Callable[[Path, Scale, Sequence[Experiment]], Iterator[Values]]] = {
     "accuracy": _accuracy,
     "opportunistic_training": _opportunistic,
-    "importance": _speeds,
+    "importance": _shade,
 }
 """What depends on seeds, and not on the machine."""
 
@@ -143,7 +136,7 @@ COMPUTED: dict[str, Callable[[Path, Scale, Sequence[Experiment]], Iterator[Value
 
 def measures_of(experiments: Iterable[Experiment]) -> list[Measure]:
     comparisons = (each for experiment in experiments for each in experiment.comparisons)
-    return [measure for each in comparisons for measure in (each.ours, each.base)]
+    return [measure for each in comparisons for measure in (each.ours, each.base) if measure is not None]
 
 
 def benchmarks_of(experiments: Iterable[Experiment]) -> list[str]:
@@ -219,19 +212,27 @@ def values_of_storing(storing: Storing, name: str = "accuracy") -> Values:
 
 def compared(experiment: Experiment, measured: Values) -> list[Compared]:
     def ratio(comparison: Comparison) -> Ratio | None:
-        ours, base = _rounds(comparison.ours, measured), _rounds(comparison.base, measured)
+        ours = _rounds(comparison.ours, measured)
+        base = _rounds(comparison.base, measured) if comparison.base is not None else (1.0,)
         if not ours or not base or not min(base):
             return None
         return Ratio(median(ours) / median(base), min(ours) / max(base), max(ours) / min(base))
 
     def spent(comparison: Comparison) -> str:
-        both = [each._replace(value=PROCESSOR) for each in (comparison.ours, comparison.base)]
+        both = [each._replace(value=PROCESSOR) for each in (comparison.ours, comparison.base) if each]
         found = [_rounds(each, measured) for each in both]
         return " : ".join(_short(median(each)) if each else "?" for each in found) if any(found) else ""
 
     there = len(os.sched_getaffinity(0))
     return [
-        Compared(each.what, each.paper, ratio(each), spent(each), each.processors * (each.processors > there))
+        Compared(
+            each.what,
+            each.paper,
+            ratio(each),
+            spent(each),
+            each.processors * (each.processors > there),
+            each.base is None,
+        )
         for each in experiment.comparisons
     ]
 
@@ -251,7 +252,7 @@ def rows_of(
     side.
     """
     head, is_whole = f"{experiment.where}: {experiment.title}", True
-    for what, paper, here, spent, lacks in found:
+    for what, paper, here, spent, lacks, is_share in found:
         is_whole = is_whole and here is not None
         yield {
             head: what,
@@ -262,7 +263,7 @@ def rows_of(
             else f"{_short(here.low)} to {_short(here.high)}",
             "here : paper": "" if not paper or here is None else _short(here.median / paper),
             "processor s": spent,
-            SHAPE: _shape(paper, here.median, lacks) if here is not None else "",
+            SHAPE: _shape(paper, here.median, lacks, is_share) if here is not None else "",
         }
     own = [reason for (name, _), reason in reasons.items() if name in benchmarks_of([experiment])]
     unmeasured = "" if is_whole or not own else f"; not measured: {'; '.join(own)}"
@@ -277,11 +278,13 @@ def rows_of(
     }
 
 
-def _shape(paper: float | None, here: float, lacks: int) -> str:
+def _shape(paper: float | None, here: float, lacks: int, is_share: bool) -> str:
     if lacks:
         return f"undecided: needs {lacks} processors"
     if paper is None:
         return ""
+    if is_share:
+        return "other" if _direction(here / paper) else "same"
     return "same" if _direction(paper) == _direction(here) else "other"
 
 

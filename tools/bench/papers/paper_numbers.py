@@ -16,8 +16,6 @@ from bench.storage.servers import CLIENTS, COUNTS
 from bench.storage.snapshot import node_count
 
 RATE, BYTE_RATE, DURATION, ACCURACY = "units a second", "bytes a second", "seconds", "accuracy"
-THROUGHPUT = "images a second"
-"""Of the model of SHADE's loading."""
 PROCESSOR, PER_PROCESSOR = "processor seconds", "units a processor second"
 """Of all processes that take part and are counted."""
 GROUP = "G = "
@@ -47,7 +45,7 @@ class Ratio(NamedTuple):
 
 class Compared(NamedTuple):
     """What came out of a comparison. `here`: None if it was not measured. `spent`: processor seconds of both sides;
-    `lacks`: the processors that it needs, if there are fewer.
+    `lacks`: the processors that it needs, if there are fewer. `is_share`: not a ratio of two sides.
     """
 
     what: str
@@ -55,17 +53,18 @@ class Compared(NamedTuple):
     here: Ratio | None
     spent: str = ""
     lacks: int = 0
+    is_share: bool = False
 
 
 class Comparison(NamedTuple):
-    """A ratio: `paper` (None if the paper prints no numbers), and here that of `ours` to `base`. `processors`: fewer
-    cannot decide it, where readers, rivals, servers or nodes share them.
+    """A ratio: `paper` (None if the paper prints no numbers), and here that of `ours` to `base`, or without a base
+    `ours` itself, a share. `processors`: fewer cannot decide it, where readers, rivals, servers or nodes share them.
     """
 
     what: str
     paper: float | None
     ours: Measure
-    base: Measure
+    base: Measure | None
     processors: int = 1
 
 

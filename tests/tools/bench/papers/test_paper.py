@@ -28,8 +28,9 @@ from bench.papers.paper_numbers import (
 from bench.registry import BENCHMARKS, ONLY_IF_NAMED
 
 PUT = Measure("upload", "of 4,096 bytes", "dieselfs")
-FASTER = Comparison("4 KB", 366.7, PUT, PUT._replace(side=""))
-LOWER = Comparison("lowest", 0.5, Measure("failover", "", "killed", "lowest"), PUT._replace(side=""))
+COPIED = PUT._replace(side="")
+FASTER = Comparison("4 KB", 366.7, PUT, COPIED)
+LOWER = Comparison("lowest", 0.5, Measure("failover", "", "killed", "lowest"), COPIED)
 EXPERIMENT = Experiment("Figure 9, section 6.2", "files written", "one process", (FASTER, LOWER))
 
 
@@ -48,6 +49,12 @@ def test_every_figure_of_the_list_has_an_entry() -> None:
     assert names == ["Table 2", "Figure 6", *(f"Figure {number}" for number in range(9, 16))]
     assert all(re.search(r", section \d\.\d$", experiment.where) for experiment in EXPERIMENTS)
     assert all(experiment.differs and experiment.comparisons for experiment in EXPERIMENTS)
+
+
+def test_papers_have_no_row_twice() -> None:
+    for experiments in (EXPERIMENTS, OTHERS):
+        names = [(each.where, row.what) for each in experiments for row in each.comparisons]
+        assert len({*names}) == len(names)
 
 
 def test_every_measure_belongs_to_a_benchmark_that_can_be_run_alone() -> None:
@@ -106,7 +113,7 @@ def test_processor_seconds_of_both_sides_stand_beside_what_needs_more_processors
     (found,) = compared(many, measured)
     assert found == Compared("4 KB", 366.7, same(4.0), "3 : 1.5", 100_000)
     per_processor = FASTER._replace(
-        ours=FASTER.ours._replace(value=PER_PROCESSOR), base=FASTER.base._replace(value=PER_PROCESSOR)
+        ours=FASTER.ours._replace(value=PER_PROCESSOR), base=COPIED._replace(value=PER_PROCESSOR)
     )
     (found,) = compared(EXPERIMENT._replace(comparisons=(per_processor,)), measured)
     assert found.here == pytest.approx(same(0.5))
@@ -155,6 +162,17 @@ def test_a_table_shows_both_ratios_whether_they_point_the_same_way_and_what_diff
         "| servers | not printed | 2 |  |  | 3.1 : 1.5 | undecided: needs 6 processors |",
         "| *differs:* one process |  |  |  |  |  |  |",
     ]
+
+
+def test_a_share_has_no_base_and_must_be_alike() -> None:
+    """A share below 1 is not slower: a half where the paper has 0.3 is another result."""
+    hits = LOWER._replace(what="hits", paper=0.3, base=None)
+    measured: module.Values = {("failover", "", "killed"): {"lowest": [0.6, 0.5, 0.2]}}
+    experiment = EXPERIMENT._replace(comparisons=(hits, hits._replace(paper=0.55)))
+    found = compared(experiment, measured)
+    assert found[0].here == Ratio(0.5, 0.2, 0.6)
+    assert [row["shape"] for row in rows_of(experiment, found, {})] == ["other", "same", ""]
+    assert module.benchmarks_of([experiment]) == ["failover"]
 
 
 REASONS = {("failover", ""): "failover: not root", ("reading", "lmdb"): "reading, lmdb: of another figure"}
