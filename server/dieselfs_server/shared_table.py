@@ -1,18 +1,20 @@
 """A table in memory, for processes and those that they fork. This module maps memory, and locks a file in memory.
 
-Records have one length each. A key has few places where it may be; if all are taken, the record that the caller gives
-up first gives way. So a table never grows, and a look-up takes microseconds.
+Records have one length each. A key has few places where it may be; if all are taken, the record that the caller
+chooses gives way. So a table never grows, and a look-up takes microseconds.
 """
 
 import fcntl
 import mmap
 import os
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from hashlib import blake2b
 
 KEY_BYTES = 16
+PLACE_BYTES = 4
+"""The first bytes of a key decide its places: keys that begin with the same ones share them."""
 PLACES = 16
 """Places of a key."""
 LOCK_TRIES_MAX = 1000
@@ -31,6 +33,16 @@ def key_of(*parts: str) -> bytes:
     return digest.digest()
 
 
+def least(worth: Callable[[bytes], float]) -> Callable[[Sequence[bytes]], int]:
+    """The value of the least worth gives way."""
+
+    def number(values: Sequence[bytes]) -> int:
+        worths = [*map(worth, values)]
+        return worths.index(min(worths))
+
+    return number
+
+
 class SharedTable:
     """For one thread of each process at a time. The kernel releases the lock of a process that dies."""
 
@@ -46,10 +58,13 @@ class SharedTable:
             return None if place is None else self._value(place)
 
     def change(
-        self, key: bytes, edit: Callable[[bytes | None], bytes | None], worth: Callable[[bytes], float]
+        self,
+        key: bytes,
+        edit: Callable[[bytes | None], bytes | None],
+        gives_way: Callable[[Sequence[bytes]], int],
     ) -> None:
-        """Replace the value of a key by `edit` of it, None for no value. `worth` of a value: the record with the least
-        gives way if the key has no place.
+        """Replace the value of a key by `edit` of it, None for no value. If the key has no place, `gives_way` gets the
+        values that have taken its places, and returns the number of the one that is removed.
         """
         with self._locked():
             place = self._find(key)
@@ -57,13 +72,13 @@ class SharedTable:
             if place is None:
                 if value is None:
                     return
-                place = self._free(key, worth)
+                place = self._free(key, gives_way)
             start = place * self._record_bytes
             record = _EMPTY + bytes(self._record_bytes - KEY_BYTES) if value is None else key + value
             self._memory[start : start + self._record_bytes] = record
 
     def _places(self, key: bytes) -> Iterator[int]:
-        first = int.from_bytes(key[:8], "little")
+        first = int.from_bytes(key[:PLACE_BYTES], "little")
         return ((first + step) % self._records_max for step in range(min(PLACES, self._records_max)))
 
     def _key(self, place: int) -> bytes:
@@ -77,10 +92,10 @@ class SharedTable:
     def _find(self, key: bytes) -> int | None:
         return next((place for place in self._places(key) if self._key(place) == key), None)
 
-    def _free(self, key: bytes, worth: Callable[[bytes], float]) -> int:
+    def _free(self, key: bytes, gives_way: Callable[[Sequence[bytes]], int]) -> int:
         places = [*self._places(key)]
         empty = next((place for place in places if self._key(place) == _EMPTY), None)
-        return min(places, key=lambda place: worth(self._value(place))) if empty is None else empty
+        return places[gives_way([*map(self._value, places)])] if empty is None else empty
 
     @contextmanager
     def _locked(self) -> Iterator[None]:

@@ -23,7 +23,7 @@ from dieselfs.telemetry import catalogue
 from dieselfs.telemetry.registry import Registry
 from dieselfs_server.access.accounts import Caller
 from dieselfs_server.access.users import UserStore
-from dieselfs_server.shared_table import KEY_BYTES, SharedTable, key_of
+from dieselfs_server.shared_table import KEY_BYTES, SharedTable, key_of, least
 
 BURST_S = 1.0
 BUCKETS_MAX = JOBS_MAX = 16_384
@@ -68,7 +68,7 @@ class Rates:
     def join(self, user: str, host: str, dataset: str, job: str) -> None:
         """A node of a job reads `dataset` on the machine `host`."""
         member = _MEMBER.pack(key_of(job), self._clock() + MEMBERSHIP_S)
-        self._members.change(key_of(user, host, dataset), lambda _: member, _until_s)
+        self._members.change(key_of(user, host, dataset), lambda _: member, least(_until_s))
 
     def job_of(self, user: str, host: str, dataset: str) -> str | None:
         """A digest of the name of the job."""
@@ -105,7 +105,7 @@ class Rates:
             wait_s = bucket.take(amount, rate, now_s)
             return _BUCKET.pack(bucket.rate, bucket.level, bucket.now_s)
 
-        self._buckets.change(key, taken, lambda found: _debt_s(found, now_s))
+        self._buckets.change(key, taken, least(lambda found: _debt_s(found, now_s)))
         return wait_s
 
 

@@ -6,7 +6,8 @@ import json
 import secrets
 import struct
 import time
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import astuple
 from functools import partial
@@ -17,7 +18,7 @@ import trio
 from dieselfs.errors import InvalidInput, Unavailable
 from dieselfs.rpc.records import PageLink
 from dieselfs_server.access.accounts import Caller
-from dieselfs_server.shared_table import PLACES, SharedTable, key_of
+from dieselfs_server.shared_table import PLACE_BYTES, PLACES, SharedTable, key_of, least
 from dieselfs_server.web.logins import (
     LINK_S,
     LINKS_MAX,
@@ -36,7 +37,9 @@ _TEXT_BYTES = VALUE_BYTES - _TIMES.size
 
 
 class SharedTokens:
-    """As `web/logins.Tokens`, with callers as values. Of many, those that end first give way."""
+    """As `web/logins.Tokens`, with callers as values. A token begins with characters of its owner, so all tokens of one
+    owner share PLACES places of the table. Few owners have tokens there: the oldest of the owner with most gives way.
+    """
 
     def __init__(
         self,
@@ -49,9 +52,9 @@ class SharedTokens:
 
     def add(self, value: Caller, owner: str, now_s: float) -> str:
         """`now_s` means nothing: trio's clock differs between processes. Raises InvalidInput for an overlong name."""
-        token, now_s = secrets.token_urlsafe(TOKEN_BYTES), self._clock()
+        token, now_s = _characters(owner) + secrets.token_urlsafe(TOKEN_BYTES), self._clock()
         packed = _packed(now_s + self._life_s, now_s, [*astuple(value)])
-        self._table.change(key_of(token), lambda _: packed, _ends_s)
+        self._table.change(_key(token), lambda _: packed, partial(self._gives_way, packed, now_s))
         return token
 
     def find(self, token: str, now_s: float) -> Caller | None:
@@ -70,14 +73,37 @@ class SharedTokens:
             nonlocal caller
             if found is None:
                 return None
-            ends_s, used_s, value = _unpacked(found)
-            if now_s >= ends_s or now_s - used_s >= self._idle_s:
+            if self._has_ended(found, now_s):
                 return None
+            ends_s, _, value = _unpacked(found)
             caller = Caller(*value)
             return _packed(ends_s, now_s, value) if is_kept else None
 
-        self._table.change(key_of(token), used, _ends_s)
+        self._table.change(_key(token), used, least(_ends_s))
         return caller
+
+    def _has_ended(self, record: bytes, now_s: float) -> bool:
+        ends_s, used_s = _TIMES.unpack_from(record)
+        return bool(now_s >= ends_s or now_s - used_s >= self._idle_s)
+
+    def _gives_way(self, new: bytes, now_s: float, records: Sequence[bytes]) -> int:
+        """One that has ended; otherwise the oldest of the owner with most, counted with the new one."""
+        owners = [_name(record) for record in records]
+        counts = Counter([*owners, _name(new)])
+
+        def worth(number: int) -> tuple[bool, int, float]:
+            record = records[number]
+            return not self._has_ended(record, now_s), -counts[owners[number]], _ends_s(record)
+
+        return min(range(len(records)), key=worth)
+
+
+def _characters(owner: str) -> str:
+    return key_of(owner)[:PLACE_BYTES].hex()
+
+
+def _key(token: str) -> bytes:
+    return key_of(token[: 2 * PLACE_BYTES])[:PLACE_BYTES] + key_of(token)[PLACE_BYTES:]
 
 
 def _packed(ends_s: float, used_s: float, value: list[Any]) -> bytes:
@@ -90,6 +116,10 @@ def _packed(ends_s: float, used_s: float, value: list[Any]) -> bytes:
 def _unpacked(record: bytes) -> tuple[float, float, list[Any]]:
     ends_s, used_s = _TIMES.unpack_from(record)
     return ends_s, used_s, json.loads(record[_TIMES.size :])
+
+
+def _name(record: bytes) -> str:
+    return str(_unpacked(record)[2][0])
 
 
 def _ends_s(record: bytes) -> float:
@@ -123,7 +153,7 @@ class SharedPage:
         """Tell the others the URL and the fingerprint of the certificate, until cancelled."""
         while True:
             url, fingerprint = where()
-            self._where.change(key_of("where"), partial(_record_of, url, fingerprint), _ends_s)
+            self._where.change(key_of("where"), partial(_record_of, url, fingerprint), least(_ends_s))
             await trio.sleep(TELL_S)
 
     def where(self) -> tuple[str, bytes]:
