@@ -9,7 +9,7 @@ A damaged chunk is not held. Its extents are fetched one at a time and compared 
 the damaged files fail.
 """
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
@@ -69,14 +69,11 @@ class ChunkCache(TrioCache[Key, memoryview]):
         policy = CachePolicy[Key, memoryview](self._length_bytes, 0, memory_bytes, reserves_in_flight=True)
         super().__init__(policy, self._fetch, name, nursery, timeout_s, fetches_at_once, foreground)
 
-    def lend(self, chunks: Collection[int], length_bytes: int) -> None:
-        """Have room for these chunks, and `length_bytes` for any, in addition to the budget. What was lent before is
-        taken back.
-        """
-        lent_bytes = sum(map(self._length_bytes, chunks)) + length_bytes
-        self.policy.resize_evictable(self._memory_bytes + lent_bytes)
+    def lend(self, length_bytes: int) -> None:
+        """Have this much room in addition to the budget. What was lent before is taken back."""
+        self.policy.resize_evictable(self._memory_bytes + length_bytes)
         if self._buffer_pool is not None:
-            self._buffer_pool.keep_spare(lent_bytes)
+            self._buffer_pool.keep_spare(length_bytes)
 
     def held_extent(self, extent: ExtentRef, start: int, length: int) -> memoryview | None:
         """`length` bytes at `start` of an extent, if they are in memory; counts as a use."""

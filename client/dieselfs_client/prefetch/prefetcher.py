@@ -109,7 +109,7 @@ class Prefetcher:
         self._nursery = nursery
         self._clock = clock
         self._foreground = foreground or Foreground()
-        self._lending = Lending(chunk_cache, nursery, clock)
+        self._lending = Lending(chunk_cache, snapshot.chunk_payload_length, allotment.pinned, nursery, clock)
         self.runs = Runs(
             self.table,
             self.budget,
