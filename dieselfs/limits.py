@@ -102,6 +102,8 @@ REPLY_BYTES_MAX = 1 * GIB
 REPLY_BYTES_PER_USER_MAX = 512 * MIB
 SMALL_REPLY_BYTES = 64 * KIB
 """Replies up to this do not count: there is one for each connection."""
+OPEN_FILE_HELD_BYTES = 256 * KIB
+"""A file that is passed with a reply counts as this much of it, so a server has 2,048 of them open at most."""
 BULK_WAIT_S = 10.0
 """An upload, or a reply, waits this long for its share of these bytes."""
 
@@ -167,6 +169,8 @@ fails within this time. The waits of each way add up to less, by LOST_MACHINE_RE
 """
 LOST_MACHINE_REST_S = 0.2
 """Of it for what a read does beside its waits."""
+OPEN_AHEAD_S = 1.0
+"""A server has this long to open files that a reader needs later, and as long again for its reply."""
 READ_PATIENCE_S = 25.0
 """A read that failed on all servers is retried on all of them until it has taken this long."""
 VERB_PATIENCE_S = 4.0
@@ -301,6 +305,7 @@ assert ATTACHED_PER_REPLY_MAX * (PATH_BYTES_MAX + REPORT_LINE_BYTES_MAX + 512) <
 assert LISTING_ENTRIES_MAX <= REDIS_SCAN_ENTRIES
 assert CHUNK_OBJECT_BYTES_MAX <= BULK_BYTES_PER_USER_MAX < BULK_BYTES_MAX
 assert CHUNK_PAYLOAD_BYTES_MAX <= REPLY_BYTES_PER_USER_MAX < REPLY_BYTES_MAX
+assert SHARED_PAYLOADS_MAX * OPEN_FILE_HELD_BYTES <= CHUNK_PAYLOAD_BYTES_MAX
 assert SMALL_CALL_COST_US < CALL_COST_OF_USER_MAX_US < CALL_COST_MAX_US
 assert TURN_WAIT_S < SERVER_SILENCE_S
 assert BULK_WAIT_S < SERVER_SILENCE_S < BULK_IDLE_TIMEOUT_S
@@ -309,6 +314,7 @@ assert REDIS_PATIENCE_S + REDIS_REQUEST_TIMEOUT_S < REQUEST_TIMEOUT_S
 assert REDIS_PATIENCE_S < SERVER_SILENCE_S  # a server without Redis answers before its client tries another
 assert REDIS_PATIENCE_S + REDIS_REQUEST_TIMEOUT_S < METADATA_AWAY_S
 assert SERVER_SILENCE_S + max(SERVER_GONE_S, CONNECT_TIMEOUT_S) < READ_PATIENCE_S < READ_TIMEOUT_S
+assert 2 * OPEN_AHEAD_S + READ_PATIENCE_S < READ_TIMEOUT_S
 assert READ_GONE_S + ETCD_PATIENCE_S + LOST_MACHINE_REST_S < LOST_MACHINE_S  # 2.0 + 0.5 + 0.2 = 2.7 s
 assert (
     OTHER_CONNECT_TIMEOUT_S + ETCD_PATIENCE_S + LOST_MACHINE_REST_S < LOST_MACHINE_S

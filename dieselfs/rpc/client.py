@@ -10,23 +10,25 @@ from dataclasses import asdict
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from dieselfs.errors import AlreadyExists, Damaged, ProtocolError
+from dieselfs.errors import AlreadyExists, Damaged, DieselfsError, ProtocolError
 from dieselfs.limits import (
     ATTACHED_PER_REPLY_MAX,
     JOB_ANSWER_TIMEOUT_S,
     JOB_INTERVAL_S_MIN,
     LISTING_ENTRIES_MAX,
+    OPEN_AHEAD_S,
     REQUEST_TIMEOUT_S,
     SNAPSHOT_BYTES_MAX,
 )
 from dieselfs.names import split_path
 from dieselfs.net import auth
 from dieselfs.records import DatasetRecord, PendingFile
-from dieselfs.rpc.connection import Connection, read_payload_file, shared_files
+from dieselfs.rpc.connection import Connection
 from dieselfs.rpc.encrypted import cipher_of, keyring, plain_entry, plain_pending
 from dieselfs.rpc.limit_kinds import QuotaRecord, RateRecord, UsageRecord
 from dieselfs.rpc.members import MEMBERSHIP_LIST_BYTES_MAX, JobId, MembershipList, decode_members
 from dieselfs.rpc.methods import METHODS, READER
+from dieselfs.rpc.payload_files import opened_files, read_opened, read_payload_file, shared_files
 from dieselfs.rpc.records import (
     AttachedRecord,
     CheckRecord,
@@ -391,15 +393,22 @@ class ServerClient(ServerConnections):
         length_bytes: int,
         parts: Callable[[], Iterator[memoryview]],
         is_sent: bool = False,
+        ahead: Sequence[bytes] = (),
     ) -> None:
         """Receive the payload of a chunk, unverified, into the buffers of `parts()`. Each buffer is full when the next
         one is requested, or the iterator ends; it may be the same buffer again. A retry calls `parts()` again and
         starts at the first byte.
 
         An own server on this machine passes the descriptor of the chunk's file, if it has files; this process reads
-        the file. `is_sent` makes the server read and send the payload.
+        the file. It also opens the files of the chunks `ahead`, SHARED_PAYLOADS_MAX at most, for later calls; its
+        errors are not raised. `is_sent` makes the server read and send the payload.
         Raises NotFound, Damaged (also if the length differs); then buffers may be partly filled.
         """
+        if ahead:
+            self._open_ahead(dataset, ahead)
+        file = None if is_sent else self._opened.take(chunk_id)
+        if file is not None and read_opened(file, length_bytes, parts):
+            return
         arguments: dict[str, object] = {"dataset": dataset, "chunk_id": chunk_id}
 
         def fetch(connection: Connection, wait_s: float) -> None:
@@ -420,6 +429,22 @@ class ServerClient(ServerConnections):
                 connection.ask("get_payload", arguments, wait_s)
 
         self._with_connection(fetch, METHODS["get_payload"], ask=ask, length_bytes=length_bytes)
+
+    def _open_ahead(self, dataset: str, chunk_ids: Sequence[bytes]) -> None:
+        """Have an own server on this machine open files with one call, over a connection that is idle. Raises nothing:
+        the call for a chunk that has no file here meets the error.
+        """
+        arguments: dict[str, object] = {"dataset": dataset, "chunk_ids": b"".join(chunk_ids)}
+        with suppress(DieselfsError):
+            connection = self._idle_connection()
+            if connection is None:
+                return
+            try:
+                files = opened_files(connection, arguments, OPEN_AHEAD_S)
+            finally:
+                self._give_back(connection)
+            for chunk_id, file in zip(chunk_ids, files, strict=False):
+                self._opened.put(chunk_id, file)
 
     def shared_payloads(self, dataset: str, chunk_ids: bytes, wanted_bytes: int) -> list[SharedFile]:
         """Payloads in memory of an own server on this machine, as `shared_files`. Raises NotFound, Damaged."""

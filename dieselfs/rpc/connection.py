@@ -21,7 +21,6 @@ from dieselfs.limits import (
     LEAST_RATE_BYTES_PER_S,
     MIB,
     REQUEST_TIMEOUT_S,
-    SHARED_PAYLOADS_MAX,
 )
 from dieselfs.net import auth
 from dieselfs.net.address import Address, TcpAddress, UnixAddress
@@ -39,7 +38,7 @@ from dieselfs.rpc.messages import (
     frame,
     frame_length,
 )
-from dieselfs.rpc.records import CopyProgress, SharedFile
+from dieselfs.rpc.records import CopyProgress
 from dieselfs.rpc.wire import Buffer, Wire
 
 if TYPE_CHECKING:  # imported for TCP alone
@@ -333,69 +332,3 @@ def _growing(received: bytearray, length: int) -> Iterator[memoryview]:
         part = memoryview(received)[start:]
         yield part
         part.release()  # else it could not grow
-
-
-def read_payload_file(
-    connection: Connection,
-    arguments: dict[str, object],
-    length_bytes: int,
-    parts: Callable[[], Iterator[memoryview]],
-    timeout_s: float,
-) -> bool:
-    """Read the payload that `arguments` name, of `length_bytes`, into the buffers of `parts()`, from the file that a
-    server on this machine opens. False if the server has to send it instead.
-
-    The server passes a descriptor; the kernel copies the payload from the page cache. The caller verifies it.
-    `timeout_s` bounds the wait for the server; the time of the file system is not bounded. Raises the server's refusal,
-    ProtocolError, Unavailable. The file is always closed. After False or an error, buffers may be partly filled.
-    """
-    reply, descriptors = connection.call_for_files("open_payload", arguments, timeout_s)
-    connection.gives_files = reply.is_file
-    if not descriptors:
-        return False
-    (descriptor,) = descriptors
-    try:
-        if reply.length != length_bytes:
-            return False
-        # One read from the disk: windows of read-ahead take twice the time, and twice the processor time.
-        os.posix_fadvise(descriptor, reply.start, length_bytes, os.POSIX_FADV_WILLNEED)
-        offset = reply.start
-        for part in parts():
-            if not _read_all(descriptor, offset, part):
-                return False
-            offset += len(part)
-        return True
-    except OSError:
-        return False
-    finally:
-        os.close(descriptor)
-
-
-def shared_files(connection: Connection, arguments: dict[str, object], timeout_s: float) -> list[SharedFile]:
-    """The payloads that a server shares, as `share_payloads` of the protocol; the caller closes their descriptors. None
-    of a server that is not a process of this user or of root on this machine. Raises as `Connection.call`.
-    """
-    if not connection.gives_files or not connection.is_of_own_user:
-        return []
-    reply, descriptors = connection.call_for_files(
-        "share_payloads", arguments, timeout_s, SHARED_PAYLOADS_MAX
-    )
-    # Fewer descriptors than payloads: this process has none left. More: the server is not what it seems.
-    files = [
-        SharedFile(each.place, each.length, each.digest, each.is_kept, descriptor)
-        for each, descriptor in zip(reply.payloads, descriptors, strict=False)
-    ]
-    for descriptor in descriptors[len(files) :]:
-        os.close(descriptor)
-    return files
-
-
-def _read_all(descriptor: int, offset: int, destination: memoryview) -> bool:
-    """Fill `destination` from `offset`; False if the file ends before."""
-    while destination:
-        size = os.preadv(descriptor, [destination], offset)
-        if size == 0:
-            return False
-        offset += size
-        destination = destination[size:]
-    return True

@@ -83,6 +83,11 @@ struct PayloadFile {
   3: required i64 length
 }
 
+/** As many descriptors come with the reply, in this order. */
+struct PayloadFiles {
+  1: required list<PayloadFile> files
+}
+
 /**
  * A payload in sealed memory, whose descriptor comes with this reply. `place`: of its chunk in the request. `digest`: of
  * the payload; the server has verified it. `is_kept`: it stays in the memory of the server while that has readers of the
@@ -400,6 +405,11 @@ service ChunkServer extends Handshake {
    * payload, open for reading. Only for trusted callers, on a Unix socket.
    */
   PayloadFile open_payload(1: string dataset, 2: binary chunk_id) throws (1: Refusal refusal)
+  /**
+   * The same for chunks that the caller needs next, of which this one call opens the first ones: those before the first
+   * that has no file in this store, or cannot be opened. `chunk_ids`: 16 bytes each, at most 64.
+   */
+  PayloadFiles open_payloads(1: string dataset, 2: binary chunk_ids) throws (1: Refusal refusal)
   /**
    * Payloads in memory that is shared with the caller: the first byte of the reply carries their descriptors
    * (SCM_RIGHTS). `chunk_ids`: 16 bytes each, at most 64. The first one is shared if it is in memory, or worth it for a

@@ -133,6 +133,11 @@ def _payload_cost(_: Any) -> int:
     return STEP + CHUNK_TARGET_BYTES // READ_BYTES_PER_US
 
 
+def _opened_cost(arguments: Any) -> int:
+    """That of as many calls that open one file."""
+    return STEP * (len(arguments.chunk_ids) // 16 + 1)
+
+
 def _shared_cost(arguments: Any) -> int:
     wanted_bytes: int = arguments.wanted_bytes
     return STEP + min(max(wanted_bytes, 0), CHUNK_OBJECT_BYTES_MAX) // READ_BYTES_PER_US
@@ -255,6 +260,7 @@ _SERVER = (
     Method("get_snapshot", None, READ, BUILD, REPEATABLE, ORDINARY, SMALL, START, None),
     Method("get_payload", None, READ, SHORT, REPEATABLE, READER, SMALL, _payload_cost, None),
     Method("open_payload", None, READ, SHORT, REPEATABLE, READER, SMALL, STEP, None),
+    Method("open_payloads", None, READ, SHORT, REPEATABLE, READER, SMALL, _opened_cost, None),
     Method("share_payloads", None, READ, SHORT, REPEATABLE, READER, SMALL, _shared_cost, None),
     Method("get_ranges", None, READ, SHORT, REPEATABLE, READER, RANGES, _ranges_cost, None),
     Method("get_block_checksums", None, READ, SHORT, REPEATABLE, READER, SMALL, _payload_cost, None),

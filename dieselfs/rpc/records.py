@@ -19,6 +19,14 @@ class RemoteEntry(NamedTuple):
     target: bytes
 
 
+class PayloadFile(NamedTuple):
+    """A file of the server with a payload, `length` bytes from `start` on; `descriptor` belongs to the receiver."""
+
+    descriptor: int
+    start: int
+    length: int
+
+
 class SharedFile(NamedTuple):
     """A payload in memory of the server: `descriptor` is of sealed memory, and belongs to the receiver. `place`: of the
     chunk in the request; `digest`: of the payload, which the server has verified; `is_kept`: the server keeps it.

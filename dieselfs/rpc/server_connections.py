@@ -29,6 +29,7 @@ from dieselfs.rpc.connection import Connection, connected, first_to_answer
 from dieselfs.rpc.endpoints import Tries, open_endpoints
 from dieselfs.rpc.hedging import Hedging, kind_of
 from dieselfs.rpc.methods import READER, Method
+from dieselfs.rpc.payload_files import OpenedFiles
 from dieselfs.settings.table import OFF, Settings
 
 EMBEDDED_TRIES_MAX = 3
@@ -56,6 +57,7 @@ class ServerConnections:
         self._endpoints = open_endpoints(self.address, settings.etcd, start, settings.patience_s)
         self._idle: list[Connection] = []
         self._hedging = Hedging()
+        self._opened = OpenedFiles()  # by chunk ID
         self._is_closed = False
         renew_after_fork(self)
 
@@ -69,12 +71,13 @@ class ServerConnections:
         self._endpoints.patience_s = patience_s
 
     def close(self) -> None:
-        """Close the idle connections; calls in flight complete."""
+        """Close the idle connections, and files that were opened ahead; calls in flight complete."""
         with self._lock:
             self._is_closed = True
             idle, self._idle = self._idle, []
         for connection in idle:
             connection.close()
+        self._opened.close()
 
     @property
     def servers_pins(self) -> tuple[bytes, ...]:
@@ -143,14 +146,18 @@ class ServerConnections:
 
     def _take(self, tries: Tries) -> tuple[Connection, bool]:
         """`(connection, whether it is a new one)`."""
+        connection = None if tries.has_failed else self._idle_connection()
+        return (self._connect(tries), True) if connection is None else (connection, False)
+
+    def _idle_connection(self) -> Connection | None:
         key = self._access.current().key
         with self._lock:
-            while self._idle and not tries.has_failed:
+            while self._idle:
                 connection = self._idle.pop()
                 if connection.is_idle and connection.key is key:
-                    return connection, False
+                    return connection
                 connection.close()
-        return self._connect(tries), True
+        return None
 
     def _close_idle(self, server: Address) -> None:
         """A connection to `server` failed: its idle ones would fail too, each after its own timeout."""

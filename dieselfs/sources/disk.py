@@ -185,8 +185,11 @@ def node_source(
     disk: str | None,
     disk_size_bytes: int = 0,
     metrics: Registry | None = None,
+    is_of_job: bool = False,
 ) -> ServerSource:
-    """The source of a snapshot's bytes: with the folder `disk`, a `DiskSource`; otherwise servers alone."""
+    """The source of a snapshot's bytes: with the folder `disk`, a `DiskSource`; otherwise servers alone. Of a job, each
+    chunk leaves the servers once: they open no files that are perhaps not read.
+    """
     if not disk:
-        return ServerSource(client, snapshot, metrics)
+        return ServerSource(client, snapshot, metrics, opens_ahead=not is_of_job)
     return DiskSource(client, snapshot, disk, disk_size_bytes, metrics)

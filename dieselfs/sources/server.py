@@ -5,6 +5,7 @@ of its extent. A mismatch is fetched once more, and then raises Damaged.
 """
 
 import os
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from threading import Lock
 from typing import NamedTuple
@@ -33,6 +34,15 @@ PART_BYTES = 512 * KIB
 bytes arrive meanwhile.
 """
 
+AHEAD_CHUNKS = 16
+"""The files of this number of chunks are opened with one call for a reader of chunks in their order."""
+AHEAD_LEAD = 4
+"""How many chunks before these: others of the run are being fetched meanwhile, in any order within this distance."""
+RUN_CHUNKS = 3
+"""A run is there if at least this number of the AHEAD_LEAD chunks before have been fetched lately."""
+LAST_CHUNKS = 256
+"""Limit of chunks that are remembered as fetched, so that they are not opened again."""
+
 CHECKSUMS_KEPT = 4096
 """Limit of chunks whose block checksums are kept: 2 KiB for a chunk of 4 MiB."""
 
@@ -47,7 +57,14 @@ class SharedMemory(NamedTuple):
 class ServerSource:
     """Fetches and verifies payloads and extents of one snapshot. Blocks; safe to use from several threads."""
 
-    def __init__(self, client: ServerClient, snapshot: Snapshot, metrics: Registry | None = None) -> None:
+    def __init__(
+        self,
+        client: ServerClient,
+        snapshot: Snapshot,
+        metrics: Registry | None = None,
+        opens_ahead: bool = False,
+    ) -> None:
+        """`opens_ahead`: an own server on this machine may open files of chunks that are perhaps not read."""
         self.snapshot = snapshot
         self.metrics = metrics = metrics or Registry()
         """What reading this snapshot comes to, in this process."""
@@ -55,6 +72,8 @@ class ServerSource:
         self._client = client
         self._lock = Lock()
         self._checksums: dict[int, Checksums] = {}  # of blocks, by chunk; the last used at the end
+        self._opens_ahead = opens_ahead
+        self._last: deque[int] = deque(maxlen=LAST_CHUNKS)  # fetched whole; changed in single steps
         renew_after_fork(self)
 
     def after_fork(self) -> None:
@@ -122,18 +141,33 @@ class ServerSource:
         come here. Raises as `fetch_chunk`.
         """
         chunk_id, length_bytes = self.snapshot.chunk_id(chunk), self.snapshot.chunk_payload_length(chunk)
+        ahead = self._chunks_ahead(chunk) if self._opens_ahead else ()
         for number in range(FETCHES_MAX):
             # A local file may be damaged where the server has another copy.
             with METER.timed("server", but=["verification"]):
                 self._client.payload_in_parts(
-                    self.snapshot.dataset, chunk_id, length_bytes, parts, is_sent=number > 0
+                    self.snapshot.dataset, chunk_id, length_bytes, parts, is_sent=number > 0, ahead=ahead
                 )
+            ahead = ()
             self.count_received(length_bytes)
             if digest.digest() == self.snapshot.chunk_digest(chunk):
                 return
         raise Damaged(
             f"chunk {chunk_name(chunk_id)} of {self.snapshot.dataset}: digest of the payload does not match"
         )
+
+    def _chunks_ahead(self, chunk: int) -> Sequence[bytes]:
+        """The IDs of the next AHEAD_CHUNKS chunks, once, when a run of chunks comes near them."""
+        first = chunk + AHEAD_LEAD
+        nexts: list[int] = []
+        if first % AHEAD_CHUNKS == 0:
+            last = [*self._last.copy()]
+            run = {each for each in last[-2 * AHEAD_LEAD :] if 0 < chunk - each <= AHEAD_LEAD}
+            if len(run) >= RUN_CHUNKS:
+                following = range(first, min(first + AHEAD_CHUNKS, self.snapshot.chunk_count))
+                nexts = [each for each in following if each not in last]
+        self._last.append(chunk)
+        return [*map(self.snapshot.chunk_id, nexts)]
 
     def shared(self, chunks: Sequence[int], wanted_bytes: int) -> dict[int, SharedMemory]:
         """Payloads that an own server on this machine shares, by chunk: the first if it is in memory, or worth it for

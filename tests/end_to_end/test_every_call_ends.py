@@ -76,7 +76,7 @@ METHODS: dict[str, Callable[[Any], object]] = {
     "pending_file": lambda client: client.pending_file("d", b"f"),
     "snapshot": lambda client: client.snapshot("d"),
     "payload_in_parts": lambda client: client.payload_in_parts(
-        "d", _CHUNK, 10, lambda: iter((memoryview(bytearray(10)),))
+        "d", _CHUNK, 10, lambda: iter((memoryview(bytearray(10)),)), ahead=[_CHUNK]
     ),
     "ranges": lambda client: client.ranges("d", _CHUNK, np.array([[0, 1]], np.uint32)),
     "shared_payloads": lambda client: client.shared_payloads("d", _CHUNK, 1),

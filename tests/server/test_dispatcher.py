@@ -1,39 +1,51 @@
 """Memory of replies: taken from a budget before it is, given back when the client has received them, or is too slow."""
 
 import errno
+import os
 import random
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from functools import partial
 from itertools import count
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 import trio
-from trio.testing import MockClock
+from trio.testing import MockClock, wait_all_tasks_blocked
 
 from dieselfs.errors import NotFound, Unavailable
 from dieselfs.limits import (
     BULK_IDLE_TIMEOUT_S,
     BULK_WAIT_S,
+    CHUNK_PAYLOAD_BYTES_MAX,
     LEAST_RATE_BYTES_PER_S,
     MIB,
+    OPEN_FILE_HELD_BYTES,
     REPLY_BYTES_MAX,
     REPLY_BYTES_PER_USER_MAX,
+    SHARED_PAYLOADS_MAX,
     SMALL_REPLY_BYTES,
 )
 from dieselfs.rpc.messages import decode_reply, encode_call, thrift
 from dieselfs.rpc.serving.connection import ClientConnection, Pace
 from dieselfs.rpc.serving.handshake import Identity
 from dieselfs.telemetry.registry import Registry
+from dieselfs_server import dispatcher
 from dieselfs_server.access.users import UserStore
 from dieselfs_server.call import Call, Reply
 from dieselfs_server.dispatcher import Dispatcher
+from dieselfs_server.handlers.reading import ReadCalls
 from dieselfs_server.logs import RecentFailures
 from dieselfs_server.service import Service
+from dieselfs_server.store.interface import OpenPayload
 from dieselfs_server.store.memory import MemoryStore
 from dieselfs_server.store.wrapper import HANGS_S, RetryingStore, RetryPolicy
+from tests.support.descriptors import descriptor_count
 
 GET_PAYLOAD = encode_call("get_payload", 1, {"dataset": "d", "chunk_id": bytes(16)})
+OPEN_PAYLOADS = encode_call(
+    "open_payloads", 1, {"dataset": "d", "chunk_ids": bytes(16 * SHARED_PAYLOADS_MAX)}
+)
 
 
 class _Reader:
@@ -51,6 +63,9 @@ class _Reader:
         self.is_waiting.set()
         await self.is_to_take.wait()
         self.sent.append(message)
+
+    async def send_with_files(self, message: bytes, descriptors: Sequence[int], length: int) -> None:
+        await self.send(message)
 
 
 class _Server:
@@ -77,8 +92,11 @@ class _Server:
         self.taken += 1
         return Reply(thrift.Bulk(bulk_length=self._payload_bytes), [_Long(self._payload_bytes)])
 
-    async def answer(self, reader: Any, user: str, message: bytes = GET_PAYLOAD) -> None:
-        await self._dispatcher.answer(cast(ClientConnection, reader), Identity(user, "k"), message)
+    async def answer(
+        self, reader: Any, user: str, message: bytes = GET_PAYLOAD, is_trusted: bool = False
+    ) -> None:
+        caller = Identity(user, "k", is_trusted)
+        await self._dispatcher.answer(cast(ClientConnection, reader), caller, message)
 
 
 class _Long(bytes):
@@ -124,6 +142,41 @@ def test_replies_of_a_user_who_takes_none_use_a_bounded_share() -> None:
         assert decode_reply("get_payload", 1, late.sent[1]).bulk_length == payload_bytes
 
     trio.run(scenario, clock=MockClock(autojump_threshold=0))
+
+
+def test_clients_that_take_no_files_keep_a_bounded_number_open(monkeypatch: pytest.MonkeyPatch) -> None:
+    files_max = CHUNK_PAYLOAD_BYTES_MAX // OPEN_FILE_HELD_BYTES
+
+    async def dataset_id(call: Call) -> bytes:
+        call.is_allowed = True
+        return bytes(16)
+
+    async def open_ahead(_: bytes, chunk_ids: Sequence[bytes]) -> list[OpenPayload]:
+        return [OpenPayload(os.open(os.devnull, os.O_RDONLY), 0, 1) for _ in chunk_ids]
+
+    async def scenario() -> None:
+        server, before = _Server(0), descriptor_count()
+        calls = SimpleNamespace(
+            executor=SimpleNamespace(open_ahead=open_ahead), sent_payload_bytes=SimpleNamespace(value=0)
+        )
+        server.service.handlers["open_payloads"] = partial(ReadCalls.open_payloads, cast(ReadCalls, calls))
+        slow = [_Reader() for _ in range(2 * files_max // SHARED_PAYLOADS_MAX)]
+        async with trio.open_nursery() as nursery:
+            for reader in slow:
+                nursery.start_soon(server.answer, reader, "", OPEN_PAYLOADS, True)
+            await wait_all_tasks_blocked()
+            assert descriptor_count() - before <= files_max
+            assert sum(reader.is_waiting.is_set() for reader in slow) == len(slow) // 2
+            for reader in slow:
+                reader.is_to_take.set()
+        assert descriptor_count() == before
+        replies = [decode_reply("open_payloads", 1, reader.sent[0]) for reader in slow]
+        assert all(len(reply.files) == SHARED_PAYLOADS_MAX for reply in replies)
+
+    # More would need more descriptors than some systems allow.
+    monkeypatch.setattr(dispatcher, "REPLY_BYTES_PER_USER_MAX", CHUNK_PAYLOAD_BYTES_MAX)
+    monkeypatch.setattr(Call, "dataset_id", dataset_id)
+    trio.run(scenario, clock=MockClock(autojump_threshold=1))
 
 
 def test_small_replies_do_not_count() -> None:

@@ -114,7 +114,12 @@ class Service:
         if self.client is not None:
             options = self.options
             self.source = self.reader = node_source(
-                self.client, self.snapshot, options.disk, options.disk_size_bytes, self.metrics
+                self.client,
+                self.snapshot,
+                options.disk,
+                options.disk_size_bytes,
+                self.metrics,
+                is_of_job=options.job is not None,
             )
         self.published_metrics = PublishedMetrics(self.metrics, {}, History(self.metrics))
         """The daemon sets its labels."""

@@ -15,6 +15,7 @@ from dieselfs.limits import (
     INLINE_FILE_BYTES_MAX,
     LISTING_BYTES_MAX,
     LISTING_ENTRIES_MAX,
+    OPEN_FILE_HELD_BYTES,
     RANGES_PER_REQUEST_MAX,
     SHARED_PAYLOADS_MAX,
     SNAPSHOT_BASES_MAX,
@@ -133,18 +134,17 @@ class ReadCalls:
         self.sent_payload_bytes.value += file.length
         return Reply(thrift.PayloadFile(is_file=True, start=file.start, length=file.length), files=[file])
 
-    async def share_payloads(self, call: Call) -> Reply:
-        packed = call.arguments.chunk_ids
-        if not call.caller.is_trusted:
-            raise AccessDenied(
-                "share_payloads needs a Unix socket and the server's own user; use get_payload"
-            )
-        if len(packed) % CHUNK_ID_BYTES or not 0 < len(packed) <= CHUNK_ID_BYTES * SHARED_PAYLOADS_MAX:
-            raise InvalidInput(
-                f"{len(packed)} bytes are not the IDs of 1 to {SHARED_PAYLOADS_MAX} chunks of {CHUNK_ID_BYTES} bytes"
-            )
+    async def open_payloads(self, call: Call) -> Reply:
+        chunk_ids = await _chunk_ids_of_trusted(call)
         dataset_id = await call.dataset_id()
-        chunk_ids = [packed[at : at + CHUNK_ID_BYTES] for at in range(0, len(packed), CHUNK_ID_BYTES)]
+        files = await self.executor.open_ahead(dataset_id, chunk_ids)
+        self.sent_payload_bytes.value += sum(file.length for file in files)
+        found = [thrift.PayloadFile(is_file=True, start=file.start, length=file.length) for file in files]
+        return Reply(thrift.PayloadFiles(files=found), files=files)
+
+    async def share_payloads(self, call: Call) -> Reply:
+        chunk_ids = await _chunk_ids_of_trusted(call)
+        dataset_id = await call.dataset_id()
         found = [await self.shared.get(dataset_id, chunk_ids[0], call.arguments.wanted_bytes)]
         found += [self.shared.kept(dataset_id, chunk_id) for chunk_id in chunk_ids[1:]]
         payloads: list[object] = []
@@ -199,6 +199,22 @@ class ReadCalls:
             span = np.array([(extent.offset, extent.length)], np.int64)
             content += await self.executor.ranges(dataset.dataset_id, extent.chunk_id, span)
         return b"".join(content)
+
+
+async def _chunk_ids_of_trusted(call: Call) -> list[bytes]:
+    """The chunks that a call for descriptors names, which are held until the client has received them. Raises
+    AccessDenied, InvalidInput, and Unavailable if other clients do not receive theirs.
+    """
+    if not call.caller.is_trusted:
+        raise AccessDenied(f"{call.method} needs a Unix socket and the server's own user; use get_payload")
+    packed = call.arguments.chunk_ids
+    if len(packed) % CHUNK_ID_BYTES or not 0 < len(packed) <= CHUNK_ID_BYTES * SHARED_PAYLOADS_MAX:
+        raise InvalidInput(
+            f"{len(packed)} bytes are not the IDs of 1 to {SHARED_PAYLOADS_MAX} chunks of {CHUNK_ID_BYTES} bytes"
+        )
+    chunk_ids = [packed[at : at + CHUNK_ID_BYTES] for at in range(0, len(packed), CHUNK_ID_BYTES)]
+    await call.hold(len(chunk_ids) * OPEN_FILE_HELD_BYTES)
+    return chunk_ids
 
 
 def page_of(records: Sequence[FileRecord]) -> Sequence[FileRecord]:

@@ -11,8 +11,8 @@ placement (`open_payload`), and provenance (a snapshot, which has the place of e
 
 import math
 import os
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Generic, TypeVar
@@ -392,6 +392,11 @@ class RequestExecutor:
                 open_payload, self._store, dataset_id, chunk_id, self._sources, limiter=self._threads
             )
 
+    async def open_ahead(self, dataset_id: bytes, chunk_ids: Sequence[bytes]) -> list[OpenPayload]:
+        """As `open_payload`, of the chunks before the first that is not a whole file of this store. Raises nothing."""
+        async with self._tokens:
+            return await in_thread(open_ahead, self._store, dataset_id, chunk_ids, limiter=self._threads)
+
     async def ranges(
         self, dataset_id: bytes, chunk_id: bytes, ranges: Ranges, cut: Cut = cut_ranges
     ) -> list[memoryview]:
@@ -463,11 +468,25 @@ def _verified_checksums(preamble: Preamble, payload: memoryview) -> bytes:
     return block_checksums(payload).astype("<u8").tobytes()
 
 
+def open_ahead(store: ObjectStore, dataset_id: bytes, chunk_ids: Sequence[bytes]) -> list[OpenPayload]:
+    """Open files as `open_payload`, up to the first chunk that has none, is attached, or cannot be read. Blocks."""
+    opened: list[OpenPayload] = []
+    with ExitStack() as stack:
+        with suppress(DieselfsError):
+            for chunk_id in chunk_ids:
+                payload = open_payload(store, dataset_id, chunk_id, None)
+                if payload is None:
+                    break
+                opened.append(stack.enter_context(payload))
+        stack.pop_all()
+    return opened
+
+
 def open_payload(
-    store: ObjectStore, dataset_id: bytes, chunk_id: bytes, sources: Sources
+    store: ObjectStore, dataset_id: bytes, chunk_id: bytes, sources: Sources | None
 ) -> OpenPayload | None:
     """Open the file with the payload of a chunk, which is the source of an attached one; None if the store has no
-    files. Blocks.
+    files, or without `sources` for an attached one. Blocks.
 
     Raises NotFound, Damaged, Unavailable, with nothing left open. Does not check that the payload is complete.
     """
@@ -479,6 +498,9 @@ def open_payload(
         preamble = decode_preamble(os.pread(descriptor, PREAMBLE_BYTES, 0), source, chunk_id)
         if not preamble.is_attached:
             return OpenPayload(descriptor, preamble.payload_start, preamble.payload_length, source)
+        if sources is None:
+            os.close(descriptor)
+            return None
         packed = os.pread(descriptor, preamble.header_length, PREAMBLE_BYTES)
         attached = decode_header(preamble, packed, source, dataset_id).source
     except BaseException as error:

@@ -18,8 +18,11 @@ from dieselfs.errors import AccessDenied, Damaged, InvalidInput, NotFound
 from dieselfs.limits import SHARED_PAYLOADS_MAX
 from dieselfs.net.address import parse_address
 from dieselfs.net.auth import read_key_file
-from dieselfs.rpc.connection import Connection, connected, read_payload_file, shared_files
+from dieselfs.rpc.client import ServerClient
+from dieselfs.rpc.connection import Connection, connected
 from dieselfs.rpc.messages import encode_reply, frame, thrift
+from dieselfs.rpc.payload_files import OpenedFiles, read_payload_file, shared_files
+from dieselfs.rpc.records import PayloadFile
 from dieselfs.sources.server import ServerSource
 from tests.support.descriptors import descriptor_count
 from tests.support.server import RunningServer, receive_payload, running_server
@@ -215,7 +218,77 @@ def test_nobody_else_gets_shared_memory(server: RunningServer) -> None:
 def test_a_request_for_too_many_chunks_is_refused(connection: Connection, chunk_ids: bytes) -> None:
     with pytest.raises(InvalidInput, match="chunks"):
         connection.call("share_payloads", {"dataset": "data", "chunk_ids": chunk_ids, "wanted_bytes": 1})
+    with pytest.raises(InvalidInput, match="chunks"):
+        connection.call("open_payloads", {"dataset": "data", "chunk_ids": chunk_ids})
     assert connection.is_open
+
+
+def open_ahead(client: ServerClient, chunk_id: bytes) -> None:
+    """Read a chunk, and have its file opened for a second read."""
+    client.dataset("data")  # a connection that is idle
+    room = memoryview(bytearray(len(PAYLOAD)))
+    client.payload_in_parts(
+        "data", chunk_id, len(PAYLOAD), lambda: iter((room,)), is_sent=True, ahead=[chunk_id]
+    )
+
+
+def test_files_that_are_opened_ahead_are_read_without_another_call(server: RunningServer) -> None:
+    ids = [store_chunk(server) for _ in range(3)]
+    client = server.client()
+    calls = client.status().metrics["rpc.requests"]
+    descriptors = descriptor_count()
+    first = memoryview(received := bytearray(len(PAYLOAD)))
+    client.payload_in_parts(
+        "data", ids[0], len(PAYLOAD), lambda: iter((first,)), ahead=[*ids, bytes(16), ids[0]]
+    )
+    assert received == PAYLOAD
+    assert descriptor_count() == descriptors + 2, "those before the chunk that is missing"
+    for chunk_id in ids[1:]:
+        receive_payload(client, "data", chunk_id, memoryview(received := bytearray(len(PAYLOAD))))
+        assert received == PAYLOAD
+    assert descriptor_count() == descriptors
+    assert client.status().metrics["rpc.requests"] == calls + 2  # one for all, and this one
+    assert not open_chunks(server)
+    client.close()
+
+
+def test_a_file_that_was_opened_ahead_and_cut_off_is_asked_for_again(server: RunningServer) -> None:
+    chunk_id = store_chunk(server)
+    client = server.client()
+    open_ahead(client, chunk_id)
+    path = chunk_file(server, chunk_id)
+    content = path.read_bytes()
+    os.truncate(path, len(content) - 1)
+    path.unlink()
+    path.write_bytes(content)
+    receive_payload(client, "data", chunk_id, memoryview(received := bytearray(len(PAYLOAD))))
+    assert received == PAYLOAD
+    client.close()
+
+
+def test_files_beyond_the_limit_are_closed(server: RunningServer) -> None:
+    before = descriptor_count()
+    opened = OpenedFiles(files_max=2)
+    for key in (1, 2, 2, 3):
+        opened.put(key, PayloadFile(os.open("/dev/null", os.O_RDONLY), 0, 0))
+    assert descriptor_count() == before + 2 and opened.take(1) is None
+    opened.close()
+    opened.put(4, PayloadFile(os.open("/dev/null", os.O_RDONLY), 0, 0))
+    assert descriptor_count() == before
+
+
+def test_nobody_else_gets_files_ahead(server: RunningServer) -> None:
+    chunk_id, key_file = store_chunk(server), server.user("runner", data="read")
+    for address in (server.tcp, server.unix):
+        connection = connect(address, key_file)
+        with closing(connection), pytest.raises(AccessDenied, match="get_payload"):
+            connection.call("open_payloads", {"dataset": "data", "chunk_ids": chunk_id})
+    before = descriptor_count()
+    with closing(server.client(key_file)) as client:
+        open_ahead(client, chunk_id)  # it does not ask
+        receive_payload(client, "data", chunk_id, memoryview(received := bytearray(len(PAYLOAD))))
+        assert received == PAYLOAD
+    assert descriptor_count() == before
 
 
 def test_what_was_opened_counts_as_sent(server: RunningServer) -> None:

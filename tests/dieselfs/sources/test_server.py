@@ -1,7 +1,7 @@
 """Payloads as segments: received in parts, and nothing but what was asked for."""
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import hypothesis
@@ -13,12 +13,16 @@ from hypothesis import strategies as st
 
 from dieselfs.chunk.blocks import BLOCK_BYTES, block_range, bytes_of
 from dieselfs.dataset import Dataset
-from dieselfs.errors import Damaged
+from dieselfs.errors import Damaged, Unavailable
 from dieselfs.limits import MIB
+from dieselfs.rpc import client as client_module
 from dieselfs.rpc.client import ServerClient
+from dieselfs.rpc.connection import Connection
+from dieselfs.rpc.records import PayloadFile
 from dieselfs.settings import Settings
+from dieselfs.sources.disk import node_source
 from dieselfs.sources.interface import Slices
-from dieselfs.sources.server import FETCHES_MAX, PART_BYTES, ServerSource, is_intact
+from dieselfs.sources.server import AHEAD_CHUNKS, FETCHES_MAX, PART_BYTES, ServerSource, is_intact
 from tests.support.descriptors import descriptor_count
 from tests.support.server import RunningServer, running_server
 
@@ -39,6 +43,7 @@ class DamagingClient(ServerClient):
         length_bytes: int,
         parts: Callable[[], Iterator[memoryview]],
         is_sent: bool = False,
+        ahead: Sequence[bytes] = (),
     ) -> None:
         def damaged_parts() -> Iterator[memoryview]:
             for number, part in enumerate(parts()):
@@ -48,7 +53,7 @@ class DamagingClient(ServerClient):
 
         is_damaged, self.damaged = self.damaged > 0, self.damaged - 1
         super().payload_in_parts(
-            dataset, chunk_id, length_bytes, damaged_parts if is_damaged else parts, is_sent
+            dataset, chunk_id, length_bytes, damaged_parts if is_damaged else parts, is_sent, ahead
         )
 
 
@@ -137,3 +142,74 @@ def test_a_damaged_block_is_fetched_once_more(settings: Settings) -> None:
         with pytest.raises(Damaged, match="checksum of a block"):
             reader.fetch_blocks(0, 0, 1)
         client.close()
+
+
+MANY = 2 * AHEAD_CHUNKS + 5
+
+
+@pytest.fixture(scope="module")
+def many(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Dataset]:
+    """A dataset of MANY chunks, of one file each."""
+    with running_server(tmp_path_factory.mktemp("many")) as server:
+        with Dataset(server.settings(), "many", must_exist=False) as data:
+            data.create()
+            for number in range(MANY):
+                data.put(str(number), str(number).encode())
+                data.flush()
+        with Dataset(server.settings(), "many") as data:
+            yield data
+
+
+def calls_and_bytes(data: Dataset) -> tuple[int, int]:
+    """Calls to the server, with this one, and bytes of chunks that it has sent, so far."""
+    metrics = data.client.status().metrics
+    return int(metrics["rpc.requests"]), int(metrics["payloads.sent_bytes"])
+
+
+def fetch(source: ServerSource, data: Dataset, chunks: Sequence[int]) -> tuple[int, int, int]:
+    """Fetch chunks; the calls to the server for it, and the bytes that it and that the source have counted."""
+    before = calls_and_bytes(data)
+    for chunk in chunks:
+        assert len(source.fetch_chunk(chunk)) == data.snapshot.chunk_payload_length(chunk)
+    calls, sent_bytes = calls_and_bytes(data)
+    received_bytes = sum(map(data.snapshot.chunk_payload_length, chunks))
+    return calls - before[0] - 1, sent_bytes - before[1], received_bytes
+
+
+def test_a_run_of_chunks_takes_one_call_for_many_files(many: Dataset) -> None:
+    source = node_source(many.client, many.snapshot, None)
+    order = [*range(MANY)]
+    order[5], order[6] = order[6], order[5]  # of several threads
+    calls, sent_bytes, received_bytes = fetch(source, many, order)
+    assert calls == AHEAD_CHUNKS + 2  # the first ones, and two for files ahead
+    assert sent_bytes == received_bytes
+    assert fetch(source, many, order[::-1])[0] == MANY
+
+
+@pytest.mark.parametrize("is_of_job", [True, False])
+def test_no_file_is_opened_that_is_not_read(many: Dataset, is_of_job: bool) -> None:
+    """In a job, also not for a run that ends; without one, not for chunks in any other order."""
+    source = node_source(many.client, many.snapshot, None, is_of_job=is_of_job)
+    steps = [*range(AHEAD_CHUNKS)] if is_of_job else [*range(0, MANY, 2), *range(1, MANY, 2)]
+    calls, sent_bytes, received_bytes = fetch(source, many, steps)
+    assert (calls, sent_bytes) == (len(steps), received_bytes)
+
+
+@pytest.mark.parametrize("trouble", ["refuses", "is older", "is away"])
+def test_a_server_that_opens_no_files_ahead_fails_no_fetch(
+    many: Dataset, monkeypatch: pytest.MonkeyPatch, trouble: str
+) -> None:
+    def opened(connection: Connection, arguments: dict[str, object], timeout_s: float) -> list[PayloadFile]:
+        if trouble == "is away":
+            connection.close()
+            raise Unavailable("lost the server")
+        if trouble == "is older":  # it does not know the call
+            connection.call_for_files("ping", {}, timeout_s)
+        connection.call_for_files("open_payloads", arguments | {"chunk_ids": b"short"}, timeout_s)
+        raise AssertionError("not refused")
+
+    monkeypatch.setattr(client_module, "opened_files", opened)
+    source = node_source(many.client, many.snapshot, None)
+    _, sent_bytes, received_bytes = fetch(source, many, range(MANY))
+    assert sent_bytes == received_bytes
+    assert many.client.failures() == 0

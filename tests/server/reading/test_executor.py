@@ -18,7 +18,7 @@ from dieselfs.errors import Damaged, InvalidInput, NotFound, Unavailable
 from dieselfs.telemetry.registry import Registry
 from dieselfs_server.reading import executor as executing
 from dieselfs_server.reading import executor as executor_module
-from dieselfs_server.reading.executor import InUse, RequestExecutor, open_payload
+from dieselfs_server.reading.executor import InUse, RequestExecutor, open_ahead, open_payload
 from dieselfs_server.store.attached import Sources
 from dieselfs_server.store.memory import MemoryStore
 from dieselfs_server.store.posix import PosixStore
@@ -171,6 +171,25 @@ def test_what_cannot_be_opened_leaves_nothing_open(tmp_path: Path) -> None:
         with pytest.raises(Damaged):
             open_payload(store, DATASET_ID, CHUNK_ID, Sources())
         store.delete(DATASET_ID, CHUNK_ID)
+    assert open_descriptors() == before
+
+
+@pytest.mark.parametrize("trouble", ["missing", "damaged"])
+def test_files_are_opened_ahead_up_to_the_first_that_cannot_be(tmp_path: Path, trouble: str) -> None:
+    store = PosixStore(tmp_path)
+    ids = [bytes([number]) + CHUNK_ID[1:] for number in range(4)]
+    for number, chunk_id in enumerate(ids):
+        chunk = chunk_object(sample_fields(PAYLOAD), PAYLOAD, chunk_id)
+        if number != 2:
+            store.put(DATASET_ID, chunk_id, [chunk])
+        elif trouble == "damaged":
+            store.put(DATASET_ID, chunk_id, [chunk[:40]])
+    before = open_descriptors()
+    opened = open_ahead(store, DATASET_ID, ids)
+    assert len(opened) == 2
+    for each in opened:
+        with each:
+            assert os.pread(each.descriptor, each.length, each.start) == PAYLOAD
     assert open_descriptors() == before
 
 

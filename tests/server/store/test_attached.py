@@ -12,7 +12,7 @@ from dieselfs.chunk.source import AttachedSource
 from dieselfs.errors import AccessDenied, Damaged, InvalidInput, NotFound
 from dieselfs_server.datasets.commit import check_size, commit_chunk, read_chunk, read_header
 from dieselfs_server.metadata.sqlite.store import SqliteMetadata
-from dieselfs_server.reading.executor import open_payload
+from dieselfs_server.reading.executor import open_ahead, open_payload
 from dieselfs_server.store.attached import AttachedStore, Sources
 from dieselfs_server.store.interface import ObjectStore
 from dieselfs_server.store.memory import MemoryStore
@@ -102,8 +102,9 @@ def test_an_open_payload_is_the_source(rig: Rig) -> None:
     assert opened is not None
     with opened:
         assert os.pread(opened.descriptor, opened.length, opened.start) == CONTENT[BEGIN:END]
-    os.unlink(rig.file)
     before = len(os.listdir("/proc/self/fd"))
+    assert open_ahead(rig.store, DATASET_ID, [CHUNK_ID]) == [], "a source may take long"
+    os.unlink(rig.file)
     with pytest.raises(Damaged, match="attached source"):
         open_payload(rig.store, DATASET_ID, CHUNK_ID, Sources(None))
     assert len(os.listdir("/proc/self/fd")) == before

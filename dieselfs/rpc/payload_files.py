@@ -1,0 +1,139 @@
+"""Files with payloads that a server on this machine passes to this process. This module reads and closes them."""
+
+import os
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, Iterator
+from threading import Lock
+
+from dieselfs.forks import renew_after_fork
+from dieselfs.limits import SHARED_PAYLOADS_MAX
+from dieselfs.rpc.connection import Connection
+from dieselfs.rpc.records import PayloadFile, SharedFile
+
+OPENED_MAX = SHARED_PAYLOADS_MAX
+"""Limit of files that a process has open for later reads."""
+
+
+class OpenedFiles:
+    """Files that were opened before they are needed; the oldest are closed if there are too many. Thread-safe. After a
+    fork, the child has its own descriptors of the same files.
+    """
+
+    def __init__(self, files_max: int = OPENED_MAX) -> None:
+        self._files_max = files_max
+        self._files: OrderedDict[Hashable, PayloadFile] = OrderedDict()
+        self.after_fork()
+        renew_after_fork(self)
+
+    def after_fork(self) -> None:
+        """Threads of the parent may have held the lock."""
+        self._lock = Lock()  # guards the files
+
+    def put(self, key: Hashable, file: PayloadFile) -> None:
+        with self._lock:
+            surplus = [self._files.pop(key)] if key in self._files else []
+            self._files[key] = file
+            if len(self._files) > self._files_max:
+                surplus.append(self._files.popitem(last=False)[1])
+        for each in surplus:
+            os.close(each.descriptor)
+
+    def take(self, key: Hashable) -> PayloadFile | None:
+        """The file, which the caller closes; None if it is not open."""
+        with self._lock:
+            return self._files.pop(key, None)
+
+    def close(self) -> None:
+        """Close the files, and those that come later."""
+        with self._lock:
+            self._files_max = 0
+            files, self._files = self._files, OrderedDict()
+        for each in files.values():
+            os.close(each.descriptor)
+
+
+def read_payload_file(
+    connection: Connection,
+    arguments: dict[str, object],
+    length_bytes: int,
+    parts: Callable[[], Iterator[memoryview]],
+    timeout_s: float,
+) -> bool:
+    """Read the payload that `arguments` name, of `length_bytes`, into the buffers of `parts()`, from the file that a
+    server on this machine opens. False if the server has to send it instead.
+
+    The server passes a descriptor; the kernel copies the payload from the page cache. The caller verifies it.
+    `timeout_s` bounds the wait for the server; the time of the file system is not bounded. Raises the server's refusal,
+    ProtocolError, Unavailable. The file is always closed. After False or an error, buffers may be partly filled.
+    """
+    reply, descriptors = connection.call_for_files("open_payload", arguments, timeout_s)
+    connection.gives_files = reply.is_file
+    if not descriptors:
+        return False
+    return read_opened(PayloadFile(descriptors[0], reply.start, reply.length), length_bytes, parts)
+
+
+def read_opened(file: PayloadFile, length_bytes: int, parts: Callable[[], Iterator[memoryview]]) -> bool:
+    """As `read_payload_file`, from an open file, which is closed."""
+    try:
+        if file.length != length_bytes:
+            return False
+        # One read from the disk: windows of read-ahead take twice the time, and twice the processor time.
+        os.posix_fadvise(file.descriptor, file.start, length_bytes, os.POSIX_FADV_WILLNEED)
+        offset = file.start
+        for part in parts():
+            if not _read_all(file.descriptor, offset, part):
+                return False
+            offset += len(part)
+        return True
+    except OSError:
+        return False
+    finally:
+        os.close(file.descriptor)
+
+
+def opened_files(connection: Connection, arguments: dict[str, object], timeout_s: float) -> list[PayloadFile]:
+    """The files that a server opens, as `open_payloads` of the protocol; the caller closes their descriptors. None of a
+    server that passes no files. Raises as `Connection.call`.
+    """
+    if not connection.gives_files:
+        return []
+    reply, descriptors = connection.call_for_files("open_payloads", arguments, timeout_s, SHARED_PAYLOADS_MAX)
+    # Fewer descriptors than files: this process has none left. More: the server is not what it seems.
+    files = [
+        PayloadFile(descriptor, each.start, each.length)
+        for each, descriptor in zip(reply.files, descriptors, strict=False)
+    ]
+    for descriptor in descriptors[len(files) :]:
+        os.close(descriptor)
+    return files
+
+
+def shared_files(connection: Connection, arguments: dict[str, object], timeout_s: float) -> list[SharedFile]:
+    """The payloads that a server shares, as `share_payloads` of the protocol; the caller closes their descriptors. None
+    of a server that is not a process of this user or of root on this machine. Raises as `Connection.call`.
+    """
+    if not connection.gives_files or not connection.is_of_own_user:
+        return []
+    reply, descriptors = connection.call_for_files(
+        "share_payloads", arguments, timeout_s, SHARED_PAYLOADS_MAX
+    )
+    # Fewer descriptors than payloads: this process has none left. More: the server is not what it seems.
+    files = [
+        SharedFile(each.place, each.length, each.digest, each.is_kept, descriptor)
+        for each, descriptor in zip(reply.payloads, descriptors, strict=False)
+    ]
+    for descriptor in descriptors[len(files) :]:
+        os.close(descriptor)
+    return files
+
+
+def _read_all(descriptor: int, offset: int, destination: memoryview) -> bool:
+    """Fill `destination` from `offset`; False if the file ends before."""
+    while destination:
+        size = os.preadv(descriptor, [destination], offset)
+        if size == 0:
+            return False
+        offset += size
+        destination = destination[size:]
+    return True
