@@ -6,9 +6,10 @@ dataset that is smaller than one seen before. After either, the first call on ea
 are not applied; other calls on it wait, up to WAIT_S.
 
 A server that starts does so as well, with the newest chunks of each dataset: a crash may have left some that are
-stored, but not applied. It serves meanwhile. A call on such a dataset helps for WAIT_S at most, then is refused; the
-list of datasets and their usage do not wait. `catch_up_next` does the rest, a little of each dataset in turn: one that
-has thousands of chunks left delays no other one.
+stored, but not applied. It serves meanwhile. A call on such a dataset helps for WAIT_S at most, then is refused. The
+list of datasets and their usage do not wait, nor do notes, which no chunk changes: the list of lost datasets reads
+notes of all. `catch_up_next` does the rest, a little of each dataset in turn: one that has thousands of chunks left
+delays no other one.
 
 Snapshots are made through the same store, so they wait too. A chunk that is put meanwhile may be applied first: the
 order does not matter. All functions block.
@@ -40,6 +41,7 @@ TRIES_MAX = 8
 """Tries of a call during each of which the store may have lost writes."""
 
 _WITHOUT_DATASET = frozenset({"common_note", "change_common_note", "condition", "lineage", "close"})
+_OF_NOTES = frozenset({"notes", "notes_below", "change_notes"})
 _ONCE = frozenset({"drop_dataset", "change_notes"})
 """Calls whose repetition has another result than the first one."""
 
@@ -125,7 +127,7 @@ class _CaughtUp:
         """A call on a dataset, again if writes may have been lost meanwhile."""
         for _ in range(TRIES_MAX):
             lineage = self._metadata.lineage()
-            if self._is_behind(dataset_id, lineage):
+            if self._is_behind(name, dataset_id, lineage):
                 self._wait(dataset_id)
             try:
                 result = method(dataset_id, *args, **kwargs)
@@ -203,8 +205,9 @@ class _CaughtUp:
             self._copies.pop(copy_id, None)
         self._metadata.cancel_rebuild(dataset_id, copy_id)
 
-    def _is_behind(self, dataset_id: bytes, lineage: int) -> bool:
-        if dataset_id in self.starting:
+    def _is_behind(self, name: str, dataset_id: bytes, lineage: int) -> bool:
+        """Whether a call of this name has to wait."""
+        if dataset_id in self.starting and name not in _OF_NOTES:
             return True
         seen = self._seen.get(dataset_id)
         if lineage == (self._first if seen is None else seen.lineage):

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from dieselfs.errors import Damaged, Unavailable
-from dieselfs.records import EntryTable
+from dieselfs.records import EntryTable, NoteChange
+from dieselfs_server.datasets.catalog import Catalog
 from dieselfs_server.datasets.caught_up import ERROR_PAUSE_S, WAITING_MAX, catch_up_next, caught_up
 from dieselfs_server.datasets.commit import commit_chunk
 from dieselfs_server.metadata.interface import MetadataStore
@@ -291,6 +292,16 @@ def test_a_starting_server_serves_other_datasets_while_one_has_many_chunks_left(
         pass
     assert metadata.dataset(DATASET).files == 20 and ticking.now_s == 21
     assert catch_up_next(metadata) is None
+
+
+def test_notes_do_not_wait_for_the_chunks_that_are_left(store: MemoryStore, ticking: Ticking) -> None:
+    """The list of lost datasets, which reads notes of all, is for all users."""
+    metadata = starting(store, ticking)
+    assert metadata.change_notes(DATASET_ID, [NoteChange("name", None, b"1")])
+    assert metadata.notes(DATASET_ID, ["name"]) == [b"1"]
+    assert metadata.notes_below(DATASET_ID, "") == {"name": b"1"}
+    assert Catalog(store, metadata).lost_datasets() == []
+    assert ticking.applied == []
 
 
 def metadata_refuses(metadata: MetadataStore) -> bool:
