@@ -282,6 +282,20 @@ class TreeUpload:
         with self._lock:
             self.report.fail_source(source, reason, is_damaged)
 
+    def retract(self, entry: UploadEntry) -> None:
+        """Take back what an earlier upload has counted for the same entry. For the thread that walks."""
+        report, size = self.report, entry.file_bytes
+        is_skipped = self._is_stored is not None and self._is_stored(entry)
+        with self._lock:
+            report.found_files -= 1
+            report.found_bytes -= size
+            if is_skipped:
+                report.skipped_files -= 1
+                report.skipped_bytes -= size
+            else:
+                report.done_files -= 1
+                report.done_bytes -= size
+
     def _fail_walking(self, source: bytes, reason: str, is_damaged: bool = False) -> None:
         self.report.found_files += 1
         self.fail(source, reason, is_damaged)

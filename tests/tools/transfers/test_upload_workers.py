@@ -11,8 +11,7 @@ import pytest
 
 from dieselfs.errors import EXIT_OK, EXIT_PARTIAL
 from dieselfs_tools.cli.patterns import ALL
-from dieselfs_tools.transfers.trees import Source, SourceTrees
-from dieselfs_tools.transfers.upload_workers import NAMES_PER_UNIT
+from dieselfs_tools.transfers.trees import NAMES_PER_UNIT, Source, SourceTrees
 from tests.support.dlcmd import Dlcmd
 from tests.support.server import RunningServer
 from tests.support.trees import odd_tree

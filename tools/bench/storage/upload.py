@@ -94,7 +94,7 @@ def _import(archive: Path, tree: SourceTree) -> Run:
     def store(home: Home) -> None:
         with home.dataset(must_exist=False) as dataset:
             run = TreeUpload(dataset.client, dataset.create(), None)
-            report = run.run(lambda failed: records.of(str(archive), failed))
+            report = run.run(records.all)
         if report.failures or report.done_bytes != tree.size_bytes:
             raise RunFailed(f"stored {report.done_bytes} of {tree.size_bytes} bytes: {report.failures[:1]}")
 

@@ -215,19 +215,6 @@ _renaming = flag(
 )
 
 
-JOBS = 2
-"""Threads of an upload or a download."""
-
-jobs = click.option(
-    "-j",
-    "--jobs",
-    type=click.IntRange(1, 64),
-    default=JOBS,
-    show_default=True,
-    help="Number of threads.",
-)
-
-
 PROCESSES = min(usable_processors(), 16)
 processes = click.option(
     "-j",

@@ -53,7 +53,7 @@ BYTES_MAX = 65_536 * GIB
 @options.dry_run
 @options.flag("-f", "--force", "is_forced", text="Also store records that are already stored.")
 @options.encrypt
-@options.jobs
+@options.processes
 @options.chunk_size
 def import_(session: Session, **chosen: Any) -> int:
     """Store the records of archives and other formats as files of a dataset, which is created if it does not exist.
@@ -68,7 +68,8 @@ def import_(session: Session, **chosen: Any) -> int:
     Sources are read by a process without keys, network and files, with limits of memory and time. If one makes it
     crash, it is damaged.
     """
-    from dieselfs_tools.archives.importing.records import RecordOptions, run_import
+    from dieselfs_tools.archives.importing.import_walk import run_import
+    from dieselfs_tools.archives.importing.records import RecordOptions
 
     return run_import(session, RecordOptions(**chosen))
 

@@ -12,7 +12,14 @@ from typing import TYPE_CHECKING, NamedTuple
 from dieselfs.digests import extent_digest_of
 from dieselfs.errors import EXIT_OK, EXIT_PARTIAL, DieselfsError, InvalidInput, NotFound
 from dieselfs.names import SCHEME, Location, check_path, printable, split_path
-from dieselfs.transfer.upload import Failed, SourceEntry, walk_source
+from dieselfs.transfer.upload import (
+    Failed,
+    SourceEntry,
+    folder_entries,
+    folder_names,
+    source_entry,
+    walk_source,
+)
 from dieselfs.units import count
 from dieselfs_tools.cli.output import Output, name_fields
 from dieselfs_tools.cli.patterns import Patterns
@@ -23,6 +30,13 @@ if TYPE_CHECKING:
     from dieselfs.snapshot.reader import ExtentRef, Snapshot
     from dieselfs.sources.server import ServerSource
     from dieselfs.transfer.upload import UploadEntry
+    from dieselfs_tools.transfers.roster import Unit
+    from dieselfs_tools.transfers.upload_workers import Visit
+
+SOURCES_PER_UNIT = 64
+NAMES_PER_UNIT = 1024
+"""Of a folder with more names, other workers read the rest."""
+UNITS_PER_MESSAGE = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,10 +112,11 @@ class SourceTrees:
     patterns: Patterns
     is_recursive: bool = True
     listed: Sequence[bytes] | None = None
+    noted: Callable[[Sequence[bytes]], object] | None = None
 
     def __call__(self, failed: Failed) -> Iterator[SourceEntry]:
         """The selected entries, each folder before its content; failures go to `failed`."""
-        for source in self.between(0, self._count, failed):
+        for source in self._between(0, self._count, failed):
             for entry in walk_source(source.source, source.path, failed, partial(self.is_pruned, source)):
                 if self.is_wanted(source, entry):
                     yield entry
@@ -110,11 +125,59 @@ class SourceTrees:
     def _count(self) -> int:
         return len(self.sources if self.listed is None else self.listed)
 
-    def between(self, start: int, stop: int, failed: Failed) -> Iterable[Source]:
+    def _between(self, start: int, stop: int, failed: Failed) -> Iterable[Source]:
         """Some of the sources."""
         if self.listed is None:
             return self.sources[start:stop]
         return listed_sources(self.listed[start:stop], self.sources[0], failed)
+
+    def passes(self) -> Iterator[Iterator["Unit"]]:
+        """A unit: `(start, stop)`: sources; or `(top, path of the top, folder, path of the folder, names)`, where names
+        are separated by NUL bytes, and none stand for all. What folders a worker finds become units, for any worker.
+        """
+        for start, stop in self.disjoint():
+            places = range(start, stop, SOURCES_PER_UNIT)
+            yield ((at, min(at + SOURCES_PER_UNIT, stop)) for at in places)
+
+    def place(self, unit: "Unit") -> bytes:
+        if len(unit) != 2:
+            return bytes(unit[2]) if unit else b""
+        return self.sources[unit[0] if self.listed is None else 0].source
+
+    def steps(self) -> int:
+        return 0
+
+    def entries(self, unit: "Unit", visit: "Visit") -> Iterator[SourceEntry]:
+        """The selected entries of a unit, whose paths are told if they are noted; folders in it are units below."""
+        for source, entry in self._found(unit, visit):
+            if entry.is_folder and not self.is_pruned(source, entry):
+                visit.below.append((source.source, source.path, entry.source, entry.path, b""))
+            if self.is_wanted(source, entry):
+                if self.noted is not None:
+                    visit.facts.append(entry.path)
+                yield entry
+
+    def note(self, facts: Sequence[bytes]) -> None:
+        if self.noted is not None:
+            self.noted(facts)
+
+    def _found(self, unit: "Unit", visit: "Visit") -> Iterator[tuple[Source, SourceEntry]]:
+        failed = visit.failed
+        if len(unit) == 2:
+            for source in self._between(unit[0], unit[1], failed):
+                for entry in source_entry(source.source, source.path, failed):
+                    yield source, entry
+            return
+        top, top_path, folder, path, joined = unit
+        names = joined.split(b"\0") if joined else folder_names(folder, failed)
+        if len(names) > NAMES_PER_UNIT:
+            places = range(NAMES_PER_UNIT, len(names), NAMES_PER_UNIT)
+            parts = [(*unit[:4], b"\0".join(names[at : at + NAMES_PER_UNIT])) for at in places]
+            for at in range(0, len(parts), UNITS_PER_MESSAGE):
+                visit.tell(parts[at : at + UNITS_PER_MESSAGE])
+        source = Source(top, top_path, True)
+        for entry in folder_entries(folder, path, names[:NAMES_PER_UNIT], failed):
+            yield source, entry
 
     def disjoint(self) -> Iterator[tuple[int, int]]:
         """`(start, stop)` of sources that follow each other, and have no path in common: in any order, they give the

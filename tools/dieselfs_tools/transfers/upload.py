@@ -25,7 +25,7 @@ from dieselfs.snapshot.reader import Snapshot
 from dieselfs.transfer.report import TransferReport
 from dieselfs.transfer.upload import DEFAULT_JOBS, Failed, TreeUpload, UploadEntry, is_stored
 from dieselfs.units import count
-from dieselfs_tools.cli.options import JOBS, changeable_location
+from dieselfs_tools.cli.options import PROCESSES, changeable_location
 from dieselfs_tools.cli.output import Output, confirm_name, name_fields
 from dieselfs_tools.cli.patterns import Patterns, deletable
 from dieselfs_tools.cli.progress import STANDARD_INPUT, Reading, outcome, shown, spooled
@@ -38,7 +38,7 @@ from dieselfs_tools.transfers.trees import (
     find_sources,
     relative_path,
 )
-from dieselfs_tools.transfers.upload_workers import UploadWorkers
+from dieselfs_tools.transfers.upload_workers import Divided, UploadWorkers
 
 
 class Mirror:
@@ -171,7 +171,7 @@ class UploadOptions:
     patterns: Patterns
     is_forced: bool = False
     is_encrypted: bool = False
-    jobs: int = JOBS
+    jobs: int = PROCESSES
     chunk_bytes: int = CHUNK_TARGET_BYTES
 
 
@@ -265,13 +265,10 @@ class Upload:
         def made(progressed: Callable[[], object] = lambda: None, threads: int = 1) -> TreeUpload:
             return TreeUpload(client, dataset, is_stored, threads, chunk_bytes, progressed)
 
-        if isinstance(self.walk, SourceTrees):
-            if self.is_many and jobs > 1:
-                noted = None if self.mirror is None else self.mirror.note
-                workers = UploadWorkers(self.walk, jobs, made, noted)
-                return workers, workers.run
-            jobs = min(jobs, DEFAULT_JOBS)
-        upload = made(threads=jobs)
+        if isinstance(self.walk, Divided) and self.is_many and jobs > 1:
+            workers = UploadWorkers(self.walk, jobs, made)
+            return workers, workers.run
+        upload = made(threads=min(jobs, DEFAULT_JOBS))
         return upload, lambda: upload.run(self._entries)
 
     def _removed(self, report: TransferReport) -> Sequence[bytes]:
@@ -351,7 +348,8 @@ def run_put(session: Session, options: PutOptions) -> int:
             mirror = Mirror(
                 session, target.location, found[0], options.patterns, options.is_confirmed, options.is_dry_run
             )
-        walk = SourceTrees(found, options.patterns, options.is_recursive, listed)
+        noted = None if mirror is None else mirror.note
+        walk = SourceTrees(found, options.patterns, options.is_recursive, listed, noted)
         name = b"standard input" if STANDARD_INPUT in sources else None
         return Upload(session, target, options, walk, options.is_many, name, mirror).run()
 

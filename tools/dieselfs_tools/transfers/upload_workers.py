@@ -1,108 +1,115 @@
-"""Uploads of folder trees by several processes: each lists folders, reads, packs and sends.
+"""Uploads by several processes: each walks its units, reads, packs and sends.
 
-A worker has a `TreeUpload` of its own, whose walk comes from here, a unit at a time: some of the sources, a folder, or
-some names of a large folder. What folders it finds become units, for any worker.
+A worker has a `TreeUpload` of its own, whose walk comes from here, a unit at a time: a folder of a tree
+(`trees.py`), or an archive that is imported.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from threading import Lock
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 from dieselfs.transfer.report import TransferReport
-from dieselfs.transfer.upload import (
-    Failed,
-    SourceEntry,
-    TreeUpload,
-    UploadEntry,
-    folder_entries,
-    folder_names,
-    source_entry,
-)
+from dieselfs.transfer.upload import Failed, TreeUpload, UploadEntry
 from dieselfs_tools.transfers.roster import Unit
-from dieselfs_tools.transfers.trees import Source, SourceTrees
 from dieselfs_tools.transfers.workers import STALLED_S, Link, Workers
-
-SOURCES_PER_UNIT = 64
-NAMES_PER_UNIT = 1024
-"""Of a folder with more names, other workers read the rest."""
-UNITS_PER_MESSAGE = 16
 
 Start = Callable[[Callable[[], object]], TreeUpload]
 """Makes the upload of one worker; its argument is called after each stored chunk."""
 
 
-class UploadWorkers:
-    """One upload of folder trees by several processes, by `run`. `report` has its progress, for any thread."""
+class Visit(Protocol):
+    """What a worker tells about the unit that it walks. `below`, `facts`: sent when the unit is done;
+    `failed`, `retract`: as of `TreeUpload`.
+    """
 
-    def __init__(
-        self,
-        trees: SourceTrees,
-        jobs: int,
-        start: Start,
-        noted: Callable[[Sequence[bytes]], object] | None = None,
-        stalled_s: float = STALLED_S,
-    ) -> None:
-        """`jobs` and `stalled_s`: as for `Workers`; `noted` is called with the paths of all entries of the sources."""
+    below: list[Unit]
+    facts: list[Any]
+    failed: Failed
+
+    def retract(self, entry: UploadEntry) -> None: ...
+
+    def tell(self, below: Sequence[Unit] = (), facts: Sequence[Any] = ()) -> None:
+        """Send some of them now, if they are many: a message has 8 MiB at most."""
+
+
+@runtime_checkable
+class Divided(Protocol):
+    """A walk that workers share. They are forks of the command, made in each pass."""
+
+    def passes(self) -> Iterator[Iterable[Unit]]:
+        """Units whose order does not matter, and which are all done before the next pass begins."""
+
+    def entries(self, unit: Unit, visit: Visit) -> Iterator[UploadEntry]:
+        """In a worker: the entries of a unit. The units that it finds meanwhile go to `visit`."""
+
+    def note(self, facts: Sequence[Any]) -> None:
+        """In the command: what a worker has told."""
+
+    def place(self, unit: Unit) -> bytes:
+        """For messages. A worker that is starting has `()`."""
+
+    def steps(self) -> int:
+        """In a worker, for any thread: rises while it reads, also without entries."""
+
+
+class UploadWorkers:
+    """One upload by several processes, by `run`. `report` has its progress, for any thread."""
+
+    def __init__(self, walk: Divided, jobs: int, start: Start, stalled_s: float = STALLED_S) -> None:
+        """`jobs` and `stalled_s`: as for `Workers`."""
         self.report = TransferReport()
         self.first: tuple[bytes, bytes] | None = None
-        self._trees = trees
-        self._noted = noted
+        self._walk = walk
         self._workers = Workers(
-            "upload", jobs, partial(self._work, start), self._finish, self._place, stalled_s
+            "upload", jobs, partial(_work, walk, start), self._finish, walk.place, stalled_s
         )
 
     def run(self) -> TransferReport:
         """Upload everything; returns when all is stored. Raises what `TreeUpload.run` and `Workers.run` do. Chunks
         stored by then stay, and the next run continues; all workers have ended.
         """
-        for start, stop in self._trees.disjoint():
-            places = range(start, stop, SOURCES_PER_UNIT)
-            self._workers.run((at, min(at + SOURCES_PER_UNIT, stop)) for at in places)
+        for units in self._walk.passes():
+            self._workers.run(units)
         return self.report
-
-    def _place(self, unit: Unit) -> bytes:
-        """A unit: `(start, stop)`: sources; or `(top, path of the top, folder, path of the folder, names)`, where names
-        are separated by NUL bytes, and none stand for all. A worker that is starting has `()`.
-        """
-        if len(unit) != 2:
-            return bytes(unit[2]) if unit else b""
-        return self._trees.sources[unit[0] if self._trees.listed is None else 0].source
-
-    def _work(self, start: Start, link: Link) -> Any:
-        return _Work(self._trees, start, link, self._noted is not None).run()
 
     def _finish(self, result: Sequence[Any]) -> None:
         """A result: counts and failures that the report of the worker has more than at its last one, units below, and
-        paths of entries; of the last result of a worker also the generation, and its `first`.
+        facts; of the last result of a worker also the generation, and its `first`.
         """
-        counts, failures, units, paths, *last = result
+        counts, failures, below, facts, *last = result
         self.report.add(counts, failures)
-        self._workers.add(units)
-        if self._noted is not None:
-            self._noted(paths)
+        self._workers.add(below)
+        if facts:
+            self._walk.note(facts)
         if last:
             generation, first = last
-            self.first = self.first or (first and tuple(first))
+            # By name: which worker is done first depends on the machine.
+            self.first = min(filter(None, (self.first, first and tuple(first))), default=None)
             self.report.generation = max(self.report.generation, generation)
             self.report.is_all_found = True
 
 
-class _Work:
-    """What a worker does, in its process."""
+def _work(walk: Divided, start: Start, link: Link) -> Any:
+    return _Work(walk, start, link).run()
 
-    def __init__(self, trees: SourceTrees, start: Start, link: Link, has_paths: bool) -> None:
-        self._trees = trees
+
+class _Work:
+    """What a worker does, in its process. A `Visit` of each unit."""
+
+    def __init__(self, walk: Divided, start: Start, link: Link) -> None:
+        self.below: list[Unit] = []
+        self.facts: list[Any] = []
+        self._walk = walk
         self._link = link
-        self._has_paths = has_paths
         self._lock = Lock()  # guards the two below
         self._sent = TransferReport().counts()
         self._failures_sent = 0
-        self._upload = start(self._tell)
+        self._upload = start(self.tell)
         self._report = self._upload.report
 
     def run(self) -> Any:
-        self._upload.run(self._walk)
+        self._upload.run(self._entries)
         return [*self._news(), (), (), self._report.generation, self._upload.first]
 
     def _news(self) -> tuple[Sequence[int], Sequence[tuple[str, str]]]:
@@ -113,44 +120,20 @@ class _Work:
             self._sent, self._failures_sent = counts, self._failures_sent + len(failures)
             return news, failures
 
-    def _tell(self, units: Sequence[Unit] = ()) -> None:
-        self._link.tell("part", [*self._news(), units, ()])
+    def tell(self, below: Sequence[Unit] = (), facts: Sequence[Any] = ()) -> None:
+        self._link.tell("part", [*self._news(), below, facts])
+
+    def retract(self, entry: UploadEntry) -> None:
+        self._upload.retract(entry)
 
     def _pulse(self) -> tuple[int, bool]:
-        return self._upload.steps + self._report.found_files, self._upload.is_sending
+        return self._upload.steps + self._report.found_files + self._walk.steps(), self._upload.is_sending
 
-    def _walk(self, failed: Failed) -> Iterator[UploadEntry]:
+    def _entries(self, failed: Failed) -> Iterator[UploadEntry]:
         """The entries of all units that are given."""
+        self.failed = failed
         self._link.follow(self._pulse)
         for unit in self._link.units():
-            below, paths = list[Unit](), list[bytes]()
-            for entry in self._entries(unit, below, failed):
-                if self._has_paths:
-                    paths.append(entry.path)
-                yield entry
-            self._link.result = [*self._news(), below, paths]
-
-    def _entries(self, unit: Unit, below: list[Unit], failed: Failed) -> Iterator[SourceEntry]:
-        """The selected entries of a unit; folders in it are added to `below`."""
-        if len(unit) == 2:
-            for source in self._trees.between(unit[0], unit[1], failed):
-                yield from self._selected(source, source_entry(source.source, source.path, failed), below)
-            return
-        top, top_path, folder, path, joined = unit
-        names = joined.split(b"\0") if joined else folder_names(folder, failed)
-        if len(names) > NAMES_PER_UNIT:
-            places = range(NAMES_PER_UNIT, len(names), NAMES_PER_UNIT)
-            parts = [(*unit[:4], b"\0".join(names[at : at + NAMES_PER_UNIT])) for at in places]
-            for at in range(0, len(parts), UNITS_PER_MESSAGE):
-                self._tell(parts[at : at + UNITS_PER_MESSAGE])
-        entries = folder_entries(folder, path, names[:NAMES_PER_UNIT], failed)
-        yield from self._selected(Source(top, top_path, True), entries, below)
-
-    def _selected(
-        self, source: Source, entries: Iterator[SourceEntry], below: list[Unit]
-    ) -> Iterator[SourceEntry]:
-        for entry in entries:
-            if entry.is_folder and not self._trees.is_pruned(source, entry):
-                below.append((source.source, source.path, entry.source, entry.path, b""))
-            if self._trees.is_wanted(source, entry):
-                yield entry
+            self.below, self.facts = [], []
+            yield from self._walk.entries(unit, self)
+            self._link.result = [*self._news(), self.below, self.facts]

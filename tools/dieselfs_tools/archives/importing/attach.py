@@ -359,8 +359,7 @@ def run_attach(session: Session, options: RecordOptions) -> int:
         for name in records.sources:  # all of them, before the first one is attached
             _check(records, name)
         if options.is_dry_run:
-            found = (record for name in records.sources for record in records.of(name, report.fail_source))
-            return _show(session, records.destination, found, report)
+            return _show(session, records.destination, records.all(report.fail_source), report)
         totals = _Totals(report)
         with shown(session.output, session.verb, lambda: Reading.of(report)):
             _attach_all(session, target, records, sources, totals, options.chunk_bytes)
@@ -390,12 +389,12 @@ def _attach_all(
     chunk_bytes: int,
 ) -> None:
     """Raises the first error of the server. What is attached by then stays; the same command attaches all."""
-    failed = totals.report.fail_source
+    failed, names = totals.report.fail_source, records.names()
     sender = ChunkSender(session.client, target.made(), totals.add)
     try:
         attaching = Attaching(sender.submit, sender.reserve_version, sources.opened, failed, chunk_bytes)
-        for name in records.sources:
-            for batch in batches(_counted(records.of(name, failed), totals.report)):
+        for number in range(len(records.sources)):
+            for batch in batches(_counted(records.of(number, failed, names), totals.report)):
                 attaching.add(batch)
             attaching.finish()
         totals.report.is_all_found = True

@@ -5,6 +5,7 @@ This module sends requests and starts threads.
 """
 
 import io
+import os
 from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -86,6 +87,9 @@ _WILD = frozenset("*[{")
 def opened(url: str) -> Bucket:
     """The bucket of an object. Raises InvalidInput, Unavailable without credentials."""
     return Bucket(parse_object(url)[0])
+
+
+os.register_at_fork(after_in_child=opened.cache_clear)  # its connections are those of the parent
 
 
 def _bucket(name: str, key: str) -> Bucket:

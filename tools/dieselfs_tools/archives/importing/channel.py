@@ -36,6 +36,11 @@ PIPE_BYTES = 1 * MIB
 ANSWER_BYTES_MAX = 64 * KIB
 ANSWER_DESCRIPTORS_MAX = 8
 
+NO_ORDER = b"-"
+"""Ends the reader of a source, if there is one."""
+ANOTHER = b"+"
+"""Fork another process that serves; with the end of its own socket."""
+
 KINDS = (stat.S_IFREG, stat.S_IFDIR, stat.S_IFLNK)
 
 

@@ -11,8 +11,10 @@ import re
 import string
 from collections.abc import Mapping
 
+import numpy as np
 from blake3 import blake3
 
+from dieselfs.arrays import Numbers
 from dieselfs.errors import InvalidInput
 from dieselfs.limits import NAME_BYTES_MAX
 from dieselfs.names import CONTROL_FOLDER, path_fault, printable, split_path
@@ -135,6 +137,13 @@ class Names:
             raise InvalidInput(f"{printable(path)} {taken}; --rename or --name gives each its own name")
         self._keep(path, is_folder)
         return path
+
+    def has_file(self, path: bytes) -> bool:
+        return hash(path) in self._files
+
+    def hashes(self) -> tuple[Numbers, Numbers]:
+        """Those of the paths of files, and of folders with all above paths: equal in forks of one process."""
+        return np.fromiter(self._files, np.int64), np.fromiter(self._folders, np.int64)
 
     def _taken(self, path: bytes, is_folder: bool) -> str:
         """Why a path is not free; empty if it is."""

@@ -17,11 +17,12 @@ from contextlib import ExitStack, suppress
 from typing import Any
 
 from dieselfs.errors import Damaged, DieselfsError, InvalidInput, NotFound
+from dieselfs.forks import renew_after_fork
 from dieselfs.names import path_fault
 from dieselfs.process.launch import module_environment, python_command
 from dieselfs.process.sandbox import PROCESSOR_S_MAX
 from dieselfs_tools.archives.formats import AUTO, FORMATS, Format
-from dieselfs_tools.archives.importing.channel import PIPE_BYTES, record_of, send_answer
+from dieselfs_tools.archives.importing.channel import ANOTHER, NO_ORDER, PIPE_BYTES, record_of, send_answer
 from dieselfs_tools.archives.importing.inputs import DirectOpener, Found, OpenRemote, name_beside
 from dieselfs_tools.archives.importing.record import Record
 from dieselfs_tools.cli.output import Output
@@ -35,13 +36,13 @@ ENVIRONMENT = ("PATH", "LANG", "LC_ALL", "LC_CTYPE", "TZ", "LD_LIBRARY_PATH", "P
 DATA_FILES = ("data.mdb",)
 """What a library opens in a folder by its name."""
 STATUS_BYTES_MAX = 16
-NO_ORDER = b"-"
-"""Ends the reader of a source, if there is one."""
 
 
 class Readers:
     """Reads one source at a time. The process starts with the first one, and serves all. For one thread at a time.
-    Close it at the end.
+    Close it at the end. A forked child gets a process of its own, which the first one forks.
+
+    `steps` rises while a source is read.
     """
 
     def __init__(self, output: Output, open_remote: OpenRemote | None = None) -> None:
@@ -49,7 +50,20 @@ class Readers:
         self._open_remote = open_remote
         self._control: socket.socket | None = None
         self._last = ""  # the format of the last source, whose library the process imports before it forks
-        self._close: Callable[[], object] = lambda: None
+        self._end: weakref.finalize[[socket.socket, subprocess.Popen[bytes]], Readers] | None = None
+        self.steps = 0
+        renew_after_fork(self)
+
+    def after_fork(self) -> None:
+        self._output = Output(is_quiet=True)  # the command shows the progress
+        if self._end is not None:
+            self._end.detach()
+        if self._control is not None:
+            ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            with theirs, suppress(OSError):  # the process has ended: reading a source says so
+                socket.send_fds(self._control, [ANOTHER], [theirs.fileno()])
+            self._control.close()
+            self._control = ours
 
     def read(
         self, name: str, format_name: str = AUTO, has_contents: bool = True, is_check: bool = False
@@ -58,7 +72,7 @@ class Readers:
         that is not of the format. `has_contents`: records have their content; `is_check`: there are no records.
         """
         opener = DirectOpener(name, self._output, self._open_remote)
-        source = SourceReader(name, opener, self._output, has_contents)
+        source = SourceReader(name, opener, self._output, has_contents, self._step)
         try:
             source.start(self._started(), format_name, self._last, is_check)
         except BaseException:
@@ -68,7 +82,15 @@ class Readers:
         return source
 
     def close(self) -> None:
-        self._close()
+        if self._end is not None:
+            self._end()
+
+    def start(self) -> None:
+        """Start the process, before forks that read."""
+        self._started()
+
+    def _step(self) -> None:
+        self.steps += 1
 
     def _started(self) -> socket.socket:
         if self._control is None:
@@ -82,7 +104,7 @@ class Readers:
                     stdout=subprocess.DEVNULL,
                     pass_fds=[theirs.fileno()],
                 )
-            self._close = weakref.finalize(self, _end, self._control, process)
+            self._end = weakref.finalize(self, _end, self._control, process)
         return self._control
 
 
@@ -101,8 +123,17 @@ class SourceReader:
     format: Format
     is_plain: bool
 
-    def __init__(self, name: str, opener: DirectOpener, output: Output, has_contents: bool) -> None:
+    def __init__(
+        self,
+        name: str,
+        opener: DirectOpener,
+        output: Output,
+        has_contents: bool,
+        progressed: Callable[[], object],
+    ) -> None:
+        """`progressed` is called for each message, and each time that it is given bytes."""
         self._name = name
+        self._progressed = progressed
         self._opener = opener
         self._output = output
         self._has_contents = has_contents
@@ -168,6 +199,7 @@ class SourceReader:
             answer = self._messages.receive(self._feed)
             if answer is None:
                 raise self._ended()
+            self._progressed()
             match answer[0]:
                 case ["find", str() as base]:
                     self._find(base)
@@ -232,6 +264,7 @@ class SourceReader:
             for feed in open_feeds:
                 if feed.pipe in ready:
                     feed.fill()
+                    self._progressed()
 
     def _ended(self) -> DieselfsError:
         """Why the reader has ended without an answer."""

@@ -24,7 +24,7 @@ from dieselfs.limits import GIB
 from dieselfs.process import sandbox
 from dieselfs_client import capabilities
 from dieselfs_tools.archives.formats import FORMATS, format_of
-from dieselfs_tools.archives.importing.channel import receive_answer, record_message
+from dieselfs_tools.archives.importing.channel import ANOTHER, receive_answer, record_message
 from dieselfs_tools.archives.importing.inputs import Found, Input
 from dieselfs_tools.archives.importing.record import COPIED_BYTES_MAX, Content, Record
 from dieselfs_tools.transfers.content_ring import ContentRing
@@ -41,12 +41,21 @@ TEXT_CHARACTERS_MAX = 2_000
 
 
 def serve(control: socket.socket) -> None:
-    """Fork a child for each order, which has its ends of a pipe, a socket and a ring; answer with its status."""
+    """Fork a child for each order, which has its ends of a pipe, a socket and a ring; answer with its status. Or fork
+    one that does the same for a worker of `dlcmd`.
+    """
     while True:
         order, descriptors, _, _ = socket.recv_fds(control, ORDER_BYTES_MAX, 3)
         if not order:
             return
         if not descriptors:
+            continue
+        if order == ANOTHER:
+            if os.fork():
+                os.close(descriptors[0])
+            else:
+                control.close()
+                control = socket.socket(fileno=descriptors[0])
             continue
         if found := FORMATS.get(order.decode()):
             with suppress(DieselfsError):  # the child reports it
@@ -221,8 +230,8 @@ def main() -> None:
     for number in (signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)  # of the terminal: `dlcmd` decides
     capabilities.write_no_core_files()
-    with socket.socket(fileno=int(sys.argv[1])) as control:
-        serve(control)
+    with socket.socket(fileno=int(sys.argv[1])) as control, suppress(BrokenPipeError, ConnectionResetError):
+        serve(control)  # until `dlcmd`, or its worker, ends
 
 
 if __name__ == "__main__":

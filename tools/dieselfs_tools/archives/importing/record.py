@@ -62,7 +62,8 @@ class Record:
     Its content is in memory (`content`), or `opened` opens it until the next record is taken from the source.
     `fields`: what a template can use beside the name. `fault`: why the record cannot be imported. `is_hard_link`: the
     target is right only if names stay as they are. `place`: for `dlcmd attach`; None if no
-    range of the source has the content as it is.
+    range of the source has the content as it is. `is_contested`: it is stored in any case, because another source may
+    have stored its path; `is_removal`: its path is deleted.
     """
 
     name: bytes
@@ -78,6 +79,8 @@ class Record:
     origin: bytes = b""
     path: bytes = b""
     place: Place | None = None
+    is_contested: bool = False
+    is_removal: bool = False
 
     @classmethod
     def of(cls, name: bytes, content: bytes, mtime_ns: int, place: Place | None = None) -> "Record":
@@ -107,7 +110,7 @@ class Record:
             self.mtime_ns,
             self.target,
         )  # a link has the size of its target
-        return (mode, size, mtime_ns, target) == own
+        return (mode, size, mtime_ns, target) == own and not self.is_contested and not self.is_removal
 
     def load(self) -> None:
         """Raises Damaged if the source has not all of its bytes."""
@@ -115,7 +118,9 @@ class Record:
             self.content = _exactly(self.opened(), self.size)
 
     def pack(self, builder: ChunkBuilder) -> None:
-        if self.content is not None:
+        if self.is_removal:
+            builder.add_delete(self.path)
+        elif self.content is not None:
             builder.add_file(self.path, self.content, self.mode, self.mtime_ns)
         elif self.is_folder:
             builder.add_directory(self.path, self.mode, self.mtime_ns)

@@ -1,18 +1,16 @@
-"""The records of the sources of an import or attach, their names in the dataset, and the work of `dlcmd import`."""
+"""The records of the sources of an import or attach, and their names in the dataset. This module maps memory."""
 
 import os
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import closing
-from dataclasses import dataclass, replace
-from itertools import chain
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from itertools import count as counted
+from mmap import mmap
 
-from dieselfs.attached.web_url import is_web_url
 from dieselfs.bucket.url import is_object_url
 from dieselfs.errors import Damaged, DieselfsError, InvalidInput
 from dieselfs.names import is_location, printable
-from dieselfs.transfer.upload import Failed, UploadEntry
+from dieselfs.transfer.upload import Failed
 from dieselfs.units import format_size
 from dieselfs_tools.archives.formats import Format
 from dieselfs_tools.archives.importing.inputs import OpenRemote, label_of
@@ -20,9 +18,11 @@ from dieselfs_tools.archives.importing.naming import Names, Template, cleaned
 from dieselfs_tools.archives.importing.reader import Readers
 from dieselfs_tools.archives.importing.record import Record
 from dieselfs_tools.cli.options import changeable_location
-from dieselfs_tools.cli.progress import STANDARD_INPUT
 from dieselfs_tools.cli.session import Session
-from dieselfs_tools.transfers.upload import Upload, UploadOptions, find_target
+from dieselfs_tools.transfers.upload import UploadOptions
+
+RECORDS_PER_LOOK = 64
+"""So often the limits of an import are compared with the counts of all processes."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,10 +61,19 @@ class Records:
         self._options = options
         self._has_contents = has_contents and not options.is_dry_run
         self._readers = Readers(session.output, open_remote)
-        self.close = self._readers.close
-        self._records = self._bytes = 0
+        self.start, self.close = self._readers.start, self._readers.close
+        # Pairs of records and bytes, by the number of a source; each is written by the process that reads the source.
+        self._counts = memoryview(mmap(-1, 16 * len(self.sources))).cast("q")
         self._template = None if options.template is None else Template(options.template)
-        self._names = Names(self.destination.path, options.is_renaming)
+
+    def names(self) -> Names:
+        """For the names of some of the sources, which are then different."""
+        return Names(self.destination.path, self._options.is_renaming)
+
+    @property
+    def steps(self) -> int:
+        """Rises while a source is read."""
+        return self._readers.steps
 
     def check(self, name: str) -> tuple[Format, bool]:
         """The format of a source, and whether it has the bytes as they are. Raises NotFound, and InvalidInput if it
@@ -73,21 +82,27 @@ class Records:
         with self._readers.read(name, self._options.format_name, is_check=True) as source:
             return source.format, source.is_plain
 
-    def of(self, name: str, failed: Failed) -> Iterator[Record]:
+    def all(self, failed: Failed) -> Iterator[Record]:
+        """The records of all sources, in order; as `of`."""
+        names = self.names()
+        for number in range(len(self.sources)):
+            yield from self.of(number, failed, names)
+
+    def of(self, number: int, failed: Failed, names: Names) -> Iterator[Record]:
         """The selected records of one source that can be stored. Its failures, and those of records, go to `failed`."""
-        origin, patterns = os.fsencode(name), self._options.patterns
+        name, patterns = self.sources[number], self._options.patterns
+        origin = os.fsencode(name)
         try:
             with self._readers.read(name, self._options.format_name, self._has_contents) as source:
-                namer = _Namer(source.format, self._template, self._names, os.fsencode(label_of(name)))
-                for record in source:
-                    self._count(record)
+                namer = _Namer(source.format, self._template, names, os.fsencode(label_of(name)))
+                for record in self._counted(number, source):
                     record.origin = origin
                     if self._template is not None and record.is_folder:
                         continue  # the template says which folders there are
-                    number = namer.number(record)
+                    place = namer.number(record)
                     if patterns and not patterns.is_wanted(cleaned(record.name), record.is_folder):
                         continue
-                    if fault := namer.place(record, number):
+                    if fault := namer.place(record, place):
                         failed(record.source, fault)
                     else:
                         yield record
@@ -95,16 +110,27 @@ class Records:
             text = str(error) if isinstance(error, DieselfsError) else error.strerror or str(error)
             failed(origin, text.removeprefix(f"{printable(origin)}: "), isinstance(error, Damaged))
 
-    def _count(self, record: Record) -> None:
-        """Raises InvalidInput for one that is too many."""
-        options = self._options
-        self._records += 1
-        self._bytes += record.size
-        if self._records > options.records_max or self._bytes > options.bytes_max:
-            raise InvalidInput(
-                f"more than {options.records_max:,} records or {format_size(options.bytes_max)} in all sources, at "
-                f"{printable(record.name)}; if that is right, raise --max-records or --max-size"
-            )
+    def _counted(self, number: int, records: Iterable[Record]) -> Iterator[Record]:
+        """The records of a source. Raises InvalidInput for one that is too many: other processes read others meanwhile,
+        and their counts are seen now and then.
+        """
+        options, counts, first = self._options, self._counts, 2 * number
+        counts[first] = counts[first + 1] = records_before = bytes_before = 0
+        for place, record in enumerate(records):
+            if place % RECORDS_PER_LOOK == 0:
+                records_before = sum(counts[::2]) - counts[first]
+                bytes_before = sum(counts[1::2]) - counts[first + 1]
+            counts[first] += 1
+            counts[first + 1] += record.size
+            if (
+                counts[first] + records_before > options.records_max
+                or counts[first + 1] + bytes_before > options.bytes_max
+            ):
+                raise InvalidInput(
+                    f"more than {options.records_max:,} records or {format_size(options.bytes_max)} in all sources, "
+                    f"at {printable(record.name)}; if that is right, raise --max-records or --max-size"
+                )
+            yield record
 
 
 def _expanded(name: str) -> list[str]:
@@ -142,19 +168,3 @@ class _Namer:
         except InvalidInput as error:
             return str(error)
         return ""
-
-
-def run_import(session: Session, options: RecordOptions) -> int:
-    """Store the records of all sources; returns the exit code."""
-    with closing(Records(session, options)) as records:
-        if records.sources.count(STANDARD_INPUT) > 1:
-            raise InvalidInput("standard input ('-') can be one source only")
-        for name in records.sources:  # all of them, before the first byte is stored
-            if not is_web_url(name) and not is_object_url(name) and name != STANDARD_INPUT:
-                records.check(name)
-
-        def walk(failed: Failed) -> Iterator[UploadEntry]:
-            return chain.from_iterable(records.of(source, failed) for source in records.sources)
-
-        target = find_target(session.client, replace(records.destination, is_folder_form=True))
-        return Upload(session, target, options, walk).run()

@@ -1,0 +1,105 @@
+"""An import by several processes stores and tells what an import by one process does."""
+
+import io
+import signal
+import tarfile
+from collections.abc import Mapping
+from pathlib import Path
+
+from dieselfs.errors import EXIT_DAMAGED, EXIT_PARTIAL, EXIT_UNAVAILABLE
+from tests.support.dlcmd import CALLER, Dlcmd
+from tests.tools.transfers.test_upload_workers import CHUNK, told
+
+PUT_CHUNK = "dieselfs.rpc.client:ServerClient.put_chunk"
+MTIME = 1_600_000_000
+
+
+def write_tar(place: Path, members: Mapping[str, bytes | None], folder_mtime: int = MTIME) -> None:
+    """None: a folder."""
+    with tarfile.open(place, "w") as archive:
+        for name, content in members.items():
+            member = tarfile.TarInfo(name)
+            member.mtime = MTIME
+            if content is None:
+                member.type, member.mode, member.mtime = tarfile.DIRTYPE, 0o755, folder_mtime
+            else:
+                member.size = len(content)
+            archive.addfile(member, io.BytesIO(content or b""))
+
+
+def write_shards(folder: Path, shards: int) -> list[str]:
+    """Archives of 20 files each, whose names differ."""
+    names = [f"{shard}.tar" for shard in range(shards)]
+    for name in names:
+        write_tar(folder / name, {f"{name}/{number}": bytes([number]) * 40_000 for number in range(20)})
+    return names
+
+
+def test_the_first_source_keeps_a_name_and_the_last_one_its_folder(dlcmd: Dlcmd, dataset: str) -> None:
+    """The contested contents have one size and time, so only their bytes tell them apart."""
+    large = {f"large-{number}": bytes([number]) * 200_000 for number in range(3)}
+    sources: list[dict[str, bytes | None]] = [
+        {"a": b"0", "large-0": large["large-0"], "folder/x": b"0", "file": b"0", "all/": None},
+        {
+            "a": b"1",
+            "a/": None,
+            "large-1": large["large-1"],
+            "folder": b"1",
+            "file/below/x": b"1",
+            "all/": None,
+        },
+        {
+            "a": b"2",
+            "large-2": large["large-2"],
+            "folder/x": b"2",
+            "folder/y": b"2",
+            "file/": None,
+            "../up": b"2",
+        },
+        {"all/": None, "folder/": None},
+    ]
+    names = [f"{number}.tar" for number in range(len(sources))]
+    for number, members in enumerate(sources):
+        write_tar(dlcmd.folder / names[number], members, MTIME + number)
+    with (dlcmd.folder / "2.tar").open("ab") as damaged:
+        damaged.write(b"behind the end")
+    expected = {"a": b"0", "folder/x": b"0", "folder/y": b"2", "file": b"0", **large}
+    found = []
+    for jobs, runs in (("1", 1), ("3", 2)):
+        where = f"dl://{dataset}-{jobs}/"
+        for _ in range(runs):
+            counts, failures = told(
+                dlcmd, "import", *names, where, "--jobs", jobs, *CHUNK, exit_code=EXIT_DAMAGED
+            )
+            listed = dlcmd("ls", "-lR", "--json", where).objects
+            contents = {path: dlcmd("cat", where + path).stdout for path in expected}
+            found.append((failures, listed, contents))
+            folders = 4 if jobs == "1" else 2  # one process stores a folder of each source that has it
+            assert counts["stored"] + counts["skipped"] == len(expected) + folders
+            assert counts["failed"] == len(failures) == 9
+    assert found[1] == found[0] and found[2] == found[0]
+    assert found[0][2] == expected
+
+
+def test_limits_are_those_of_all_sources(dlcmd: Dlcmd, dataset: str) -> None:
+    words = (
+        "import",
+        *write_shards(dlcmd.folder, 3),
+        f"dl://{dataset}",
+        "--jobs",
+        "3",
+        "--max-records",
+        "59",
+    )
+    assert ": more than 59 records" in dlcmd(*words, exit_code=EXIT_PARTIAL).stderr
+
+
+def test_a_killed_worker_loses_nothing(dlcmd: Dlcmd, dataset: str) -> None:
+    words = ("import", *write_shards(dlcmd.folder, 4), f"dl://{dataset}/", "--jobs", "2", *CHUNK)
+    ran = dlcmd.struck(signal.SIGKILL, CALLER, PUT_CHUNK, 2, *words)
+    assert ran.returncode == EXIT_UNAVAILABLE
+    assert ran.stderr.startswith("dlcmd: a process of the upload has ended (SIGKILL); with --jobs 1 ")
+    assert ran.stderr.count("\n") == 1
+    summary = dlcmd(*words, "--json").summary
+    assert summary["skipped"] > 0 and summary["stored"] + summary["skipped"] == 80
+    assert dlcmd("cat", f"dl://{dataset}/3.tar/7").stdout == bytes([7]) * 40_000
