@@ -35,6 +35,7 @@ BENCHMARKS = {
     "accuracy": "papers",
     "importance": "papers",
     "deepio": "papers",
+    "loading": "papers",
     "paper_training": "papers",
     "exposed_io": "papers",
     "strategies": "papers",

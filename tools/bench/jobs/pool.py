@@ -38,6 +38,7 @@ from dieselfs.limits import GIB, LIBRARY_MEMORY_BYTES, MIB
 from lab.network import Host
 
 NODES = (1, 2, 4, 8)
+QUICK_NODES = NODES[:2]
 BATCHES = (1, 64, 256)
 SMALL_SHARE = 50
 """With a small library one file in SMALL_SHARE is read, as each get takes long."""
@@ -72,7 +73,7 @@ def pool(folder: Path, scale: Scale) -> Generator[Trial]:
         with running_stage(large, 1) as stage:
             yield _beside_memcached(stage, LOADED, _load_job, _load_memcached, scale.rounds)
     tree = SourceTree(folder / "source", scale.small_files, SMALL_FILE_BYTES)
-    counts = NODES[:2] if scale.is_quick else NODES
+    counts = QUICK_NODES if scale.is_quick else NODES
     whats = (LOADED, *map(_batching, BATCHES), *map(_recovery, counts[1:]))
     if any(scale.wants(_title(nodes, tree, what)) for nodes in counts for what in whats):
         yield from _small(folder, scale, tree, counts)

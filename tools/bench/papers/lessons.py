@@ -63,9 +63,25 @@ class Images:
     labels: torch.Tensor
 
 
+def accuracy(network: nn.Module, images: Images) -> float:
+    network.eval()
+    with torch.no_grad():
+        found = network(images.images.float()).argmax(dim=1)
+    return float((found == images.labels).float().mean())
+
+
+def mean_loss(network: nn.Module, images: Images) -> float:
+    """The mean squared error of a regression."""
+    network.eval()
+    with torch.no_grad():
+        return float(nn.functional.mse_loss(network(images.images.float()), images.labels))
+
+
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """What is learned: data, and the network for a seed."""
+    """What is learned: data, and the network for a seed. `loss`: with a `reduction`; `score`: of a trained network, by
+    images.
+    """
 
     title: str
     train: Images
@@ -74,12 +90,14 @@ class Subject:
     network: Callable[[int], nn.Module]
     batch: int
     learning_rate: float
+    loss: Callable[..., torch.Tensor] = nn.functional.cross_entropy
+    score: Callable[[nn.Module, Images], float] = accuracy
 
 
 @dataclass(slots=True)
 class Training:
-    """A training. `accuracies`: on the test images, after each epoch; `served`: by epoch, the samples in order;
-    `batch_losses`: by epoch, the mean loss of each batch.
+    """A training. `accuracies`: the scores on the test images, after each epoch; `served`: by epoch, the samples in
+    order; `batch_losses`: by epoch, the mean loss of each batch.
     """
 
     accuracies: list[float] = field(default_factory=list)
@@ -162,25 +180,18 @@ def learn(
             reader.consume()
             optimizer.zero_grad()
             outputs = network(train.images[samples].float())
-            losses = nn.functional.cross_entropy(outputs, train.labels[samples], reduction="none")
+            losses = subject.loss(outputs, train.labels[samples], reduction="none")
             factors = 1.0 if weights is None else torch.from_numpy(weights()).float()
             (losses * factors).mean().backward()
             optimizer.step()
             reader.record(losses.detach().numpy())
             served += samples
             batch_losses.append(float(losses.detach().mean()))
-        reader.note_accuracy(accuracy(network, subject.validation))
-        training.accuracies.append(accuracy(network, subject.test))
+        reader.note_accuracy(subject.score(network, subject.validation))
+        training.accuracies.append(subject.score(network, subject.test))
         training.served.append(served)
         training.batch_losses.append(batch_losses)
     return training
-
-
-def accuracy(network: nn.Module, images: Images) -> float:
-    network.eval()
-    with torch.no_grad():
-        found = network(images.images.float()).argmax(dim=1)
-    return float((found == images.labels).float().mean())
 
 
 def distinct(served: Sequence[Sequence[int]], samples: int) -> float:

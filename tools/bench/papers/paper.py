@@ -23,8 +23,12 @@ from bench.papers.paper_numbers import (
     BASE,
     BYTE_RATE,
     DURATION,
+    ENTROPY,
     EXPERIMENTS,
     GROUP,
+    LEVEL,
+    LEVELS,
+    LOSS,
     PER_PROCESSOR,
     PROCESSOR,
     RATE,
@@ -108,10 +112,22 @@ def _accuracy(folder: Path, scale: Scale, experiments: Sequence[Experiment]) -> 
 
 
 def _opportunistic(folder: Path, scale: Scale, experiments: Sequence[Experiment]) -> Iterator[Values]:
-    from bench.papers.opportunistic_training import opportunistic_training
+    from bench.papers.opportunistic_training import opportunistic_training, randomisation_level
 
     scale, name = replace(scale, epochs=1) if scale.is_quick else scale, "opportunistic_training"
-    yield values_of_storing(opportunistic_training(folder, scale, groups_of(experiments, name)), name)
+    found = opportunistic_training(folder, scale, groups_of(experiments, name))
+    yield values_of_storing(found.storing, name)
+    for percent, entropies in found.entropies.items():
+        level = randomisation_level(found.images, percent / 100)
+        yield {(name, LEVELS, f"{GROUP}{percent}"): {LEVEL: [level], ENTROPY: entropies}}
+
+
+def _regression(folder: Path, scale: Scale, experiments: Sequence[Experiment]) -> Iterator[Values]:
+    from bench.papers.regression import regression
+
+    scale, name = replace(scale, epochs=1) if scale.is_quick else scale, "regression"
+    for storing in regression(folder, scale, groups_of(experiments, name)):
+        yield values_of_storing(storing, name, LOSS)
 
 
 def _shade(folder: Path, scale: Scale, experiments: Sequence[Experiment]) -> Iterator[Values]:
@@ -126,6 +142,7 @@ def _shade(folder: Path, scale: Scale, experiments: Sequence[Experiment]) -> Ite
 COMPUTED: dict[str, Callable[[Path, Scale, Sequence[Experiment]], Iterator[Values]]] = {
     "accuracy": _accuracy,
     "opportunistic_training": _opportunistic,
+    "regression": _regression,
     "importance": _shade,
 }
 """What depends on seeds, and not on the machine."""
@@ -202,10 +219,10 @@ def _processor_values(figure: Figure) -> dict[str, Sequence[float]]:
     return {PROCESSOR: spent_s, PER_PROCESSOR: [figure.side.amount / each for each in spent_s]}
 
 
-def values_of_storing(storing: Storing, name: str = "accuracy") -> Values:
-    """The mean accuracy of the last epochs of each run, by group size."""
+def values_of_storing(storing: Storing, name: str = "accuracy", value: str = ACCURACY) -> Values:
+    """The mean accuracy, or what else a score is, of the last epochs of each run, by group size."""
     return {
-        (name, storing.title, f"{GROUP}{group}"): {ACCURACY: [fmean(run[-PART_EPOCHS:]) for run in runs]}
+        (name, storing.title, f"{GROUP}{group}"): {value: [fmean(run[-PART_EPOCHS:]) for run in runs]}
         for group, runs in storing.runs.items()
     }
 

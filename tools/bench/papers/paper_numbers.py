@@ -16,6 +16,9 @@ from bench.storage.servers import CLIENTS, COUNTS
 from bench.storage.snapshot import node_count
 
 RATE, BYTE_RATE, DURATION, ACCURACY = "units a second", "bytes a second", "seconds", "accuracy"
+LOSS, LEVEL, ENTROPY = "mean squared error", "level by the equations", "entropy of the order"
+LEVELS = "randomisation level"
+"""A trial of `opportunistic_training`."""
 PROCESSOR, PER_PROCESSOR = "processor seconds", "units a processor second"
 """Of all processes that take part and are counted."""
 GROUP = "G = "
