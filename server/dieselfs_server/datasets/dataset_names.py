@@ -2,9 +2,10 @@
 
 Metadata may be lost, and the header of a chunk says only what its writer wrote. So these records decide which dataset
 has a name, and no writer of one dataset can take the name of another when metadata is rebuilt. A name has one ID, as
-each version of its record is created exclusively. A drop adds a version that frees the name. It removes nothing, so a
-drop that others have overtaken cannot take the name of the next dataset. Names can be longer than file names, so a
-digest of the name is in the record's name.
+its record is created exclusively. A drop creates a version of the record that frees the name, and then lets the record
+refer to its versions. It removes nothing, so a drop that others have overtaken cannot take the name of the next
+dataset. The next ones add versions, exclusively too. So only names that were dropped need a list of their versions.
+Names can be longer than file names, so a digest of the name is in the record's name.
 """
 
 import logging
@@ -23,6 +24,9 @@ CLAIM_TRIES_MAX = 64
 _PREFIX = "dataset-"
 _RECORD = re.compile(rb"dieselfs-dataset 1 ([0-9a-f]{32}) ([^\n]+)\n")
 _FREE = b"dieselfs-dataset 1 free\n"
+"""In a version: no dataset has the name. In the record itself: its newest version counts."""
+
+_NEVER_USED = -1
 
 log = logging.getLogger(__name__)
 
@@ -41,7 +45,12 @@ class DatasetNames:
             number, found = self._newest(name)
             if found is not None:
                 return found
-            if self._versions(name).replace(number, _encode(name, dataset_id)):
+            content = _encode(name, dataset_id)
+            if number == _NEVER_USED:
+                is_taken = self._store.create_record(_record_name(name), content)
+            else:
+                is_taken = self._versions(name).replace(number, content)
+            if is_taken:
                 return dataset_id
         raise Unavailable(f"the name of dataset {name} changes too fast to be taken; try again")
 
@@ -71,23 +80,26 @@ class DatasetNames:
     def release(self, name: str, dataset_id: bytes) -> None:
         """Free the name of a dataset that was dropped; does nothing if it has become another's."""
         number, found = self._newest(name)
-        if found == dataset_id:
-            self._versions(name).replace(number, _FREE)
+        if found == dataset_id and self._versions(name).replace(number, _FREE) and number == 0:
+            self._store.put_record(_record_name(name), _FREE)  # never replaced again
 
     def _versions(self, name: str) -> VersionedRecord:
         return VersionedRecord(self._store, f"{_record_name(name)}-", VERSIONS_KEPT)
 
     def _newest(self, name: str) -> tuple[int, bytes | None]:
-        """The newest version of a name, and the ID of its dataset, None without one. Raises Damaged."""
-        number, content = self._versions(name).newest()
-        record = f"{_record_name(name)}-{number:020}"
-        stored: bytes | None = content
-        if not number:  # earlier servers had one version, without a number
-            record = _record_name(name)
-            stored = self._store.get_record(record)
-        if stored is None or stored == _FREE:
-            return number, None
-        found, dataset_id = _decode(stored, record)
+        """The newest version of a name, 0 for the record itself, and the ID of its dataset, None without one. Raises
+        Damaged.
+        """
+        number, record = 0, _record_name(name)
+        content = self._store.get_record(record)
+        if content is None:
+            return _NEVER_USED, None
+        if content == _FREE:
+            number, content = self._versions(name).newest()
+            record = f"{record}-{number:020}"
+            if not number or content == _FREE:
+                return number, None
+        found, dataset_id = _decode(content, record)
         if found != name:
             raise Damaged(f"object store: record {record!r} is that of dataset {found!r}, not of {name!r}")
         return number, dataset_id

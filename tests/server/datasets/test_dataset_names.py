@@ -5,6 +5,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
+from dieselfs.digests import extent_digest_of
 from dieselfs.errors import Damaged
 from dieselfs_server.datasets.dataset_names import VERSIONS_KEPT, DatasetNames
 from dieselfs_server.store.memory import MemoryStore
@@ -39,14 +40,31 @@ def test_a_name_is_released_only_by_its_dataset() -> None:
     assert names.claim("pets", TWO) == TWO
 
 
+class UnlistedStore(MemoryStore):
+    """A list of records takes as long as there are datasets, in a folder."""
+
+    def list_records(self, prefix: str) -> list[str]:
+        raise AssertionError("the records are listed")
+
+
+def test_names_that_were_never_dropped_are_made_and_found_without_a_list_of_records() -> None:
+    names = DatasetNames(UnlistedStore())
+    assert names.find("pets") is None
+    assert names.claim("pets", ONE) == names.claim("pets", TWO) == names.find("pets") == ONE
+
+
 class PausedStore(MemoryStore):
-    """Does `meanwhile` before the first change of a record."""
+    """Does `meanwhile` before a change of a record, the first one after `changes`."""
 
     def __init__(self) -> None:
         super().__init__()
         self.meanwhile: Callable[[], object] = lambda: None
+        self.changes = 0
 
     def _pause(self) -> None:
+        if self.changes:
+            self.changes -= 1
+            return
         meanwhile, self.meanwhile = self.meanwhile, lambda: None
         meanwhile()
 
@@ -54,13 +72,20 @@ class PausedStore(MemoryStore):
         self._pause()
         return super().create_record(name, content)
 
+    def put_record(self, name: str, content: bytes) -> None:
+        self._pause()
+        super().put_record(name, content)
+
     def delete_record(self, name: str) -> None:
         self._pause()
         super().delete_record(name)
 
 
+@pytest.mark.parametrize("changes", [0, 1])
 @pytest.mark.parametrize("uses", [1, 2, VERSIONS_KEPT])
-def test_a_drop_that_others_have_overtaken_leaves_the_name_of_the_next_dataset(uses: int) -> None:
+def test_a_drop_that_others_have_overtaken_leaves_the_name_of_the_next_dataset(
+    uses: int, changes: int
+) -> None:
     store = PausedStore()
     names, others = DatasetNames(store), DatasetNames(store)
     names.claim("pets", ONE)
@@ -72,10 +97,31 @@ def test_a_drop_that_others_have_overtaken_leaves_the_name_of_the_next_dataset(u
             others.release("pets", THREE)
         others.claim("pets", TWO)
 
-    store.meanwhile = overtake
+    store.meanwhile, store.changes = overtake, changes
     names.release("pets", ONE)
     assert (names.find("pets"), names.all()) == (TWO, {"pets": TWO})
     assert len(store.list_records("dataset-")) <= VERSIONS_KEPT + 1
+
+
+class Killed(Exception):
+    """Stands for the end of the process."""
+
+
+@pytest.mark.parametrize("changes", [0, 1])
+def test_a_drop_that_is_killed_is_completed_by_the_next(changes: int) -> None:
+    def die() -> None:
+        raise Killed
+
+    store = PausedStore()
+    names = DatasetNames(store)
+    names.claim("pets", ONE)
+    store.meanwhile, store.changes = die, changes
+    with pytest.raises(Killed):
+        names.release("pets", ONE)
+    assert names.find("pets") == ONE
+    names.release("pets", ONE)
+    assert (names.find("pets"), names.all()) == (None, {})
+    assert (names.claim("pets", TWO), names.all()) == (TWO, {"pets": TWO})
 
 
 def test_a_claim_that_another_has_overtaken_gets_the_id_of_the_other() -> None:
@@ -88,12 +134,8 @@ def test_a_claim_that_another_has_overtaken_gets_the_id_of_the_other() -> None:
 def test_records_of_earlier_servers_count_until_their_dataset_is_dropped() -> None:
     store = MemoryStore()
     names = DatasetNames(store)
-    names.claim("pets", ONE)
-    (record,) = store.list_records("dataset-")
-    content = store.get_record(record)
-    assert content is not None
-    store.delete_record(record)
-    store.put_record(record.rpartition("-")[0], content)
+    record = f"dataset-{extent_digest_of(b'pets').hex()}"
+    store.put_record(record, f"dieselfs-dataset 1 {ONE.hex()} pets\n".encode())
     assert (names.claim("pets", TWO), names.all()) == (ONE, {"pets": ONE})
     names.release("pets", ONE)
     assert (names.find("pets"), names.all()) == (None, {})
