@@ -157,6 +157,8 @@ class ChunkStoreSuite:
         store.put(OTHER_ID, CHUNK_ID, [b"1"])
         store.put_record("users", b"not a dataset")
         assert sorted(store.list_datasets()) == [OTHER_ID, DATASET_ID]
+        assert list(store.list_datasets({OTHER_ID})) == [DATASET_ID]
+        assert list(store.list_datasets({OTHER_ID, DATASET_ID})) == []
         store.delete(OTHER_ID, CHUNK_ID)
         assert list(store.list_datasets()) == [DATASET_ID]
 

@@ -8,7 +8,7 @@ All methods block.
 """
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from threading import Lock
 from time import monotonic
@@ -43,11 +43,12 @@ class Catalog:
         self._metadata = metadata
         self._clock = clock
         self._names = DatasetNames(store)
-        self._lock = Lock()  # guards the four below
+        self._lock = Lock()  # guards the two below
         self._ids: dict[str, bytes] = {}
-        self._nameless: dict[str, bytes] = {}  # without a record, by the name in their chunks
-        self._scanned_s = float("-inf")
         self._away_until_s: float | None = None  # None: the last call to the metadata store succeeded
+        self._scanning = Lock()  # guards the two below; held during a scan
+        self._lost: dict[str, bytes] = {}
+        self._scanned_s = float("-inf")
 
     def dataset(self, name: str) -> DatasetRecord | None:
         """The dataset's record, None if there is no such dataset.
@@ -57,7 +58,7 @@ class Catalog:
         try:
             record = self._metadata.dataset(name)
         except NotFound:
-            if self._stored_id(name) is None:
+            if self._stored_id(name, self._named) is None:
                 return None
             raise Unavailable(
                 f"the metadata of dataset {name} is lost, but its chunks exist; rebuild it: dlcmd rebuild dl://{name}"
@@ -76,7 +77,7 @@ class Catalog:
             record = self.dataset(name)
         except (Unavailable, Damaged):
             self.note_silence()
-            known = self.known_id(name) or self._stored_id(name)
+            known = self.known_id(name) or self._stored_id(name, dict)
             if known is None:
                 raise
             return known
@@ -106,47 +107,66 @@ class Catalog:
                 return None
             return known
 
-    def _stored_id(self, name: str) -> bytes | None:
-        """The ID of the dataset called `name` if it has chunks: by its record, else from the headers of chunks."""
-        known = self._names.find(name)
-        if known is None:
-            with self._lock:
-                if self._clock() - self._scanned_s > SCAN_INTERVAL_S:
-                    self._nameless = self._scan()
-                    self._scanned_s = self._clock()
-                known = self._nameless.get(name)
-        # This or another server may have dropped it since the scan.
-        return known if known is not None and any(self._store.list_chunks(known)) else None
-
-    def _scan(self) -> dict[str, bytes]:
-        """The datasets without a record, which may be lost as well, by the names in the headers of their chunks. A name
-        that two of them have, or that has a record, is left out: one of them could be a forgery.
+    def _stored_id(self, name: str, known: Callable[[], Mapping[bytes, str]]) -> bytes | None:
+        """The ID of the dataset called `name` if it has chunks: by its record, else from the headers of chunks; `known`
+        is that of `_scan`.
         """
-        named = self._names.all()
-        known = set(named.values())
+        dataset_id = self._names.find(name)
+        if dataset_id is None:
+            with self._scanning:
+                if self._clock() - self._scanned_s > SCAN_INTERVAL_S:
+                    self._lost = self._scan(known())
+                    self._scanned_s = self._clock()
+                dataset_id = self._lost.get(name)
+        # This or another server may have dropped it since the scan.
+        return dataset_id if dataset_id is not None and any(self._store.list_chunks(dataset_id)) else None
+
+    def _named(self) -> dict[bytes, str]:
+        """The names of the datasets that have metadata, by ID."""
+        return {each.dataset_id: each.name for each in self._metadata.datasets()}
+
+    def _built(self) -> dict[bytes, str]:
+        """Those of them whose metadata is not being rebuilt."""
+        named = self._named()
+        return {dataset_id: name for dataset_id, name in named.items() if not self._is_marked(dataset_id)}
+
+    def _scan(self, known: Mapping[bytes, str]) -> dict[str, bytes]:
+        """The datasets that have chunks, without the `known` ones, by name: that of their record, else the one in the
+        headers of their chunks. The latter is left out if two of them have it, or if it is known or has a record: one
+        of them could be a forgery.
+
+        While all are known, this reads neither records nor chunks.
+        """
+        lost = list(self._store.list_datasets(known))
+        if not lost:
+            return {}
+        named = {dataset_id: name for name, dataset_id in self._names.all().items()}
         found: dict[str, bytes] = {}
-        refused = set(named)
-        for dataset_id in self._store.list_datasets():
-            name = self._name_of(dataset_id) if dataset_id not in known else None
+        refused = {*named.values(), *known.values()}
+        for dataset_id in lost:
+            if dataset_id in named:
+                continue
+            name = self._name_of(dataset_id)
             if name in found or name in refused:
                 log.error("dataset %s has chunks with the name of another, %s", dataset_id.hex(), name)
                 found.pop(name, None)
                 refused.add(name)
             elif name is not None:
                 found[name] = dataset_id
-        return found
+        return found | {named[dataset_id]: dataset_id for dataset_id in lost if dataset_id in named}
 
     def lost_datasets(self) -> list[str]:
         """Names of the datasets that have chunks, but no metadata, or not all as a rebuild has not ended; sorted.
 
         Raises Unavailable.
         """
-        stored = {**self._scan(), **self._names.all()}
-        known = {
-            each.dataset_id for each in self._metadata.datasets() if not self._is_marked(each.dataset_id)
-        }
-        lost = {name: dataset_id for name, dataset_id in stored.items() if dataset_id not in known}
-        return sorted(name for name, dataset_id in lost.items() if any(self._store.list_chunks(dataset_id)))
+        lost = self._scan(self._built())
+        built = self._built() if lost else {}  # some may have been made, or dropped, meanwhile
+        return sorted(
+            name
+            for name, dataset_id in lost.items()
+            if dataset_id not in built and any(self._store.list_chunks(dataset_id))
+        )
 
     def _is_marked(self, dataset_id: bytes) -> bool:
         with suppress(NotFound):  # dropped since

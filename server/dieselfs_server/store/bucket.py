@@ -9,7 +9,7 @@ large record, which no listing shows. Buckets list names in order, from any name
 """
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
 from itertools import islice, takewhile
 from typing import Self
 
@@ -108,8 +108,8 @@ class BucketStore:
                 except InvalidInput:  # not a chunk, but an object of another program
                     continue
 
-    def list_datasets(self) -> Iterator[bytes]:
-        return with_chunks(self, self._bucket.folders())
+    def list_datasets(self, without: Container[bytes] = ()) -> Iterator[bytes]:
+        return with_chunks(self, self._bucket.folders(), without)
 
     def delete_dataset(self, dataset_id: bytes) -> None:
         folder = dataset_folder(dataset_id)

@@ -9,7 +9,7 @@ them in worker threads.
 
 import os
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Container, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Protocol, Self
@@ -80,8 +80,8 @@ class ObjectStore(Protocol):
         """
         ...
 
-    def list_datasets(self) -> Iterator[bytes]:
-        """IDs of the datasets with at least one chunk."""
+    def list_datasets(self, without: Container[bytes] = ()) -> Iterator[bytes]:
+        """IDs of the datasets with at least one chunk, but for those of `without`, for which no chunk is looked for."""
         ...
 
     def delete_dataset(self, dataset_id: bytes) -> None:
@@ -131,11 +131,11 @@ def dataset_folder(dataset_id: bytes) -> str:
     return dataset_id.hex()
 
 
-def with_chunks(store: ObjectStore, names: Iterable[str]) -> Iterator[bytes]:
-    """The IDs of the datasets among these names that have chunks."""
-    for name in filter(DATASET_FOLDER.fullmatch, names):
-        if next(store.list_chunks(bytes.fromhex(name)), None) is not None:
-            yield bytes.fromhex(name)
+def with_chunks(store: ObjectStore, names: Iterable[str], without: Container[bytes]) -> Iterator[bytes]:
+    """The IDs of the datasets among these names that have chunks, but for those of `without`."""
+    for dataset_id in map(bytes.fromhex, filter(DATASET_FOLDER.fullmatch, names)):
+        if dataset_id not in without and next(store.list_chunks(dataset_id), None) is not None:
+            yield dataset_id
 
 
 def check_record_name(name: str) -> str:

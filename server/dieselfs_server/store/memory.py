@@ -1,6 +1,6 @@
 """The object store in memory, for tests and experiments. It is lost with the process."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Iterator, Sequence
 from threading import Lock
 from typing import Self
 
@@ -50,10 +50,10 @@ class MemoryStore:
             chunk_ids = sorted(chunk_id for chunk_id in self._chunks.get(dataset_id, {}) if chunk_id >= first)
         return iter(chunk_ids)
 
-    def list_datasets(self) -> Iterator[bytes]:
+    def list_datasets(self, without: Container[bytes] = ()) -> Iterator[bytes]:
         with self._lock:
             dataset_ids = sorted(dataset_id for dataset_id, chunks in self._chunks.items() if chunks)
-        return iter(dataset_ids)
+        return (dataset_id for dataset_id in dataset_ids if dataset_id not in without)
 
     def delete_dataset(self, dataset_id: bytes) -> None:
         with self._lock:

@@ -21,7 +21,7 @@ import os
 import secrets
 import stat
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Self
 
@@ -296,8 +296,8 @@ class PosixStore:
     def list_chunks(self, dataset_id: bytes, since_s: int = 0) -> Iterator[bytes]:
         return _chunks_from(self._dataset_path(dataset_id), chunk_name(earliest_chunk_id(since_s)))
 
-    def list_datasets(self) -> Iterator[bytes]:
-        return with_chunks(self, _names(self._root))
+    def list_datasets(self, without: Container[bytes] = ()) -> Iterator[bytes]:
+        return with_chunks(self, _names(self._root), without)
 
     def delete_dataset(self, dataset_id: bytes) -> None:
         """One rename removes all chunks at once; then the space is freed."""

@@ -12,7 +12,7 @@ content is stored.
 """
 
 import secrets
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import takewhile
@@ -253,8 +253,8 @@ class RadosStore:
         found = self._pool.existing([_chunk_object(dataset_id, name) for name in names])
         return [parse_chunk_name(name) for name, is_there in zip(names, found, strict=True) if is_there]
 
-    def list_datasets(self) -> Iterator[bytes]:
-        return with_chunks(self, self._pool.keys(_DATASETS))
+    def list_datasets(self, without: Container[bytes] = ()) -> Iterator[bytes]:
+        return with_chunks(self, self._pool.keys(_DATASETS), without)
 
     def delete_dataset(self, dataset_id: bytes) -> None:
         times = _times_object(dataset_id)

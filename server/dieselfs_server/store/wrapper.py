@@ -20,7 +20,7 @@ import json
 import random
 import secrets
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -66,8 +66,8 @@ class StoreWrapper:
     def list_chunks(self, dataset_id: bytes, since_s: int = 0) -> Iterator[bytes]:
         return self._pass(self.store.list_chunks, dataset_id, since_s)
 
-    def list_datasets(self) -> Iterator[bytes]:
-        return self._pass(self.store.list_datasets)
+    def list_datasets(self, without: Container[bytes] = ()) -> Iterator[bytes]:
+        return self._pass(self.store.list_datasets, without)
 
     def delete_dataset(self, dataset_id: bytes) -> None:
         self._pass(self.store.delete_dataset, dataset_id)
@@ -302,8 +302,8 @@ class RetryingStore(StoreWrapper):
             seen = chunk_id
             yield chunk_id
 
-    def list_datasets(self) -> Iterator[bytes]:
-        yield from self._try("list_datasets", lambda: list(self.store.list_datasets()))
+    def list_datasets(self, without: Container[bytes] = ()) -> Iterator[bytes]:
+        yield from self._try("list_datasets", lambda: list(self.store.list_datasets(without)))
 
 
 MARKER_RECORD = "store"
@@ -354,8 +354,8 @@ class MarkedStore(StoreWrapper):
     def list_chunks(self, dataset_id: bytes, since_s: int = 0) -> Iterator[bytes]:
         return self._checked(super().list_chunks(dataset_id, since_s))
 
-    def list_datasets(self) -> Iterator[bytes]:
-        return self._checked(super().list_datasets())
+    def list_datasets(self, without: Container[bytes] = ()) -> Iterator[bytes]:
+        return self._checked(super().list_datasets(without))
 
     def list_records(self, prefix: str) -> list[str]:
         return [name for name in super().list_records(prefix) if name != MARKER_RECORD]

@@ -1,7 +1,9 @@
 """The store in a bucket keeps the contract of object stores, on a real S3 server, also when requests fail."""
 
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -11,6 +13,9 @@ from dieselfs.bucket.url import BucketUrl
 from dieselfs.chunk.builder import ChunkBuilder
 from dieselfs.chunk.ids import chunk_name
 from dieselfs.errors import AlreadyExists, Damaged, InvalidInput, NotFound, Unavailable
+from dieselfs_server.datasets.catalog import Catalog
+from dieselfs_server.datasets.dataset_names import DatasetNames
+from dieselfs_server.metadata.sqlite.store import SqliteMetadata
 from dieselfs_server.store.bucket import EXCLUSIVE_CHECK_S, BucketStore, check_exclusive
 from dieselfs_server.store.interface import ObjectStore
 from dieselfs_server.store.opening import open_store
@@ -301,6 +306,40 @@ def test_listing_since_then_asks_for_no_earlier_names(
     assert list(watched.list_chunks(DATASET_ID, 200)) == [chunk_at(200)]
     (request,) = proxy.requests
     assert f"start-after=a%2Fprefix%2F{DATASET_ID.hex()}%2F{chunk_name(chunk_at(200))[:5]}" in request
+
+
+def test_calls_cost_as_many_requests_however_many_datasets_there_are(
+    gateway: S3Server, proxy: HttpProxy
+) -> None:
+    store, asked = opened(gateway.url("names", proxy.endpoint)), list[dict[str, int]]()
+    names = DatasetNames(store)
+    names.claim("dropped", OTHER_ID)
+    names.release("dropped", OTHER_ID)
+    proxy.obey(lambda request, number: Pass())
+
+    def requests(call: Callable[[], object]) -> int:
+        before = len(proxy.requests)
+        call()
+        return len(proxy.requests) - before
+
+    with closing(SqliteMetadata(":memory:")) as metadata:
+        for number in range(12):
+            dataset_id = bytes([number]) * 16
+            new = requests(partial(names.claim, f"set-{number}", dataset_id))
+            store.put(dataset_id, CHUNK_ID, [b"x"])
+            metadata.create_dataset(f"set-{number}", dataset_id)
+            asked.append(
+                {
+                    "a new name": new,
+                    "its dataset at the start of a server": requests(
+                        partial(names.claim, "set-0", bytes(16))
+                    ),
+                    "a name that was dropped": requests(partial(names.find, "dropped")),
+                    "a name that does not exist": requests(partial(Catalog(store, metadata).dataset, "none")),
+                    "lost datasets": requests(Catalog(store, metadata).lost_datasets),
+                }
+            )
+    assert asked == [dict(zip(asked[0], (2, 1, 3, 2, 1), strict=True))] * 12
 
 
 def test_a_store_may_be_the_whole_bucket(gateway: S3Server, direct: BucketStore) -> None:
