@@ -4,16 +4,16 @@ Chunks are identified by their numbers in the snapshot, which both nodes have.
 """
 
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
-from itertools import accumulate, chain
-from operator import attrgetter
-from typing import Any
+from itertools import chain
+from operator import add, attrgetter
+from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
+from dieselfs.arrays import Ranges
 from dieselfs.columns import U32
 from dieselfs.errors import InvalidInput
 from dieselfs.limits import PEER_ANSWER_BYTES_MAX, PEER_CHUNKS_MAX, RANGES_PER_REQUEST_MAX
@@ -71,31 +71,36 @@ def encode_requests(requests: Sequence[PeerRequest]) -> dict[str, object]:
 _range_of = attrgetter("offset", "length")
 
 
-@dataclass(frozen=True, slots=True)
-class ReceivedRequest:
-    """As `PeerRequest`, on the owner. `ranges`: shape (n, 2), offset and length in the payload. `wanted_bytes`: of the
-    chunk, with what other readers of a shared plan will soon request.
+class ReceivedRequest(NamedTuple):
+    """As `PeerRequest`, on the owner. `starts` and `ends`: of the ranges in the payload, none for all of it.
+    `wanted_bytes`: of the chunk, with what other readers of a shared plan will soon request.
     """
 
     chunk: int
     length_bytes: int
-    ranges: npt.NDArray[np.int64]
+    starts: Sequence[int]
+    ends: Sequence[int]
     wanted_bytes: int
 
     @property
-    def is_whole(self) -> bool:
-        return not len(self.ranges)
+    def ranges(self) -> Ranges:
+        """Offset and length of each range."""
+        starts = np.array(self.starts, np.int64)
+        return np.column_stack((starts, np.array(self.ends, np.int64) - starts))
 
-    def of(self, payload: memoryview) -> Iterator[memoryview]:
+    def of(self, payload: memoryview) -> list[memoryview]:
         """The ranges of the payload; adjacent ones are joined."""
-        start, end = 0, len(payload) if self.is_whole else 0
-        for offset, length in self.ranges.tolist():
-            if offset != end:
-                if start < end:
-                    yield payload[start:end]
-                start = offset
-            end = offset + length
-        yield payload[start:end]
+        if not self.starts:
+            return [payload]
+        parts: list[memoryview] = []
+        start = end = self.starts[0]
+        for next_start, next_end in zip(self.starts, self.ends, strict=True):
+            if next_start != end:
+                parts.append(payload[start:end])
+                start = next_start
+            end = next_end
+        parts.append(payload[start:end])
+        return parts
 
 
 def decode_requests(arguments: Any, snapshot: Snapshot) -> list[ReceivedRequest]:
@@ -108,29 +113,31 @@ def decode_requests(arguments: Any, snapshot: Snapshot) -> list[ReceivedRequest]
         raise InvalidInput(
             "malformed request: chunks and counts must be equally many u32, ranges pairs of u32"
         )
-    # Most requests are one range of one chunk, for which NumPy columns would dominate the cost.
-    chunks, counts = (
-        struct.unpack(f"<{len(column) // 4}I", column) for column in (arguments.chunks, arguments.counts)
+    # A request has some dozen ranges: starting NumPy takes longer than these loops.
+    chunks, counts, numbers = (
+        struct.unpack(f"<{len(column) // 4}I", column)
+        for column in (arguments.chunks, arguments.counts, arguments.ranges)
     )
-    ranges = np.frombuffer(arguments.ranges, U32).astype(np.int64).reshape(-1, 2)
-    if not 0 < len(chunks) <= PEER_CHUNKS_MAX or len(ranges) > RANGES_PER_REQUEST_MAX:
-        raise InvalidInput(f"{len(ranges)} ranges of {len(chunks)} chunks exceed the limits of a request")
-    if sum(counts) != len(ranges):
-        raise InvalidInput(f"malformed request: {len(ranges)} ranges, {sum(counts)} in the counts")
+    starts, lengths = numbers[::2], numbers[1::2]
+    if not 0 < len(chunks) <= PEER_CHUNKS_MAX or len(starts) > RANGES_PER_REQUEST_MAX:
+        raise InvalidInput(f"{len(starts)} ranges of {len(chunks)} chunks exceed the limits of a request")
+    if sum(counts) != len(starts):
+        raise InvalidInput(f"malformed request: {len(starts)} ranges, {sum(counts)} in the counts")
     if max(chunks) >= snapshot.chunk_count:
         raise InvalidInput(f"the snapshot has no chunk {max(chunks)}")
-    payload_lengths = [*map(snapshot.chunk_payload_length, chunks)]
-    if (ranges.sum(axis=1) > np.repeat(payload_lengths, counts)).any():
-        raise InvalidInput("malformed request: a range ends after the end of its payload")
-    bytes_before = [0, *accumulate(ranges[:, 1].tolist())]
+    ends = tuple(map(add, starts, lengths))
     requests = []
     first = 0
-    for chunk, count, payload_bytes in zip(chunks, counts, payload_lengths, strict=True):
-        end = first + count
-        length_bytes = bytes_before[end] - bytes_before[first] if count else payload_bytes
+    for chunk, count in zip(chunks, counts, strict=True):
+        payload_bytes = length_bytes = snapshot.chunk_payload_length(chunk)
+        here = slice(first, first + count)
+        if count:
+            length_bytes = sum(lengths[here])
+            if max(ends[here]) > payload_bytes:
+                raise InvalidInput("malformed request: a range ends after the end of its payload")
         wanted_bytes = payload_bytes if arguments.is_shared_plan else length_bytes
-        requests.append(ReceivedRequest(chunk, length_bytes, ranges[first:end], wanted_bytes))
-        first = end
+        requests.append(ReceivedRequest(chunk, length_bytes, starts[here], ends[here], wanted_bytes))
+        first += count
     total_bytes = sum([each.length_bytes for each in requests])
     if total_bytes > PEER_ANSWER_BYTES_MAX:
         raise InvalidInput(f"{total_bytes} bytes requested, limit {PEER_ANSWER_BYTES_MAX}")

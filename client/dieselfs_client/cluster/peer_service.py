@@ -188,7 +188,7 @@ class PeerService:
             else:
                 states.append(ChunkAvailability.HERE)
                 here.append((each, payload))
-                if not each.is_whole:
+                if each.starts and each.chunk not in self._node_cache.policy.pinned:
                     self._node_cache.policy.handed_out(each.chunk, each.ranges)
         self._chunks.value += len(states)
         for state, counter in self._by_state.items():
