@@ -33,12 +33,16 @@ class TlsStream:
 
     async def receive_into(self, destination: memoryview) -> int:
         """At least one byte; 0 if the client has closed."""
-        await trio.lowlevel.checkpoint()
+        engine, has_waited = self._engine, False
         try:
-            while not (filled := self._engine.decrypt_into(destination)):
-                await self._receive("it closed the connection")
+            filled = engine.decrypt_into(destination) if engine.waiting_bytes else 0
+            while not filled:
+                has_waited |= await self._receive("it closed the connection")
+                filled = engine.decrypt_into(destination)
         except ConnectionError:
-            return 0
+            filled = 0
+        if not has_waited:  # a client that sends without a pause must not starve the others
+            await trio.lowlevel.checkpoint()
         return filled
 
     def encrypted(self, views: Sequence[Buffer]) -> Iterator[list[Buffer]]:
@@ -53,8 +57,9 @@ class TlsStream:
         if taken:
             yield taken
 
-    async def _receive(self, reason: str) -> None:
-        view = scratch()[:STEP_BYTES]  # OpenSSL keeps as much memory for this connection
+    async def _receive(self, reason: str) -> bool:
+        """Take what has arrived; returns whether it had to wait."""
+        view, has_waited = scratch()[:STEP_BYTES], False  # OpenSSL keeps as much memory for this connection
         while True:
             try:
                 # No checkpoint, so other tasks can use the memory.
@@ -62,9 +67,11 @@ class TlsStream:
                 break
             except BlockingIOError:
                 await trio.lowlevel.wait_readable(self._socket)
+                has_waited = True
         if not size:
             raise ConnectionResetError(reason)
         self._engine.feed(view[:size])
+        return has_waited
 
 
 def _steps(views: Sequence[Buffer]) -> Iterator[Buffer]:
