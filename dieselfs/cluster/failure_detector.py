@@ -23,6 +23,7 @@ PEER_RETURN_S = 10.0
 
 FIRST_SHARE = 1 / 16
 """Share of its chunks for which a peer gets requests as soon as it has recovered."""
+_NOBODY: frozenset[str] = frozenset()
 
 
 def share_after(returning_s: float) -> float:
@@ -103,6 +104,8 @@ class FailureDetector:
 
     def suspected(self) -> frozenset[str]:
         """The nodes that are avoided or returning: they get requests for only a share of their chunks."""
+        if not self._suspects:
+            return _NOBODY
         return frozenset([node for node in list(self._suspects) if self._suspect(node) is not None])
 
     def due(self) -> list[str]:

@@ -33,6 +33,7 @@ from dieselfs.limits import (
 )
 from dieselfs.net.auth import PEER_ROLE
 from dieselfs.rpc.connection import Connection, connected
+from dieselfs.sources.server import PART_BYTES
 from dieselfs.telemetry import catalogue
 from dieselfs.telemetry.registry import Registry
 from dieselfs.telemetry.series import Window
@@ -96,6 +97,7 @@ class PrioritySemaphore:
 
 
 _STATES = frozenset(ChunkAvailability)
+_HERE = int(ChunkAvailability.HERE)
 
 _log = logging.getLogger(__name__)
 
@@ -262,16 +264,17 @@ class PeerClient:
         self,
         peer: Member,
         requests: Sequence[PeerRequest],
-        receive: Callable[[PeerRequest, memoryview], Iterator[memoryview]],
+        receive: Callable[[Sequence[PeerRequest], memoryview], Iterator[memoryview]],
         is_retry: bool = False,
         queue_timeout_s: float = math.inf,
         asked: Callable[[Connection], None] | None = None,
     ) -> list[ChunkAvailability]:
         """Request extents from a peer. Returns the state of each chunk.
 
-        For each chunk that the peer has, `receive` gets the buffer of the extents, joined: the request's destination
-        if it has one. It yields all parts of it, in their order; each is full when the next is requested, and further
-        bytes are in flight. It raises ProtocolError for wrong bytes, and must be fast: it blocks the connection.
+        For each chunk that the peer has, `receive` gets the request and the buffer of its bytes: the request's
+        destination if it has one. It gets requests for extents together, up to PART_BYTES in one buffer. It yields all
+        parts of the buffer, in their order; each is full when the next is requested, and further bytes are in flight.
+        It raises ProtocolError for wrong bytes, and must be fast: it blocks the connection.
         `is_retry`: all chunks were in flight at the last request, so first requests precede this one.
         `queue_timeout_s` bounds the wait for a connection. `asked` is called when the request has been sent. It may
         wait for the reply to begin; an error cancels the request, and is no failure of the peer unless it is
@@ -287,12 +290,12 @@ class PeerClient:
             # One buffer for all requests without a destination: large pages make it cheaper than many.
             new_bytes = sum(n for each, n in zip(requests, lengths, strict=True) if each.destination is None)
             left = np.empty(new_bytes, np.uint8).data
-            for each, state, length in zip(requests, reply.states, lengths, strict=True):
-                if state == ChunkAvailability.HERE:
-                    view = each.destination
-                    if view is None:
-                        view, left = left[:length], left[length:]
-                    yield from receive(each, view)
+            here = [each for each, state in zip(requests, reply.states, strict=True) if state == _HERE]
+            for group, length in _groups(here):
+                view = group[0].destination
+                if view is None:
+                    view, left = left[:length], left[length:]
+                yield from receive(group, view)
 
         arguments = encode_requests(requests)
         with METER.timed("peer", but=["verification"]):
@@ -412,13 +415,27 @@ class PeerClient:
                     connection.close()
 
 
+def _groups(requests: Sequence[PeerRequest]) -> Iterator[tuple[list[PeerRequest], int]]:
+    """The same requests in order, those for extents together, and the bytes of each group: PART_BYTES at most, or one
+    request.
+    """
+    group: list[PeerRequest] = []
+    group_bytes = 0
+    for each in requests:
+        is_small = bool(each.extents) and each.destination is None
+        if group and not (is_small and group[0].extents and group_bytes + each.length_bytes <= PART_BYTES):
+            yield group, group_bytes
+            group, group_bytes = [], 0
+        group.append(each)
+        group_bytes += each.length_bytes
+    if group:
+        yield group, group_bytes
+
+
 def _lengths(requests: Sequence[PeerRequest], states: bytes) -> list[int]:
     """The bytes that follow for each chunk. Raises ProtocolError for invalid states."""
     if len(states) != len(requests) or not _STATES.issuperset(states):
         raise ProtocolError(
             f"malformed reply: {len(states)} states for {len(requests)} chunks, or unknown ones"
         )
-    return [
-        each.length_bytes if state == ChunkAvailability.HERE else 0
-        for each, state in zip(requests, states, strict=True)
-    ]
+    return [each.length_bytes if state == _HERE else 0 for each, state in zip(requests, states, strict=True)]

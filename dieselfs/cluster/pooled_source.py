@@ -11,6 +11,7 @@ threads, and waits for sockets.
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from itertools import chain
 from queue import SimpleQueue
 
 from blake3 import blake3
@@ -233,20 +234,22 @@ class PooledSource:
         """One request: the received extents, verified, and the states; none if the peer failed or was overtaken."""
         came: list[tuple[PeerRequest, ChunkResult]] = []
 
-        def receive(request: PeerRequest, content: memoryview) -> Iterator[memoryview]:
-            if request.extents:
+        def receive(requests: Sequence[PeerRequest], content: memoryview) -> Iterator[memoryview]:
+            chunk = requests[0].chunk
+            if requests[0].extents:
                 yield content
-                slices = Slices.joined(content, request.extents)
-                is_right = is_intact(self._snapshot, request.chunk, slices, request.extents)
+                extents = [*chain.from_iterable(each.extents for each in requests)]
+                slices = Slices.joined(content, extents)
+                is_right = is_intact(self._snapshot, chunk, slices, extents)
             else:
                 digest = blake3()
                 yield from hashed_parts(content, digest)
                 slices = Slices.of_payload(content)
-                is_right = digest.digest() == self._snapshot.chunk_digest(request.chunk)
+                is_right = digest.digest() == self._snapshot.chunk_digest(chunk)
             if not is_right:
-                raise ProtocolError(f"wrong bytes for chunk {request.chunk}")
-            self._counted.count(self._counted.from_peers, _count(request), request.length_bytes)
-            came.append((request, slices))
+                raise ProtocolError(f"wrong bytes for chunk {chunk}, or others in the same part of the reply")
+            self._counted.count(self._counted.from_peers, len(slices), len(content))
+            came.extend(zip(requests, slices.split(map(_count, requests)), strict=True))
 
         try:
             states = self._peers.extents(

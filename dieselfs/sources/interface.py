@@ -38,6 +38,14 @@ class Slices:
         lengths = [extent.length for extent in extents]
         return cls(content, [0, *accumulate(lengths[:-1])] if lengths else [], lengths)
 
+    def split(self, counts: Iterable[int]) -> "Iterator[Slices]":
+        """The same extents in parts, with these numbers of extents."""
+        first = 0
+        for count in counts:
+            part = slice(first, first + count)
+            yield Slices(self.content, self.starts[part], self.lengths[part])
+            first += count
+
     def __len__(self) -> int:
         return len(self.starts)
 

@@ -46,11 +46,11 @@ class Meter:
 
     def after_fork(self) -> None:
         self._lock = Lock()
-        self._spent = np.zeros(len(CAUSES))
+        self._spent = [0.0] * len(CAUSES)  # by cause
 
     def spent(self) -> Seconds:
         with self._lock:
-            return self._spent.copy()
+            return np.array(self._spent)
 
     def spent_for(self, cause: str) -> float:
         """Rounded to microseconds."""
@@ -64,11 +64,11 @@ class Meter:
     def timed(self, cause: str, but: Sequence[str] = ()) -> Iterator[None]:
         """The time of the block; `but`: less what is spent for these causes meanwhile, as part of the block."""
         others = [CAUSES.index(each) for each in but]
-        began_s, before_s = self._clock(), float(self._spent[others].sum())
+        began_s, before_s = self._clock(), sum([self._spent[each] for each in others])
         try:
             yield
         finally:
-            inside_s = float(self._spent[others].sum()) - before_s
+            inside_s = sum([self._spent[each] for each in others]) - before_s
             self.add(cause, max(self._clock() - began_s - inside_s, 0.0))
 
 

@@ -5,7 +5,7 @@ import socket
 import threading
 import time
 from collections import ChainMap
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import replace
@@ -86,11 +86,12 @@ def ask(peers: PeerClient, peer: Member, snapshot: Snapshot, chunk: int = 0) -> 
     return bytes(came[chunk])
 
 
-def into(came: dict[int, memoryview]) -> Callable[[PeerRequest, memoryview], Iterator[memoryview]]:
+def into(came: dict[int, memoryview]) -> Callable[[Sequence[PeerRequest], memoryview], Iterator[memoryview]]:
     """Receive content into a dictionary, by chunk."""
 
-    def receive(request: PeerRequest, content: memoryview) -> Iterator[memoryview]:
+    def receive(requests: Sequence[PeerRequest], content: memoryview) -> Iterator[memoryview]:
         yield content
+        (request,) = requests
         came[request.chunk] = content
 
     return receive
@@ -447,6 +448,22 @@ def test_a_lie_is_found_out_counted_and_avoided(packed: PackedDataset, lie: str,
         assert source.metrics.numbers()["requested.from_servers"] == 3
 
 
+def test_one_lie_among_many_extents_brings_no_wrong_byte(packed: PackedDataset) -> None:
+    def one_wrong(right: list[bytes]) -> tuple[Any, bytes]:
+        return extents(HERE * len(right), sum(map(len, right))), b"".join(
+            [*right[:-1], bytes(len(right[-1]))]
+        )
+
+    peers = peer_client(packed)
+    with lying_peer(packed, one_wrong) as peer, pooled(packed, peers, peer) as source:
+        wanted = {n: packed.snapshot.extents(packed.snapshot.find(b"%d" % n)) for n in range(CHUNKS)}
+        brought = ChainMap(*source.fetch_many(Wanted(wanted)))
+        for n, slices in brought.items():
+            assert isinstance(slices, Slices) and [*map(bytes, slices)] == [bytes([n]) * CHUNK_BYTES]
+        assert len(brought) == CHUNKS and peers.detector.is_avoided("liar")
+        assert peers.metrics.as_dict()["peers"]["corrupt"] == 1
+
+
 def test_a_peer_that_hangs_up_in_the_middle_costs_no_read(packed: PackedDataset) -> None:
     def half(right: list[bytes]) -> tuple[Any, bytes]:
         return extents(HERE, len(right[0])), right[0][:100]
@@ -483,6 +500,24 @@ def test_what_has_a_destination_goes_there_and_nowhere_else(packed: PackedDatase
         peers.close()
     assert states == [ChunkAvailability.HERE] * 3 and came[1] is place
     assert [*map(bytes, came.values())] == [bytes([chunk]) * CHUNK_BYTES for chunk in range(3)]
+
+
+def test_extents_come_together_and_whole_chunks_alone(packed: PackedDataset) -> None:
+    def of(chunk: int) -> PeerRequest:
+        return PeerRequest.of_extents(chunk, packed.snapshot.extents(packed.snapshot.find(b"%d" % chunk)))
+
+    came: list[tuple[list[int], bytes]] = []
+
+    def receive(requests: Sequence[PeerRequest], content: memoryview) -> Iterator[memoryview]:
+        yield content
+        came.append(([request.chunk for request in requests], bytes(content)))
+
+    peers = peer_client(packed)
+    with running_node(packed) as node:
+        peers.extents(node.member, [of(1), of(0), PeerRequest.whole(packed.snapshot, 2), of(3)], receive)
+        peers.close()
+    joined = [b"".join(bytes([chunk]) * CHUNK_BYTES for chunk in chunks) for chunks in ([1, 0], [2], [3])]
+    assert came == [([1, 0], joined[0]), ([2], joined[1]), ([3], joined[2])]
 
 
 def test_received_bytes_are_counted(packed: PackedDataset) -> None:
