@@ -1,11 +1,12 @@
-"""One user of each right attacks with everything that the protocol has; another one reads and writes meanwhile."""
+"""One user of each right attacks with everything that the protocol has; another one reads and writes meanwhile,
+and after `kill -9`, while the server applies chunks of the attackers."""
 
 import os
 from collections.abc import Sequence
 from pathlib import Path
 
 from dieselfs.limits import GIB
-from lab.attack import attack, percentile
+from lab.attack import BACKLOG_CHUNKS, attack, percentile
 from tests.support.redis import needs_redis, running_redis
 
 ATTACK_S = float(os.environ.get("DIESELFS_ATTACK_S", "5"))
@@ -22,7 +23,8 @@ def check(folder: Path, options: Sequence[str] = ()) -> None:
         print(
             f"{len(took_s)} {kind}, median {percentile(took_s, 0.5):.3f} s, 99 % {percentile(took_s, 0.99):.3f} s"
         )
-    print(f"{suffered.resident_bytes / GIB:.2f} GiB, restart {suffered.restart_s:.1f} s")
+    restart = f"restart {suffered.restart_s:.1f} s, whole after {suffered.whole_s:.1f} s"
+    print(f"{suffered.resident_bytes / GIB:.2f} GiB, {restart}")
     assert not suffered.failures
     for took_s in (suffered.reads_s, suffered.writes_s):
         assert len(took_s) >= CALLS_MIN
@@ -30,6 +32,7 @@ def check(folder: Path, options: Sequence[str] = ()) -> None:
         assert percentile(took_s, share) < CALL_S_MAX
     assert suffered.resident_bytes < RESIDENT_BYTES_MAX
     assert suffered.restart_s < RESTART_S_MAX
+    assert suffered.is_served_first and suffered.backlog_chunks == BACKLOG_CHUNKS
 
 
 def test_nobody_waits_for_attackers(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """Users of each right attack a server with everything that the protocol has, while another user reads and writes small
-files. This module starts processes and threads.
+files. Then the server is killed, and starts with chunks of the attackers' dataset that it has still to apply. This
+module starts processes and threads.
 
 `python -m lab.attack` is one attacker: a JSON object with the fields of `Attacker` on its standard input, until a time.
 """
@@ -11,8 +12,9 @@ import sys
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from itertools import count, cycle
 from pathlib import Path
 from threading import Thread
@@ -24,7 +26,7 @@ from dieselfs.chunk.builder import ChunkBuilder
 from dieselfs.chunk.ids import ChunkIdSource
 from dieselfs.chunk.source import AttachedSource
 from dieselfs.dataset import Dataset
-from dieselfs.errors import DieselfsError
+from dieselfs.errors import DieselfsError, Unavailable
 from dieselfs.limits import (
     BULK_BYTES_PER_USER_MAX,
     CHUNK_OBJECT_BYTES_MAX,
@@ -45,6 +47,7 @@ from dieselfs.rpc.messages import encode_call, frame
 from dieselfs.rpc.records import CopyRequest
 from dieselfs.settings import Settings
 from dieselfs.snapshot.reader import Snapshot
+from dieselfs_server.store.posix import PosixStore
 from lab.server import RunningServer, start_server
 
 SHARED, OWN, OTHER = "shared", "of-attacker", "of-other"
@@ -66,6 +69,13 @@ PAUSE_S = 0.02
 """Between two calls of the user who suffers."""
 ROOM_BYTES = 256 * MIB
 """The attackers' quota: the test is about time, not about disks."""
+
+BACKLOG = b"backlog"
+BACKLOG_CHUNKS, BACKLOG_ENTRIES = 100, 4_000
+"""Chunks of the attackers' dataset that are in the store, and not in the metadata, when the server starts again; each
+has the files of a folder of its own in BACKLOG."""
+WHOLE_TIMEOUT_S = 120.0
+"""For the attackers' dataset, until all of them are applied."""
 
 SOURCES = "sources"
 SOURCE_BYTES = 32 * MIB
@@ -292,8 +302,9 @@ def _snapshot(dataset: str) -> dict[str, object]:
 @dataclass(frozen=True)
 class Suffered:
     """What another user had of the server during an attack: seconds of each small read and write, and errors; the
-    memory of the server; how long it took after `kill -9` until their file and those in all other datasets but the
-    attackers' were read again.
+    memory of the server. `restart_s`: after `kill -9`, until they could list, read and write again, and a file in each
+    dataset but the attackers' was read. `is_served_first`: whether no call on this one was answered by then. `whole_s`:
+    until it was served, with this number of chunks of its backlog.
     """
 
     reads_s: Sequence[float]
@@ -301,6 +312,9 @@ class Suffered:
     failures: Sequence[str]
     resident_bytes: int
     restart_s: float
+    is_served_first: bool
+    backlog_chunks: int
+    whole_s: float
 
 
 def percentile(values: Sequence[float], share: float) -> float:
@@ -330,19 +344,67 @@ def attack(folder: Path, duration_s: float, options: Sequence[str] = ()) -> Suff
         server.kill()
         for process in processes:
             process.kill()
+        _leave_backlog(folder, bytes.fromhex(attackers[0].dataset_id))
         started_s = time.monotonic()
         server = start_server(folder, options, is_new=False)
-        with closing(server.client()) as client:
-            for dataset in (OTHER, *BYSTANDERS):
-                client._value("read_file", dataset=dataset, path=b"small")
-            client._value("read_file", dataset=SHARED, path=b"d/7")
-        restart_s = time.monotonic() - started_s
+        keys = [Path(attacker.key_file) for attacker in attackers if attacker.right == "write"]
+        with ThreadPoolExecutor() as pool:
+            asking = [
+                pool.submit(_until_whole, server, key) for key in keys for _ in range(CONNECTIONS["write"])
+            ]
+            _use(server)
+            restart_s = time.monotonic() - started_s
+            is_served_first = not any(each.done() for each in asking)
+            backlog_chunks = min(each.result() for each in asking)
+        whole_s = time.monotonic() - started_s
     finally:
         for process in processes:
             process.kill()
             process.wait()
         server.kill()
-    return Suffered(reads_s, writes_s, failures, resident, restart_s)
+    return Suffered(
+        reads_s, writes_s, failures, resident, restart_s, is_served_first, backlog_chunks, whole_s
+    )
+
+
+def _leave_backlog(folder: Path, dataset_id: bytes) -> None:
+    """Store chunks as servers leave them that are killed in the middle of commits."""
+    builder, ids = ChunkBuilder(), ChunkIdSource()
+    for number in range(BACKLOG_ENTRIES):
+        builder.add_file(b"%x" % number, b"1", 0o644, 0)
+    sealed = builder.seal()
+    with closing(PosixStore.open(f"posix://{folder}/chunks", False)) as store:
+        for chunk in range(BACKLOG_CHUNKS):
+            top, chunk_id = b"%s/%x/" % (BACKLOG, chunk), ids.next()
+            entries = [(top + entry[0], *entry[1:]) for entry in sealed.entries]
+            parts = replace(sealed, entries=entries).encode(chunk_id, OWN, dataset_id, time.time_ns())
+            store.put(dataset_id, chunk_id, parts)
+
+
+def _until_whole(server: RunningServer, key_file: Path) -> int:
+    """Ask for the backlog until the server no longer refuses; how many of its chunks there are. Raises Unavailable."""
+    ends_s = time.monotonic() + WHOLE_TIMEOUT_S
+    with closing(server.client(key_file)) as client:
+        while True:
+            try:
+                return len(client.list_folder(OWN, BACKLOG, b"", LISTING_ENTRIES_MAX))
+            except Unavailable:
+                if time.monotonic() > ends_s:
+                    raise
+            time.sleep(PAUSE_S)
+
+
+def _use(server: RunningServer) -> None:
+    """List, read and write as the other user, and read a file of each dataset but the attackers'."""
+    with closing(server.client(server.folder / f"{OTHER}.key")) as client:
+        assert OTHER in {dataset.name for dataset in client.datasets()} and not client.lost_datasets()
+        client.list_folder(OTHER, b"", b"", LISTING_ENTRIES_MAX)
+        _read(client, b"small")
+        _write(client, b"small")
+    with closing(server.client()) as client:
+        for dataset in BYSTANDERS:
+            client._value("read_file", dataset=dataset, path=b"small")
+        client._value("read_file", dataset=SHARED, path=b"d/7")
 
 
 def _prepared(server: RunningServer, until_s: float) -> Iterator[Attacker]:
@@ -375,7 +437,7 @@ def _prepared(server: RunningServer, until_s: float) -> Iterator[Attacker]:
 
 def _suffer(server: RunningServer, until_s: float) -> tuple[list[float], list[float], list[str]]:
     reads_s, writes_s, failures = list[float](), list[float](), list[str]()
-    with closing(server.client(server.user("other", **{OTHER: "write"}))) as client:
+    with closing(server.client(server.user(OTHER, **{OTHER: "write"}))) as client:
         while time.monotonic() < until_s:
             for took_s, work in ((reads_s, _read), (writes_s, _write)):
                 started_s = time.monotonic()
