@@ -22,7 +22,10 @@ MEMORY = ":memory:"
 
 BUSY_TIMEOUT_S = 30.0
 """Timeout of a transaction that waits for another process."""
-BUSY_PAUSE_S = 0.01
+BUSY_PAUSE_S = 0.003
+"""One that writes looks again after this time. SQLite itself would pause for up to 0.1 s, and miss the moments between
+large transactions of another process.
+"""
 CACHE_KIB = 64 * 1024
 LOG_PAGES = 4096
 """At this many pages (4 KiB) the write-ahead log is copied into the database; only then is fsync called."""
@@ -95,6 +98,9 @@ class Connections:
         writer = _connect(self._path)
         try:
             _prepare(writer, self._path)
+            writer.execute(
+                "PRAGMA busy_timeout = 0"
+            )  # with a write-ahead log only BEGIN waits: `_unless_busy`
         except BaseException:
             writer.close()
             raise
@@ -148,7 +154,7 @@ class Connections:
         with self._translated(), self._write_lock:
             self._check_open()
             self._writer.execute(f"PRAGMA synchronous = {'FULL' if is_durable else 'NORMAL'}")
-            with _transaction(self._writer, "BEGIN IMMEDIATE"):
+            with _writing(self._writer):
                 yield self._writer
 
     @contextmanager
@@ -247,8 +253,9 @@ def _fault_of_opening() -> str:
 
 
 @contextmanager
-def _transaction(connection: sqlite3.Connection, begin: str) -> Iterator[None]:
-    connection.execute(begin)
+def _writing(connection: sqlite3.Connection) -> Iterator[None]:
+    """A transaction that writes, for one process at a time."""
+    _unless_busy(connection, "BEGIN IMMEDIATE")
     try:
         yield
         connection.execute("COMMIT")
@@ -291,7 +298,7 @@ def _connect(path: str) -> sqlite3.Connection:
 
 def _prepare(connection: sqlite3.Connection, path: str) -> None:
     """Create the tables if the database is empty, else check the schema; then create the temporary tables."""
-    with _transaction(connection, "BEGIN IMMEDIATE"):  # of processes that start together, only one creates
+    with _writing(connection):  # of processes that start together, only one creates
         if _number(connection, "SELECT count(*) FROM sqlite_schema") == 0:
             connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
             connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
@@ -311,15 +318,21 @@ def _switch_to_log(connection: sqlite3.Connection) -> str:
 
     SQLite needs exclusive access here and does not wait for other processes that are opening the file: retry.
     """
+    (mode,) = _unless_busy(connection, "PRAGMA journal_mode = WAL").fetchone()
+    return str(mode)
+
+
+def _unless_busy(connection: sqlite3.Connection, statement: str) -> sqlite3.Cursor:
+    """Execute a statement once no other process has the lock that it needs."""
     deadline_s = time.monotonic() + BUSY_TIMEOUT_S
     while True:
         try:
-            (mode,) = connection.execute("PRAGMA journal_mode = WAL").fetchone()
-            return str(mode)
+            return connection.execute(statement)
         except sqlite3.OperationalError as error:
-            if error.sqlite_errorcode != sqlite3.SQLITE_BUSY or time.monotonic() > deadline_s:
+            is_busy = error.sqlite_errorcode & 0xFF == sqlite3.SQLITE_BUSY  # the low byte of extended codes
+            if not is_busy or time.monotonic() > deadline_s:
                 raise
-            time.sleep(BUSY_PAUSE_S)
+        time.sleep(BUSY_PAUSE_S)
 
 
 def _check_schema(connection: sqlite3.Connection, path: str) -> None:

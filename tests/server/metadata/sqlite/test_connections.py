@@ -2,11 +2,15 @@
 
 import os
 import re
+import sqlite3
+import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing
 from pathlib import Path
 
-from dieselfs_server.metadata.sqlite.connections import MEMORY, Connections, FairLock
+import pytest
+
+from dieselfs_server.metadata.sqlite.connections import BUSY_PAUSE_S, MEMORY, Connections, FairLock
 from dieselfs_server.metadata.sqlite.schema import DATASET_TABLES
 
 DOCUMENT = Path(__file__).parents[4] / "docs" / "reference" / "metadata-keys.md"
@@ -35,6 +39,25 @@ def test_the_document_lists_every_table_and_column() -> None:
         }
     assert documented_tables() == tables
     assert {name for name, columns in tables.items() if "dataset" in columns} == set(DATASET_TABLES)
+
+
+def test_one_that_writes_finds_short_pauses_of_another_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It looks again every few ms, as often as needed, and no later each time."""
+    path, pauses = tmp_path / "metadata.db", list[float]()
+    with closing(Connections(str(path))) as connections, closing(sqlite3.connect(path)) as other:
+        other.execute("BEGIN IMMEDIATE")
+
+        def pause(length_s: float) -> None:
+            pauses.append(length_s)
+            if len(pauses) == 50:
+                other.rollback()
+
+        monkeypatch.setattr(time, "sleep", pause)
+        with connections.writing():
+            assert pauses == [BUSY_PAUSE_S] * 50
+    assert BUSY_PAUSE_S <= 0.005
 
 
 def test_who_asks_for_the_lock_again_does_not_overtake() -> None:
