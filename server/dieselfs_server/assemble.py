@@ -355,7 +355,10 @@ async def _open_service(
     stack.callback(store.close)
     opened_metadata = await trio.to_thread.run_sync(open_metadata, settings.metadata)
     stack.callback(opened_metadata.close)
-    metadata = await trio.to_thread.run_sync(partial(caught_up, store, opened_metadata, is_starting=True))
+    locks = settings.state / "starting" if worker else None
+    metadata = await trio.to_thread.run_sync(
+        partial(caught_up, store, opened_metadata, is_starting=True, locks=locks)
+    )
     keys = await trio.to_thread.run_sync(open_keys, settings.server_identity)
     identity = await trio.to_thread.run_sync(LiveIdentity, store, keys)
     certificates = Certificates(identity, certificate_files(settings.tls_certificate, settings.tls_key))

@@ -18,13 +18,16 @@ order does not matter. All functions block.
 import logging
 import time
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
 from threading import Lock, Semaphore
 from typing import Any, cast
 
 from dieselfs.errors import Damaged, DieselfsError, NotFound, Unavailable
+from dieselfs.process.state_dirs import locked
 from dieselfs.records import DatasetRecord, DatasetUsage, NoteChange
 from dieselfs_server.datasets.commit import catch_up_dataset
 from dieselfs_server.metadata.interface import MetadataStore
@@ -60,11 +63,13 @@ def caught_up(
     now_ns: Callable[[], int] = time.time_ns,
     is_starting: bool = False,
     clock: Callable[[], float] = time.monotonic,
+    locks: Path | None = None,
 ) -> MetadataStore:
     """`metadata` with answers that count all chunks in `store`. Those of before its `lineage` of now are left out,
-    unless `is_starting`: then `catch_up_next` is to be called.
+    unless `is_starting`: then `catch_up_next` is to be called. `locks`: a folder of the processes of a server, which
+    all start with the same chunks left: one of them at a time applies those of a dataset.
     """
-    guarded = _CaughtUp(store, metadata, now_ns, clock)
+    guarded = _CaughtUp(store, metadata, now_ns, clock, locks)
     if is_starting:
         guarded.starting = {record.dataset_id: _Left(record) for record in metadata.datasets()}
     return cast("MetadataStore", guarded)
@@ -102,8 +107,10 @@ class _CaughtUp:
         metadata: MetadataStore,
         now_ns: Callable[[], int],
         clock: Callable[[], float],
+        locks: Path | None,
     ) -> None:
         self._store = store
+        self._locks = locks
         self._metadata = metadata
         self._now_ns = now_ns
         self._clock = clock
@@ -271,15 +278,38 @@ class _CaughtUp:
                 left = self.starting.get(dataset_id)
             if left is None:
                 return True
-            left_since_s = self._apply_some(left, lambda: self._clock() < deadline_s)
+            with self._alone(dataset_id, limit_s):
+                left_since_s = self._apply_some(left, lambda: self._clock() < deadline_s)
             with self._lock:
                 if left_since_s is None:
                     del self.starting[dataset_id]
                 else:
                     self.starting[dataset_id] = replace(left, since_s=left_since_s)
             return left_since_s is None
+        except BlockingIOError:
+            return False
         finally:
             busy.release()
+
+    @contextmanager
+    def _alone(self, dataset_id: bytes, limit_s: float) -> Iterator[None]:
+        """The block is that of one process of this server. Raises BlockingIOError after the limit; Unavailable."""
+        if self._locks is None:
+            yield
+            return
+        with ExitStack() as stack:
+            path = self._locks / f"{dataset_id.hex()}.lock"
+            try:
+                self._locks.mkdir(mode=0o700, parents=True, exist_ok=True)
+                stack.enter_context(locked(path, limit_s))
+            except BlockingIOError:
+                raise
+            except OSError as error:
+                raise Unavailable(
+                    f"the server cannot lock a file in {self._locks}: {error.strerror}"
+                ) from None
+            stack.callback(path.unlink, missing_ok=True)
+            yield
 
     def _apply_some(self, left: _Left, more: Callable[[], bool]) -> int | None:
         """The time from which on chunks are left; None if there are none."""

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from dieselfs.errors import Damaged, Unavailable
+from dieselfs.process.state_dirs import locked
 from dieselfs.records import EntryTable, NoteChange
 from dieselfs_server.datasets.catalog import Catalog
 from dieselfs_server.datasets.caught_up import ERROR_PAUSE_S, WAITING_MAX, catch_up_next, caught_up
@@ -320,6 +321,21 @@ def test_the_rest_is_applied_in_turns(store: MemoryStore, ticking: Ticking) -> N
     while catch_up_next(metadata) is not None:
         pass
     assert len(ticking.applied) == 21 and files(metadata)[-1] == b"file19"
+
+
+def test_one_process_of_a_server_at_a_time_applies_what_a_dataset_has_left(
+    store: MemoryStore, ticking: Ticking, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("dieselfs_server.datasets.caught_up.TURN_S", 0.0)
+    metadata = caught_up(store, ticking, lambda: NOW_NS, True, ticking.clock, tmp_path)
+    with locked(tmp_path / f"{DATASET_ID.hex()}.lock"):  # as another process does
+        for _ in range(4):
+            assert catch_up_next(metadata) == 0.0
+        assert ticking.applied == [OTHER_ID]
+    while catch_up_next(metadata) is not None:
+        pass
+    assert metadata.dataset(DATASET).files == 20
+    assert not [*tmp_path.iterdir()]
 
 
 def test_a_chunk_that_another_server_stores_meanwhile_hides_none(
