@@ -129,3 +129,26 @@ def test_an_interrupted_download_leaves_whole_files_and_continues(
         )
     dlcmd(*get)
     assert differences(dlcmd, "tree", "out") == []
+
+
+@pytest.mark.parametrize(
+    ("target", "work"),
+    [("out", FETCH), ("out.erofs", "dieselfs.transfer.image_export:ImageExport._write_chunk")],
+)
+def test_a_killed_worker_of_an_export_loses_nothing(
+    dlcmd: Dlcmd, dataset: str, target: str, work: str
+) -> None:
+    stored_tree(dlcmd, dataset)
+    format_name = "erofs" if target.endswith("erofs") else "folder"
+    export = ("export", "--format", format_name, f"dl://{dataset}/", target, "--jobs", "2")
+    killed = dlcmd.struck(signal.SIGKILL, CALLER, work, 2, *export)
+    assert killed.returncode == EXIT_UNAVAILABLE, killed
+    message = "dlcmd: a process of the export has ended (SIGKILL); with --jobs 1 there is only one process"
+    assert killed.stderr.startswith(message) and killed.stderr.count("\n") == 1
+    dlcmd(*export)
+    if format_name == "folder":
+        assert differences(dlcmd, "tree", "out") == []
+    else:
+        dlcmd("export", f"dl://{dataset}/", "whole.erofs", "--jobs", "1")
+        assert {place.name for place in dlcmd.folder.iterdir()} == {"tree", "whole.erofs", target}
+        assert (dlcmd.folder / target).read_bytes() == (dlcmd.folder / "whole.erofs").read_bytes()

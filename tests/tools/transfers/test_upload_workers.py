@@ -120,6 +120,16 @@ def test_a_mirror(dlcmd: Dlcmd, dataset: str) -> None:
     assert dlcmd("check", "other/", f"dl://{dataset}-3/").lines[0].startswith("no differences")
 
 
+def test_a_small_folder_is_one_chunk_and_one_generation(dlcmd: Dlcmd, dataset: str) -> None:
+    """More processes would each make a chunk."""
+    (dlcmd.folder / "tree").mkdir()
+    for number in range(100):
+        (dlcmd.folder / f"tree/{number}").write_bytes(b"%d" % number)
+    stored = dlcmd("put", "-r", "--jobs", "8", "--json", "tree", f"dl://{dataset}/").summary
+    assert (stored["stored"], stored["generation"]) == (101, 1)
+    assert dlcmd("fsck", "--json", f"dl://{dataset}").summary["chunks"] == 1
+
+
 @pytest.mark.parametrize(
     ("paths", "parts"),
     [
