@@ -29,6 +29,8 @@ _DATASET_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 # has 1 to 255 bytes that are neither "/" nor NUL.
 _PART = rb"(?!\.{1,2}(?:/|\Z))[^/\0]{1,%d}" % NAME_BYTES_MAX
 _PATH = re.compile(rb"%b(?:/%b)*\Z" % (_PART, _PART))
+is_part = re.compile(rb"%b\Z" % _PART).match
+"""Whether a path may have this part: None if not."""
 
 
 def check_dataset_name(name: str) -> str:

@@ -22,7 +22,7 @@ from dieselfs.limits import (
     FILE_BYTES_MAX,
     PATH_BYTES_MAX,
 )
-from dieselfs.names import path_fault, printable
+from dieselfs.names import is_part, path_fault, printable
 
 # The path, then one value for each of COLUMN_TYPES, in that order. Version 0: one of those reserved for the chunk.
 # A plain tuple, because one is made per uploaded file, and a named tuple takes a third of the time.
@@ -102,7 +102,9 @@ class ChunkBuilder:
         self._path_bytes = 0  # of paths and link targets
         self._folders = FoldersAbove()
         self._has_folder_room = True
-        self._last_folder = b"/"  # of the last entry: most entries follow another one of their folder
+        # Of the last entry: most entries follow another one of their folder. No folder is called so.
+        self._last_folder = b"/"
+        self._checked_folder = b"/"  # the same, if the path of an entry in it was checked
         self.payload_bytes = 0
 
     def __len__(self) -> int:
@@ -153,16 +155,15 @@ class ChunkBuilder:
         length = len(data)
         if size is None:
             size = length
-        is_placed = offset is not None
-        if offset is None:
-            offset = self.payload_bytes
+        at = self.payload_bytes if offset is None else offset
+        end = at + length
         if (
-            offset + length > CHUNK_PAYLOAD_BYTES_MAX
+            end > CHUNK_PAYLOAD_BYTES_MAX
             or not 0 <= place <= size - length
             or (size and not length)
             or size > FILE_BYTES_MAX
         ):
-            is_full = offset + length > CHUNK_PAYLOAD_BYTES_MAX
+            is_full = end > CHUNK_PAYLOAD_BYTES_MAX
             fault = (
                 "the chunk has no room"
                 if is_full
@@ -171,10 +172,11 @@ class ChunkBuilder:
             raise InvalidInput(
                 f"{printable(path)}: {length} bytes at {place} of a file of {size} bytes: {fault}"
             )
-        self._add(path, _FILE, mode, mtime_ns, size, place, offset, length, extent_digest_of(data), version)
-        if not is_placed:
+        self._add(path, _FILE, mode, mtime_ns, size, place, at, length, extent_digest_of(data), version)
+        if offset is None:
             self._contents.append(data)
-        self.payload_bytes = max(self.payload_bytes, offset + length)
+        if end > self.payload_bytes:
+            self.payload_bytes = end
 
     def add_directory(self, path: bytes, mode: int, mtime_ns: int, version: int = 0) -> None:
         self._add(path, _DIRECTORY, mode, mtime_ns, 0, 0, 0, 0, NO_DIGEST, version)
@@ -210,9 +212,11 @@ class ChunkBuilder:
                 f"{printable(path)}: the chunk is full: it holds at most {CHUNK_ENTRIES_MAX} entries and "
                 f"{CHUNK_PATH_BYTES_MAX} bytes of paths"
             )
-        fault = path_fault(path) or (None if self._is_of_old or op == _DELETE else depth_fault(path))
-        if fault is not None:
-            raise InvalidInput(f"{fault}: {printable(path[:200])}")
+        folder, _, name = path.rpartition(b"/")
+        if folder != self._checked_folder or len(path) > PATH_BYTES_MAX or not is_part(name):
+            fault = path_fault(path) or (None if self._is_of_old or op == _DELETE else depth_fault(path))
+            if fault is not None:
+                raise InvalidInput(f"{fault}: {printable(path[:200])}")
         if not path and op != _DIRECTORY:
             raise InvalidInput("the root of a dataset can only be a folder; give the file a name")
         if not 0 <= version <= VERSION_MAX:
@@ -221,9 +225,9 @@ class ChunkBuilder:
             mtime_ns = _TIME_NS_MIN if mtime_ns < 0 else _TIME_NS_MAX
         entries.append((path, op, mode & MODE_MAX, mtime_ns, size, place, offset, length, digest, version))
         self._path_bytes = path_bytes
-        folder = path.rpartition(b"/")[0]
         if folder != self._last_folder or not self._has_folder_room:
             self._last_folder = folder
+            self._checked_folder = b"/" if op == _DELETE else folder
             self._folders.add(path)
             self._has_folder_room = self._folders.have_room(len(entries))
 

@@ -11,6 +11,7 @@ from dieselfs.names import (
     check_dataset_name,
     check_path,
     is_location,
+    is_part,
     parse_location,
     path_fault,
     printable,
@@ -95,6 +96,7 @@ def rule(path: bytes) -> bool:
 @given(st.lists(st.sampled_from([b"/", b".", b"\0", b"a", b"\xff", b"b" * 254]), max_size=12).map(b"".join))
 def test_the_rule_in_words_and_the_rule_in_code_agree(path: bytes) -> None:
     assert (path_fault(path) is None) == rule(path)
+    assert (is_part(path) is not None) == (rule(path) and path != b"" and b"/" not in path)
 
 
 @pytest.mark.parametrize("name", ["a", "imagenet-1k", "A.b_c-9", "0", "x" * DATASET_NAME_CHARACTERS_MAX])

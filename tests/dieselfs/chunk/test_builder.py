@@ -10,7 +10,13 @@ from dieselfs.chunk import builder as builder_module
 from dieselfs.chunk.builder import ChunkBuilder, SealedChunk
 from dieselfs.chunk.format import VERSION_MAX, ChunkHeader, Op, decode_chunk
 from dieselfs.errors import InvalidInput
-from dieselfs.limits import CHUNK_PAYLOAD_BYTES_MAX, CHUNK_TARGET_BYTES, FILE_BYTES_MAX, PATH_BYTES_MAX
+from dieselfs.limits import (
+    CHUNK_PAYLOAD_BYTES_MAX,
+    CHUNK_TARGET_BYTES,
+    FILE_BYTES_MAX,
+    NEW_PATH_DEPTH_MAX,
+    PATH_BYTES_MAX,
+)
 from tests.support.chunks import CHUNK_ID, DATASET_ID
 
 
@@ -128,6 +134,26 @@ def test_what_is_refused_leaves_no_trace(case: str) -> None:
     builder.add_symlink(b"behind", b"before", 0o777, 0)
     header, payload = decoded(builder.seal())
     assert (header.paths, payload, header.target(1)) == ([b"before", b"behind"], b"1", b"before")
+
+
+def test_the_path_of_each_entry_of_a_folder_is_checked() -> None:
+    builder = ChunkBuilder()
+    for folder in (b"", b"a", b"a/b"):
+        head = folder + b"/" if folder else b""
+        builder.add_file(head + b"good", b"x", 0o644, 0)
+        for name in (b".", b"..", b"n" * 256, b"nul\0", b"c//d"):
+            with pytest.raises(InvalidInput):
+                builder.add_file(head + name, b"x", 0o644, 0)
+    deep = b"/".join([b"d"] * NEW_PATH_DEPTH_MAX)
+    builder.add_delete(deep + b"/gone")
+    with pytest.raises(InvalidInput, match="parts"):
+        builder.add_file(deep + b"/new", b"x", 0o644, 0)
+    assert [entry[0] for entry in builder.seal().entries] == [
+        b"good",
+        b"a/good",
+        b"a/b/good",
+        deep + b"/gone",
+    ]
 
 
 @pytest.mark.parametrize("first_version", [0, -1, VERSION_MAX, VERSION_MAX + 1])
