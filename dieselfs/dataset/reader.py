@@ -82,10 +82,8 @@ class FrozenReader:
         """Replace the reader: it uses the daemon of this node, or the memory of the job."""
         self._close_reader()
         settings = self._settings
-        is_of_job = self.job is not None
-        chunks = node_source(
-            self._client, snapshot, settings.disk, settings.disk_size_bytes, is_of_job=is_of_job
-        )
+        disk = settings.disk, settings.disk_size_bytes
+        chunks = node_source(self._client, snapshot, *disk, opens_ahead=self.job is None)
         daemon: NodeClient | Attachment | None
         if self.job is None:
             path = socket_path(runtime_folder(), snapshot.dataset, snapshot.digest)

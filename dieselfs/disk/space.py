@@ -209,8 +209,10 @@ class KeptDataset:
 class DatasetHold:
     """The folder of a dataset, held by this process: nothing of it is evicted by others. Raises OSError."""
 
-    def __init__(self, folder: Path, dataset: str, name: str = "") -> None:
-        """`folder`: of the tier; `dataset`: its ID; `name`: for those who list the tier."""
+    def __init__(self, folder: Path, dataset: str, name: str = "", parents: int | None = None) -> None:
+        """`folder`: of the tier; `dataset`: its ID; `name`: for those who list the tier. `parents`: the lock that
+        the parent holds, with which this process is one for `alone`.
+        """
         self.name = dataset
         self._path = folder / dataset
         make_folder(self._path)
@@ -218,19 +220,23 @@ class DatasetHold:
         self.folder = path_of(self._folder)
         with ExitStack() as unless_held:
             unless_held.callback(os.close, self._folder)
-            self._descriptor = open_lock(self.folder / _LOCK)
-            unless_held.callback(os.close, self._descriptor)
+            self.descriptor = open_lock(self.folder / _LOCK)
+            unless_held.callback(os.close, self.descriptor)
+            if parents is not None and os.path.samestat(os.fstat(parents), os.fstat(self.descriptor)):
+                os.dup2(parents, self.descriptor, inheritable=False)
+                unless_held.pop_all()
+                return
             with suppress(OSError):  # a full disk has no room for it
                 self._note_name(name.encode())
-            os.utime(self._descriptor)
+            os.utime(self.descriptor)
             with suppress(BlockingIOError):  # it is being evicted at the moment, which does no harm
                 self._share()
             unless_held.pop_all()
 
     def _note_name(self, content: bytes) -> None:
-        if content and os.pread(self._descriptor, NAME_BYTES_MAX, 0) != content:
-            os.pwrite(self._descriptor, content, 0)
-            os.ftruncate(self._descriptor, len(content))
+        if content and os.pread(self.descriptor, NAME_BYTES_MAX, 0) != content:
+            os.pwrite(self.descriptor, content, 0)
+            os.ftruncate(self.descriptor, len(content))
 
     def check(self) -> None:
         """Raise FileNotFoundError if somebody has removed the folder, or put another one in its place."""
@@ -238,7 +244,7 @@ class DatasetHold:
             raise FileNotFoundError(errno.ENOENT, "its folder was removed", str(self._path))
 
     def _share(self) -> None:
-        fcntl.flock(self._descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        fcntl.flock(self.descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
 
     @contextmanager
     def alone(self) -> Iterator[bool]:
@@ -246,7 +252,7 @@ class DatasetHold:
         the space, which all need that ask the same.
         """
         try:
-            fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(self.descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             yield True
         except BlockingIOError:
             yield False
@@ -256,7 +262,7 @@ class DatasetHold:
 
     def close(self) -> None:
         """A forked child closes its copy, and the parent keeps the lock."""
-        os.close(self._descriptor)
+        os.close(self.descriptor)
         os.close(self._folder)
 
 

@@ -4,9 +4,10 @@ Readers find a chunk by the name of its file; there is no index in memory. One t
 the readers. The content of a file is not trusted: who reads it verifies it, and drops it if it is damaged. So files
 need no fsync: what a power cut leaves torn is found at the first use.
 
-The tier makes reads faster, and never makes one fail. While the disk fails, hangs or is full, readers do without it;
-that is counted, and logged once. Reads and writes bypass the page cache, where the file system can do that: what is
-read here goes into memory that is counted elsewhere, and would be there twice.
+The tier makes reads faster, and never makes one fail. While the disk fails, hangs or is full, readers do without it,
+in all processes that share the tier as forks; that is counted, and logged once. Reads and writes bypass the page cache,
+where the file system can do that: what is read here goes into memory that is counted elsewhere, and would be there
+twice.
 """
 
 import errno
@@ -24,6 +25,7 @@ from pathlib import Path
 from threading import Lock
 from typing import NamedTuple
 
+from dieselfs.disk.outage import Outage
 from dieselfs.disk.space import (
     ALIGNMENT_BYTES,
     FORMAT_FOLDER,
@@ -34,7 +36,7 @@ from dieselfs.disk.space import (
     check_folder,
     default_size_bytes,
 )
-from dieselfs.disk.write_behind import UnwrittenPayload, WriteBehind
+from dieselfs.disk.write_behind import DISK_QUEUE_BYTES, UnwrittenPayload, WriteBehind
 from dieselfs.errors import DieselfsError
 from dieselfs.forks import renew_after_fork
 from dieselfs.limits import FETCHES_AT_ONCE_MAX, KIB
@@ -131,16 +133,18 @@ class DiskTier:
         read_file: ReadFile | None = None,
         on_open: Callable[[list[str]], object] = lambda names: None,
         name: str = "",
+        queue_bytes: int = DISK_QUEUE_BYTES,
     ) -> None:
         """`path`: the folder of the user; `size_bytes`: the limit, 0 for half of the file system. `current`: the chunks
         of the snapshot, their IDs in hexadecimal; wanted only when the disk is full.
         `on_open` gets the names of the chunks on the disk, in a thread, when that is first used. `name`: of the
-        dataset, for those who list the tier.
+        dataset, for those who list the tier. `queue_bytes`: the limit of what waits to be written; a chunk always may.
         """
         self._path = Path(path).expanduser()
         self._size_bytes = size_bytes
         self._dataset = dataset_id.hex()
         self._name = name
+        self._queue_bytes = queue_bytes
         self._current = current
         self._clock = clock
         self._read_timeout_s = read_timeout_s
@@ -156,12 +160,12 @@ class DiskTier:
         self._skipped = metrics.counter("disk.skipped_chunks", "Chunks not stored: no room, or a slow disk.")
         self._failures = metrics.declare(catalogue.DISK_FAILURES)
         self._evicted = metrics.counter("disk.evicted_chunks", "Chunks that this process evicted.")
-        metrics.gauge("disk.used_bytes", "Bytes in the tier, of all datasets.", lambda: self._used_bytes)
-        metrics.gauge("disk.size_bytes", "Limit of the tier.", lambda: self._limit_bytes)
-        self._used_bytes = self._limit_bytes = 0
+        self._used = metrics.gauge("disk.used_bytes", "Bytes in the tier, of all datasets.")
+        self._limit = metrics.gauge("disk.size_bytes", "Limit of the tier.")
         self._hold: DatasetHold | None = None  # both are used by the writer thread
         self._space: DiskSpace | None = None
-        self._reported = ""
+        self._outage = Outage()
+        self._parents_hold: int | None = None
         self._is_checked = self._is_closed = False
         self.after_fork()
         renew_after_fork(self)
@@ -172,7 +176,6 @@ class DiskTier:
         self._lock = Lock()  # guards all below, and `_is_closed`
         self._threads: _Threads | None = None
         self._hanging: list[Future[memoryview | None]] = []
-        self._off_until_s = self._full_until_s = float("-inf")
 
     @property
     def capacity_bytes(self) -> int:
@@ -249,7 +252,11 @@ class DiskTier:
     def has_room(self) -> bool:
         """Whether a chunk would be stored, as far as is known."""
         threads = self._in_use()
-        return threads is not None and self._clock() >= self._full_until_s and not threads.writer.is_stalled
+        return (
+            threads is not None
+            and self._clock() >= self._outage.full_until_s
+            and not threads.writer.is_stalled
+        )
 
     def store(self, chunk_id: bytes, buffer: memoryview, length_bytes: int) -> None:
         """Write a verified payload soon: the first bytes of `buffer` (`direct_io.new_buffer`), which is not changed any
@@ -282,6 +289,7 @@ class DiskTier:
         if threads is not None:
             threads.readers.shutdown(wait=False)
             threads.writer.close()
+        self._outage.close()
 
     # -- state ---------------------------------------------------------------------------------------------
 
@@ -289,27 +297,52 @@ class DiskTier:
         """The threads, started at the first use; None while the disk is not used."""
         with self._lock:
             self._hanging = [each for each in self._hanging if not each.done()]
-            if self._is_closed or self._hanging or self._clock() < self._off_until_s:
+            if self._is_closed or self._hanging or self._clock() < self._outage.off_until_s:
                 return None
             if self._threads is None:
                 self._threads = _Threads(
                     ThreadPoolExecutor(FETCHES_AT_ONCE_MAX, "disk-reader"),
-                    WriteBehind(self._write, self._remove, self._open, self._release, self._clock),
+                    WriteBehind(
+                        self._write,
+                        self._remove,
+                        self._open,
+                        self._release,
+                        self._clock,
+                        self._queue_bytes,
+                    ),
                 )
             return self._threads
 
     def _fail(self, what: str) -> None:
         """Do without the disk for DISK_RETRY_S."""
-        with self._lock:
-            self._off_until_s = self._clock() + DISK_RETRY_S
+        self._outage.off_until_s = self._clock() + DISK_RETRY_S
         self.metrics.add(self._failures)
         self._report(f"{what}; continuing without the disk, next try in {DISK_RETRY_S:g} s")
 
     def _report(self, what: str) -> None:
         """Log a trouble once, until something was written."""
-        if not self._reported:
-            self._reported = what
+        if self._outage.is_first():
             _log.warning("disk tier %s: %s", self._path, what)
+
+    def hold(self) -> int | None:
+        """A new descriptor of the lock by which this process holds the dataset. None if the disk is not used, or does
+        not answer within the time of a read.
+        """
+        threads = self._in_use()
+        if threads is None:
+            return None
+        if self._hold is None and not threads.writer.is_stalled:
+            threads.writer.flush(self._read_timeout_s)
+        hold = self._hold
+        with suppress(OSError):  # it has just been closed
+            return None if hold is None else os.dup(hold.descriptor)
+        return None
+
+    def share(self, hold: int) -> None:
+        """In a fork, before the first use: hold the dataset together with the parent, whose `hold` is taken over. Else
+        none of them could evict chunks of older generations.
+        """
+        self._parents_hold = hold
 
     # -- in the writer thread --------------------------------------------------------------------------------
 
@@ -318,7 +351,8 @@ class DiskTier:
         try:
             if self._space is None:
                 folder = check_folder(self._path)
-                self._hold = DatasetHold(folder, self._dataset, self._name)
+                self._hold = DatasetHold(folder, self._dataset, self._name, self._parents_hold)
+                self._let_go()
                 self._space = DiskSpace(folder, self._size_bytes)
                 self._note(self._space)
                 names = os.listdir(self._hold.folder)
@@ -333,7 +367,13 @@ class DiskTier:
         self._release()
         return None
 
+    def _let_go(self) -> None:
+        parents, self._parents_hold = self._parents_hold, None
+        if parents is not None:
+            os.close(parents)
+
     def _release(self) -> None:
+        self._let_go()
         space, hold = self._space, self._hold
         self._space = self._hold = None
         if space is not None:
@@ -342,12 +382,12 @@ class DiskTier:
             hold.close()
 
     def _note(self, space: DiskSpace) -> None:
-        self._used_bytes, self._limit_bytes = space.used_bytes, space.size_bytes
+        self._used.value, self._limit.value = space.used_bytes, space.size_bytes
         self.metrics.add(self._evicted, space.evicted_chunks)
         space.evicted_chunks = 0
 
     def _write(self, chunk_id: bytes, payload: UnwrittenPayload) -> None:
-        is_used = self._clock() >= max(self._full_until_s, self._off_until_s)
+        is_used = self._clock() >= max(self._outage.full_until_s, self._outage.off_until_s)
         space, hold = self._open() if is_used else None, self._hold
         if space is None or hold is None:
             self.metrics.add(self._skipped)
@@ -358,7 +398,7 @@ class DiskTier:
             new = space.create(hold, payload.length_bytes, self._current)
             self._note(space)
             if new is None:
-                self._full_until_s = self._clock() + DISK_RETRY_S
+                self._outage.full_until_s = self._clock() + DISK_RETRY_S
                 self.metrics.add(self._skipped)
                 self._report(f"full: {space.used_bytes} of {space.size_bytes} bytes are in use")
                 return
@@ -369,7 +409,7 @@ class DiskTier:
             self._fail(f"{error.filename or 'writing'}: {error.strerror or error}")
             self._release()  # somebody may have removed the folder
         else:
-            self._reported = ""
+            self._outage.end(self._clock())
             with self.metrics.lock:
                 self._written.value += 1
                 self._written_bytes.value += payload.length_bytes

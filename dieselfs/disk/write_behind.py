@@ -37,6 +37,7 @@ class WriteBehind:
         begin: Callable[[], object],
         end: Callable[[], object],
         clock: Callable[[], float] = time.monotonic,
+        queue_bytes: int = DISK_QUEUE_BYTES,
     ) -> None:
         """`begin` and `end` are the first and the last call."""
         self._write, self._remove, self._begin, self._end = write, remove, begin, end
@@ -44,7 +45,7 @@ class WriteBehind:
         self._queue: deque[tuple[bytes, UnwrittenPayload | None]] = deque()  # None: to be removed
         self._waiting: dict[bytes, UnwrittenPayload] = {}  # to be written
         self._removing: set[bytes] = set()
-        self._bytes = 0
+        self._bytes, self._bytes_max = 0, queue_bytes
         self._clock = clock
         self._is_busy = True
         self._busy_since_s = clock()
@@ -76,7 +77,7 @@ class WriteBehind:
             if chunk_id in self._waiting:
                 return True
             has_room = self._changed.wait_for(
-                lambda: not self._bytes or self._bytes + length_bytes <= DISK_QUEUE_BYTES, DISK_QUEUE_WAIT_S
+                lambda: not self._bytes or self._bytes + length_bytes <= self._bytes_max, DISK_QUEUE_WAIT_S
             )
             if not has_room or self._is_closed:
                 return False

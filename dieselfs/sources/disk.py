@@ -7,6 +7,7 @@
 So each chunk comes from a server once, and later readers of it, jobs and mounts, find it here.
 """
 
+import mmap
 from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
@@ -15,6 +16,7 @@ from blake3 import blake3
 from dieselfs.chunk.blocks import block_checksums, bytes_of
 from dieselfs.chunk.ids import CHUNK_ID_BYTES
 from dieselfs.disk.tier import DiskTier, new_buffer
+from dieselfs.disk.write_behind import DISK_QUEUE_BYTES
 from dieselfs.errors import Damaged
 from dieselfs.forks import SingleFlight
 from dieselfs.rpc.client import ServerClient
@@ -40,11 +42,12 @@ class DiskSource(ServerSource):
         disk: str,
         disk_size_bytes: int = 0,
         metrics: Registry | None = None,
+        processes: int = 1,
     ) -> None:
-        """`disk`, `disk_size_bytes`: see `DiskTier`."""
+        """`disk`, `disk_size_bytes`: see `DiskTier`. `processes`: that share the memory for chunks to be written."""
         super().__init__(client, snapshot, metrics)
-        # As far as is known; elements change in one step.
-        self._is_on_disk = np.zeros(snapshot.chunk_count, bool)
+        # As far as is known, shared with forks; elements change in one step.
+        self._is_on_disk = np.frombuffer(mmap.mmap(-1, snapshot.chunk_count + 1), bool)[:-1]
         self._tier = DiskTier(
             disk,
             disk_size_bytes,
@@ -53,6 +56,7 @@ class DiskSource(ServerSource):
             self.metrics,
             on_open=self._note_names,
             name=snapshot.dataset,
+            queue_bytes=DISK_QUEUE_BYTES // processes,
         )
         self._flights = SingleFlight(DISK_FLIGHT_WAIT_S)
 
@@ -64,6 +68,14 @@ class DiskSource(ServerSource):
     def keeps(self, chunk: int) -> bool:
         """As `ServerSource.keeps`."""
         return bool(self._is_on_disk[chunk]) or self._tier.has_room
+
+    def hold(self) -> int | None:
+        """As `ServerSource.hold`."""
+        return self._tier.hold()
+
+    def share(self, hold: int) -> None:
+        """As `ServerSource.share`."""
+        self._tier.share(hold)
 
     def _names(self) -> frozenset[str]:
         """File names of all chunks of the snapshot."""
@@ -185,11 +197,12 @@ def node_source(
     disk: str | None,
     disk_size_bytes: int = 0,
     metrics: Registry | None = None,
-    is_of_job: bool = False,
+    processes: int = 1,
+    opens_ahead: bool = True,
 ) -> ServerSource:
-    """The source of a snapshot's bytes: with the folder `disk`, a `DiskSource`; otherwise servers alone. Of a job, each
-    chunk leaves the servers once: they open no files that are perhaps not read.
+    """The source of a snapshot's bytes: with the folder `disk`, a `DiskSource`; otherwise servers alone. `opens_ahead`:
+    see `ServerSource`; not for a job, of which each chunk leaves the servers once.
     """
     if not disk:
-        return ServerSource(client, snapshot, metrics, opens_ahead=not is_of_job)
-    return DiskSource(client, snapshot, disk, disk_size_bytes, metrics)
+        return ServerSource(client, snapshot, metrics, opens_ahead)
+    return DiskSource(client, snapshot, disk, disk_size_bytes, metrics, processes)

@@ -93,6 +93,14 @@ class ServerSource:
         """Whether a chunk is on the disk of this node, or would be after a fetch, as far as is known. No I/O."""
         return False
 
+    def hold(self) -> int | None:
+        """A new descriptor, by which this process holds the chunks on the disk, for a fork; None without a disk."""
+        return None
+
+    def share(self, hold: int) -> None:
+        """In a fork, before the first use: hold the chunks together with the parent, whose `hold` is taken over."""
+        os.close(hold)
+
     def close(self) -> None:
         """Release what the source has beside the client. May be called again; requests in flight complete."""
 

@@ -119,7 +119,7 @@ class Service:
                 options.disk,
                 options.disk_size_bytes,
                 self.metrics,
-                is_of_job=options.job is not None,
+                opens_ahead=options.job is None,
             )
         self.published_metrics = PublishedMetrics(self.metrics, {}, History(self.metrics))
         """The daemon sets its labels."""

@@ -114,6 +114,23 @@ def test_chunks_of_older_generations_leave_unless_another_process_reads_the_data
             assert not add(other, hold, "0"), "the dataset is still held"
 
 
+def test_a_process_and_its_forks_hold_a_dataset_as_one(folder: Path) -> None:
+    fill(folder, A, 3, 3 * CHUNK, used_s=100)
+    with (
+        opened(folder, 3 * CHUNK) as space,
+        closing(DatasetHold(folder, A)) as parents,
+        closing(DatasetHold(folder, A, parents=parents.descriptor)) as own,
+    ):
+        assert add(space, own, "new", frozenset({"01"}))
+        with closing(DatasetHold(folder, A)):
+            assert not add(space, own, "newer", frozenset({"new"}))
+            assert not add(space, own, "newer", frozenset({"new"}))
+        parents.close()
+        with opened(folder, CHUNK) as other, closing(DatasetHold(folder, B)) as hold:
+            assert not add(other, hold, "0"), "the dataset is still held"
+        parents = DatasetHold(folder, A)
+
+
 def test_a_smaller_limit_is_in_force_at_once(folder: Path) -> None:
     fill(folder, A, 4, 8 * CHUNK, used_s=100)
     fill(folder, B, 1, 8 * CHUNK, used_s=200)

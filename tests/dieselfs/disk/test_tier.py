@@ -250,6 +250,51 @@ def test_a_forked_child_uses_the_disk_with_threads_and_locks_of_its_own(make: Ma
         assert space.evicted_chunks == 0, "the parent still holds its dataset"
 
 
+def in_a_child(task: Callable[[], bool]) -> None:
+    child = os.fork()
+    if not child:
+        os._exit(0 if task() else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
+def test_a_disk_that_fails_in_one_process_is_not_used_in_its_family_and_reported_once(
+    make: Make, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    clock = Clock()
+    tier = stored(make(clock=clock), ONE)
+    (tmp_path / "tier").rename(tmp_path / "gone")
+    (tmp_path / "tier").write_bytes(b"no folder")
+    in_a_child(lambda: got(tier, ONE) is None and len(caplog.records) == 1)
+    assert not tier.has_room and got(tier, ONE) is None and counted(tier)["failures"] == 0
+    clock.now_s += DISK_RETRY_S
+    assert got(tier, ONE) is None and counted(tier)["failures"] == 1
+    assert not caplog.records, "nothing was written since the child has reported it"
+    (tmp_path / "tier").unlink()
+    clock.now_s += DISK_RETRY_S
+    in_a_child(lambda: got(stored(tier, TWO), TWO) == PAYLOAD)
+    (tmp_path / "tier").rename(tmp_path / "gone again")
+    (tmp_path / "tier").write_bytes(b"no folder")
+    assert got(tier, TWO) is None and len(caplog.records) == 1
+
+
+def test_a_fork_holds_the_dataset_with_its_parent(make: Make, tmp_path: Path) -> None:
+    """Each of them evicts chunks that are not in the snapshot."""
+    size_bytes = 3 * aligned_bytes(len(PAYLOAD))
+    old = stored(make(size_bytes=size_bytes), bytes([4]) * 16, bytes([5]) * 16, bytes([6]) * 16)
+    old.close()
+    tier = make(size_bytes=size_bytes)
+    hold = tier.hold()
+    assert hold is not None
+
+    def evict() -> bool:
+        tier.share(hold)
+        return got(stored(tier, ONE), ONE) == PAYLOAD
+
+    in_a_child(evict)
+    os.close(hold)
+    assert got(tier, ONE) == PAYLOAD and got(stored(tier, TWO), TWO) == PAYLOAD
+
+
 def test_many_threads_share_a_tier(make: Make) -> None:
     tier, wrong = make(), []
 

@@ -189,7 +189,7 @@ def test_a_run_of_chunks_takes_one_call_for_many_files(many: Dataset) -> None:
 @pytest.mark.parametrize("is_of_job", [True, False])
 def test_no_file_is_opened_that_is_not_read(many: Dataset, is_of_job: bool) -> None:
     """In a job, also not for a run that ends; without one, not for chunks in any other order."""
-    source = node_source(many.client, many.snapshot, None, is_of_job=is_of_job)
+    source = node_source(many.client, many.snapshot, None, opens_ahead=not is_of_job)
     steps = [*range(AHEAD_CHUNKS)] if is_of_job else [*range(0, MANY, 2), *range(1, MANY, 2)]
     calls, sent_bytes, received_bytes = fetch(source, many, steps)
     assert (calls, sent_bytes) == (len(steps), received_bytes)
