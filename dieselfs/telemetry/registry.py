@@ -236,16 +236,17 @@ class Registry:
                 assert isinstance(known, kind)
                 return known
         assert tuple(labels) == family.labels, f"metric {name} has the labels {family.labels}"
-        metric = Histogram(family.bounds) if kind is Histogram else Metric(read)
-        assert isinstance(metric, kind)
         with self.lock:
             assert self._families.setdefault(name, family) == family, f"metric {name} is declared twice"
-            if read is None:
-                found = self._metrics.setdefault(key, metric)
-                assert isinstance(found, kind)
-                return found
-            self._metrics[key] = metric  # reads the part that is in use now
+            metric = self._metrics.get(key)
+            if metric is None or read is not None:  # the new one reads the part that is in use now
+                metric = Histogram(family.bounds) if kind is Histogram else self._new(family, read)
+                self._metrics[key] = metric
+            assert isinstance(metric, kind)
             return metric
+
+    def _new(self, family: Family, read: Read | None) -> Metric:
+        return Metric(read)
 
     def remove(self, name: str, *labels: str) -> None:
         """The metric with these values of its labels, of what is no longer there."""
