@@ -24,8 +24,10 @@ import trio
 from dieselfs.errors import EXIT_BUG, EXIT_OK, DieselfsError, MountError
 from dieselfs.process.system_limits import usable_processors
 from dieselfs.snapshot.reader import Snapshot
+from dieselfs.sources.disk import node_source
 from dieselfs.sources.plain import readable
 from dieselfs.sources.server import ServerSource
+from dieselfs.telemetry.shared import SharedRegistry
 from dieselfs_client.capabilities import give_up_privileges
 from dieselfs_client.daemon.mount_daemon import serve_mount
 from dieselfs_client.daemon.service import Opened, is_log, open_dataset, open_log
@@ -132,17 +134,31 @@ def _failure(error: DieselfsError, log_file: Path | None) -> str:
 
 
 def _serving(opened: Opened, mountpoint: str, options: MountOptions, destination: str) -> Serve:
-    """`serve_mount`, with workers that fetch, if the mount has several. Not for chunks of a job, or on a disk."""
+    """`serve_mount`, with workers that fetch, if the mount has several."""
     snapshot, source, client = opened
     workers = workers_for(options, usable_processors())
 
     def serve(supervisor_client: SupervisorClient) -> Coroutine[Any, Any, None]:
-        fetch_workers = None
-        if workers > 1 and options.job is None and options.disk is None:
-            detach = supervisor_client.detach
-            forker = start_forker(lambda: readable(ServerSource(client, snapshot), client), detach)
-            fetch_workers = FetchWorkers(forker, workers)
-        parts = snapshot, source, mountpoint, options, client, supervisor_client
+        reader, fetch_workers = source, None
+        if workers > 1:
+            processes = 1 + workers
+            metrics = SharedRegistry(processes)
+            disk = options.disk, options.disk_size_bytes
+            # A run of chunks is spread over the workers, so none opens files ahead for it.
+            reader = node_source(client, snapshot, *disk, metrics, processes, opens_ahead=False)
+            # The node cache of a job keeps chunks as they are stored.
+            of_worker = reader if options.job is not None else readable(reader, client)
+            metrics.seal()
+
+            def source_of(number: int, hold: int | None) -> ServerSource:
+                metrics.row = number
+                if hold is not None:
+                    reader.share(hold)
+                return of_worker
+
+            forker = start_forker(source_of, supervisor_client.detach)
+            fetch_workers = FetchWorkers(forker, workers, reader.hold)
+        parts = snapshot, reader, mountpoint, options, client, supervisor_client
         return serve_mount(*parts, destination, workers, fetch_workers)
 
     return serve

@@ -80,10 +80,6 @@ class ServerSource:
         """Threads of the parent may have held the lock."""
         self._lock = Lock()
 
-    def count_received(self, length_bytes: int) -> None:
-        """Count bytes of chunks that servers have sent to this process, or to another one for it."""
-        self.metrics.add(self._received, length_bytes)
-
     @property
     def disk_bytes(self) -> int:
         """The limit of the disk tier; 0 without one."""
@@ -157,7 +153,7 @@ class ServerSource:
                     self.snapshot.dataset, chunk_id, length_bytes, parts, is_sent=number > 0, ahead=ahead
                 )
             ahead = ()
-            self.count_received(length_bytes)
+            self.metrics.add(self._received, length_bytes)
             if digest.digest() == self.snapshot.chunk_digest(chunk):
                 return
         raise Damaged(

@@ -27,6 +27,7 @@ CHUNKS = 2 * FILES // FILES_PER_CHUNK
 FILE_BYTES = 25_000
 GROUP_CHUNKS = 8
 RANDOM_READS = 60
+NODES = ["node-0", "node-1", "node-0"]
 PATIENCE_S = 60.0
 
 Stats = dict[str, Any]
@@ -118,14 +119,15 @@ def sums(stats: list[Stats], given_bytes: int) -> dict[str, tuple[int, int]]:
     return found
 
 
+@pytest.mark.parametrize("workers", [1, 3])
 def test_the_counters_of_a_job_add_up(
-    server: RunningServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    server: RunningServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, workers: int
 ) -> None:
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
     (tmp_path / "nodes").mkdir()
     with (
         Dataset(server.settings(), "counted") as data,
-        job_mounts(server, "counted", tmp_path / "nodes", ["node-0", "node-1", "node-0"]) as places,
+        job_mounts(server, "counted", tmp_path / "nodes", NODES, workers=workers) as places,
         ThreadPoolExecutor(len(places)) as threads,
     ):
         given_before = data.client.status().metrics["payloads.sent_bytes"]

@@ -104,13 +104,13 @@ def test_the_second_mount_reads_nothing_from_the_server(
     server: RunningServer, tmp_path: Path, place: Path
 ) -> None:
     before = sent_bytes(server)
-    mount(server, place, tmp_path / "disk")
+    mount(server, place, tmp_path / "disk", workers=3)
     read_all(place)
     assert stats_of(place)["servers"]["received_bytes"] == DATASET_BYTES
     control.unmount(place)
     between = sent_bytes(server)
     assert between - before <= DATASET_BYTES
-    mount(server, place, tmp_path / "disk")
+    mount(server, place, tmp_path / "disk", workers=3)
     read_all(place, seed=1)
     stats = stats_of(place)
     assert stats["servers"]["received_bytes"] == 0 and stats["disk"]["hit_bytes"] >= DATASET_BYTES
@@ -122,7 +122,7 @@ def test_the_second_mount_reads_nothing_from_the_server(
 def test_a_disk_that_is_lost_while_it_is_used_costs_no_read(
     server: RunningServer, tmp_path: Path, place: Path
 ) -> None:
-    mount(server, place, tmp_path / "disk")
+    mount(server, place, tmp_path / "disk", workers=3)
     for number in range(0, FILES, 16):
         assert (place / f"{number}").read_bytes() == content(number)
     (tmp_path / "disk").rename(tmp_path / "gone")
@@ -216,9 +216,12 @@ def read_job(places: Sequence[Path], seed: int) -> None:
 
 
 @needs_fuse
-@pytest.mark.parametrize("memory_bytes", [SMALL_MEMORY_BYTES, 128 * MIB])
+@pytest.mark.parametrize(
+    ("memory_bytes", "workers"),
+    [(SMALL_MEMORY_BYTES, 3), (128 * MIB, 1)],
+)
 def test_the_second_job_on_the_same_nodes_reads_nothing_from_the_server(
-    server: RunningServer, tmp_path: Path, memory_bytes: int
+    server: RunningServer, tmp_path: Path, memory_bytes: int, workers: int
 ) -> None:
     nodes = ["node-0", "node-1"]
     disks = [tmp_path / f"disk-{number}" for number in range(len(nodes))]
@@ -227,7 +230,7 @@ def test_the_second_job_on_the_same_nodes_reads_nothing_from_the_server(
         folder = tmp_path / f"job-{job}"
         folder.mkdir()
         before = sent_bytes(server)
-        more = {"memory_bytes": memory_bytes, "key_file": key_file(server)}
+        more = {"memory_bytes": memory_bytes, "key_file": key_file(server), "workers": workers}
         with job_mounts(server, "disk", folder, nodes, disks, **more) as places:
             read_job(places, job)
             stats = [stats_of(place) for place in places]

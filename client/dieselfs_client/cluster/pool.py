@@ -42,6 +42,7 @@ from dieselfs.telemetry.socket import PublishedMetrics
 from dieselfs_client.cluster.membership import Members, Membership, RemoteRegistry
 from dieselfs_client.cluster.peer_service import PeerService
 from dieselfs_client.memory.budget import node_cache_evictable_bytes, offered_bytes
+from dieselfs_client.memory.fetch_workers import FetchWorkers
 from dieselfs_client.memory.node_cache import NodeCache, usable_bytes
 from dieselfs_client.memory.trio_cache import Foreground
 from dieselfs_client.memory.warming import Pace, Warming, rotated
@@ -84,6 +85,7 @@ class PoolHost:
     - `foreground`: the readers that the daemon serves; `pace`: the rate of warming
     - `handover_chunks`: for the chunks of the node cache
     - `published_metrics`: what the other nodes may know of this one
+    - `fetch_workers`: fetch for the node cache
     """
 
     nursery: trio.Nursery
@@ -91,6 +93,7 @@ class PoolHost:
     pace: Pace | None = None
     handover_chunks: HandoverChunks | None = None
     published_metrics: PublishedMetrics | None = None
+    fetch_workers: FetchWorkers | None = None
 
 
 class Pool:
@@ -129,9 +132,10 @@ class Pool:
         )
         self._ownership = ChunkOwners(snapshot, self._me, self.peers.detector)
         evictable_bytes = node_cache_evictable_bytes(memory_bytes, max(config.nodes, 1))
+        workers = host.fetch_workers
         self.node_cache = NodeCache(
             snapshot,
-            reader.fetch_segment,
+            reader.fetch_segment if workers is None else partial(workers.fetch_segment, reader),
             memory_bytes - evictable_bytes,
             evictable_bytes,
             host.nursery,

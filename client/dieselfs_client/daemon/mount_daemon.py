@@ -95,8 +95,6 @@ async def serve_mount(
         except DieselfsError as error:  # raised below, where no nursery wraps it in a group
             refusal = error
         nursery.cancel_scope.cancel()
-    if fetch_workers is not None:
-        fetch_workers.close()
     if refusal is not None:
         raise refusal
 
@@ -145,6 +143,8 @@ class _MountService(Service):
                 break
             self._view.close()
             self._drop_choice(self._refused_view)
+        if self.fetch_workers is not None:
+            await trio.to_thread.run_sync(self.fetch_workers.close)
         await self.close_source()
         await self.unpin()
         self.raise_refusal()
@@ -252,7 +252,8 @@ class _MountService(Service):
                     foreground = Foreground()
                     if lock is not None:
                         chunks = HandoverChunks(self.supervisor_client, snapshot)
-                        self.join(lock, allotment.node_cache, nursery, foreground, chunks, is_taken_over)
+                        of_job = lock, allotment.node_cache, nursery, foreground, chunks
+                        self.join(*of_job, is_taken_over, self.fetch_workers)
                     is_on_way = is_staged(self.mountpoint)
                     prepared = Prepared(
                         snapshot, self.options, allotment, view, pages, buffer_pool, is_on_way, self.workers
@@ -295,10 +296,12 @@ class _MountService(Service):
     def _source(self, buffer_pool: BufferPool) -> Callable[[], Source]:
         """The current source for readers, with the fetch workers if there are any."""
         current, workers = self.plain_source(), self.fetch_workers
-        if workers is None or self.reader is None:
+        if workers is None:
             return current
         workers.use(buffer_pool)
-        source = WorkerSource(current, workers, self.reader.count_received)
+        if self.role is not None:  # they fetch for its node cache
+            return current
+        source = WorkerSource(current, workers)
         return lambda: source
 
     def _about(self) -> dict[str, str]:

@@ -32,12 +32,13 @@ from dieselfs.telemetry.series import History
 from dieselfs.telemetry.socket import PublishedMetrics
 from dieselfs_client.cluster.node_paths import path_of
 from dieselfs_client.memory.trio_cache import Foreground
-from dieselfs_client.memory.warming import Pace
+from dieselfs_client.memory.warming import WARM_LOADS_AT_ONCE_MAX, Pace
 from dieselfs_client.supervision.supervisor_client import HandoverChunks
 
 if TYPE_CHECKING:  # imported in a job alone: they take 2 MB
     from dieselfs_client.cluster.pool import PoolConfig
     from dieselfs_client.cluster.role import JobRole
+    from dieselfs_client.memory.fetch_workers import FetchWorkers
 import time
 from collections.abc import Callable, Mapping
 
@@ -52,7 +53,7 @@ _log = logging.getLogger(__name__)
 
 
 class Opened(NamedTuple):
-    """A dataset as daemons serve it."""
+    """A dataset as daemons serve it. `source`: the disk of the node, and servers."""
 
     snapshot: Snapshot
     source: ServerSource
@@ -71,7 +72,9 @@ def open_dataset(dataset: str, options: CacheOptions, snapshot_file: str | None)
     client = ServerClient(replace(settings, patience_s=VERB_PATIENCE_S))
     snapshot = open_one(dataset, options.generation, snapshot_file, client)
     client.be_patient_for(READ_PATIENCE_S)
-    return Opened(snapshot, ServerSource(client, snapshot), client)
+    disk = options.disk, options.disk_size_bytes
+    source = node_source(client, snapshot, *disk, opens_ahead=options.job is None)
+    return Opened(snapshot, source, client)
 
 
 def _open_stored(dataset: str, generation: int, snapshot_file: str | None, client: ServerClient) -> Snapshot:
@@ -108,19 +111,9 @@ class Service:
     client: ServerClient | None
 
     def __post_init__(self) -> None:
-        self.metrics = Registry()
-        self.reader: ServerSource | None = None
+        self.reader = self.source if isinstance(self.source, ServerSource) else None
         """The source without the job: the disk of the node, and servers. None without a server."""
-        if self.client is not None:
-            options = self.options
-            self.source = self.reader = node_source(
-                self.client,
-                self.snapshot,
-                options.disk,
-                options.disk_size_bytes,
-                self.metrics,
-                opens_ahead=options.job is None,
-            )
+        self.metrics = Registry() if self.reader is None else self.reader.metrics
         self.published_metrics = PublishedMetrics(self.metrics, {}, History(self.metrics))
         """The daemon sets its labels."""
         self.role: JobRole | None = None
@@ -145,6 +138,7 @@ class Service:
         foreground: Foreground,
         handover_chunks: HandoverChunks | None = None,
         is_resumed: bool = False,
+        fetch_workers: "FetchWorkers | None" = None,
     ) -> None:
         """Take part in the job, if there is one."""
         if self.config is None or self.client is None or self.reader is None:
@@ -153,8 +147,9 @@ class Service:
         from dieselfs_client.cluster.role import JobRole
 
         config = replace(self.config, memory_bytes=memory_bytes)
-        pace = Pace(rate_bytes=self.options.warm_rate_bytes)
-        host = PoolHost(nursery, foreground, pace, handover_chunks, self.published_metrics)
+        workers = 1 if fetch_workers is None else fetch_workers.count
+        pace = Pace(max(WARM_LOADS_AT_ONCE_MAX, workers), rate_bytes=self.options.warm_rate_bytes)
+        host = PoolHost(nursery, foreground, pace, handover_chunks, self.published_metrics, fetch_workers)
         self.role = JobRole(self.reader, self.client, config, lock, host)
         self.published_metrics.others = self.role.reports
         self.role.start(self.options.policy == ONESHOT, is_resumed=is_resumed)

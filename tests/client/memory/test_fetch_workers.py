@@ -2,14 +2,20 @@
 
 import os
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
 
 import pytest
 
+from dieselfs.chunk.segment import Segment
 from dieselfs.errors import Damaged
+from dieselfs.rpc.client import ServerClient
+from dieselfs.settings.table import Settings
+from dieselfs.sources.disk import node_source
+from dieselfs.sources.server import ServerSource
+from dieselfs.telemetry.shared import SharedRegistry
 from dieselfs_client.memory.buffer_pool import BufferPool
 from dieselfs_client.memory.fetch_workers import FetchWorkers, WorkerSource, fetches_at_once, start_forker
 from dieselfs_client.mount.points.options import WORKERS_MAX, MountOptions, workers_for
@@ -27,32 +33,77 @@ def packed() -> PackedDataset:
     return pack_entries(entries, chunk_bytes=CHUNK_BYTES)
 
 
-class StuckSource(MemoryChunkSource):
-    """A chunk does not arrive until the other end of a pipe is closed."""
+class MemoryClient(ServerClient):
+    """A server in memory. A chunk does not arrive until the other end of a pipe is closed."""
 
-    pipe = -1
+    def __init__(self, packed: PackedDataset) -> None:
+        unused = Path("/nowhere")
+        super().__init__(Settings(unused, unused, f"unix:{unused}"))
+        ids = map(packed.snapshot.chunk_id, range(CHUNKS))
+        self.payloads = dict(zip(ids, packed.source().payloads.values(), strict=True))
+        self.stuck = packed.snapshot.chunk_id(STUCK)
+        self.pipe, self.stick = os.pipe()
+
+    def payload_in_parts(
+        self,
+        dataset: str,
+        chunk_id: bytes,
+        length_bytes: int,
+        parts: Callable[[], Iterator[memoryview]],
+        is_sent: bool = False,
+        ahead: Sequence[bytes] = (),
+    ) -> None:
+        if chunk_id == self.stuck:
+            os.read(self.pipe, 1)
+        rest = memoryview(self.payloads[chunk_id])
+        for part in parts():
+            part[:] = rest[: len(part)]
+            rest = rest[len(part) :]
+
+
+class OwnReader(ServerSource):
+    """The daemon's own, which fetches from memory."""
+
+    def __init__(self, client: ServerClient, source: MemoryChunkSource, packed: PackedDataset) -> None:
+        super().__init__(client, packed.snapshot)
+        self.source = source
 
     def fetch_chunk_into(self, chunk: int, destination: memoryview) -> None:
-        if chunk == STUCK:
-            os.read(self.pipe, 1)
-        super().fetch_chunk_into(chunk, destination)
+        self.source.fetch_chunk_into(chunk, destination)
+
+    def fetch_segment(self, chunk: int) -> Segment:
+        segment = Segment.create(CHUNK_BYTES)
+        segment.write(0, memoryview(self.source.fetch_chunk(chunk)))
+        segment.seal()
+        return segment
 
 
 class Rig:
-    def __init__(self, packed: PackedDataset, count: int, damaged: int | None = None) -> None:
-        self.theirs = StuckSource(packed.snapshot, packed.source().payloads)
+    def __init__(
+        self, packed: PackedDataset, count: int, damaged: int | None = None, disk: Path | None = None
+    ) -> None:
+        self.client = MemoryClient(packed)
         if damaged is not None:
-            self.theirs.payloads[damaged] = bytearray(CHUNK_BYTES)
+            self.client.payloads[packed.snapshot.chunk_id(damaged)] = bytearray(CHUNK_BYTES)
         self.ours = packed.source()
+        self.reader = OwnReader(self.client, self.ours, packed)
         self.pool = BufferPool(CHUNK_BYTES, 4)
-        self.received = 0
-        self.theirs.pipe, self.stick = os.pipe()
-        self.workers = FetchWorkers(start_forker(lambda: self.theirs, lambda: os.close(self.stick)), count)
+        self.metrics = SharedRegistry(1 + count)
+        self.theirs = node_source(self.client, packed.snapshot, str(disk or ""), metrics=self.metrics)
+        self.metrics.seal()
+        forker = start_forker(self._begin, lambda: os.close(self.client.stick))
+        self.workers = FetchWorkers(forker, count, self.theirs.hold)
         self.workers.use(self.pool)
-        self.source = WorkerSource(lambda: self.ours, self.workers, self._count)
+        self.source = WorkerSource(lambda: self.ours, self.workers)
 
-    def _count(self, length_bytes: int) -> None:
-        self.received += length_bytes
+    def _begin(self, number: int, hold: int | None) -> ServerSource:
+        self.metrics.row = number
+        if hold is not None:
+            self.theirs.share(hold)
+        return self.theirs
+
+    def segment(self, chunk: int) -> bytes:
+        return bytes(self.workers.fetch_segment(self.reader, chunk).view)
 
     def fetch(self, chunk: int) -> bytes:
         destination = self.pool.take(CHUNK_BYTES)
@@ -62,8 +113,9 @@ class Rig:
 
     def close(self) -> None:
         self.workers.close()
-        os.close(self.stick)
-        os.close(self.theirs.pipe)
+        self.theirs.close()
+        os.close(self.client.stick)
+        os.close(self.client.pipe)
         self.pool.close()
         wait_until(lambda: not processes("dieselfs-fo") and not processes("dieselfs-fe"))
 
@@ -72,14 +124,14 @@ def processes(name: str) -> list[int]:
     """Living descendants of this process whose name begins so."""
     found, family = [], [os.getpid()]
     for each in family:  # grows meanwhile
-        for task in Path(f"/proc/{each}/task").glob("*/children"):
-            try:
+        try:
+            state = Path(f"/proc/{each}/stat").read_text().rpartition(")")[2].split()[0]
+            if Path(f"/proc/{each}/comm").read_text().startswith(name) and state not in "ZX":
+                found.append(each)
+            for task in Path(f"/proc/{each}/task").glob("*/children"):
                 family += map(int, task.read_text().split())
-                state = Path(f"/proc/{each}/stat").read_text().rpartition(")")[2].split()[0]
-                if Path(f"/proc/{each}/comm").read_text().startswith(name) and state not in "ZX":
-                    found.append(each)
-            except OSError:  # it has ended
-                pass
+        except OSError:  # it has ended
+            pass
     return found
 
 
@@ -93,7 +145,7 @@ def test_chunks_are_fetched_by_a_worker(rig: Rig) -> None:
     for chunk in range(STUCK):
         assert rig.fetch(chunk) == rig.ours.payloads[chunk]
     assert not rig.ours.fetched_chunks
-    assert rig.received == STUCK * CHUNK_BYTES
+    assert rig.metrics.numbers()["servers.received_bytes"] == STUCK * CHUNK_BYTES
     assert len(processes("dieselfs-fetch")) == 1, "no more than are busy"
 
 
@@ -114,6 +166,41 @@ def test_a_worker_that_is_killed_in_the_middle_of_a_chunk_costs_no_read(rig: Rig
         os.kill(processes("dieselfs-fetch")[0], signal.SIGKILL)
         assert fetched.result() == rig.ours.payloads[STUCK]
     assert rig.ours.fetched_chunks == [STUCK]
+
+
+def test_segments_of_a_job_are_fetched_by_a_worker(rig: Rig) -> None:
+    for chunk in range(STUCK):
+        assert rig.segment(chunk) == rig.ours.payloads[chunk]
+    assert not rig.ours.fetched_chunks
+    assert rig.metrics.numbers()["servers.received_bytes"] == STUCK * CHUNK_BYTES
+
+
+def test_a_worker_that_is_killed_in_the_middle_of_a_segment_costs_no_read(rig: Rig) -> None:
+    with ThreadPoolExecutor(1) as thread:
+        fetched = thread.submit(rig.segment, STUCK)
+        wait_until(lambda: bool(processes("dieselfs-fetch")))
+        os.kill(processes("dieselfs-fetch")[0], signal.SIGKILL)
+        assert fetched.result() == rig.ours.payloads[STUCK]
+    assert rig.ours.fetched_chunks == [STUCK]
+    assert rig.segment(1) == rig.ours.payloads[1] and rig.ours.fetched_chunks == [STUCK]
+
+
+def test_workers_use_the_disk_of_the_node(packed: PackedDataset, tmp_path: Path) -> None:
+    all_bytes = STUCK * CHUNK_BYTES
+    with closing(Rig(packed, 2, disk=tmp_path / "disk")) as first:
+        for chunk in range(STUCK):
+            assert first.fetch(chunk) == first.ours.payloads[chunk]
+        assert first.metrics.numbers()["servers.received_bytes"] == all_bytes
+    with closing(Rig(packed, 2, disk=tmp_path / "disk")) as second:
+        for chunk in range(STUCK):
+            assert second.fetch(chunk) == second.ours.payloads[chunk]
+        (worker,) = processes("dieselfs-fetch")
+        os.kill(worker, signal.SIGKILL)
+        assert second.segment(0) == second.ours.payloads[0] == second.segment(0)
+        numbers = second.metrics.numbers()
+        assert second.ours.fetched_chunks == [0], "by the daemon, once"
+    assert numbers["disk.hit_bytes"] == all_bytes + CHUNK_BYTES and numbers["servers.received_bytes"] == 0
+    assert numbers["disk.used_bytes"] >= all_bytes
 
 
 def test_without_a_forker_the_daemon_fetches(rig: Rig) -> None:
