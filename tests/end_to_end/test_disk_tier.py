@@ -279,9 +279,10 @@ def test_the_daemon_that_programs_of_a_job_start_uses_the_disk(server: RunningSe
     secret.write_text("0123456789abcdef" * 4)
     try:
         run_program(server, tmp_path / "disk", job="first", job_secret=str(secret))
-        stored = list((tmp_path / "disk").glob("dieselfs-1/*/" + "[0-9a-f]" * 32))
+        files = "dieselfs-1/*/" + "[0-9a-f]" * 32  # the daemon writes them behind its readers
+        wait_until(lambda: len([*(tmp_path / "disk").glob(files)]) == CHUNKS)
         before = sent_bytes(server)
         run_program(server, tmp_path / "disk", job="second", job_secret=str(secret))
-        assert len(stored) == CHUNKS and sent_bytes(server) == before
+        assert sent_bytes(server) == before
     finally:
         end_job_daemons(tmp_path / "run")
