@@ -39,12 +39,16 @@ class Slices:
         return cls(content, [0, *accumulate(lengths[:-1])] if lengths else [], lengths)
 
     def split(self, counts: Iterable[int]) -> "Iterator[Slices]":
-        """The same extents in parts, with these numbers of extents."""
-        first = 0
+        """The same extents, which are `joined`, in parts with these numbers of extents: each has its own bytes only, as
+        the page cache has room for those of one chunk.
+        """
+        first = start = 0
         for count in counts:
-            part = slice(first, first + count)
-            yield Slices(self.content, self.starts[part], self.lengths[part])
-            first += count
+            lengths = self.lengths[first : first + count]
+            starts = [each - start for each in self.starts[first : first + count]]
+            end = start + sum(lengths)
+            yield Slices(self.content[start:end], starts, lengths)
+            first, start = first + count, end
 
     def __len__(self) -> int:
         return len(self.starts)

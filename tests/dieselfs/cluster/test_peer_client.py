@@ -520,6 +520,17 @@ def test_extents_come_together_and_whole_chunks_alone(packed: PackedDataset) -> 
     assert came == [([1, 0], joined[0]), ([2], joined[1]), ([3], joined[2])]
 
 
+def test_what_comes_together_is_handed_on_by_the_chunk(packed: PackedDataset) -> None:
+    """The page cache of a mount has room for the bytes of one chunk."""
+    peers = peer_client(packed)
+    with running_node(packed) as node, pooled(packed, peers, node.member) as source:
+        wanted = {n: packed.snapshot.extents(packed.snapshot.find(b"%d" % n)) for n in range(CHUNKS)}
+        brought = ChainMap(*source.fetch_many(Wanted(wanted)))
+        peers.close()
+    contents = {n: bytes(slices.content) for n, slices in brought.items() if isinstance(slices, Slices)}
+    assert contents == {n: bytes([n]) * CHUNK_BYTES for n in range(CHUNKS)}
+
+
 def test_received_bytes_are_counted(packed: PackedDataset) -> None:
     with running_node(packed, "b") as b:
         peers = peer_client(packed)
