@@ -3,13 +3,30 @@
 A snapshot may be hostile, so one pass over all columns checks them before they are used in place. The nodes are a
 tree, numbered as in the format. The extents of each file cover it without gap or overlap, and are inside their chunks.
 Names are valid, and the index ends.
+
+What a delta makes of a checked snapshot is checked only in blocks with a change, by `check_changed`. A hostile server
+has no say in the rest, by these reasons:
+
+* All starts, ends and numbers of columns are computed here from counts and lengths, never taken from the delta. The
+  delta has only paths, attributes, extents, targets, chunks, and their nodes (`dieselfs.snapshot.splicing`).
+* A node that stays keeps its path, and its place among the others that stay. One that the delta does not list also
+  keeps its attributes, extents and target. Its folder must stay. Its chunks must stay, with their lengths.
+* The children of a folder are those it had, without the removed, with the added ones. Together they must be all nodes
+  but the root, so each node is in a folder. Parents ascend where nodes stay together, and are compared with those of
+  the neighbours where a block has a change; so the children of a folder follow one another.
+* Names ascend among nodes that stay. Each added name is compared with the names before and behind it.
+* Only files have extents. A section must have the length that the counts in the header ask for.
+* The index may only have entries of the base and of added paths. It has as many as there are nodes, so each is in it
+  once. An entry that does not stand where its path leads is refused when it must move.
+
+Loops run over nodes, extents, links, chunks and slots that exist, never over numbers from a delta.
 """
 
 import stat
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise, repeat
 from operator import ge
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -36,15 +53,73 @@ class ColumnFault(Exception):
         self.section = section
 
 
+class Part(NamedTuple):
+    """Consecutive nodes, and how many children, extents and links the nodes before them have."""
+
+    nodes: slice
+    children: int
+    extents: int
+    links: int
+
+
 def check_columns(header: SnapshotHeader, columns: Columns) -> None:
     """Raise ColumnFault unless the columns, of the lengths in the header, make one consistent snapshot."""
-    _check_paths(columns)
-    _check_tree(columns)
-    _check_names(columns)
-    _check_chunks(columns)
-    _check_extents(header, columns)
-    _check_links(columns)
+    parts = _all_parts(header, columns)
+    files, total_bytes = _check_parts(header, columns, parts)
+    _require(files == header.files, "modes", f"{files} files, the header says {header.files}")
+    what = f"{total_bytes} bytes, the header says {header.total_bytes}"
+    _require(total_bytes == header.total_bytes, "sizes", what)
+    _check_links(columns, parts)
+    last = parts[-1]
+    links = last.links + int((_types(columns, last.nodes) == stat.S_IFLNK).sum())
+    _require(links == header.links, "link_nodes", "not the nodes of the links")
     _check_index(columns)
+
+
+def check_changed(header: SnapshotHeader, columns: Columns, parts: Sequence[Part]) -> None:
+    """As `check_columns`, for what a delta made of a snapshot that was checked. `parts`: all nodes that it added or
+    changed, the folders that have other children, and the root.
+    """
+    for part in parts:
+        _check_modes(columns, part.nodes)
+    _check_parts(header, columns, parts)
+    _check_links(columns, parts)
+
+
+def _check_parts(header: SnapshotHeader, columns: Columns, parts: Sequence[Part]) -> tuple[int, int]:
+    """Returns the number of files in these parts, and their bytes."""
+    _check_paths(columns, parts)
+    _check_tree(columns, parts)
+    _check_names(columns, parts)
+    _check_chunks(columns)
+    return _check_extents(header, columns, parts)
+
+
+def _all_parts(header: SnapshotHeader, columns: Columns) -> list[Part]:
+    """All nodes, a block at a time."""
+    parts, children, extents, links = [], 0, 0, 0
+    for nodes in _blocks(header.nodes):
+        parts.append(Part(nodes, children, extents, links))
+        _check_modes(columns, nodes)
+        types, counts = _types(columns, nodes), columns["counts"][nodes]
+        children += int(counts[types == stat.S_IFDIR].sum(dtype=np.int64))
+        extents += int(counts[types != stat.S_IFDIR].sum(dtype=np.int64))
+        links += int((types == stat.S_IFLNK).sum())
+    _require(children == header.nodes - 1, "counts", "not every node is in exactly one folder")
+    _require(extents == header.extents, "counts", "not every extent belongs to exactly one file")
+    return parts
+
+
+def _check_modes(columns: Columns, nodes: slice) -> None:
+    types = _types(columns, nodes)
+    is_known = (types == stat.S_IFREG) | (types == stat.S_IFDIR) | (types == stat.S_IFLNK)
+    is_right = is_known.all() and (columns["modes"][nodes] <= _MODE_MASK).all()
+    _require(is_right, "modes", "a node has an unknown type")
+    _require(nodes.start > 0 or types[0] == stat.S_IFDIR, "modes", "the root is not a folder")
+
+
+def _with_neighbours(nodes: slice, count: int) -> slice:
+    return slice(max(nodes.start - 1, 0), min(nodes.stop + 1, count))
 
 
 def _require(is_right: bool | np.bool_, section: str, what: str) -> None:
@@ -69,16 +144,15 @@ def _path_bounds(columns: Columns, nodes: slice) -> tuple[Numbers, Numbers]:
     return np.concatenate(([first], stops[:-1])), stops
 
 
-def _check_paths(columns: Columns) -> None:
+def _check_paths(columns: Columns, parts: Sequence[Part]) -> None:
     paths, ends = columns["paths"], columns["path_ends"]
-    last = 0
-    for nodes in _blocks(len(ends)):
-        block = ends[nodes]
+    for nodes, *_ in parts:
+        block, last = ends[nodes], int(ends[nodes.start - 1]) if nodes.start else 0
         is_rising = int(block[0]) >= last and (block[1:] >= block[:-1]).all()
         _require(is_rising, "path_ends", "ends are not ascending")
-        last = int(block[-1])
-    _require(last == len(paths), "path_ends", f"the last end is {last}, the column has {len(paths)} bytes")
-    for nodes in _blocks(len(ends)):
+    what = f"the last end is {int(ends[-1])}, the column has {len(paths)} bytes"
+    _require(int(ends[-1]) == len(paths), "path_ends", what)
+    for nodes, *_ in parts:
         starts, stops = _path_bounds(columns, nodes)
         blob, first = paths[starts[0] : stops[-1]], int(starts[0])
         bad = first_bad_path(blob.data, stops - first)
@@ -93,28 +167,18 @@ def _check_paths(columns: Columns) -> None:
         _require(is_right, "name_lengths", "not the lengths of the names")
 
 
-def _check_tree(columns: Columns) -> None:
+def _check_tree(columns: Columns, parts: Sequence[Part]) -> None:
     parents, firsts, counts = columns["parents"], columns["firsts"], columns["counts"]
-    children = 0
-    for nodes in _blocks(len(parents)):
-        types = _types(columns, nodes)
-        is_known = (types == stat.S_IFREG) | (types == stat.S_IFDIR) | (types == stat.S_IFLNK)
-        is_right = is_known.all() and (columns["modes"][nodes] <= _MODE_MASK).all()
-        _require(is_right, "modes", "a node has an unknown type")
-        _require(nodes.start > 0 or types[0] == stat.S_IFDIR, "modes", "the root is not a folder")
-        children += int(counts[nodes][types == stat.S_IFDIR].sum(dtype=np.int64))
-    _require(children == len(parents) - 1, "counts", "not every node is in exactly one folder")
-    children = 0
-    for nodes in _blocks(len(parents)):
+    for nodes, children, *_ in parts:
         folders = nodes.start + np.flatnonzero(_types(columns, nodes) == stat.S_IFDIR)
         inside = counts[folders].astype(np.int64)
         is_right = firsts[folders] == 1 + children + starts_of(inside)
         _require(is_right.all(), "firsts", "children are not numbered in order")
         _require((columns["sizes"][folders] == 0).all(), "sizes", "a folder has a size")
-        children += int(inside.sum())
     _require(parents[0] == 0, "parents", "the root is in another folder")
-    for nodes in _blocks(len(parents)):
-        numbers = np.arange(max(nodes.start, 1), nodes.stop)
+    for nodes, *_ in parts:
+        checked = _with_neighbours(nodes, len(parents))
+        numbers = np.arange(max(checked.start, 1), checked.stop)
         folders = parents[numbers].astype(np.int64)
         _require((folders < numbers).all(), "parents", "a folder is in itself")
         places = numbers - firsts[folders].astype(np.int64)
@@ -122,11 +186,11 @@ def _check_tree(columns: Columns) -> None:
         _require(is_right.all(), "parents", "a node is not in its parent")
 
 
-def _check_names(columns: Columns) -> None:
+def _check_names(columns: Columns, parts: Sequence[Part]) -> None:
     """Each path is that of its folder and one name; names ascend inside a folder. Takes about 0.3 us per node."""
     ends, parents, paths = columns["path_ends"], columns["parents"], columns["paths"]
-    last: tuple[int, list[bytes]] = -1, []  # the folder of the last node, and its path
-    for nodes in _blocks(len(ends)):
+    for part in parts:
+        nodes = _with_neighbours(part.nodes, len(ends))
         starts, stops = _path_bounds(columns, nodes)
         first = int(starts[0])
         blob = paths[first : stops[-1]].tobytes()
@@ -141,12 +205,11 @@ def _check_names(columns: Columns) -> None:
             folder = int(folders[start])
             before = int(ends[folder - 1]) if folder else 0
             prefix = paths[before : int(ends[folder])].tobytes() + b"/" if folder else b""
-            children = [*(last[1] if last[0] == folder else ()), *every[start:end]]
+            children = every[start:end]
             is_inside = all(map(bytes.startswith, children, repeat(prefix)))
             _require(is_inside, "paths", f"a path outside of folder {folder}")
             is_rising = not any(map(ge, children, children[1:]))
             _require(is_rising, "paths", f"the names in folder {folder} do not ascend")
-            last = folder, children[-1:]
         lengths = stops - starts
         in_folder = ends[folders].astype(np.int64) - np.where(folders > 0, ends[folders - 1], 0).astype(
             np.int64
@@ -165,29 +228,21 @@ def _check_chunks(columns: Columns) -> None:
     _require((lengths <= CHUNK_PAYLOAD_BYTES_MAX).all(), "chunk_payload_lengths", "beyond the limit")
 
 
-def _check_extents(header: SnapshotHeader, columns: Columns) -> None:
-    files = total_bytes = extents = 0
-    for nodes in _blocks(len(columns["modes"])):
-        types, counts = _types(columns, nodes), columns["counts"][nodes]
-        _require((counts[types == stat.S_IFLNK] == 0).all(), "counts", "a link has extents")
-        extents += int(counts[types != stat.S_IFDIR].sum(dtype=np.int64))
-    _require(extents == header.extents, "counts", "not every extent belongs to exactly one file")
-    extents = 0
-    for nodes in _blocks(len(columns["modes"])):
+def _check_extents(header: SnapshotHeader, columns: Columns, parts: Sequence[Part]) -> tuple[int, int]:
+    files = total_bytes = 0
+    for nodes, _, extents, _ in parts:
         types = _types(columns, nodes)
         others = nodes.start + np.flatnonzero(types != stat.S_IFDIR)
         is_file = types[others - nodes.start] == stat.S_IFREG
         counts = columns["counts"][others].astype(np.int64)
+        _require((counts[~is_file] == 0).all(), "counts", "a link has extents")
         is_right = columns["firsts"][others] == extents + starts_of(counts)
         _require(is_right.all(), "firsts", "extents are not numbered in order")
         end = extents + int(counts.sum())
         sizes = columns["sizes"][others[is_file]]
         total_bytes += _check_content(header, columns, slice(extents, end), counts[is_file], sizes)
         files += int(is_file.sum())
-        extents = end
-    _require(files == header.files, "modes", f"{files} files, the header says {header.files}")
-    what = f"{total_bytes} bytes, the header says {header.total_bytes}"
-    _require(total_bytes == header.total_bytes, "sizes", what)
+    return files, total_bytes
 
 
 def _check_content(
@@ -215,23 +270,23 @@ def _check_content(
     return int(running[-1])
 
 
-def _check_links(columns: Columns) -> None:
-    links, ends, last = 0, columns["link_ends"], 0
+def _check_links(columns: Columns, parts: Sequence[Part]) -> None:
+    ends = columns["link_ends"]
     end = int(ends[-1]) if len(ends) else 0
     _require(end == len(columns["links"]), "link_ends", f"the last end is {end}, not that of the targets")
-    for nodes in _blocks(len(columns["modes"])):
+    for nodes, _, _, links in parts:
         found = nodes.start + np.flatnonzero(_types(columns, nodes) == stat.S_IFLNK)
         some = slice(links, links + len(found))
         are_same = np.array_equal(columns["link_nodes"][some], found)
         _require(are_same, "link_nodes", "not the nodes of the links")
-        lengths = np.diff(ends[some].astype(np.int64, casting="unsafe"), prepend=last)
+        first = int(ends[links - 1]) if links else 0
+        lengths = np.diff(ends[some].astype(np.int64, casting="unsafe"), prepend=first)
         is_right = (lengths > 0) & (lengths <= PATH_BYTES_MAX)
         _require(is_right.all(), "link_ends", "a target is empty or too long")
         is_right = columns["sizes"][found] == lengths.astype(np.uint64)
         _require(is_right.all(), "sizes", "the size of a link is not the length of its target")
-        links, last = some.stop, last + int(lengths.sum())
-    _require(links == len(columns["link_nodes"]), "link_nodes", "not the nodes of the links")
-    _require(columns["links"].all(), "links", "a target holds a NUL byte")
+        targets = columns["links"][first : first + int(lengths.sum())]
+        _require(targets.all(), "links", "a target holds a NUL byte")
 
 
 def _check_index(columns: Columns) -> None:

@@ -16,6 +16,7 @@ import numpy.typing as npt
 
 from dieselfs.arrays import Hashes, Numbers
 from dieselfs.errors import Damaged
+from dieselfs.snapshot.check import Part
 from dieselfs.snapshot.delta_format import Delta
 from dieselfs.snapshot.format import EXTENT_COLUMNS
 from dieselfs.snapshot.hash_index import path_hashes
@@ -32,17 +33,19 @@ _ATTRIBUTES = ("modes", "sizes", "mtimes_ns")
 # -- application -----------------------------------------------------------------------------------------
 
 
-def apply_delta(base: Snapshot, delta: Delta, source: str, file: BinaryIO) -> None:
-    """Write the snapshot file that `delta` makes of `base` into `file`, which is empty, seekable and readable. Raises
-    Damaged if they do not fit, OSError of the file.
+def apply_delta(base: Snapshot, delta: Delta, source: str, file: BinaryIO) -> list[Part]:
+    """Write the snapshot file that `delta` makes of `base` into `file`, which is empty, seekable and readable. Returns
+    the parts that are not copies. Raises Damaged if they do not fit, OSError of the file.
 
-    The result is not verified: check it as one from a server.
+    The result is not verified: check its digest and signature as those of one from a server, and these parts.
     """
     if delta.base_digest != base.digest:
         raise Damaged(f"{source}: it is for another snapshot")
     try:
         header = replace(base.header, generation=delta.generation, updated_ns=delta.updated_ns)
-        Spliced(base, delta.columns).write(file, header, lambda _: (delta.signer, delta.signature), True)
+        spliced = Spliced(base, delta.columns)
+        spliced.write(file, header, lambda _: (delta.signer, delta.signature), True)
+        return spliced.parts
     except (IndexError, ValueError, OverflowError) as error:
         raise Damaged(f"{source}: its columns do not fit the snapshot: {error}") from None
 

@@ -4,7 +4,7 @@ import os
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, TypeVar
 
 from dieselfs.errors import StorageFull
 from dieselfs.records import DatasetRecord
@@ -12,6 +12,9 @@ from dieselfs.snapshot.format import SnapshotHeader
 
 Write = Callable[[BinaryIO], object]
 """Writes a snapshot into an empty file."""
+
+
+_Written = TypeVar("_Written")
 
 
 def write_content(content: bytes | memoryview, file: BinaryIO) -> None:
@@ -25,14 +28,17 @@ def created(path: Path) -> BinaryIO:
     return os.fdopen(os.open(path, flags, 0o600), "w+b")
 
 
-def write_aside(path: Path, write: Write) -> None:
-    """Write a private file aside, and rename it into place. Raises OSError, and as `write`."""
+def write_aside(path: Path, write: Callable[[BinaryIO], _Written]) -> _Written:
+    """Write a private file aside, and rename it into place; returns what `write` does. Raises OSError, and as
+    `write`.
+    """
     aside = path.with_suffix(f".{os.getpid()}.tmp")
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         with created(aside) as file:
-            write(file)
+            written = write(file)
         aside.rename(path)
+        return written
     except BaseException:
         with suppress(OSError):
             aside.unlink(missing_ok=True)

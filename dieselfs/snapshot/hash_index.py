@@ -14,6 +14,11 @@ from dieselfs.arrays import Hashes, Keys, Numbers
 
 _HALF, _LOW_HALF = np.uint64(32), np.uint64(0xFFFF_FFFF)
 _SCANNED = 1 << 20
+WINDOW_SLOTS, WINDOW_SLOTS_MAX = 1 << 12, 1 << 21
+"""Slots around a change whose entries are put in their places again."""
+BLOCK_SLOTS = 1 << 16
+"""Slots that get other numbers at a time: they fit into the cache of the processor."""
+_STEP = 64
 
 
 def hash_seed(dataset_id: bytes) -> int:
@@ -79,28 +84,40 @@ def changed_slots(
     slots: Keys,
     bits: int,
     new_of_old: Callable[[Numbers], Numbers],
+    removed: Numbers,
     added: tuple[Numbers, Sequence[bytes]],
     old_paths: Callable[[Numbers], Sequence[bytes]],
     dataset_id: bytes,
-    at_once: int = 1 << 21,
 ) -> Iterator[Keys]:
     """The index `slots` of 2^`bits` homes, with other numbers: `new_of_old` is -1 for nodes that are removed. Yields
-    blocks, of about `at_once` slots.
+    blocks, of which memory is taken for one. Raises IndexError if it meets an entry where its path does not lead.
 
-    `added`: new nodes with their paths. `old_paths` gives the paths of old nodes; it is called for the few whose
-    hashes are needed. The number of bits must not change.
+    `removed`: those nodes. `added`: new nodes with their paths. `old_paths` gives the paths of old nodes; it is called
+    for the few whose hashes are needed. The number of bits must not change.
 
     A run of taken slots between two free ones is changed only if an entry of it is removed, or one is added whose home
     is in it. All others move to the right at most, pushed by a longer run, and keep their order. So the slot of such an
-    entry can stand for its home. A block ends with a free slot, so the runs in it are whole.
+    entry can stand for its home. A window of slots around a change ends with a free slot, so the runs in it are whole.
     """
     hashes = path_hashes(added[1], dataset_id)
     order = np.lexsort((added[0], hashes))
     hashes, added_nodes = hashes[order], added[0][order]
     homes = (hashes >> np.uint64(64 - bits)).astype(np.int64)
+    gone = (path_hashes(old_paths(removed), dataset_id) >> np.uint64(64 - bits)).astype(np.int64)
+    # The last run may reach behind the homes.
+    touched = np.sort(np.concatenate((homes, gone, [(1 << bits) - 1])))
+    window = WINDOW_SLOTS if len(touched) * WINDOW_SLOTS < len(slots) else WINDOW_SLOTS_MAX
     start, written, before = 0, 0, -1
     while start < 1 << bits:
-        end = _after_free_slot(slots, start + at_once, 1 << bits)
+        if written <= start:
+            change = _run_start(slots, start, int(touched[np.searchsorted(touched, start)]))
+            if change > start:
+                yield np.zeros(start - written, np.uint64)
+                for first in range(start, change, BLOCK_SLOTS):
+                    yield _shifted(slots[first : min(first + BLOCK_SLOTS, change)], new_of_old)
+                start = written = change
+                before = change - 1
+        end = _after_free_slot(slots, start + window, 1 << bits)
         inside = slice(*np.searchsorted(homes, (start, end)).tolist())
         keys, marks, nodes = _changed_entries(
             slots[start:end],
@@ -119,6 +136,25 @@ def changed_slots(
         table[places - written] = _slots(marks, nodes)
         start, written = end, stop
         yield table
+
+
+def _run_start(slots: Keys, start: int, slot: int) -> int:
+    """The slot behind the last free one before `slot`; at least `start`."""
+    for stop in range(slot, start, -_STEP):
+        first = max(stop - _STEP, start)
+        free = np.flatnonzero(slots[first:stop] == 0)
+        if len(free):
+            return first + int(free[-1]) + 1
+    return start
+
+
+def _shifted(slots: Keys, new_of_old: Callable[[Numbers], Numbers]) -> Keys:
+    """Slots in which no entry moves, with the new numbers."""
+    nodes = new_of_old((slots & _LOW_HALF).view(np.int64) - 1)
+    is_taken = slots != 0
+    if int(nodes.min(where=is_taken, initial=0)) < 0:
+        raise IndexError("the index has a path in another place")
+    return np.where(is_taken, _slots(slots >> _HALF, nodes), 0)
 
 
 def _after_free_slot(slots: Keys, start: int, homes: int) -> int:
@@ -158,7 +194,11 @@ def _changed_entries(
     is_moving = is_changed[runs]
     moving = np.flatnonzero(is_moving & (nodes >= 0))
     staying = np.flatnonzero(~is_moving)
-    moving_hashes = np.concatenate((path_hashes(old_paths(old_nodes[moving]), dataset_id), hashes))
+    moving_hashes = path_hashes(old_paths(old_nodes[moving]), dataset_id)
+    moving_homes = (moving_hashes >> shift).astype(np.int64)
+    if (moving_homes < start).any() or (moving_homes > taken[moving]).any():
+        raise IndexError("the index has a path in another place")
+    moving_hashes = np.concatenate((moving_hashes, hashes))
     moving_nodes = np.concatenate((nodes[moving], added_nodes))
     order = np.lexsort((moving_nodes, moving_hashes))
     moving_hashes, moving_nodes = moving_hashes[order], moving_nodes[order]

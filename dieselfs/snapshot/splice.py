@@ -3,11 +3,15 @@
 What is removed and added is kept, and nothing else: a column may be longer than memory.
 """
 
+from typing import Literal
+
 import numpy as np
 import numpy.typing as npt
 
 from dieselfs.arrays import Numbers
 from dieselfs.columns import starts_of
+
+_FEW = 8
 
 
 def runs_of(firsts: Numbers, counts: Numbers) -> Numbers:
@@ -56,16 +60,19 @@ class Splice:
 
 def _moved(places: Numbers, gone: Numbers, before_new: Numbers) -> Numbers:
     """Where elements are after those at `gone` were left out, which gives -1, and new ones were put in."""
-    gone_before = np.searchsorted(gone, places)
+    gone_before = _ranks(gone, places, "left")
     kept = places - gone_before
-    found = kept + np.searchsorted(before_new, kept, side="right")
-    found[_found(gone, gone_before, places)] = -1
+    found = kept + _ranks(before_new, kept, "right")
+    if len(gone):
+        found[gone[np.minimum(gone_before, len(gone) - 1)] == places] = -1
     return found
 
 
-def _found(ascending: Numbers, before: Numbers, values: Numbers) -> npt.NDArray[np.bool_]:
-    """Which of the values are in `ascending`; `before`: how many elements are smaller."""
-    if not len(ascending):
-        return np.zeros(len(values), np.bool_)
-    found: npt.NDArray[np.bool_] = ascending[np.minimum(before, len(ascending) - 1)] == values
-    return found
+def _ranks(ascending: Numbers, values: Numbers, side: Literal["left", "right"]) -> Numbers:
+    """As `np.searchsorted`, in a fifth of its time where `ascending` has few elements."""
+    if len(ascending) > _FEW:
+        return np.searchsorted(ascending, values, side)
+    ranks = np.zeros(len(values), np.int64)
+    for each in ascending.tolist():
+        ranks += values > each if side == "left" else values >= each
+    return ranks

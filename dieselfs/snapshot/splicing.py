@@ -16,6 +16,7 @@ from dieselfs.arrays import Hashes, Keys, Numbers
 from dieselfs.columns import U8, U64, ends_fault, starts_of
 from dieselfs.limits import PATH_BYTES_MAX
 from dieselfs.records import DatasetRecord
+from dieselfs.snapshot.check import Part
 from dieselfs.snapshot.encoding import Seal, SnapshotWriter
 from dieselfs.snapshot.format import COUNT_MAX, EXTENT_COLUMNS, SECTION_TYPES, SnapshotHeader, exact_lengths
 from dieselfs.snapshot.hash_index import changed_slots, hash_bits_for, hash_seed, hashes_of, slot_blocks
@@ -54,6 +55,8 @@ class Spliced:
         """Old nodes whose attributes, extents and targets are not in the new snapshot."""
         self._gone_types = base.column("modes")[self._gone] & _TYPE_MASK
         self._types = changes["modes"] & _TYPE_MASK
+        if changes["extent_counts"][self._types != stat.S_IFREG].any():
+            raise IndexError("column 'extent_counts': not a file")
         self._extent_starts = starts_of(changes["extent_counts"])
         self._path_ends = np.cumsum(changes["path_lengths"][self._is_added], dtype=np.int64)
         is_link = self._types == stat.S_IFLNK
@@ -65,7 +68,11 @@ class Spliced:
                 raise IndexError(f"column {name!r}: {fault}")
         self._name_lengths = self._added_name_lengths()
         self._children = self._changed_children()
+        if max(map(self.counts().__getitem__, ("nodes", "extents"))) > COUNT_MAX:
+            raise IndexError(f"a snapshot holds at most {COUNT_MAX} entries")
         self._done = _Done()
+        self.parts: list[Part] = []
+        """Blocks with a change, and the first one: set by `write`."""
 
     def counts(self) -> dict[str, int]:
         """Of the new snapshot: nodes, files, total_bytes, extents, links, hash_bits."""
@@ -105,7 +112,7 @@ class Spliced:
             + len(self._changes["links"]),
         }
         writer = SnapshotWriter(file, about, numbers, lengths)
-        self._done = _Done()
+        self._done, self.parts = _Done(), []
         listed = np.cumsum(is_listed) - 1
         # The last is for removed chunks, in which no extent is left.
         moved = np.append(listed, 0)[self._chunks.new_of_old(np.arange(base.chunk_count))]
@@ -113,16 +120,25 @@ class Spliced:
         for first in range(0, self._nodes.count, BLOCK_NODES):
             end = min(first + BLOCK_NODES, self._nodes.count)
             old = self._unchanged(first, end)
+            if old is None or not first:
+                done = self._done
+                self.parts.append(Part(slice(first, end), done.children, done.extents, done.links))
             if old is None:
                 self._write_block(writer, first, end, (moved, listed))
             else:
                 self._copy_block(writer, first, old, moved)
             if hashes is not None:
                 hashes.append(self._hashes(writer, first, end))
+        if self._done.children != self._nodes.count - 1:
+            raise IndexError("not every node is in exactly one folder")
         for name, column in self._chunk_columns().items():
             writer.put(name, column[is_listed])
+        found = 0
         for slots in self._index() if hashes is None else slot_blocks(hashes.values(), INDEX_ENTRIES):
             writer.put("hash_slots", slots)
+            found += int(np.count_nonzero(slots))
+        if found != self._nodes.count:
+            raise IndexError("not every node is in the index")
         return writer.finish(seal)
 
     def _added_name_lengths(self) -> Numbers:
@@ -173,7 +189,7 @@ class Spliced:
         for start in range(0, base.header.extents, _EXTENTS_AT_ONCE):
             chunks = base.column("extent_chunks")[start : start + _EXTENTS_AT_ONCE]
             first, last = np.searchsorted(gone, (start, start + len(chunks)))
-            was_used[np.delete(chunks, gone[first:last] - start)] = True
+            was_used[np.delete(chunks, gone[first:last] - start) if first < last else chunks] = True
         kept = self._chunks.new_of_old(np.flatnonzero(was_used))
         if int(kept.min(initial=0)) < 0:
             raise IndexError("an extent is in a chunk that is removed")
@@ -204,6 +220,8 @@ class Spliced:
             parents = self._moved_parents(parents)
         else:
             parents = parents + shifts[0]
+            if int(parents[0]) < 0:
+                raise IndexError("a node is in no folder")
         writer.put("parents", parents)
         ends = base.column("path_ends")[old]
         start = int(base.column("path_ends")[old.start - 1]) if old.start else 0
@@ -218,12 +236,18 @@ class Spliced:
             firsts[folders] += 1 + done.children - firsts[folders[0]]
             done.children += int(counts[folders].sum())
         if len(others):
-            extent, count = int(firsts[others[0]]), int(counts[others].sum())
-            firsts[others] += done.extents - extent
+            extent, end = int(firsts[others[0]]), int(firsts[others[-1]] + counts[others[-1]])
+            if len(folders):
+                firsts[others] += done.extents - extent
+            else:
+                firsts += done.extents - extent
             for name in EXTENT_COLUMNS:
-                values = base.column(name)[extent : extent + count]
-                writer.put(name, moved[values] if name == "extent_chunks" else values)
-            done.extents += count
+                values = base.column(name)[extent:end]
+                if name == "extent_chunks":
+                    writer.put(name, moved[values])
+                else:
+                    writer.put(name, values)
+            done.extents += end - extent
         writer.put("firsts", firsts)
         is_link = types == stat.S_IFLNK
         if is_link.any():
@@ -347,6 +371,7 @@ class Spliced:
         writer.put("link_ends", self._done.link_bytes + np.cumsum(lengths))
         writer.put("links", joined)
         self._done.link_bytes += len(content)
+        self._done.links += len(places)
 
     def _chunk_columns(self) -> dict[str, npt.NDArray[Any]]:
         base, changes, chunks = self._base, self._changes, self._chunks
@@ -367,6 +392,7 @@ class Spliced:
             base.column("hash_slots"),
             base.header.hash_bits,
             self._nodes.new_of_old,
+            self._nodes.removed,
             (self._nodes.added, added),
             base.path_many,
             base.header.dataset_id,
@@ -377,7 +403,7 @@ class _Done:
     """What was written of a snapshot."""
 
     def __init__(self) -> None:
-        self.path_bytes = self.children = self.extents = self.link_bytes = 0
+        self.path_bytes = self.children = self.extents = self.links = self.link_bytes = 0
 
 
 def _path_lengths(snapshot: Snapshot, nodes: Numbers) -> Numbers:
@@ -395,5 +421,3 @@ def _check_lengths(changes: Columns) -> None:
     for name, count in counts.items():
         if len(changes[name]) != count:
             raise IndexError(f"column {name!r} has {len(changes[name])} elements, not {count}")
-    if int(changes["extent_counts"].sum(dtype=np.uint64)) > COUNT_MAX:
-        raise IndexError("too many extents")

@@ -16,6 +16,7 @@ from dieselfs.records import DatasetRecord
 from dieselfs.rpc.client import ServerClient
 from dieselfs.rpc.records import RemoteSnapshot, TagRecord
 from dieselfs.settings import Settings
+from dieselfs.snapshot.check import Part
 from dieselfs.snapshot.delta import apply_delta
 from dieselfs.snapshot.delta_format import decode_delta
 from dieselfs.snapshot.derived import stored_plain
@@ -117,13 +118,14 @@ class SnapshotStore:
                 return known
             if not arriving.exists():
                 raise Damaged(f"the server sent an empty snapshot of {dataset.name}")
+            parts = None
             if remote.base_digest:
                 source = f"delta of {dataset.name} from the server"
                 if remote.base_digest not in bases:
                     raise Damaged(f"{source}: it is for a snapshot that is not here")
                 delta = decode_delta(arriving.read_bytes(), source)
-                write_aside(arriving, partial(apply_delta, bases[remote.base_digest], delta, source))
-            return self._keep(arriving, dataset, remote, client.servers_pins)
+                parts = write_aside(arriving, partial(apply_delta, bases[remote.base_digest], delta, source))
+            return self._keep(arriving, dataset, remote, client.servers_pins, parts)
         except OSError as error:
             raise cannot_store(folder, error) from None
         finally:
@@ -275,9 +277,16 @@ class SnapshotStore:
             return None
 
     def _keep(
-        self, arrived: Path, dataset: DatasetRecord, remote: RemoteSnapshot, pins: Sequence[bytes]
+        self,
+        arrived: Path,
+        dataset: DatasetRecord,
+        remote: RemoteSnapshot,
+        pins: Sequence[bytes],
+        parts: Sequence[Part] | None,
     ) -> Snapshot:
-        """Verify and store the snapshot file `arrived`, which the server has announced as `remote`."""
+        """Verify and store the snapshot file `arrived`, which the server has announced as `remote`; `parts`: as of
+        `Snapshot.verify`.
+        """
 
         def check(snapshot: Snapshot) -> None:
             header = snapshot.header
@@ -287,10 +296,15 @@ class SnapshotStore:
                 snapshot.verify()  # damaged, rather than another one
                 raise Damaged(f"the server sent another snapshot of {dataset.name} than it announced")
 
-        return self._put(arrived, f"snapshot of {dataset.name} from the server", check, pins)
+        return self._put(arrived, f"snapshot of {dataset.name} from the server", check, pins, parts)
 
     def _put(
-        self, arrived: Path, source: str, check: Callable[[Snapshot], object], pins: Sequence[bytes]
+        self,
+        arrived: Path,
+        source: str,
+        check: Callable[[Snapshot], object],
+        pins: Sequence[bytes],
+        parts: Sequence[Part] | None = None,
     ) -> Snapshot:
         """Verify a snapshot file in the folder of its dataset, and give it its name. `pins`: of the servers, from the
         key file; none without one. Raises OSError.
@@ -298,7 +312,7 @@ class SnapshotStore:
         folder = arrived.parent
         snapshot = Snapshot.open(arrived, source=source)
         check(snapshot)
-        snapshot.verify()
+        snapshot.verify(parts)
         header = snapshot.header
         check_snapshot_signature(header, source)
         if pins and pin_of(header.signer) not in pins:

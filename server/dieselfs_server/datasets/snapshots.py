@@ -33,7 +33,7 @@ from dieselfs.snapshot.delta import delta_between
 from dieselfs.snapshot.delta_format import Delta, encode_delta
 from dieselfs.snapshot.encoding import Seal, with_signature
 from dieselfs.snapshot.files import write_content
-from dieselfs.snapshot.format import COUNT_MAX, SnapshotHeader, decode_snapshot_header
+from dieselfs.snapshot.format import SnapshotHeader, decode_snapshot_header
 from dieselfs.snapshot.freshness import LIFETIME_S, Statement
 from dieselfs.snapshot.reader import Snapshot
 from dieselfs.snapshot.signature import check_snapshot_signature, message_of
@@ -477,11 +477,7 @@ def content_since(
             log.warning("the snapshot of %s is built from all entries: %s", base.dataset, error)
             return None
         is_right = (made.counts["files"], made.counts["total_bytes"]) == (dataset.files, dataset.total_bytes)
-        return (
-            Made(dataset, chunks, made.write, made.delta)
-            if is_right and made.counts["nodes"] <= COUNT_MAX
-            else None
-        )
+        return Made(dataset, chunks, made.write, made.delta) if is_right else None
     return None
 
 

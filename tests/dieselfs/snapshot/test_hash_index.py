@@ -1,10 +1,12 @@
 """The index from paths to nodes: changing it gives the same slots as making it from all paths."""
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dieselfs.arrays import Numbers
+from dieselfs.snapshot import hash_index
 from dieselfs.snapshot.hash_index import changed_slots, hash_bits_for, hash_slots
 
 DATASET_ID = bytes(range(16))
@@ -24,17 +26,21 @@ def test_a_changed_index_is_that_of_all_paths(before: set[int], after: set[int])
     def old_paths(nodes: Numbers) -> list[bytes]:
         return [old[node] for node in nodes.tolist()]
 
-    for at_once in (1, 7, 1 << 20):
-        slots = changed_slots(
-            hash_slots(old, DATASET_ID),
-            hash_bits_for(len(old)),
-            new_of_old.__getitem__,
-            (added, [new[node] for node in added.tolist()]),
-            old_paths,
-            DATASET_ID,
-            at_once,
-        )
-        assert np.concatenate(list(slots)).tolist() == hash_slots(new, DATASET_ID).tolist()
+    for few, many, block in ((1, 1, 1), (2, 7, 3), (1 << 12, 1 << 20, 1 << 16)):
+        with pytest.MonkeyPatch.context() as small:
+            small.setattr(hash_index, "WINDOW_SLOTS", few)
+            small.setattr(hash_index, "WINDOW_SLOTS_MAX", many)
+            small.setattr(hash_index, "BLOCK_SLOTS", block)
+            slots = changed_slots(
+                hash_slots(old, DATASET_ID),
+                hash_bits_for(len(old)),
+                lambda nodes: np.where(nodes < 0, 0, new_of_old[nodes]),
+                np.flatnonzero(new_of_old < 0),
+                (added, [new[node] for node in added.tolist()]),
+                old_paths,
+                DATASET_ID,
+            )
+            assert np.concatenate(list(slots)).tolist() == hash_slots(new, DATASET_ID).tolist()
 
 
 def test_only_the_paths_near_a_change_are_hashed() -> None:
@@ -48,6 +54,7 @@ def test_only_the_paths_near_a_change_are_hashed() -> None:
     node = np.array([len(paths)])
     slots, bits = hash_slots(paths, DATASET_ID), hash_bits_for(len(paths))
     same = np.arange(len(paths)).__getitem__
-    changed = changed_slots(slots, bits, same, (node, [b"new"]), old_paths, DATASET_ID)
+    none = np.array([], np.int64)
+    changed = changed_slots(slots, bits, same, none, (node, [b"new"]), old_paths, DATASET_ID)
     assert np.concatenate(list(changed)).tolist() == hash_slots([*paths, b"new"], DATASET_ID).tolist()
     assert len(asked) < 100
