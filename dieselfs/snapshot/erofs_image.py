@@ -141,47 +141,57 @@ def _zeros(count: int) -> npt.NDArray[np.uint8]:
     return np.zeros(count, np.uint8)
 
 
-def build_image(
-    snapshot: Snapshot,
-    ownership: ImageOwner,
-    folder: int = ROOT,
-    serving: Serving | None = None,
-    zeros: Callable[[int], npt.NDArray[np.uint8]] = _zeros,
-) -> ErofsImage:
-    """The image of `folder` and everything below it. Takes about 0.4 us of processor time per entry.
-
-    `zeros` gives the memory of all columns, of this many bytes: a mapped file, if the image is large. Beside it, memory
-    is needed for folders, links, chunks and blocks of entries, not for each entry. Raises InvalidInput if the image
-    would have more than IMAGE_BLOCKS_MAX blocks, and the errors of `zeros`.
+class ImagePlan:
+    """The image of `folder` and everything below it, before it is written. Memory is needed for folders, links, chunks
+    and blocks of entries, not for each entry.
     """
-    tree = Tree(snapshot, folder, b"" if serving is None else serving.control)
-    layout = _place(tree, snapshot)
-    files = _Files(tree, None if serving is None else serving.is_guarded)
-    data_start = layout.end + METADATA_GUARD_BLOCKS * BLOCK_BYTES * (serving is not None)
-    size_bytes = data_start + files.total_bytes
-    if size_bytes > IMAGE_BLOCKS_MAX * BLOCK_BYTES:
-        raise InvalidInput(
-            f"an EROFS image of {snapshot.dataset} would have {size_bytes} bytes, and the limit is "
-            f"{IMAGE_BLOCKS_MAX * BLOCK_BYTES}"
-        )
-    memory = zeros(layout.end + 2 * I64.itemsize * files.count)
-    metadata = memory[: layout.end]
-    nodes, starts = memory[layout.end :].view(I64).reshape(2, files.count)
-    _write_superblock(metadata, tree, size_bytes)
-    _write_inodes(metadata, tree, layout, ownership)
-    _write_names(metadata, tree, layout)
-    _write_links(metadata, tree, layout)
-    files.write(metadata, layout, nodes, starts, data_start)
-    opening, opening_offset = np.empty(0, np.uint8), 0
-    if tree.control:
-        names = tree.names(0, int(tree.name_bounds[1]))
-        place = int(np.flatnonzero(names.is_of(tree.control))[0])
-        unit = int(np.searchsorted(layout.unit_bounds, place, side="right")) - 1
-        opening_offset = int(layout.unit_starts[unit])
-        block = metadata[opening_offset : opening_offset + BLOCK_BYTES]
-        opening = block.copy()
-        block[:] = _without(opening.tobytes(), place - int(layout.unit_bounds[unit]))
-    return ErofsImage(metadata, nodes, starts, size_bytes, opening, opening_offset)
+
+    def __init__(
+        self, snapshot: Snapshot, ownership: ImageOwner, folder: int = ROOT, serving: Serving | None = None
+    ) -> None:
+        """Raises InvalidInput if the image would have more than IMAGE_BLOCKS_MAX blocks."""
+        self._ownership = ownership
+        self._tree = Tree(snapshot, folder, b"" if serving is None else serving.control)
+        self._layout = _place(self._tree, snapshot)
+        self._files = _Files(self._tree, None if serving is None else serving.is_guarded)
+        self._data_start = self._layout.end + METADATA_GUARD_BLOCKS * BLOCK_BYTES * (serving is not None)
+        self.size_bytes = self._data_start + self._files.total_bytes
+        if self.size_bytes > IMAGE_BLOCKS_MAX * BLOCK_BYTES:
+            raise InvalidInput(
+                f"an EROFS image of {snapshot.dataset} would have {self.size_bytes} bytes, and the limit is "
+                f"{IMAGE_BLOCKS_MAX * BLOCK_BYTES}"
+            )
+
+    def write(self, zeros: Callable[[int], npt.NDArray[np.uint8]] = _zeros) -> ErofsImage:
+        """Takes about 0.4 us of processor time per entry. `zeros` gives the memory of all columns, of this many bytes:
+        a mapped file, if the image is large; it begins with the metadata. Raises the errors of `zeros`.
+        """
+        tree, layout, files = self._tree, self._layout, self._files
+        memory = zeros(layout.end + 2 * I64.itemsize * files.count)
+        metadata = memory[: layout.end]
+        nodes, starts = memory[layout.end :].view(I64).reshape(2, files.count)
+        _write_superblock(metadata, tree, self.size_bytes)
+        _write_inodes(metadata, tree, layout, self._ownership)
+        _write_names(metadata, tree, layout)
+        _write_links(metadata, tree, layout)
+        files.write(metadata, layout, nodes, starts, self._data_start)
+        opening, opening_offset = np.empty(0, np.uint8), 0
+        if tree.control:
+            names = tree.names(0, int(tree.name_bounds[1]))
+            place = int(np.flatnonzero(names.is_of(tree.control))[0])
+            unit = int(np.searchsorted(layout.unit_bounds, place, side="right")) - 1
+            opening_offset = int(layout.unit_starts[unit])
+            block = metadata[opening_offset : opening_offset + BLOCK_BYTES]
+            opening = block.copy()
+            block[:] = _without(opening.tobytes(), place - int(layout.unit_bounds[unit]))
+        return ErofsImage(metadata, nodes, starts, self.size_bytes, opening, opening_offset)
+
+
+def build_image(
+    snapshot: Snapshot, ownership: ImageOwner, folder: int = ROOT, serving: Serving | None = None
+) -> ErofsImage:
+    """The image in memory. Raises InvalidInput as `ImagePlan`."""
+    return ImagePlan(snapshot, ownership, folder, serving).write()
 
 
 def _round_up(values: Any, unit: int) -> Any:

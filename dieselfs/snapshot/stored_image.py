@@ -9,6 +9,7 @@ import mmap
 import os
 from contextlib import suppress
 from dataclasses import astuple
+from functools import partial
 from pathlib import Path
 from struct import Struct
 
@@ -24,8 +25,8 @@ from dieselfs.snapshot.erofs_image import (
     METADATA_GUARD_BLOCKS,
     ErofsImage,
     ImageOwner,
+    ImagePlan,
     Serving,
-    build_image,
 )
 from dieselfs.snapshot.reader import Snapshot
 
@@ -50,7 +51,7 @@ def stored_image(snapshot: Snapshot, ownership: ImageOwner, serving: Serving) ->
     """A descriptor of the image, which the caller closes: from the file beside the snapshot, or computed.
 
     A computed one is kept there; in memory where the folder cannot be written, and for a snapshot without a file.
-    Raises InvalidInput as `build_image`.
+    Raises InvalidInput as `ImagePlan`.
     """
     key = image_key(snapshot, ownership, serving)
     beside = Path(snapshot.source).with_suffix(f".{key.hex()[:8]}.erofs")
@@ -82,21 +83,20 @@ def stored_image(snapshot: Snapshot, ownership: ImageOwner, serving: Serving) ->
     return descriptor
 
 
-def _write(descriptor: int, snapshot: Snapshot, ownership: ImageOwner, serving: Serving, key: bytes) -> None:
-    """Compute the image in a mapping of the file: the kernel writes its pages out, so they are no memory of this
-    process.
+def mapped_zeros(descriptor: int, offset: int, count: int) -> npt.NDArray[np.uint8]:
+    """`count` bytes of an empty file from `offset` on, mapped: the kernel writes the pages out, so they are no memory
+    of this process. Raises OSError.
     """
+    os.posix_fallocate(descriptor, 0, offset + count)  # a full disk is an error here, a signal later
+    mapped = mmap.mmap(descriptor, offset + count)
+    with suppress(OSError):  # before Linux 5.14
+        mapped.madvise(_MADV_POPULATE_WRITE)
+    return np.frombuffer(mapped, U8)[offset:]
 
-    def zeros(count: int) -> npt.NDArray[np.uint8]:
-        os.posix_fallocate(
-            descriptor, 0, METADATA_OFFSET + count
-        )  # a full disk is an error here, a signal later
-        mapped = mmap.mmap(descriptor, METADATA_OFFSET + count)
-        with suppress(OSError):  # before Linux 5.14
-            mapped.madvise(_MADV_POPULATE_WRITE)
-        return np.frombuffer(mapped, U8)[METADATA_OFFSET:]
 
-    image = build_image(snapshot, ownership, serving=serving, zeros=zeros)
+def _write(descriptor: int, snapshot: Snapshot, ownership: ImageOwner, serving: Serving, key: bytes) -> None:
+    plan = ImagePlan(snapshot, ownership, serving=serving)
+    image = plan.write(partial(mapped_zeros, descriptor, METADATA_OFFSET))
     counts = len(image.metadata), len(image.nodes), image.size_bytes, image.opening_offset
     rest = _HEADER.pack(b"", b"", key, *counts).ljust(BLOCK_BYTES, b"\0")[_CHECKED_FROM:]
     checksum = xxh3_128(rest)

@@ -6,16 +6,19 @@ Each chunk is fetched once, in storage order. The image is written beside its pa
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from itertools import pairwise
 
 import numpy as np
 
 from dieselfs.cache.policy import is_worth_whole
+from dieselfs.columns import I64
 from dieselfs.errors import AlreadyExists, DieselfsError, StorageFull
 from dieselfs.names import printable
-from dieselfs.snapshot.erofs_image import ImageOwner, build_image
+from dieselfs.snapshot.erofs_image import ImageOwner, ImagePlan
 from dieselfs.snapshot.reader import ROOT
 from dieselfs.snapshot.storage_order import tree_order
+from dieselfs.snapshot.stored_image import mapped_zeros
 from dieselfs.sources.server import ServerSource
 from dieselfs.transfer.destination import DISK_FULL, aside_name, write_at
 from dieselfs.transfer.report import TransferReport
@@ -42,12 +45,9 @@ class ImageExport:
         self._spread = spread
         self._steps, self._is_calling = 0, False
         self._file = -1  # the image that is being written
-        self._image = build_image(self._snapshot, ImageOwner(0, 0), folder)
+        self._plan = ImagePlan(self._snapshot, ImageOwner(0, 0), folder)
         self._order = tree_order(self._snapshot, folder)
-        order = np.argsort(self._image.nodes)
-        places = np.searchsorted(self._image.nodes, self._order.owners, sorter=order)
-        places_in_files = self._snapshot.column("extent_places")[self._order.extents].astype(np.int64)
-        self._places = self._image.starts[order[places]] + places_in_files
+        self._places = np.empty(0, np.int64)  # of the extents, while it is written
         self.report.found_files = self._order.entries
         self.report.found_bytes = self._order.total_bytes
         self.report.is_all_found = True
@@ -55,7 +55,7 @@ class ImageExport:
     @property
     def size_bytes(self) -> int:
         """Size of the image file."""
-        return self._image.size_bytes
+        return self._plan.size_bytes
 
     def run(self, is_forced: bool = False) -> TransferReport:
         """Write the image; `is_forced`: replace an existing file.
@@ -67,11 +67,10 @@ class ImageExport:
             raise AlreadyExists(f"{printable(self._path)} exists; give -f to replace it")
         aside = os.path.join(os.path.dirname(self._path), aside_name())
         with self._errors():
-            file = os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, IMAGE_MODE)
+            file = os.open(aside, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, IMAGE_MODE)
             try:
                 try:
-                    os.ftruncate(file, self._image.size_bytes)
-                    write_at(file, self._image.metadata.data, 0)
+                    self._write_metadata(file)
                     self._file = file
                     self._spread(self)
                     os.fsync(file)  # a power failure must not leave the name on an image with holes
@@ -94,7 +93,7 @@ class ImageExport:
             where, reason = printable(self._path), os.strerror(error.errno or 0)
             if error.errno in DISK_FULL:
                 raise StorageFull(
-                    f"{where}: {reason}: the image needs up to {self._image.size_bytes} bytes; "
+                    f"{where}: {reason}: the image needs up to {self.size_bytes} bytes; "
                     "free some space and run the same command again"
                 ) from None
             raise DieselfsError(f"{where}: cannot be written: {reason}") from None
@@ -117,6 +116,16 @@ class ImageExport:
 
     def finish(self, result: int) -> None:
         self.report.done_bytes += result
+
+    def _write_metadata(self, file: int) -> None:
+        image = self._plan.write(partial(mapped_zeros, file, 0))
+        order = np.argsort(image.nodes)
+        files = order[np.searchsorted(image.nodes, self._order.owners, sorter=order)]
+        places_in_files = self._snapshot.column("extent_places").view(I64)[self._order.extents]
+        self._places = image.starts[files] + places_in_files
+        # These columns are where the data of files will be, which has zeros between files.
+        image.nodes[:] = image.starts[:] = 0
+        os.ftruncate(file, self.size_bytes)
 
     def _write_chunk(self, positions: slice) -> int:
         """Fetch the extents of a chunk, at positions of the order, and write each in its place."""

@@ -4,12 +4,14 @@ import os
 from functools import partial
 from pathlib import Path
 
+import numpy as np
 import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from dieselfs.dataset import Dataset
 from dieselfs.errors import AlreadyExists, Damaged, DieselfsError, StorageFull
+from dieselfs.snapshot.erofs_image import ImageOwner, build_image
 from dieselfs.transfer.image_export import ImageExport
 from dieselfs.transfer.spreading import in_threads
 from dieselfs.transfer.upload import TreeUpload, walk_source
@@ -69,6 +71,19 @@ def test_each_chunk_is_fetched_once_and_the_image_is_the_same_again(data: Datase
     assert set(reader.fetched.values()) == {1}
     ImageExport(data.chunks, str(tmp_path / "two.erofs"), spread=partial(in_threads, jobs=1)).run()
     assert (tmp_path / "one.erofs").read_bytes() == (tmp_path / "two.erofs").read_bytes()
+
+
+def test_between_files_are_zeros(data: Dataset, tmp_path: Path) -> None:
+    (tmp_path / "tree").mkdir()
+    for number in range(30):
+        (tmp_path / f"tree/{number}").write_bytes(b"x")
+    upload(data, tmp_path / "tree")
+    path, image = tmp_path / "image.erofs", build_image(data.snapshot, ImageOwner(0, 0))
+    ImageExport(data.chunks, str(path)).run()
+    content = np.fromfile(path, np.uint8)
+    for node, start in zip(image.nodes.tolist(), image.starts.tolist(), strict=True):
+        content[start : start + data.snapshot.size(node)] = 0
+    assert len(image.nodes) == 30 and not content[len(image.metadata) :].any()
 
 
 def test_a_dataset_without_files(data: Dataset, tmp_path: Path) -> None:
