@@ -155,6 +155,13 @@ class Prefetcher:
                 self._hit_rate.passed(reader, nodes)
         self._wake()
 
+    def note_passed(self, chunk: int) -> None:
+        """Note that a sequential reader has a chunk behind it, whose bytes the kernel has. The next chunks take its
+        place in memory, which saves page faults of new memory.
+        """
+        if chunk not in self._lending and not self.runs.is_coming(chunk):
+            self._chunk_cache.policy.drop(chunk)
+
     def note_read_ahead(self, node: int) -> None:
         """Note that the kernel asks for a file for which no reader asks yet."""
         self.tripwires.spring(node)

@@ -15,7 +15,7 @@ from dieselfs.prefetch.extent_table import Extents
 from dieselfs_client.memory.budget import Allotment
 from dieselfs_client.memory.chunk_cache import ChunkCache
 from dieselfs_client.mount.reading.core import ROOT_INODE, MountCore
-from dieselfs_client.mount.reading.read_path import ReadPath
+from dieselfs_client.mount.reading.read_path import BEHIND_BYTES, ReadPath
 from dieselfs_client.prefetch.prefetcher import Prefetcher
 from dieselfs_client.prefetch.runs import RUN_AHEAD_BYTES, RUN_ROOM_BYTES_MIN, RUN_WIRE_BYTES
 from tests.support.dataset import MemoryChunkSource, PackedDataset, TreeEntry, pack_entries
@@ -76,6 +76,7 @@ def _steps(place: int, length: int) -> set[int]:
 class Rig:
     reads: ReadPath
     prefetcher: Prefetcher
+    chunk_cache: ChunkCache
     pages: RangePages
     source: MemoryChunkSource
     requests: int = 0
@@ -106,7 +107,7 @@ def run(
             allotment = Allotment(0, 0, CACHE_BYTES, window, pinned)
             prefetcher = Prefetcher(snapshot, chunk_cache, source, pages, allotment, nursery)
             reads = ReadPath(MountCore(snapshot), chunk_cache, prefetcher)
-            rigs.append(Rig(reads, prefetcher, pages, source))
+            rigs.append(Rig(reads, prefetcher, chunk_cache, pages, source))
             with trio.fail_after(60):
                 await scenario(rigs[0])
             nursery.cancel_scope.cancel()
@@ -133,6 +134,20 @@ def test_chunks_behind_the_reader_are_dropped(packed: PackedDataset) -> None:
         assert rig.pages.most * STEP_BYTES <= WINDOW_BYTES // 2
 
     run(packed, scenario, WINDOW_BYTES)
+
+
+@pytest.mark.parametrize("pinned", [0, FILE_BYTES // 2])
+def test_chunks_behind_the_reader_leave_the_memory_of_the_daemon(packed: PackedDataset, pinned: int) -> None:
+    """Also while the chunk cache may use the window, which no plan needs."""
+    held: list[int] = []
+
+    async def scenario(rig: Rig) -> None:
+        for step in range(FILE_BYTES // STEP_BYTES):
+            await rig.read(step, step + 1)
+            held.append(rig.chunk_cache.policy.evictable_bytes)
+
+    run(packed, scenario, 2 * WINDOW_BYTES, pinned)
+    assert max(held) <= RUN_AHEAD_BYTES + BEHIND_BYTES + 4 * MIB
 
 
 def test_what_can_be_pinned_stays(packed: PackedDataset) -> None:

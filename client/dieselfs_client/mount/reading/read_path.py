@@ -33,6 +33,8 @@ from dieselfs_client.prefetch.runs import RUN_AHEAD_BYTES, RUN_WIRE_BYTES
 
 READ_AHEAD_BYTES = 2 * CHUNK_TARGET_BYTES
 """How far ahead of a sequential reader of one file its chunks are fetched."""
+BEHIND_BYTES = 2 * CHUNK_TARGET_BYTES
+"""How far behind it chunks leave the memory of the daemon."""
 
 Buffers = list[memoryview]
 """The bytes of one read, in order: exactly those that the file has in the requested range."""
@@ -223,6 +225,9 @@ class ReadPath:
         """Fetch what a sequential reader needs from `offset` on. Push it if the file spans chunks and
         `size`, for which the kernel asks, is small: a few large requests take less time than a push.
         """
+        if offset > BEHIND_BYTES:
+            for chunk in self.core.chunks_ahead(inode, offset - BEHIND_BYTES, 1):
+                self._ahead.note_passed(chunk)
         if size > RUN_WIRE_BYTES or not self._has_blocks:
             for chunk in self.core.chunks_ahead(inode, offset, READ_AHEAD_BYTES):
                 self._chunk_cache.prefetch(chunk)
