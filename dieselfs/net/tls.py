@@ -231,12 +231,14 @@ class TlsSocket:
         """As `socket.recv`, for a look at an idle connection: `flags` is MSG_DONTWAIT. Records without data are dealt
         with.
         """
-        plain, view = memoryview(bytearray(length)), scratch()
-        while not (filled := self._engine.decrypt_into(plain)):
+        engine, plain, view = self._engine, memoryview(bytearray(length)), scratch()
+        filled = engine.decrypt_into(plain) if engine.waiting_bytes else 0
+        while not filled:
             received = self._socket.recv_into(view, STEP_BYTES, flags)
             if not received:
                 break
-            self._engine.feed(view[:received])
+            engine.feed(view[:received])
+            filled = engine.decrypt_into(plain)
         return bytes(plain[:filled])
 
 
