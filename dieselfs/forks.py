@@ -42,6 +42,10 @@ class SingleFlight:
         self._lock = Lock()  # guards the one below
         self._flights: dict[int, Lock] = {}  # by chunk; held by the thread that fetches it
 
+    def is_taken(self, chunk: int) -> bool:
+        """Whether a thread is in the block of this chunk now."""
+        return chunk in self._flights
+
     @contextmanager
     def of(self, chunk: int) -> Iterator[None]:
         """The block is that of one thread at a time, unless it takes longer than `wait_s`."""

@@ -10,6 +10,7 @@ import os
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
+from itertools import chain
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
@@ -330,17 +331,18 @@ class FileReader:
     def _fetch_files(
         self, nodes: Sequence[int], form: Form[_Content], is_shared_plan: bool
     ) -> list[_Content]:
-        extents = self._snapshot.sole_extent_refs(nodes) or [self._extents(node) for node in nodes]
-        wanted: dict[int, dict[ExtentRef, None]] = {}
-        for of_file in extents:
-            for extent in of_file:
-                wanted.setdefault(extent.chunk, {})[extent] = None
-        contents, missed = self._held.contents(
-            Wanted({chunk: [*of_chunk] for chunk, of_chunk in wanted.items()}, is_shared_plan), form
-        )
-        missed_files = sum(any(extent.chunk in missed for extent in of_file) for of_file in extents)
+        sole = self._snapshot.sole_extent_refs(nodes)
+        extents = [] if sole else [self._extents(node) for node in nodes]
+        by_chunk: dict[int, list[ExtentRef]] = {}
+        for extent in dict.fromkeys(sole or chain.from_iterable(extents)):
+            by_chunk.setdefault(extent.chunk, []).append(extent)
+        contents, missed = self._held.contents(Wanted(by_chunk, is_shared_plan), form)
+        missed_files = sum([extent.chunk in missed for extent in sole])
+        missed_files += sum(any(extent.chunk in missed for extent in of_file) for of_file in extents)
         self._misses.value += missed_files
         self._hits.value += len(nodes) - missed_files
+        if sole:
+            return [contents[extent] for extent in sole]
         return [
             contents[of_file[0]]
             if len(of_file) == 1

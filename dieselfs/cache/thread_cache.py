@@ -23,7 +23,7 @@ from dieselfs.errors import Damaged, DieselfsError, Unavailable
 from dieselfs.forks import SingleFlight, renew_after_fork
 from dieselfs.limits import SHARED_PAYLOADS_MAX
 from dieselfs.snapshot.reader import ExtentRef
-from dieselfs.sources.interface import Arrival, RequestMetrics, Source, Wanted
+from dieselfs.sources.interface import Arrival, RequestMetrics, Slices, Source, Wanted
 from dieselfs.sources.plain import decrypted
 from dieselfs.sources.server import ServerSource
 
@@ -142,13 +142,14 @@ class ThreadCache:
         contents: dict[ExtentRef, _Content] = {}
         missed: set[int] = set()
         left: list[int] = []
+        own = self._own_among(wanted)
+        payloads, in_parts = self._held_and_in_parts(wanted, own)
         for chunk, extents in wanted.items():
-            with self.lock:
-                payload = self.policy.get(chunk)
+            payload = payloads.get(chunk)
             if payload is None:
                 missed.add(chunk)
                 with suppress(Damaged):  # damage elsewhere in the chunk: the extents may still be whole
-                    payload = self._load(wanted, chunk)
+                    payload = None if chunk in in_parts else self._load(wanted, chunk)
             if payload is None:
                 left.append(chunk)
             else:
@@ -156,24 +157,48 @@ class ThreadCache:
                 for extent in extents:
                     contents[extent] = held[extent.offset : extent.offset + extent.length]
         if left:
-            self._fetch_extents(wanted.of(left), contents, form)
+            self._fetch_extents(wanted.of(left), own, contents, form)
         return contents, missed
 
+    def _own_among(self, chunks: Iterable[int]) -> set[int]:
+        """Those that the node master may share: it owns them, and they are not encrypted."""
+        return self._job.own_among(chunks) if self._job is not None and self._decrypted is None else set()
+
+    def _held_and_in_parts(self, wanted: Wanted, own: set[int]) -> tuple[dict[int, HeldPayload], set[int]]:
+        """The chunks in memory, and those of which only extents are to be fetched; both need no turn (`_flights`)."""
+        payloads: dict[int, HeldPayload] = {}
+        in_parts: set[int] = set()
+        with self.lock:
+            for chunk in wanted:
+                payload = self.policy.get(chunk)
+                if payload is not None:
+                    payloads[chunk] = payload
+                    continue
+                length_bytes = wanted.length_bytes(chunk)
+                missing = self._missing(chunk, length_bytes, wanted.is_shared_plan, len(wanted))
+                load = load_for(missing)
+                may_share = load.asks_server or (load.asks_daemon and (self._job is None or chunk in own))
+                if not (load.fetches_whole or may_share or self._flights.is_taken(chunk)):
+                    self._note(missing, load)
+                    in_parts.add(chunk)
+        return payloads, in_parts
+
     def _fetch_extents(
-        self, wanted: Wanted, contents: dict[ExtentRef, _Content], form: Form[_Content]
+        self, wanted: Wanted, own: set[int], contents: dict[ExtentRef, _Content], form: Form[_Content]
     ) -> None:
-        """Add the bytes of extents to `contents`. Raises the first error after all that succeeded are there."""
-        job = self._job
-        if job is None:
+        """Add the bytes of extents to `contents`. Raises the first error after all that succeeded are there. `own`:
+        see `_own_among`.
+        """
+        if self._job is None:
             error = self._take_extents(self._reader, wanted, contents, form)
         else:
-            # The node master has refused its chunks that there is room for here, if they are not encrypted.
+            # The node master has refused its chunks that there is room for here.
             with self.lock:
-                roomy = [] if self._decrypted else [*filter(self.policy.has_room, wanted)]
-            refused = {*filter(job.is_own, roomy)}
-            pooled = wanted.of(chunk for chunk in wanted if chunk not in refused)
+                refused = {chunk for chunk in own & wanted.keys() if self.policy.has_room(chunk)}
+            pooled = wanted.of(chunk for chunk in wanted if chunk not in refused) if refused else wanted
             error = self._take_extents(self._source, pooled, contents, form)
-            error = self._take_extents(self._reader, wanted.of(refused), contents, form) or error
+            if refused:
+                error = self._take_extents(self._reader, wanted.of(refused), contents, form) or error
         if error is not None:
             raise error
 
@@ -196,12 +221,12 @@ class ThreadCache:
 
     def _counted(self, source: Source, wanted: Wanted) -> Iterator[Arrival]:
         for arrival in source.fetch_many(wanted):
-            for chunk, result in arrival.items():
-                length_bytes = wanted.length_bytes(chunk)
-                is_failed = isinstance(result, DieselfsError)
-                self._count_from(source, is_failed, len(wanted[chunk]), length_bytes)
-                if not is_failed:
-                    self.metrics.add(self._extent_bytes, length_bytes)
+            came = [result for result in arrival.values() if isinstance(result, Slices)]
+            self.metrics.add(self._extent_bytes, sum([sum(slices.lengths) for slices in came]))
+            if source is self._reader:
+                for chunk, result in arrival.items():
+                    is_failed = isinstance(result, DieselfsError)
+                    self._count_from(source, is_failed, len(wanted[chunk]), wanted.length_bytes(chunk))
             yield arrival
 
     @property
@@ -266,6 +291,7 @@ class ThreadCache:
 
     def _missing(self, chunk: int, wanted_bytes: int, is_shared_plan: bool, together: int) -> Missing:
         """What decides how to load a chunk, requested with others: `together` chunks. Called under the lock."""
+        would_pin = self.policy.would_pin(chunk)
         return Missing(
             chunk,
             payload_bytes=self._snapshot.chunk_payload_length(chunk),
@@ -273,8 +299,8 @@ class ThreadCache:
             requested_bytes=self._recent.requested_bytes(chunk, wanted_bytes, together),
             together=together,
             is_expected=chunk in self._expected,
-            has_room=self.policy.has_room(chunk),
-            would_pin=self.policy.would_pin(chunk),
+            has_room=would_pin or self.policy.has_room(chunk),
+            would_pin=would_pin,
             is_known=chunk in self._recent,
             is_refused=chunk in self._refused,
             is_in_job=self._job is not None,
@@ -304,12 +330,17 @@ class ThreadCache:
             if is_held and payload is not None:
                 self._recent.forget(chunk)
                 self._hold(chunk, payload)
-            elif load.is_noted:
-                # A group that does not fit is read by the extent: its chunks would evict each other.
-                soon_bytes = self._memory_bytes if missing.would_pin else self.budget.evictable
-                chunks_max = soon_bytes // max(missing.payload_bytes, 1)
-                self._recent.note(chunk, missing.wanted_bytes, chunks_max, missing.together)
+            else:
+                self._note(missing, load)
         return payload
+
+    def _note(self, missing: Missing, load: Load) -> None:
+        """A chunk is not held: the request counts for later ones. Called under the lock."""
+        if load.is_noted:
+            # A group that does not fit is read by the extent: its chunks would evict each other.
+            soon_bytes = self._memory_bytes if missing.would_pin else self.budget.evictable
+            chunks_max = soon_bytes // max(missing.payload_bytes, 1)
+            self._recent.note(missing.chunk, missing.wanted_bytes, chunks_max, missing.together)
 
     def _hold(self, chunk: int, payload: HeldPayload, is_kept: bool = False) -> None:
         """Hold a payload if there is still room for it. Called under the lock."""

@@ -10,7 +10,7 @@ of its parent, and its own connections, threads and locks.
 
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from threading import Lock
 
@@ -111,6 +111,11 @@ class Attachment:
     def is_own(self, chunk: int) -> bool:
         """Whether the master of this node owns a chunk now."""
         return self._here().ownership.owner(chunk) is None
+
+    def own_among(self, chunks: Iterable[int]) -> set[int]:
+        """The chunks that the master of this node owns now."""
+        owner = self._here().ownership.owner
+        return {chunk for chunk in chunks if owner(chunk) is None}
 
     def memory(self, chunk: int, length_bytes: int, wanted_bytes: int) -> Memory | None:
         """As `NodeClient.memory`; None also for chunks of other nodes."""

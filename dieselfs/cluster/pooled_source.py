@@ -9,7 +9,7 @@ threads, and waits for sockets.
 """
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import chain
 from queue import SimpleQueue
@@ -108,28 +108,36 @@ class PooledSource:
         A request has at most PEER_BATCH_BYTES; several to one owner follow each other. Closing the iterator early
         abandons the requests in flight.
         """
-        groups: dict[Member | None, list[PeerRequest]] = {}
-        for chunk, extents in wanted.items():
-            if extents:
-                groups.setdefault(self._owner(chunk), []).append(
-                    PeerRequest.of_extents(chunk, extents, wanted.is_shared_plan)
-                )
-            else:
-                yield {chunk: Slices(memoryview(b""), (), ())}
+        groups: list[tuple[Member | None, list[PeerRequest]]] = []
+        for peer, chunks in self._by_owner(wanted):
+            requests = []
+            for chunk in chunks:
+                if extents := wanted[chunk]:
+                    requests.append(PeerRequest.of_extents(chunk, extents, wanted.is_shared_plan))
+                else:
+                    yield {chunk: Slices(memoryview(b""), (), ())}
+            if requests:
+                groups.append((peer, requests))
         if len(groups) > 1:
             yield from self._fetch_concurrently(groups)
         else:
-            for peer, group in groups.items():
-                yield from self._fetch(peer, group)
+            for peer, requests in groups:
+                yield from self._fetch(peer, requests)
 
     def together(self, chunks: Iterable[int]) -> list[list[int]]:
         """The chunks, grouped by current owner."""
-        groups: dict[Member | None, list[int]] = {}
-        for chunk in chunks:
-            groups.setdefault(self._owner(chunk), []).append(chunk)
-        return list(groups.values())
+        return [group for _, group in self._by_owner(chunks)]
 
-    def _fetch_concurrently(self, groups: Mapping[Member | None, Sequence[PeerRequest]]) -> Iterator[Arrival]:
+    def _by_owner(self, chunks: Iterable[int]) -> Iterable[tuple[Member | None, list[int]]]:
+        groups: dict[int, tuple[Member | None, list[int]]] = {}  # by identity: hashing a member takes longer
+        for chunk in chunks:
+            owner = self._owner(chunk)
+            groups.setdefault(id(owner), (owner, []))[1].append(chunk)
+        return groups.values()
+
+    def _fetch_concurrently(
+        self, groups: Sequence[tuple[Member | None, Sequence[PeerRequest]]]
+    ) -> Iterator[Arrival]:
         arrived: SimpleQueue[Arrival | BaseException | None] = SimpleQueue()
         is_abandoned = False
 
@@ -143,7 +151,7 @@ class PooledSource:
             except BaseException as error:  # a bug: raised in the calling thread
                 arrived.put(error)
 
-        for peer, group in groups.items():
+        for peer, group in groups:
             self._threads.submit(fetch, peer, group)
         try:
             in_flight = len(groups)

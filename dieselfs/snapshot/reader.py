@@ -400,13 +400,13 @@ class Snapshot:
         )
         return np.where(is_sole, chunks, -1), offsets, offsets + lengths
 
-    def sole_extent_refs(self, nodes: Sequence[int]) -> list[list[ExtentRef]]:
-        """As `extents` of each node; empty unless all are files of one extent."""
+    def sole_extent_refs(self, nodes: Sequence[int]) -> list[ExtentRef]:
+        """The extent of each node; empty unless all are files of one extent."""
         wanted = np.asarray(nodes, np.int64)
         chunks, *_ = self.sole_extents(wanted)
         if not len(wanted) or chunks.min() < 0:
             return []
-        return [[extent] for extent in self.extent_refs(self.column("firsts")[wanted])]
+        return self.extent_refs(self.column("firsts")[wanted])
 
     # -- chunks ------------------------------------------------------------------------------------------
 

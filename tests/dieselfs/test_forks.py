@@ -38,6 +38,7 @@ def test_one_thread_fetches_and_others_wait() -> None:
 
     def first() -> None:
         with flights.of(1):
+            assert flights.is_taken(1) and not flights.is_taken(2)
             begun.set()
             assert may_end.wait(TIMEOUT_S)
             order.append("first")

@@ -99,7 +99,9 @@ class Attached:
         return fetch_extent(self.to.source, extent) == bytes([chunk]) * CHUNK_BYTES
 
     def own_chunks(self) -> list[int]:
-        return [chunk for chunk in range(CHUNKS) if self.to.is_own(chunk)]
+        own = [chunk for chunk in range(CHUNKS) if self.to.is_own(chunk)]
+        assert self.to.own_among(range(CHUNKS)) == {*own}
+        return own
 
     def until(self, condition: Callable[[], bool]) -> None:
         """Use it now and then, for as long as its clock has to go on and it has something to do in the background."""
