@@ -8,9 +8,10 @@ import errno
 import logging
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
-from tempfile import TemporaryDirectory
+from tempfile import TemporaryDirectory, TemporaryFile
 
 import numpy as np
 
@@ -22,8 +23,7 @@ from dieselfs.limits import REPORT_LINES_MAX
 from dieselfs.names import printable
 from dieselfs.records import ChunkRecord, DatasetRecord, EntryTable
 from dieselfs.rpc.records import FsckReport, Problem
-from dieselfs.snapshot.builder import build_snapshot
-from dieselfs.snapshot.reader import Snapshot
+from dieselfs.snapshot.builder import SnapshotBuilder
 from dieselfs_server.datasets.commit import check_size, read_chunk, read_header, versions_ahead
 from dieselfs_server.datasets.snapshots import SnapshotCache
 from dieselfs_server.datasets.tags import TagStore
@@ -64,17 +64,16 @@ def fsck(
         check.read_chunks(reference, proceed)
         proceed.check()
         check.compare_chunks()
-        expected = reference.entry_table(dataset.dataset_id)
         proceed.check()
-        check.compare_metadata(expected, proceed)
-    proceed.check()
-    check.compare_snapshot(snapshots)
+        entries = check.compare_metadata(reference, folder, proceed)
+        proceed.check()
+        check.compare_snapshot(snapshots, folder)
     check.compare_tags(tags, proceed)
     if (ahead := versions_ahead(metadata, dataset, now_ns)) is not None:
         check.add("clock", ahead, is_mended=True)
     return FsckReport(
         len(check.readable),
-        len(expected.ops),
+        entries,
         check.total_bytes,
         check.problem_count,
         check.unmended_count,
@@ -161,18 +160,26 @@ class _Check:
                     "chunk", f"chunk {chunk_name(chunk_id)} is another one than the one that was applied"
                 )
         lost = (set(applied) - set(self.readable)) | self.unreadable | self.replaced
-        for path in _files_in(self.metadata.entry_table(dataset_id), lost):
-            self.add("file", f"{path} needs a chunk that is damaged or missing")
+        if lost:
+            for path in _files_in(self.metadata.entry_table(dataset_id), lost):
+                self.add("file", f"{path} needs a chunk that is damaged or missing")
 
-    def compare_metadata(self, expected: EntryTable, proceed: Proceed) -> None:
-        """Compare the entries with those of the reference; a repair rebuilds the metadata."""
-        actual = self.metadata.entry_table(self.dataset.dataset_id)
+    def compare_metadata(self, reference: MetadataStore, folder: str, proceed: Proceed) -> int:
+        """Compare the entries with those of the reference; a repair rebuilds the metadata. Returns the number of
+        entries in the reference. Only tables that differ are read into memory.
+        """
+        dataset_id, differing = self.dataset.dataset_id, list[str]()
+        expected, entries = _digest(reference, dataset_id, folder)
         proceed.check()
-        differing = _differences(expected, actual, self.unreadable)
+        actual, _ = _digest(self.metadata, dataset_id, folder)
+        proceed.check()
+        if actual != expected:
+            tables = reference.entry_table(dataset_id), self.metadata.entry_table(dataset_id)
+            differing = _differences(*tables, self.unreadable)
         # A chunk that was replaced by a valid one may be a forgery: the metadata must not become its.
         is_mended = self.is_repair and bool(differing) and not self.replaced
         if is_mended:
-            name, dataset_id, asked = self.dataset.name, self.dataset.dataset_id, Proceed(proceed.check)
+            name, asked = self.dataset.name, Proceed(proceed.check)
             try:
                 rebuild(self.store, self.metadata, name, dataset_id, self.now_ns, proceed=asked)
             except Damaged as error:
@@ -180,14 +187,16 @@ class _Check:
                 self.add("metadata", str(error))
         for path in differing:
             self.add("metadata", f"{path} differs from the chunks", is_mended)
+        return entries
 
-    def compare_snapshot(self, snapshots: SnapshotCache) -> None:
+    def compare_snapshot(self, snapshots: SnapshotCache, folder: str) -> None:
         """Compare the stored snapshot of the newest generation with the metadata."""
-        stored = snapshots.kept(self.metadata.dataset(self.dataset.name))
+        dataset = self.metadata.dataset(self.dataset.name)
+        stored = snapshots.kept(dataset)
         if stored is None:
             return
-        content = build_snapshot(self.metadata.entry_table(self.dataset.dataset_id))
-        if stored.digest != Snapshot(content, "fsck").digest:
+        digest, _ = _digest(self.metadata, dataset.dataset_id, folder, is_of_generation=True)
+        if stored.digest != digest:
             if self.is_repair:
                 snapshots.drop(self.dataset.dataset_id)
             what = f"the snapshot of generation {stored.generation} differs from the metadata"
@@ -227,8 +236,8 @@ def _room_in(scratch: Path) -> Iterator[None]:
         if isinstance(error, OSError) and error.errno not in (errno.ENOSPC, errno.EDQUOT):
             raise
         raise StorageFull(
-            f"the server has no room for a check in {scratch}: it takes about as much as the metadata; free space "
-            "there, then retry"
+            f"the server has no room for a check in {scratch}: it takes up to twice as much as the metadata; free "
+            "space there, then retry"
         ) from None
 
 
@@ -263,16 +272,31 @@ def _path(table: EntryTable, row: int) -> str:
 
 def _differences(expected: EntryTable, actual: EntryTable, unreadable: set[bytes]) -> list[str]:
     """Paths that differ between the two tables, without files in unreadable chunks."""
-    if _digest(expected) == _digest(actual):
-        return []
     differing = {path for path, _ in _rows(expected).items() ^ _rows(actual).items()}
     return sorted(differing.difference(_files_in(actual, unreadable)))
 
 
-def _digest(table: EntryTable) -> bytes:
-    """Of the table without its generation and time."""
-    dataset = table.dataset._replace(generation=0, updated_ns=0)
-    return Snapshot(build_snapshot(replace(table, dataset=dataset)), "fsck").digest
+class _Entries(SnapshotBuilder):
+    """Also counts the entries."""
+
+    count = 0
+
+    def add(self, block: EntryTable) -> None:
+        self.count += len(block.ops)
+        super().add(block)
+
+
+def _digest(
+    metadata: MetadataStore, dataset_id: bytes, folder: str, is_of_generation: bool = False
+) -> tuple[bytes, int]:
+    """Of the snapshot of all live entries, by default without generation and time; and the number of entries. They are
+    spilled into `folder`. Raises StorageFull, OSError.
+    """
+    entries = metadata.read_entries(dataset_id, partial(_Entries, folder))
+    if not is_of_generation:
+        entries.dataset = entries.dataset._replace(generation=0, updated_ns=0)
+    with TemporaryFile(dir=folder) as file:
+        return entries.write(file), entries.count
 
 
 def _rows(table: EntryTable) -> dict[str, tuple[object, ...]]:

@@ -84,6 +84,14 @@ def test_a_deep_check_ends_within_a_chunk(world: World) -> None:
         world.fsck(asked_until(3, []))
 
 
+def test_tables_that_are_equal_are_not_read_into_memory(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(SqliteMetadata, "entry_table", lambda *_: pytest.fail("400 bytes for each entry"))
+    report = world.fsck(lambda: None)
+    assert (report.entries, report.problem_count) == (FILES - 1, 0)
+
+
 def test_a_purge_ends_within_a_chunk(world: World) -> None:
     before = len(list(world.store.list_chunks(DATASET)))
     with pytest.raises(Ended):
