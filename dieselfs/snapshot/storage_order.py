@@ -36,18 +36,19 @@ class StorageOrder:
         kinds = snapshot.column("modes")[nodes] & 0o170000
         files = nodes[kinds == stat.S_IFREG]
         counts = snapshot.column("counts")[files].astype(np.int64)
-        firsts = snapshot.column("firsts")[files].astype(np.int64)
-        owners = np.repeat(files, counts)
-        extents = runs_of(firsts, counts)
-        chunks = snapshot.column("extent_chunks")[extents].astype(np.int64)
+        extents = runs_of(snapshot.column("firsts")[files].astype(np.int64), counts)
+        chunks = snapshot.column("extent_chunks")[extents]
         order = np.lexsort((snapshot.column("extent_offsets")[extents], chunks))
+        extents = extents[order]
+        owners = np.repeat(files, counts)[order]
+        chunks = chunks[order].astype(np.int64)
         return cls(
             folders=nodes[kinds == stat.S_IFDIR],
             links=nodes[kinds == stat.S_IFLNK],
             empty_files=files[counts == 0],
-            owners=owners[order],
-            extents=extents[order],
-            starts=[*np.flatnonzero(np.diff(chunks[order], prepend=-1)).tolist(), len(order)],
+            owners=owners,
+            extents=extents,
+            starts=[*np.flatnonzero(np.diff(chunks, prepend=-1)).tolist(), len(chunks)],
             entries=len(nodes),
             total_bytes=int(snapshot.column("sizes")[files].sum()),
         )
