@@ -26,7 +26,6 @@ from dieselfs.transfer.sender import ChunkSender
 DEFAULT_JOBS = 2
 _KIND = 0o170000
 """The bits of a mode that tell files, folders and links apart: `stat.S_ISREG` takes longer, and is called per file."""
-_FILE, _FOLDER = stat.S_IFREG, stat.S_IFDIR
 BATCH_ENTRIES = 256
 """Entries that a reader takes at a time, so that neighbours in a folder are in one chunk."""
 
@@ -114,15 +113,14 @@ class SourceEntry(NamedTuple):
         return stat.S_ISDIR(mode) or size == status.st_size
 
     def pack(self, builder: ChunkBuilder) -> None:
-        source, path, status, mode, size, is_folder, _ = self
-        kind = mode & _KIND
-        if kind == _FILE:
-            content, status = read_source(source, size, status.st_mtime_ns, builder.space)
-            builder.add_file(path, content, status.st_mode, status.st_mtime_ns)
-        elif is_folder:
-            builder.add_directory(path, mode, status.st_mtime_ns)
+        kind = self.mode & _KIND
+        if kind == stat.S_IFREG:
+            content, status = read_source(self, builder.space)
+            builder.add_file(self.path, content, status.st_mode, status.st_mtime_ns)
+        elif kind == stat.S_IFDIR:
+            builder.add_directory(self.path, self.mode, self.mtime_ns)
         elif kind == stat.S_IFLNK:
-            builder.add_symlink(path, os.readlink(source), mode, status.st_mtime_ns)
+            builder.add_symlink(self.path, os.readlink(self.source), self.mode, self.mtime_ns)
         else:
             raise InvalidInput("neither file nor folder nor link")
 
@@ -144,9 +142,8 @@ class SourceEntry(NamedTuple):
 def _entry_of(source: bytes, path: bytes, status: os.stat_result) -> SourceEntry:
     mode = status.st_mode
     kind = mode & _KIND
-    size = status.st_size if kind == _FILE else 0
-    # Not by its name, which calls a function of Python in between.
-    return tuple.__new__(SourceEntry, (source, path, status, mode, size, kind == _FOLDER, False))
+    size = status.st_size if kind == stat.S_IFREG else 0
+    return SourceEntry(source, path, status, mode, size, kind == stat.S_IFDIR)
 
 
 def folder_entries(
@@ -156,11 +153,10 @@ def folder_entries(
     passed to `failed`.
     """
     head, prefix = os.path.join(folder, b""), path + b"/" if path else b""
-    lstat = os.lstat
     for name in names:
         source = head + name
         try:
-            status = lstat(source)
+            status = os.lstat(source)
         except OSError as error:
             failed(source, error.strerror or str(error))
             continue
@@ -317,37 +313,28 @@ class TreeUpload:
     def _take_batch(self, walk: Iterator[UploadEntry]) -> list[UploadEntry]:
         """The next entries of the walk that are not stored; empty at its end. A large streamed one is the last."""
         batch: list[UploadEntry] = []
-        report, is_stored = self.report, self._is_stored
-        # Counted here, because to change three attributes for each file takes 2 % of an upload of small ones.
-        found = found_bytes = folders = loaded_bytes = 0
-        try:
-            for entry in walk:
-                size, is_folder = entry.file_bytes, entry.is_folder
-                found += 1
-                found_bytes += size
-                folders += is_folder
-                try:
-                    if is_stored is not None and is_stored(entry):
-                        report.skip(size, is_folder)
-                        continue
-                    if self.first is None and not is_folder:
-                        self.first = entry.source, entry.path
-                    if entry.is_streamed:
-                        if size <= self._chunk_bytes:
-                            entry.load()
-                        loaded_bytes += size
-                except ENTRY_ERRORS as error:
-                    self._fail_entry(entry, error)
+        report, is_stored, loaded_bytes = self.report, self._is_stored, 0
+        for entry in walk:
+            size, is_folder = entry.file_bytes, entry.is_folder
+            report.find(size, is_folder)
+            try:
+                if is_stored is not None and is_stored(entry):
+                    report.skip(size, is_folder)
                     continue
-                batch.append(entry)
-                if len(batch) == BATCH_ENTRIES or loaded_bytes >= self._chunk_bytes:
-                    return batch
-            report.is_all_found = True
-            return batch
-        finally:
-            report.found_files += found
-            report.found_bytes += found_bytes
-            report.found_folders += folders
+                if self.first is None and not is_folder:
+                    self.first = entry.source, entry.path
+                if entry.is_streamed:
+                    if size <= self._chunk_bytes:
+                        entry.load()
+                    loaded_bytes += size
+            except ENTRY_ERRORS as error:
+                self._fail_entry(entry, error)
+                continue
+            batch.append(entry)
+            if len(batch) == BATCH_ENTRIES or loaded_bytes >= self._chunk_bytes:
+                return batch
+        self.report.is_all_found = True
+        return batch
 
     def _read(self, walk: Iterator[UploadEntry]) -> None:
         """The loop of one reader: takes batches, packs entries that are not stored, submits full chunks."""
@@ -358,29 +345,29 @@ class TreeUpload:
                     batch = self._take_batch(walk)
                     last = batch[-1] if batch else None
                     if last is not None and last.is_streamed and last.file_bytes > self._chunk_bytes:
-                        self._pack(builder, batch)  # under the lock: its content ends when the walk continues
+                        for entry in batch:  # under the lock: its content ends when the walk continues
+                            self._pack(builder, entry)
                         continue
                 if not batch:
                     self._sender.submit(builder.seal())
                     return
-                self._pack(builder, batch)
+                for entry in batch:
+                    self._pack(builder, entry)
         except BaseException as error:  # `run` raises it
             self._error = self._error or error
 
-    def _pack(self, builder: ChunkBuilder, batch: Iterable[UploadEntry]) -> None:
-        chunk_bytes, check_path = self._chunk_bytes, self._sender.check_path
-        for entry in batch:
-            self.steps += 1
-            try:
-                check_path(entry.path)
-                if entry.file_bytes > chunk_bytes:
-                    self._pack_large(builder, entry)
-                else:
-                    entry.pack(builder)
-                    if builder.is_full:
-                        self._sender.submit(builder.seal())
-            except ENTRY_ERRORS as error:
-                self._fail_entry(entry, error)
+    def _pack(self, builder: ChunkBuilder, entry: UploadEntry) -> None:
+        self.steps += 1
+        try:
+            self._sender.check_path(entry.path)
+            if entry.file_bytes > self._chunk_bytes:
+                self._pack_large(builder, entry)
+            else:
+                entry.pack(builder)
+                if builder.is_full:
+                    self._sender.submit(builder.seal())
+        except ENTRY_ERRORS as error:
+            self._fail_entry(entry, error)
 
     def _pack_large(self, builder: ChunkBuilder, entry: UploadEntry) -> None:
         """Add a file that spans chunks; after an interrupted upload, only its missing extents."""
@@ -405,24 +392,23 @@ ENTRY_ERRORS = (OSError, InvalidInput, Damaged, SourceChanged)
 _OPEN_FLAGS = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
 
 
-def read_source(
-    source: bytes, size: int, mtime_ns: int, space: Callable[[int], memoryview]
-) -> tuple[memoryview, os.stat_result]:
-    """All bytes of a small file, which had this size and time, in memory that `space` gives, and the matching status.
-    Raises OSError, SourceChanged.
+def read_source(entry: SourceEntry, space: Callable[[int], memoryview]) -> tuple[memoryview, os.stat_result]:
+    """All bytes of a small file, in memory that `space` gives, and the matching status. Raises OSError,
+    SourceChanged.
     """
+    status = entry.status
     for _ in range(READ_TRIES_MAX):
+        size = status.st_size
         content = space(size + 1)  # one byte more than expected
-        descriptor = os.open(source, _OPEN_FLAGS)
+        descriptor = os.open(entry.source, _OPEN_FLAGS)
         try:
             length = os.readv(descriptor, (content,))
             after = os.fstat(descriptor)
         finally:
             os.close(descriptor)
-        found, found_ns = after.st_size, after.st_mtime_ns
-        if length == found == size and found_ns == mtime_ns:
+        if length == after.st_size == size and after.st_mtime_ns == status.st_mtime_ns:
             return content[:length], after
-        if found > CHUNK_TARGET_BYTES:
+        if after.st_size > CHUNK_TARGET_BYTES:
             break
-        size, mtime_ns = found, found_ns
+        status = after
     raise SourceChanged("changed while it was read")

@@ -149,26 +149,24 @@ class SourceTrees:
 
     def entries(self, unit: "Unit", visit: "Visit") -> Iterator[SourceEntry]:
         """The selected entries of a unit, whose paths are told if they are noted; folders in it are units below."""
-        patterns, facts = self.patterns, None if self.noted is None else visit.facts
-        for source, found in self._found(unit, visit):
-            for entry in found:
-                if entry.is_folder and not self.is_pruned(source, entry):
-                    visit.below.append((source.source, source.path, entry.source, entry.path, b""))
-                if not patterns or self.is_wanted(source, entry):
-                    if facts is not None:
-                        facts.append(entry.path)
-                    yield entry
+        for source, entry in self._found(unit, visit):
+            if entry.is_folder and not self.is_pruned(source, entry):
+                visit.below.append((source.source, source.path, entry.source, entry.path, b""))
+            if self.is_wanted(source, entry):
+                if self.noted is not None:
+                    visit.facts.append(entry.path)
+                yield entry
 
     def note(self, facts: Sequence[bytes]) -> None:
         if self.noted is not None:
             self.noted(facts)
 
-    def _found(self, unit: "Unit", visit: "Visit") -> Iterator[tuple[Source, Iterator[SourceEntry]]]:
-        """Each source of a unit, and its entries in the unit."""
+    def _found(self, unit: "Unit", visit: "Visit") -> Iterator[tuple[Source, SourceEntry]]:
         failed = visit.failed
         if len(unit) == 2:
             for source in self._between(unit[0], unit[1], failed):
-                yield source, source_entry(source.source, source.path, failed)
+                for entry in source_entry(source.source, source.path, failed):
+                    yield source, entry
             return
         top, top_path, folder, path, joined = unit
         names = joined.split(b"\0") if joined else folder_names(folder, failed)
@@ -177,7 +175,9 @@ class SourceTrees:
             parts = [(*unit[:4], b"\0".join(names[at : at + NAMES_PER_UNIT])) for at in places]
             for at in range(0, len(parts), UNITS_PER_MESSAGE):
                 visit.tell(parts[at : at + UNITS_PER_MESSAGE])
-        yield Source(top, top_path, True), folder_entries(folder, path, names[:NAMES_PER_UNIT], failed)
+        source = Source(top, top_path, True)
+        for entry in folder_entries(folder, path, names[:NAMES_PER_UNIT], failed):
+            yield source, entry
 
     def disjoint(self) -> Iterator[tuple[int, int]]:
         """`(start, stop)` of sources that follow each other, and have no path in common: in any order, they give the
