@@ -41,6 +41,7 @@ BENCHMARKS = {
     "strategies": "papers",
     "lmdbio": "papers",
     "lmdbio_disk": "papers",
+    "lmdbio_ceph": "rivals",
     "workers": "mounts",
     "disk": "storage",
     "importance_mount": "papers",

@@ -30,7 +30,7 @@ from lab.server import running_server, upload
 RATES = (50, 100, 200)
 """Of the store, MB a second."""
 FILE_BYTES = 16_000
-FULL_FILES, QUICK_FILES = 12_000, 2_000
+FULL_FILES, QUICK_FILES = 12_000, 1_000
 BATCH, AHEAD = 128, 4
 MEMORY_SHARE = 0.25
 SHARES = (0.0, 0.25, 0.5, 1.0)

@@ -49,7 +49,7 @@ UNIFORM, BY_BATCH = "uniform: ", "importance of batches: "
 SPEED_SHARES = (0.1, 0.25, 0.5, 0.75)
 NEAR = 0.005
 """An accuracy this close to the best of uniform sampling counts as convergence."""
-HIT_SAMPLES, QUICK_SAMPLES = 50_000, 4_000
+HIT_SAMPLES, QUICK_SAMPLES = 50_000, 2_000
 HIT_EPOCHS, QUICK_EPOCHS = 8, 4
 SPEED_SEEDS, SPEED_EPOCHS = 5, 12
 """Enough epochs that trainings converge."""

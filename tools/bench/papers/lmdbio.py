@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
+from typing import NamedTuple
 
 import trio
 
@@ -35,6 +36,8 @@ SOME_FILES = 1_024
 PART_FILES = 256
 """The part of one reader of a batch: 1 MiB, a large read of a store."""
 BASE = "py-lmdb, a cursor for each reader"
+ON_CEPHFS = "LMDB on CephFS"
+"""The side of `lmdbio_ceph` that others are compared with."""
 DATASET = "bench"
 SHARED_BYTES = 512 * MIB
 _START_TIMEOUT_S = 30.0
@@ -51,6 +54,14 @@ class Step:
     is_shared: bool = False
 
 
+class Store(NamedTuple):
+    """Where a server has its chunks. `url`: "" for its folder; `processes`: of the store."""
+
+    url: str = ""
+    processes: Sequence[int] = ()
+
+
+IN_FOLDER = Store()
 NOTHING = RequestPath(is_coalescing=False, is_staggering=False, is_bounded=False)
 COALESCING = replace(NOTHING, is_coalescing=True)
 BOUNDED = replace(COALESCING, is_bounded=True)
@@ -70,23 +81,27 @@ STEPS = {
 def lmdbio(folder: Path, scale: Scale) -> Generator[Trial]:
     tree = make_tree(folder / "source", QUICK_FILES if scale.is_quick else FILES, SMALL_FILE_BYTES)
     make_lmdb(tree, folder / "data.mdb")
-    with running(folder, Step(STAGGERING)) as settings:
-        settings = replace(settings, key_file=None)
-        with Dataset(settings, DATASET, must_exist=False) as data:
-            upload(data, tree.folder)
+    store_chunks(tree, folder)
     for readers in QUICK_READERS if scale.is_quick else READERS:
         sides = [
             _side(
                 tree,
                 name,
                 tree.files if step.is_batched else SOME_FILES,
-                partial(_read_step, folder, step, readers),
+                partial(read_step, folder, step, readers),
             )
             for name, step in STEPS.items()
         ]
         sides.append(_side(tree, BASE, tree.files, partial(_read_lmdb, folder, readers)))
         title = f"{tree.title}, cold, {'1 reader' if readers == 1 else f'{readers} readers'}"
         yield Trial(title, sides, scale.rounds, BASE)
+
+
+def store_chunks(tree: SourceTree, folder: Path, store: Store = IN_FOLDER) -> None:
+    with running(folder, Step(STAGGERING), store) as (settings, _):
+        settings = replace(settings, key_file=None)
+        with Dataset(settings, DATASET, must_exist=False) as data:
+            upload(data, tree.folder)
 
 
 def _side(tree: SourceTree, name: str, files: int, read: Callable[[Sequence[str]], Run]) -> Side:
@@ -104,15 +119,15 @@ def parts_of(paths: Sequence[str], reader: int, readers: int) -> list[Sequence[s
 
 
 @contextmanager
-def running(folder: Path, step: Step) -> Iterator[Settings]:
-    """A server over the data of the folder, until the end of the block; the settings of its readers."""
+def running(folder: Path, step: Step, store: Store = IN_FOLDER) -> Iterator[tuple[Settings, int]]:
+    """A server over the data of the folder, until the end of the block: the settings of its readers, its process ID."""
     address = UnixAddress(str(folder / "server.sock"))
     settings = ServerSettings(
         listen=[address],
-        store=f"posix://{folder}/chunks",
+        store=store.url or f"posix://{folder}/chunks",
         metadata=f"sqlite://{folder}/metadata.db",
         state=folder / "state",
-        is_new=not (folder / "chunks").exists(),
+        is_new=not (folder / "metadata.db").exists(),
         shared_memory_bytes=SHARED_BYTES if step.is_shared else 0,
         request_path=step.path,
     )
@@ -120,7 +135,7 @@ def running(folder: Path, step: Step) -> Iterator[Settings]:
         server.receive(_START_TIMEOUT_S)
         own = Settings(folder / "no-home", folder / "cache", f"unix:{address.path}")
         # To a reader with a key, as on another machine, the server passes no files.
-        yield own if step.is_placed else replace(own, key_file=str(_key(folder, own)))
+        yield own if step.is_placed else replace(own, key_file=str(_key(folder, own))), server.pid
 
 
 def _serve(settings: ServerSettings, pipe: Connection) -> None:
@@ -138,13 +153,13 @@ def _key(folder: Path, settings: Settings) -> Path:
     return path
 
 
-def _read_step(folder: Path, step: Step, readers: int, paths: Sequence[str]) -> Run:
-    with running(folder, step) as settings:
+def read_step(folder: Path, step: Step, readers: int, paths: Sequence[str], store: Store = IN_FOLDER) -> Run:
+    with running(folder, step, store) as (settings, server):
         each = [
             partial(_reader, settings, step, parts_of(paths, reader, readers)) for reader in range(readers)
         ]
         drop_caches()
-        return read_together(each, len(paths))
+        return read_together(each, len(paths), {"servers": [server, *store.processes]})
 
 
 def _reader(settings: Settings, step: Step, parts: Sequence[Sequence[str]]) -> Work:

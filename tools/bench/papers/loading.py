@@ -48,7 +48,13 @@ def loading(folder: Path, scale: Scale) -> Generator[Trial]:
                 with running_home(place / f"{size}" / "home") as home:
                     store_tree(home, tree.folder, tree.size_bytes)
                     sides = [
-                        Side(name, partial(read, tree, home), tree.files, "files", tree.size_bytes)
+                        Side(
+                            name,
+                            partial(read, tree, home, where == DISK),
+                            tree.files,
+                            "files",
+                            tree.size_bytes,
+                        )
                         for name, read in ((DATA_LOADER, _load), (LIBRARY, _draw))
                     ]
                     yield Trial(
@@ -56,13 +62,14 @@ def loading(folder: Path, scale: Scale) -> Generator[Trial]:
                     )
 
 
-def _load(tree: SourceTree, _: Home) -> Run:
+def _load(tree: SourceTree, _: Home, is_cold: bool) -> Run:
     loader = DataLoader(_Files(tree), BATCH, shuffle=True)
-    drop_caches()
+    if is_cold:
+        drop_caches()
     return measure(partial(_consume, loader, tree))
 
 
-def _draw(tree: SourceTree, home: Home) -> Run:
+def _draw(tree: SourceTree, home: Home, is_cold: bool) -> Run:
     def read() -> None:
         with data.batches(BATCH, seed=1) as batches:
             tensors = (
@@ -75,7 +82,8 @@ def _draw(tree: SourceTree, home: Home) -> Run:
 
     with home.dataset() as data:
         data.snapshot  # noqa: B018  # fetched before the clock runs
-        drop_caches()
+        if is_cold:
+            drop_caches()
         return measure(read, {"server": [home.server_process()]})
 
 

@@ -58,6 +58,10 @@ def _read(side: str) -> Measure:
     return Measure("lmdbio", _READ, side)
 
 
+def _over_link(side: str) -> Measure:
+    return Measure("lmdbio_ceph", "", side)
+
+
 def _seek(side: str) -> Measure:
     return Measure("lmdbio_disk", _READ, side)
 
@@ -263,6 +267,26 @@ OTHERS = (
             ),
             Comparison(
                 "disk that seeks: one large read : LMDB", 81.05, _seek(_DISK[5]), _seek(lmdbio_disk.LMDB)
+            ),
+        ),
+    ),
+    Experiment(
+        "LMDBIO, over a network",
+        "random reads, each optimisation against the step before it, and against LMDB on CephFS",
+        "one node, four readers, ceph-fuse, and an OSD in memory behind 1 Gb/s and 1 ms; there 4,608 processes on GPFS "
+        "read in order; LMDB reads ahead; the server of dieselfs is on the node",
+        (
+            *(
+                Comparison(what, printed, _over_link(step), _over_link(before))
+                for (what, printed), step, before in zip(_AFTER, _STEPS[1:], _STEPS[:-1], strict=True)
+            ),
+            Comparison("none : LMDB on CephFS", None, _over_link(_STEPS[0]), _over_link(lmdbio.ON_CEPHFS)),
+            Comparison(
+                "all : LMDB on CephFS",
+                81.05,
+                _over_link(_STEPS[-1]),
+                _over_link(lmdbio.ON_CEPHFS),
+                2 * _READERS,
             ),
         ),
     ),

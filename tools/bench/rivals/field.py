@@ -23,7 +23,7 @@ from lab.redis_process import running_redis
 from lab.s3_server import ACCESS_KEY, SECRET_KEY, S3Server, missing_gateway, running_gateway
 
 CEPHFS = CephFs.name
-_POOL = "data"
+POOL = "data"
 _T = TypeVar("_T")
 
 
@@ -68,14 +68,14 @@ def running_field(stage: Stage, folder: Path, trees: Sequence[Path]) -> Iterator
 
         with storage.inside():
             redis = stack.enter_context(running_redis(folder / "redis", *EVERYWHERE))
-            ceph = begun("Ceph", _ceph(folder / "ceph", storage))
+            ceph = begun("Ceph", running_ceph_pool(folder / "ceph", storage))
             s3 = begun("S3", _s3(ceph, storage))
         database = f"redis://{storage.address}:{redis.port}"
         keys = {"AWS_ACCESS_KEY_ID": ACCESS_KEY, "AWS_SECRET_ACCESS_KEY": SECRET_KEY}
         ours = partial(running_dieselfs, storage=storage, variables=keys)
         starting: dict[str, AbstractContextManager[Rival]] = {"local": nullcontext(Local(folder))}
         if ceph is not None:
-            store = ("--store", ceph.url(_POOL), "--metadata", f"{database}/0")
+            store = ("--store", ceph.url(POOL), "--metadata", f"{database}/0")
             osd = [ceph.mon.pid, ceph.osd.pid, redis.pid]
             starting[CEPHFS] = running_cephfs(ceph, storage)
             name = "dieselfs, rados"
@@ -101,13 +101,13 @@ def running_field(stage: Stage, folder: Path, trees: Sequence[Path]) -> Iterator
 
 
 @contextmanager
-def _ceph(folder: Path, storage: Host) -> Iterator[RunningCeph]:
-    """Raises RunFailed."""
+def running_ceph_pool(folder: Path, storage: Host) -> Iterator[RunningCeph]:
+    """Ceph with POOL for the chunks of dieselfs, until the end of the block. Raises RunFailed."""
     missing = missing_ceph()
     if missing is not None:
         raise RunFailed(missing)
     with running_ceph(folder, CEPHX, CAPACITY_BYTES, storage.address) as ceph:
-        ceph.make_pool(_POOL)
+        ceph.make_pool(POOL)
         yield ceph
 
 
