@@ -11,7 +11,7 @@ _OTHER_WRITER = """
 import dieselfs
 from dieselfs_tools.transfers.trees import SourceTrees
 
-between = SourceTrees.between
+between = SourceTrees._between
 
 def disturbed(*arguments):
     with dieselfs.connect({dataset!r}) as other:
@@ -19,7 +19,7 @@ def disturbed(*arguments):
             other.put(path, b"of another writer")
     return between(*arguments)
 
-SourceTrees.between = disturbed
+SourceTrees._between = disturbed
 """
 
 
