@@ -7,8 +7,6 @@ from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
 
-import numpy as np
-
 from dieselfs.errors import EXIT_OK, EXIT_PARTIAL, DieselfsError, InvalidInput
 from dieselfs.names import Location, is_location, parse_location, printable, split_path
 from dieselfs.snapshot.reader import Snapshot
@@ -30,6 +28,7 @@ from dieselfs_tools.transfers.trees import (
     differences,
     selected,
     selected_nodes,
+    with_folders,
 )
 from dieselfs_tools.transfers.upload import PutOptions
 from dieselfs_tools.transfers.workers import in_processes
@@ -263,12 +262,6 @@ class _FolderSync:
             return
         snapshot = self._dataset.snapshot
         top = snapshot.require(self._location.path)
-        nodes = {top}
-        for path in plan.written:
-            node = self._stored.nodes[path]
-            while node not in nodes:
-                nodes.add(node)
-                node = snapshot.parent(node)
         download = TreeDownload(
             self._dataset.chunks,
             top,
@@ -276,7 +269,7 @@ class _FolderSync:
             spread=in_processes("download", self._options.jobs),
             is_forced=True,
             report=self._report,
-            selected=np.array(sorted(nodes), np.int64),
+            selected=with_folders(snapshot, top, (self._stored.nodes[path] for path in plan.written)),
         )
         download.run()
 

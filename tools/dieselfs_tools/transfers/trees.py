@@ -119,6 +119,8 @@ class SourceTrees:
         for source in self._between(0, self._count, failed):
             for entry in walk_source(source.source, source.path, failed, partial(self.is_pruned, source)):
                 if self.is_wanted(source, entry):
+                    if self.noted is not None:
+                        self.noted((entry.path,))
                     yield entry
 
     @property
@@ -310,19 +312,25 @@ def selected_nodes(snapshot: "Snapshot", top: int, patterns: Patterns) -> "Numbe
 
     Ascending, of shape (n,).
     """
-    import numpy as np
-
     if not patterns:
         return None
     from dieselfs.snapshot.subtree import walk_order
 
-    above_bytes = len(snapshot.path(top)) + 1 if top else 0
-    found, nodes = {top}, walk_order(snapshot, top)
-    for node, entry in zip(nodes.tolist(), Entry.of_nodes(snapshot, nodes, above_bytes), strict=True):
-        if patterns.is_wanted(entry.path, entry.is_folder):
-            while node not in found:
-                found.add(node)
-                node = snapshot.parent(node)
+    above_bytes, nodes = len(snapshot.path(top)) + 1 if top else 0, walk_order(snapshot, top)
+    entries = zip(nodes.tolist(), Entry.of_nodes(snapshot, nodes, above_bytes), strict=True)
+    wanted = (node for node, entry in entries if patterns.is_wanted(entry.path, entry.is_folder))
+    return with_folders(snapshot, top, wanted)
+
+
+def with_folders(snapshot: "Snapshot", top: int, nodes: Iterable[int]) -> "Numbers":
+    """The folder `top`, nodes in it, and the folders between. Ascending, of shape (n,)."""
+    import numpy as np
+
+    found = {top}
+    for node in nodes:
+        while node not in found:
+            found.add(node)
+            node = snapshot.parent(node)
     return np.array(sorted(found), np.int64)
 
 
@@ -361,14 +369,11 @@ def differences(
 def _change(old: Entry, new: Entry, has_same_content: Callable[[bytes], bool]) -> str | None:
     """What differs between two entries of one path."""
     is_same_kind = stat.S_IFMT(old.mode) == stat.S_IFMT(new.mode) and old.target == new.target
-    if not is_same_kind or not _is_same_file(old, new, has_same_content):
+    is_file = stat.S_ISREG(old.mode)
+    if not is_same_kind or (is_file and (old.size != new.size or not has_same_content(old.path))):
         return CHANGED
     is_same_time = old.mtime_ns == new.mtime_ns or old.is_folder
     return None if old.mode == new.mode and is_same_time else ATTRIBUTES
-
-
-def _is_same_file(old: Entry, new: Entry, has_same_content: Callable[[bytes], bool]) -> bool:
-    return not stat.S_ISREG(old.mode) or (old.size == new.size and has_same_content(old.path))
 
 
 def print_differences(

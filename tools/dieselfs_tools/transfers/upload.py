@@ -81,12 +81,6 @@ class Mirror:
         """The source has these paths; they are not deleted."""
         self._walked.update(paths)
 
-    def noted(self, entries: Iterable[UploadEntry]) -> Iterator[UploadEntry]:
-        """The same entries, whose paths are noted."""
-        for entry in entries:
-            self._walked.add(entry.path)
-            yield entry
-
     def extraneous(self) -> Sequence[bytes]:
         """After the walk: the listed paths that the source does not have, each folder after its content, but for
         excluded ones and folders that have some.
@@ -204,14 +198,10 @@ class Upload:
         snapshot = self.session.dataset(self.target.dataset.name).snapshot
         return lambda entry: is_stored(entry, snapshot)
 
-    def _entries(self, failed: Failed) -> Iterator[UploadEntry]:
-        entries = self.walk(failed)
-        return entries if self.mirror is None else self.mirror.noted(entries)
-
     def _show(self) -> int:
         """The dry run."""
         output, report, is_held = self.session.output, TransferReport(), self._stored()
-        for entry in self._entries(report.fail_source):
+        for entry in self.walk(report.fail_source):
             if is_held(entry):
                 report.skip(0, entry.is_folder)
                 continue
@@ -269,7 +259,7 @@ class Upload:
             workers = UploadWorkers(self.walk, jobs, made)
             return workers, workers.run
         upload = made(threads=min(jobs, DEFAULT_JOBS))
-        return upload, lambda: upload.run(self._entries)
+        return upload, lambda: upload.run(self.walk)
 
     def _removed(self, report: TransferReport) -> Sequence[bytes]:
         """What is to be deleted."""
