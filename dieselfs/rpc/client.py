@@ -223,8 +223,7 @@ class ServerClient(ServerConnections):
 
     def put_tag(self, dataset: str, tag: str, generation: int = 0) -> TagRecord:
         """Keep a generation, 0 for the newest, under a name. Raises AlreadyExists, NotFound, InvalidInput."""
-        named = {"dataset": dataset, "tag": tag, "generation": generation}
-        return _copy(TagRecord, self._value("put_tag", **named))
+        return _copy(TagRecord, self._value("put_tag", dataset=dataset, tag=tag, generation=generation))
 
     def tags(self, dataset: str, with_kept: bool = False) -> list[TagRecord]:
         """By name; first, on request, the generations that the server keeps without a name. Raises NotFound."""
@@ -295,17 +294,14 @@ class ServerClient(ServerConnections):
 
         Raises NotFound, InvalidInput, or AlreadyExists if the others read something else, or the node has a new master.
         """
-        joining: dict[str, Any] = {
-            "fingerprint": fingerprint,
-            "member": member,
-            "known_version": known_version,
-        }
         info, members = self._call(
             "join_job",
             timeout_s=JOB_ANSWER_TIMEOUT_S,
             bulk_bytes_max=MEMBERSHIP_LIST_BYTES_MAX,
+            fingerprint=fingerprint,
+            member=member,
+            known_version=known_version,
             **asdict(job_id),
-            **joining,
         )
         interval_s = max(info.interval_ms / 1000, JOB_INTERVAL_S_MIN)
         return MembershipList(info.version, interval_s, None if members is None else decode_members(members))

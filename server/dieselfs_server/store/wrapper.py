@@ -37,6 +37,9 @@ from dieselfs_server.store.interface import Buffer, ObjectStore
 Result = TypeVar("Result")
 Arguments = TypeVarTuple("Arguments")
 
+_CHANGES = frozenset(("put", "delete", "delete_dataset", "put_record", "create_record", "delete_record"))
+"""The calls that change a store."""
+
 
 class StoreWrapper:
     """An `ObjectStore` over `store`; closing it also closes `store`."""
@@ -145,9 +148,7 @@ class LimitedStore(StoreWrapper):
         self._large_reads = BoundedSemaphore(bounds.large_reads_max)
         reads, writes = BoundedSemaphore(bounds.reads_max), BoundedSemaphore(bounds.writes_max)
         self._tokens = dict.fromkeys(("get_range", "open_chunk", "get_record"), reads)
-        self._tokens |= dict.fromkeys(
-            ("put", "delete", "delete_dataset", "put_record", "create_record", "delete_record"), writes
-        )
+        self._tokens |= dict.fromkeys(_CHANGES, writes)
 
     def _pass(self, call: Callable[[*Arguments], Result], *args: *Arguments) -> Result:
         tokens = self._tokens.get(call.__name__)
@@ -310,10 +311,6 @@ MARKER_RECORD = "store"
 _FORMAT = 1
 _ID_BYTES = 16
 
-_CHECKED_BEFORE = frozenset(
-    ("put", "delete", "delete_dataset", "put_record", "create_record", "delete_record", "list_records")
-)
-
 
 class MarkedStore(StoreWrapper):
     """An `ObjectStore` that raises Unavailable where `store` would be taken for empty although it is away."""
@@ -339,14 +336,14 @@ class MarkedStore(StoreWrapper):
             )
 
     def _pass(self, call: Callable[[*Arguments], Result], *args: *Arguments) -> Result:
-        if call.__name__ in _CHECKED_BEFORE:
+        is_change = call.__name__ in _CHANGES
+        if is_change or call.__name__ == "list_records":
             self.check()
         try:
             result = call(*args)
         except NotFound:
             self.check()
             raise
-        is_change = call.__name__ in _CHECKED_BEFORE and call.__name__ != "list_records"
         if (self._is_folder and is_change) or (result is None and call.__name__ == "get_record"):
             self.check()
         return result

@@ -343,7 +343,7 @@ class App:
             readers = shown_pins(facts.readers(dataset), user, right)
             return {
                 **views.dataset_view(dataset),
-                "right": views.right_view(right),
+                "right": right.name.lower(),
                 "usage": views.usage_view(usage),
                 "owner_usage": views.usage_view(facts.usage_of_user(usage.owner))
                 if viewer.may_see_user(usage.owner)

@@ -243,7 +243,3 @@ def failures_view(failures: Iterable[Failure], user: str, is_admin: bool) -> lis
     """The newest failures that a user may see: their own calls; administrators see all, and the log."""
     shown = [each for each in failures if is_admin or (each.user and each.user == user)]
     return [asdict(each) for each in shown[:FAILURES_SHOWN_MAX]]
-
-
-def right_view(right: Right) -> str:
-    return right.name.lower()

@@ -52,7 +52,8 @@ class SharedTokens:
 
     def add(self, value: Caller, owner: str, now_s: float) -> str:
         """`now_s` means nothing: trio's clock differs between processes. Raises InvalidInput for an overlong name."""
-        token, now_s = _characters(owner) + secrets.token_urlsafe(TOKEN_BYTES), self._clock()
+        now_s, place = self._clock(), key_of(owner)[:PLACE_BYTES].hex()
+        token = place + secrets.token_urlsafe(TOKEN_BYTES)
         packed = _packed(now_s + self._life_s, now_s, [*astuple(value)])
         self._table.change(_key(token), lambda _: packed, partial(self._gives_way, packed, now_s))
         return token
@@ -96,10 +97,6 @@ class SharedTokens:
             return not self._has_ended(record, now_s), -counts[owners[number]], _ends_s(record)
 
         return min(range(len(records)), key=worth)
-
-
-def _characters(owner: str) -> str:
-    return key_of(owner)[:PLACE_BYTES].hex()
 
 
 def _key(token: str) -> bytes:

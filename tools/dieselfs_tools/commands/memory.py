@@ -217,13 +217,10 @@ def _share(session: Session, dataset: str, is_stopped: bool, is_dry_run: bool, g
     if terms is not None:
         members = cache_daemons.cache_members(data.snapshot, terms)
         fields |= report_job(session.output, terms.job.name, terms.nodes, members)
-    stop = shlex.join(["dlcmd", "cache", dataset, *_job_arguments(chosen), "--stop"])
+    job = JobSettings(**{name: getattr(chosen, name) for name in JOB_FIELDS})
+    stop = shlex.join(["dlcmd", "cache", dataset, *job.arguments(), "--stop"])
     text = f"dl://{dataset} is shared on this node; to end it: {stop}"
     return session.output.summary(text, {**fields, "process": process})
-
-
-def _job_arguments(chosen: CacheOptions) -> list[str]:
-    return JobSettings(**{name: getattr(chosen, name) for name in JOB_FIELDS}).arguments()
 
 
 def _shared(session: Session, data: "Dataset", terms: "PoolConfig | None") -> "Snapshot":
