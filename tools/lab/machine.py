@@ -18,6 +18,7 @@ import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from shlex import quote
 
@@ -30,11 +31,17 @@ START_TIMEOUT_S = 90.0
 _SOURCE, _PYTHON, _BASE = "/opt/dieselfs/source", "/opt/dieselfs/python", "/opt/dieselfs/base"
 _FUSE = os.makedev(10, 229)
 _VERSION = f"python{sys.version_info.major}.{sys.version_info.minor}"
-_BOOT = """\
+_CONTROL_GROUPS = ("/sys/fs/cgroup", "/sys/fs/cgroup/unified", "/sys/fs/cgroup/systemd")
+_BOOT = f"""\
 set -eu
 umask 022
-folder=$1 seed=$2
-shift 2
+folder=$1 seed=$2 group=$3
+shift 3
+for place in {" ".join(_CONTROL_GROUPS)}; do
+    [ -e "$place/cgroup.procs" ] || continue
+    mkdir "$place/$group"
+    echo $$ > "$place/$group/cgroup.procs"
+done
 mount -t tmpfs -o mode=755 machine "$folder"
 mkdir "$folder/changes" "$folder/work" "$folder/root"
 mount -t overlay -o "lowerdir=/,upperdir=$folder/changes,workdir=$folder/work" machine "$folder/root"
@@ -124,6 +131,7 @@ def running_machine(
     if (reason := why_not()) is not None:
         raise Unsuitable(reason)
     folder, seed = host.folder / "machine", host.folder / "seed"
+    group = f"dieselfs-lab-{uuid.uuid4().hex}"  # machines that share one would find each other's processes in units
     folder.mkdir()
     _write_seed(seed, host)
     read_only: dict[Path, str] = {}
@@ -141,7 +149,7 @@ def running_machine(
     ]
     words = [
         *("unshare", "--mount", "--propagation", "private"),
-        *("bash", "-c", _BOOT, "boot", str(folder), str(seed)),
+        *("bash", "-c", _BOOT, "boot", str(folder), str(seed), group),
     ]
     process = host.start([*words, *options, f"--hostname={host.name}", "--capability=all", "--boot"])
     try:
@@ -151,6 +159,18 @@ def running_machine(
         yield machine
     finally:
         host.kill()  # as in a power cut: nothing of it is kept
+        wait_for(partial(_is_removed, group), "the control groups are empty", START_TIMEOUT_S)
+
+
+def _is_removed(group: str) -> bool:
+    """Remove the control groups of a machine that has ended; False while one has processes."""
+    try:
+        for place in _CONTROL_GROUPS:
+            for path, _, _ in os.walk(f"{place}/{group}", topdown=False):
+                os.rmdir(path)
+    except OSError:
+        return False
+    return True
 
 
 def _write_seed(seed: Path, host: Host) -> None:
