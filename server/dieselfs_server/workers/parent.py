@@ -125,7 +125,9 @@ class Parent:
 
     def _step(self) -> None:
         for key, _ in self._selector.select(self._timeout_s()):
-            if not self._is_stopping:
+            # A signal that came with the end of a channel may have closed that channel.
+            is_registered = self._selector.get_map().get(key.fd) is key
+            if is_registered and not self._is_stopping:
                 key.data()
 
     def _timeout_s(self) -> float | None:

@@ -2,8 +2,10 @@
 
 import json
 import os
+import selectors
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -24,6 +26,7 @@ from dieselfs.process.launch import ProcessHandle
 from dieselfs.rpc.limit_kinds import RateRecord
 from dieselfs.rpc.records import PageLink
 from dieselfs_server.admission.throttle import BURST_S
+from dieselfs_server.workers.parent import Parent
 from lab.redis_process import running_redis
 from tests.support.server import RunningServer, free_port, running_server
 
@@ -299,3 +302,24 @@ def _answers(url: str) -> bool:
     except httpx.TransportError:
         return False
     return True
+
+
+def test_a_channel_that_a_signal_has_closed_is_not_heard() -> None:
+    """SIGCHLD and the end of the channel of a worker come together. Here each event closes the other's channel."""
+    parent, heard = Parent(0, [], lambda *_: 0, lambda: None, lambda: None), list[str]()
+    with ExitStack() as stack:
+        ours, theirs = zip(*(socket.socketpair() for _ in range(2)), strict=True)
+        for each in (*ours, *theirs):
+            stack.enter_context(each)
+
+        def hear(name: str, other: socket.socket) -> None:
+            heard.append(name)
+            parent._selector.unregister(other)
+            other.close()
+
+        parent._selector.register(ours[0], selectors.EVENT_READ, lambda: hear("first", ours[1]))
+        parent._selector.register(ours[1], selectors.EVENT_READ, lambda: hear("second", ours[0]))
+        for each in theirs:
+            each.close()
+        parent._step()
+    assert len(heard) == 1
