@@ -175,6 +175,7 @@ class Upload:
 
     `is_many`: entries are compared with a snapshot, not with a request for each; `source_name`: of the first entry,
     instead of its own. `mirror`: deletes what the walk does not have, after the upload; nothing if an entry has failed.
+    `is_divided`: also one process takes a `Divided` walk in passes.
     """
 
     session: Session
@@ -184,6 +185,7 @@ class Upload:
     is_many: bool = True
     source_name: bytes | None = None
     mirror: Mirror | None = None
+    is_divided: bool = False
 
     def run(self) -> int:
         """Returns the exit code."""
@@ -255,7 +257,7 @@ class Upload:
         def made(progressed: Callable[[], object] = lambda: None, threads: int = 1) -> TreeUpload:
             return TreeUpload(client, dataset, is_stored, threads, chunk_bytes, progressed)
 
-        if isinstance(self.walk, Divided) and self.is_many and jobs > 1:
+        if isinstance(self.walk, Divided) and self.is_many and (jobs > 1 or self.is_divided):
             workers = UploadWorkers(self.walk, jobs, made)
             return workers, workers.run
         upload = made(threads=min(jobs, DEFAULT_JOBS))

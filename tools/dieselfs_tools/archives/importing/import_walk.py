@@ -52,7 +52,8 @@ def run_import(session: Session, options: RecordOptions) -> int:
         # Standard input is read once. The numbers of --rename depend on all names before.
         is_divided = len(sources) > 1 and STANDARD_INPUT not in sources and not options.is_renaming
         walk: Walk = ImportWalk(records) if is_divided else records.all
-        return Upload(session, target, options, walk).run()
+        # With one process too: an import that was cut off may have left the content of another source under a name.
+        return Upload(session, target, options, walk, is_divided=is_divided).run()
 
 
 class _Folder(NamedTuple):

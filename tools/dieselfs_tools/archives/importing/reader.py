@@ -60,7 +60,7 @@ class Readers:
             self._end.detach()
         if self._control is not None:
             ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-            with theirs, suppress(OSError):  # the process has ended: reading a source says so
+            with theirs, suppress(OSError):  # the process has ended: the next source fails
                 socket.send_fds(self._control, [ANOTHER], [theirs.fileno()])
             self._control.close()
             self._control = ours

@@ -112,7 +112,7 @@ class Records:
 
     def _counted(self, number: int, records: Iterable[Record]) -> Iterator[Record]:
         """The records of a source. Raises InvalidInput for one that is too many: other processes read others meanwhile,
-        and their counts are seen now and then.
+        and their counts are seen now and then, and at the end of the source.
         """
         options, counts, first = self._options, self._counts, 2 * number
         counts[first] = counts[first + 1] = records_before = bytes_before = 0
@@ -126,11 +126,17 @@ class Records:
                 counts[first] + records_before > options.records_max
                 or counts[first + 1] + bytes_before > options.bytes_max
             ):
-                raise InvalidInput(
-                    f"more than {options.records_max:,} records or {format_size(options.bytes_max)} in all sources, "
-                    f"at {printable(record.name)}; if that is right, raise --max-records or --max-size"
-                )
+                raise self._too_many(f"at {printable(record.name)}")
             yield record
+        if sum(counts[::2]) > options.records_max or sum(counts[1::2]) > options.bytes_max:
+            raise self._too_many("with this one")
+
+    def _too_many(self, where: str) -> InvalidInput:
+        options = self._options
+        return InvalidInput(
+            f"more than {options.records_max:,} records or {format_size(options.bytes_max)} in all sources, {where}; "
+            "if that is right, raise --max-records or --max-size"
+        )
 
 
 def _expanded(name: str) -> list[str]:
