@@ -108,10 +108,6 @@ class Attachment:
         """The last known node masters of the job, that of this node first; none before the first use."""
         return self._members
 
-    def is_own(self, chunk: int) -> bool:
-        """Whether the master of this node owns a chunk now."""
-        return self._here().ownership.owner(chunk) is None
-
     def own_among(self, chunks: Iterable[int]) -> set[int]:
         """The chunks that the master of this node owns now."""
         owner = self._here().ownership.owner
@@ -119,7 +115,7 @@ class Attachment:
 
     def memory(self, chunk: int, length_bytes: int, wanted_bytes: int) -> Memory | None:
         """As `NodeClient.memory`; None also for chunks of other nodes."""
-        return self._node.memory(chunk, length_bytes, wanted_bytes) if self.is_own(chunk) else None
+        return self._node.memory(chunk, length_bytes, wanted_bytes) if self.own_among((chunk,)) else None
 
     def own_payload(self, wanted: PeerRequest) -> memoryview | None:
         """The payload of a chunk of this node, shared by its master, with the requested extents verified; None if the

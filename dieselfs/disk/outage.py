@@ -20,7 +20,7 @@ class Outage:
     def __init__(self) -> None:
         self._cells = memoryview(mmap.mmap(-1, mmap.PAGESIZE)).cast("d")
         self._cells[_OFF] = self._cells[_FULL] = float("-inf")
-        # Holds 1 while nothing is reported. Who reads that reports.
+        # Holds 1 while nothing is reported. The process that reads it has to report.
         self._token = os.eventfd(1, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._closing = weakref.finalize(self, os.close, self._token)
         self.after_fork()
@@ -59,7 +59,7 @@ class Outage:
 
     def end(self, now_s: float) -> None:
         """Something was written at `now_s`. A write that ends during the outage had begun before it: no end."""
-        # In this order: who reports has made the outage known before.
+        # A process makes an outage known first, and reports it then. So this order loses none.
         with self._lock:
             if self._cells[_REPORTED] and now_s >= max(self._cells[: _FULL + 1]) and self._closing.alive:
                 self._cells[_REPORTED] = 0

@@ -187,13 +187,6 @@ class ImagePlan:
         return ErofsImage(metadata, nodes, starts, self.size_bytes, opening, opening_offset)
 
 
-def build_image(
-    snapshot: Snapshot, ownership: ImageOwner, folder: int = ROOT, serving: Serving | None = None
-) -> ErofsImage:
-    """The image in memory. Raises InvalidInput as `ImagePlan`."""
-    return ImagePlan(snapshot, ownership, folder, serving).write()
-
-
 def _round_up(values: Any, unit: int) -> Any:
     return -(-values // unit) * unit
 

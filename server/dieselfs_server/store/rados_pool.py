@@ -38,9 +38,7 @@ LARGE_BYTES = 8 * MIB
 AWAY_TIMEOUT_S = 1.0
 """The same after such a call, until one succeeds."""
 
-assert (
-    ANSWER_TIMEOUT_S + LOST_MACHINE_REST_S < LOST_MACHINE_S
-)  # 2.0 + 0.2 = 2.2 s, whatever the server does beside it
+assert ANSWER_TIMEOUT_S + LOST_MACHINE_REST_S < LOST_MACHINE_S  # 2.0 + 0.2 = 2.2 s
 assert all(
     limit_s.is_integer()
     for limit_s in (ANSWER_TIMEOUT_S, CHANGE_TIMEOUT_S, OPERATION_TIMEOUT_S, AWAY_TIMEOUT_S)

@@ -102,7 +102,7 @@ class Process:
 
     @property
     def own(self) -> set[int]:
-        return {chunk for chunk in range(CHUNKS) if self.job.is_own(chunk)}
+        return self.job.own_among(range(CHUNKS))
 
 
 @contextmanager

@@ -99,9 +99,7 @@ class Attached:
         return fetch_extent(self.to.source, extent) == bytes([chunk]) * CHUNK_BYTES
 
     def own_chunks(self) -> list[int]:
-        own = [chunk for chunk in range(CHUNKS) if self.to.is_own(chunk)]
-        assert self.to.own_among(range(CHUNKS)) == {*own}
-        return own
+        return sorted(self.to.own_among(range(CHUNKS)))
 
     def until(self, condition: Callable[[], bool]) -> None:
         """Use it now and then, for as long as its clock has to go on and it has something to do in the background."""
@@ -109,7 +107,7 @@ class Attached:
         while not condition():
             assert time.monotonic() < end_s
             self.clock.now_s += NODE_MEMBERS_INTERVAL_S
-            self.to.is_own(0)
+            self.to.own_among((0,))
             time.sleep(0.001)
 
 

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 
 from dieselfs.errors import InvalidInput
 from dieselfs.snapshot import erofs_image, erofs_tree
-from dieselfs.snapshot.erofs_image import BLOCK_BYTES, METADATA_GUARD_BLOCKS, ImageOwner, Serving, build_image
+from dieselfs.snapshot.erofs_image import BLOCK_BYTES, METADATA_GUARD_BLOCKS, ImageOwner, ImagePlan, Serving
 from tests.support.dataset import PackedDataset, TreeEntry, pack_entries, pack_tree
 from tests.support.erofs import fsck, image_bytes, inode_count, mounted_image, needs_fsck
 from tests.support.random_trees import random_trees
@@ -23,7 +23,7 @@ NAMES_AROUND_DOTS = (b"!", b"-a", b"-", b".!", b".-b", b".a", b"..x", b"...", b"
 
 
 def written(packed: PackedDataset, path: Path, ownership: ImageOwner = ROOT_OWNED, folder: int = 0) -> Path:
-    path.write_bytes(image_bytes(packed, build_image(packed.snapshot, ownership, folder)))
+    path.write_bytes(image_bytes(packed, ImagePlan(packed.snapshot, ownership, folder).write()))
     return path
 
 
@@ -81,7 +81,7 @@ def test_an_image_of_a_folder_has_what_is_below_it(tmp_path: Path) -> None:
 def test_files_lie_in_the_order_of_chunks_at_block_borders(tmp_path: Path) -> None:
     entries = [TreeEntry(b"%03d" % (7 * n % 100), 0o100644, 0, b"x" * (50 * n)) for n in range(100)]
     packed = pack_entries(entries, chunk_bytes=20_000)
-    image, snapshot = build_image(packed.snapshot, ROOT_OWNED), packed.snapshot
+    image, snapshot = ImagePlan(packed.snapshot, ROOT_OWNED).write(), packed.snapshot
     assert sorted(image.nodes.tolist()) == [node for node in snapshot.walk() if snapshot.size(node)]
     firsts = [snapshot.extents(node)[0] for node in image.nodes.tolist()]
     assert [(e.chunk, e.offset) for e in firsts] == sorted((e.chunk, e.offset) for e in firsts)
@@ -99,7 +99,7 @@ def test_no_program_runs_as_the_owner_of_the_image(tmp_path: Path) -> None:
 
 def test_an_image_is_a_function_of_the_snapshot(tmp_path: Path) -> None:
     packed = pack_tree(odd_tree(tmp_path))
-    first, second = (build_image(packed.snapshot, ROOT_OWNED) for _ in range(2))
+    first, second = (ImagePlan(packed.snapshot, ROOT_OWNED).write() for _ in range(2))
     assert first.metadata.tobytes() == second.metadata.tobytes() and first.size_bytes == second.size_bytes
 
 
@@ -112,11 +112,11 @@ def test_an_image_does_not_depend_on_how_much_is_made_at_a_time(monkeypatch: pyt
     entries = [TreeEntry(name, 0o100644, 0, b"x" * (n % 50)) for n, name in enumerate(sorted(names)[::-1])]
     packed = pack_entries(entries, chunk_bytes=3000)
     serving = Serving(CONTROL, np.arange(len(packed.snapshot)) % 3 == 0)
-    whole = build_image(packed.snapshot, ROOT_OWNED, serving=serving)
+    whole = ImagePlan(packed.snapshot, ROOT_OWNED, serving=serving).write()
     monkeypatch.setattr(erofs_image, "_FILES_AT_ONCE", 7)
     for module in (erofs_tree, erofs_image):
         monkeypatch.setattr(module, "AT_ONCE", BLOCK_BYTES // 10)
-    parted = build_image(packed.snapshot, ROOT_OWNED, serving=serving)
+    parted = ImagePlan(packed.snapshot, ROOT_OWNED, serving=serving).write()
     for column in ("metadata", "nodes", "starts", "opening"):
         assert np.array_equal(getattr(parted, column), getattr(whole, column)), column
 
@@ -130,16 +130,16 @@ def test_a_dataset_without_entries(tmp_path: Path) -> None:
 
 def test_an_image_beyond_the_block_addresses_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     packed = pack_entries([TreeEntry(b"file", 0o100644, 0, b"x" * 3 * BLOCK_BYTES)])
-    blocks = build_image(packed.snapshot, ROOT_OWNED).size_bytes // BLOCK_BYTES
+    blocks = ImagePlan(packed.snapshot, ROOT_OWNED).write().size_bytes // BLOCK_BYTES
     monkeypatch.setattr(erofs_image, "IMAGE_BLOCKS_MAX", blocks - 1)
     with pytest.raises(InvalidInput, match=r"an EROFS image of packed would have \d+ bytes"):
-        build_image(packed.snapshot, ROOT_OWNED)
+        ImagePlan(packed.snapshot, ROOT_OWNED).write()
 
 
 def served(packed: PackedDataset, path: Path, is_opening: bool = False) -> Path:
     """An image as a mount serves it, with every third file guarded."""
     serving = Serving(CONTROL, np.arange(len(packed.snapshot)) % 3 == 0)
-    image = build_image(packed.snapshot, ROOT_OWNED, serving=serving)
+    image = ImagePlan(packed.snapshot, ROOT_OWNED, serving=serving).write()
     content = bytearray(image_bytes(packed, image))
     if is_opening:
         content[image.opening_offset : image.opening_offset + BLOCK_BYTES] = image.opening.tobytes()
@@ -150,7 +150,7 @@ def served(packed: PackedDataset, path: Path, is_opening: bool = False) -> Path:
 def test_guarded_files_have_unused_blocks_around_them() -> None:
     packed = pack_entries([TreeEntry(b"%02d" % n, 0o100644, 0, b"x" * (3000 * n)) for n in range(40)])
     is_guarded = np.arange(len(packed.snapshot)) % 3 == 0
-    image = build_image(packed.snapshot, ROOT_OWNED, serving=Serving(CONTROL, is_guarded))
+    image = ImagePlan(packed.snapshot, ROOT_OWNED, serving=Serving(CONTROL, is_guarded)).write()
     lengths = -(-packed.snapshot.column("sizes")[image.nodes].astype(np.int64) // BLOCK_BYTES) * BLOCK_BYTES
     origin = len(image.metadata) + METADATA_GUARD_BLOCKS * BLOCK_BYTES
     gaps = np.diff(np.concatenate([[origin], np.stack([image.starts, image.starts + lengths], 1).ravel()]))[

@@ -8,7 +8,7 @@ import pytest
 
 from dieselfs.errors import Damaged
 from dieselfs.snapshot import erofs_image, erofs_tree
-from dieselfs.snapshot.erofs_image import ErofsImage, ImageOwner, Serving, build_image
+from dieselfs.snapshot.erofs_image import ErofsImage, ImageOwner, ImagePlan, Serving
 from dieselfs.snapshot.reader import Snapshot
 from dieselfs.snapshot.stored_image import image_key, open_image, stored_image
 from tests.support.dataset import TreeEntry, pack_entries
@@ -41,7 +41,7 @@ def opened(descriptor: int) -> ErofsImage:
 
 
 def test_what_is_stored_is_what_was_computed(snapshot: Snapshot, serving: Serving) -> None:
-    computed = columns(build_image(snapshot, OWNED, serving=serving))
+    computed = columns(ImagePlan(snapshot, OWNED, serving=serving).write())
     assert columns(opened(stored_image(snapshot, OWNED, serving))) == computed
     assert columns(opened(stored_image(snapshot, OWNED, serving))) == computed
 
@@ -68,7 +68,7 @@ def test_each_owner_and_each_choice_of_guards_has_its_own(
     )
     for ownership, choice in ((OWNED, serving), *others):
         image = opened(stored_image(snapshot, ownership, choice))
-        assert columns(image) == columns(build_image(snapshot, ownership, serving=choice))
+        assert columns(image) == columns(ImagePlan(snapshot, ownership, serving=choice).write())
     assert len([*tmp_path.glob("*.erofs")]) == 5
 
 
@@ -122,4 +122,4 @@ def test_without_a_place_beside_the_snapshot_it_is_in_memory(serving: Serving, s
     nowhere = Snapshot(bytes(snapshot.content), "snapshot")
     descriptor = stored_image(nowhere, OWNED, serving)
     assert os.readlink(f"/proc/self/fd/{descriptor}").startswith("/memfd:")
-    assert columns(opened(descriptor)) == columns(build_image(snapshot, OWNED, serving=serving))
+    assert columns(opened(descriptor)) == columns(ImagePlan(snapshot, OWNED, serving=serving).write())

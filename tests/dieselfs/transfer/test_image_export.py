@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from dieselfs.dataset import Dataset
 from dieselfs.errors import AlreadyExists, Damaged, DieselfsError, StorageFull
-from dieselfs.snapshot.erofs_image import ImageOwner, build_image
+from dieselfs.snapshot.erofs_image import ImageOwner, ImagePlan
 from dieselfs.transfer.image_export import ImageExport
 from dieselfs.transfer.spreading import in_threads
 from dieselfs.transfer.upload import TreeUpload, walk_source
@@ -78,7 +78,7 @@ def test_between_files_are_zeros(data: Dataset, tmp_path: Path) -> None:
     for number in range(30):
         (tmp_path / f"tree/{number}").write_bytes(b"x")
     upload(data, tmp_path / "tree")
-    path, image = tmp_path / "image.erofs", build_image(data.snapshot, ImageOwner(0, 0))
+    path, image = tmp_path / "image.erofs", ImagePlan(data.snapshot, ImageOwner(0, 0)).write()
     ImageExport(data.chunks, str(path)).run()
     content = np.fromfile(path, np.uint8)
     for node, start in zip(image.nodes.tolist(), image.starts.tolist(), strict=True):

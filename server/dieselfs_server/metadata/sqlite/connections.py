@@ -98,9 +98,8 @@ class Connections:
         writer = _connect(self._path)
         try:
             _prepare(writer, self._path)
-            writer.execute(
-                "PRAGMA busy_timeout = 0"
-            )  # with a write-ahead log only BEGIN waits: `_unless_busy`
+            # With a write-ahead log only BEGIN waits, in `_unless_busy`.
+            writer.execute("PRAGMA busy_timeout = 0")
         except BaseException:
             writer.close()
             raise

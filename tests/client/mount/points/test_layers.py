@@ -16,7 +16,7 @@ import pytest
 
 from dieselfs.errors import AccessDenied, MountError
 from dieselfs.settings.table import FUSE, OVERLAY
-from dieselfs.snapshot.erofs_image import ImageOwner, build_image
+from dieselfs.snapshot.erofs_image import ImageOwner, ImagePlan
 from dieselfs_client.daemon import control
 from dieselfs_client.mount.points import layers, mounting
 from dieselfs_client.mount.points.layers import (
@@ -313,7 +313,7 @@ def test_what_is_no_image_is_refused(tmp_path: Path) -> None:
 
 def written_image(packed: PackedDataset, folder: Path) -> Path:
     image = folder / "image"
-    image.write_bytes(image_bytes(packed, build_image(packed.snapshot, ImageOwner(0, 0))))
+    image.write_bytes(image_bytes(packed, ImagePlan(packed.snapshot, ImageOwner(0, 0)).write()))
     return image
 
 

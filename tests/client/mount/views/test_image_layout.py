@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 from dieselfs.errors import NotFound
-from dieselfs.snapshot.erofs_image import BLOCK_BYTES, ErofsImage, ImageOwner, Serving, build_image
+from dieselfs.snapshot.erofs_image import BLOCK_BYTES, ErofsImage, ImageOwner, ImagePlan, Serving
 from dieselfs_client.mount.reading.core import CONTROL_FOLDER, ROOT_INODE, MountCore
 from dieselfs_client.mount.views.image_layout import IMAGE_INODE, IMAGE_NAME, ImageLayout
 from tests.support.dataset import PackedDataset, TreeEntry, pack_entries
@@ -20,7 +20,7 @@ def packed() -> PackedDataset:
 @pytest.fixture(scope="module")
 def image(packed: PackedDataset) -> ErofsImage:
     serving = Serving(CONTROL_FOLDER, np.arange(len(packed.snapshot)) % 2 == 0)
-    return build_image(packed.snapshot, ImageOwner(0, 0), serving=serving)
+    return ImagePlan(packed.snapshot, ImageOwner(0, 0), serving=serving).write()
 
 
 def content(layout: ImageLayout, packed: PackedDataset, offset: int, size: int) -> bytes:

@@ -9,7 +9,7 @@ import pytest
 import trio
 
 from dieselfs.errors import DieselfsError, Unavailable
-from dieselfs.snapshot.erofs_image import BLOCK_BYTES, ImageOwner, Serving, build_image
+from dieselfs.snapshot.erofs_image import BLOCK_BYTES, ImageOwner, ImagePlan, Serving
 from dieselfs.telemetry.registry import Registry
 from dieselfs_client.mount.reading.core import CONTROL_FOLDER, MountCore
 from dieselfs_client.mount.reading.error_log import ErrorLog, Refused
@@ -57,7 +57,7 @@ class Rig:
         )
         snapshot = self.snapshot = packed.snapshot
         guarded = np.arange(len(snapshot)) == snapshot.require(GUARDED)
-        image = build_image(snapshot, ImageOwner(0, 0), serving=Serving(CONTROL_FOLDER, guarded))
+        image = ImagePlan(snapshot, ImageOwner(0, 0), serving=Serving(CONTROL_FOLDER, guarded)).write()
         self.layout, self.errors = ImageLayout(snapshot, image), ErrorLog()
         self.files = Files(MountCore(snapshot))
         self.missed: list[int] = []
