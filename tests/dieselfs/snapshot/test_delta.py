@@ -262,7 +262,8 @@ def test_a_wrong_column_is_an_error_or_another_digest(
     wrong = replace(delta, columns={**delta.columns, name: np.frombuffer(bytes(raw), COLUMN_TYPES[name])})
     try:
         content = with_delta(base, wrong)
-    except Damaged as error:
-        assert str(error).startswith("delta: ")
+        made = Snapshot(content, SOURCE)
+    except Damaged as error:  # of a header too, such as that of files which are too large together
+        assert str(error).startswith(("delta: ", f"{SOURCE}: "))
     else:
-        assert Snapshot(content, SOURCE).digest != delta.digest or content == bytes(new.content)
+        assert made.digest != delta.digest or content == bytes(new.content)
