@@ -7,19 +7,23 @@ chooses gives way. So a table never grows, and a look-up takes microseconds.
 import fcntl
 import mmap
 import os
+import time
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from hashlib import blake2b
+from itertools import count
 
 KEY_BYTES = 16
 PLACE_BYTES = 4
 """The first bytes of a key decide its places: keys that begin with the same ones share them."""
 PLACES = 16
 """Places of a key."""
-LOCK_TRIES_MAX = 1000
-"""A holder needs microseconds. One that was stopped meanwhile must not stop the others: after this number of
-tries they continue, and one of two changes may be lost."""
+LOCK_TIMEOUT_S = 0.25
+"""A holder needs microseconds, and on a loaded machine the time until it gets a processor again. One that was stopped
+meanwhile must not stop the others: after this time they continue, and one of two changes may be lost."""
+_YIELDS = 100
+_PAUSE_S = 50e-6
 
 _EMPTY = bytes(KEY_BYTES)
 
@@ -99,12 +103,20 @@ class SharedTable:
 
     @contextmanager
     def _locked(self) -> Iterator[None]:
-        for _ in range(LOCK_TRIES_MAX):
+        end_s = 0.0
+        for tries in count():
             try:
                 fcntl.lockf(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 break
-            except OSError:
-                os.sched_yield()
+            except BlockingIOError:
+                if tries < _YIELDS:
+                    os.sched_yield()
+                    continue
+            now_s = time.monotonic()
+            end_s = end_s or now_s + LOCK_TIMEOUT_S
+            if now_s >= end_s:
+                break
+            time.sleep(_PAUSE_S)
         try:
             yield
         finally:
