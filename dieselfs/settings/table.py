@@ -242,7 +242,8 @@ SETTINGS = (
             "Memory of a server (in the environment: of the embedded one) for chunks that it shares with processes of "
             "its own user on its machine; 0: none.", "a quarter of what the system allows"),
     Setting("large_reads", NUMBER, _P.SERVER | _P.ETCD,
-            "Reads of 1 MiB and more that the store gets at a time, 1 to 16; 1 for a single hard disk.", "8"),
+            "Reads of 1 MiB and more that the store gets at a time, 1 to 16; 1 for a single hard disk. Servers with "
+            "one Redis share it, if the store is a folder that is not on a parallel file system.", "8"),
     Setting("workers", NUMBER, _P.SERVER | _P.ETCD | _P.OPTION | _P.MOUNT,
             "Processes of a server behind one address, 1 to 64; of a mount, that fetch chunks, 1 to 16, and as many "
             "that push them.", "half of the processors, at most 8; for a mount a quarter, at most 16"),

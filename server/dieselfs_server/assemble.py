@@ -2,6 +2,7 @@
 
 import logging
 import os
+import secrets
 import signal
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
@@ -21,6 +22,7 @@ from dieselfs.net.tls import ServerTls
 from dieselfs.process.service_manager import SERVICE_STOPPING, notify
 from dieselfs.process.state_dirs import locked
 from dieselfs.process.system_limits import allow_descriptors, room_bytes
+from dieselfs.records import NoteChange
 from dieselfs.rpc.records import CheckRecord
 from dieselfs.rpc.serving.handshake import LOCAL_USER
 from dieselfs.rpc.serving.server import RpcServer, open_listeners
@@ -52,7 +54,8 @@ from dieselfs_server.reloading import Live, LiveSettings, changes_of
 from dieselfs_server.service import Service
 from dieselfs_server.settings import ServerSettings, split_url
 from dieselfs_server.store.attached import Sources
-from dieselfs_server.store.opening import folders, open_store
+from dieselfs_server.store.large_reads import LARGE_READS_NOTE, LargeReads, SharedTurns
+from dieselfs_server.store.opening import folders, is_one_disk, open_store
 from dieselfs_server.store.wrapper import MeasuredStore
 from dieselfs_server.web.logins import Logins
 from dieselfs_server.web.page import Page, check_address
@@ -350,11 +353,15 @@ async def _open_service(
     stack: AsyncExitStack, settings: ServerSettings, metrics: Registry, worker: Worker | None
 ) -> tuple[Service, Live, Callable[[], ServerTls] | None]:
     """The service over its backends, which `stack` closes, and the certificate for TCP."""
-    options = settings.store, settings.is_new, settings.bounds, metrics
+    bounds = settings.bounds
+    large_reads = LargeReads(bounds.large_reads_max)
+    options = settings.store, settings.is_new, bounds, metrics, large_reads
     store = await trio.to_thread.run_sync(open_store, *options)
     stack.callback(store.close)
     opened_metadata = await trio.to_thread.run_sync(open_metadata, settings.metadata)
     stack.callback(opened_metadata.close)
+    if split_url(settings.metadata)[0] in REDIS_SCHEMES and is_one_disk(settings.store):
+        large_reads.share(_shared_turns(opened_metadata, settings.large_reads_max))
     locks = settings.state / "starting" if worker else None
     metadata = await trio.to_thread.run_sync(
         partial(caught_up, store, opened_metadata, is_starting=True, locks=locks)
@@ -411,6 +418,15 @@ async def _open_service(
         make_page=lambda service: _page(service, settings, certificates, worker),
     )
     return service, live, tls
+
+
+def _shared_turns(metadata: MetadataStore, turns_max: int) -> SharedTurns:
+    """Turns at the disk of the store, which all processes of all servers over this metadata share."""
+
+    def swap(expected: bytes | None, value: bytes) -> bool:
+        return metadata.change_common_note(NoteChange(LARGE_READS_NOTE, expected, value))
+
+    return SharedTurns(partial(metadata.common_note, LARGE_READS_NOTE), swap, secrets.token_hex(8), turns_max)
 
 
 async def initialize(settings: ServerSettings) -> None:

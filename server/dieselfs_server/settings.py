@@ -95,12 +95,16 @@ class ServerSettings:
     def bounds(self) -> Bounds:
         """The limits of the store, of which each worker has an equal part."""
         usual = self.request_path.bounds
-        large_reads = usual.large_reads_max if self.large_reads is None else self.large_reads
         return replace(
             usual,
             reads_max=part_of(usual.reads_max, self.workers),
-            large_reads_max=part_of(large_reads, self.workers),
+            large_reads_max=part_of(self.large_reads_max, self.workers),
         )
+
+    @property
+    def large_reads_max(self) -> int:
+        """The limit of all workers, or of all servers over one disk."""
+        return self.request_path.bounds.large_reads_max if self.large_reads is None else self.large_reads
 
     @classmethod
     def embedded(

@@ -3,10 +3,12 @@
 `STORES` is the registry: a new store is its module and one row. `dieselfs/bucket/url.py` has the kinds of buckets.
 """
 
+import os
 import random
 import re
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
+from pathlib import Path
 from typing import NamedTuple
 
 from dieselfs.bucket.client import BUCKET_TIMEOUT_S
@@ -18,6 +20,7 @@ from dieselfs.telemetry.registry import Registry
 from dieselfs.units import parse_size
 from dieselfs_server.store.bucket import BucketStore, check_exclusive
 from dieselfs_server.store.interface import ObjectStore
+from dieselfs_server.store.large_reads import LargeReads
 from dieselfs_server.store.memory import MemoryStore
 from dieselfs_server.store.posix import PosixStore
 from dieselfs_server.store.rados import RadosStore
@@ -61,10 +64,15 @@ _TIER_OPTIONS = ("fast", "slow", "size")
 
 
 def open_store(
-    url: str, is_new: bool, bounds: Bounds | None = None, metrics: Registry | None = None
+    url: str,
+    is_new: bool,
+    bounds: Bounds | None = None,
+    metrics: Registry | None = None,
+    large_reads: LargeReads | None = None,
 ) -> ObjectStore:
     """The object store at `url`; each backend has its own limits and retries. `is_new` creates a missing marker.
-    `bounds`: the limits, except those of the fast one of two stores. `metrics`: gets retries, and what tiers do.
+    `bounds` and `large_reads`: the limits, except those of the fast one of two stores. `metrics`: gets retries, and
+    what tiers do.
 
     Raises InvalidInput for an invalid URL, Unavailable or NotFound if the store cannot be used or has no marker.
     """
@@ -77,10 +85,10 @@ def open_store(
         with ExitStack() as opened:
             opened.callback(fast.close)
             marked = open_marked(fast, fast_url, is_new=True)
-            slow = _guarded(slow_url, is_new, bounds, metrics)
+            slow = _guarded(slow_url, is_new, bounds, metrics, large_reads)
             opened.pop_all()
         return TieredStore(marked, slow, size_bytes, metrics=metrics)
-    return _guarded(url, is_new, bounds, metrics)
+    return _guarded(url, is_new, bounds, metrics, large_reads)
 
 
 def open_unmarked(url: str) -> ObjectStore:
@@ -96,15 +104,52 @@ def folders(url: str) -> list[str]:
     return [path_of(url)] if _kind_of(url).is_folder else []
 
 
-def _patient(backend: ObjectStore, bounds: Bounds | None, metrics: Registry | None = None) -> ObjectStore:
+_PARALLEL = frozenset(
+    (
+        *("lustre", "gpfs", "beegfs", "beegfs_nodev", "ceph", "glusterfs", "wekafs", "panfs", "pvfs2"),
+        *("fuse.ceph-fuse", "fuse.ceph", "fuse.glusterfs", "fuse.juicefs", "fuse.orangefs"),
+    )
+)
+"""File systems over many disks: they serve many large reads at a time."""
+
+
+def is_one_disk(url: str) -> bool:
+    """Whether the durable store at `url` is a folder of a file system that is not known to be parallel."""
+    durable_url = tier_options(url)[1] if split(url).scheme == "tiered" else url
+    return any(file_system_of(folder) not in _PARALLEL for folder in folders(durable_url))
+
+
+def file_system_of(folder: str) -> str:
+    """The type of the file system of a folder, as in /proc/self/mountinfo; empty if it has no line there."""
+    number = os.stat(folder).st_dev
+    device = f"{os.major(number)}:{os.minor(number)}"
+    for line in Path("/proc/self/mountinfo").read_text(encoding="utf-8", errors="replace").splitlines():
+        before, _, after = line.partition(" - ")
+        if before.split(" ", 3)[2] == device:
+            return after.split(" ", 1)[0]
+    return ""
+
+
+def _patient(
+    backend: ObjectStore,
+    bounds: Bounds | None,
+    metrics: Registry | None = None,
+    large_reads: LargeReads | None = None,
+) -> ObjectStore:
     # Retries outside of the limits: a call that waits for its retry holds no token.
-    limited = LimitedStore(backend, bounds or Bounds())
+    limited = LimitedStore(backend, bounds or Bounds(), large_reads)
     return RetryingStore(limited, RetryPolicy(), random.Random(), metrics=metrics)
 
 
-def _guarded(url: str, is_new: bool, bounds: Bounds | None, metrics: Registry | None) -> ObjectStore:
+def _guarded(
+    url: str,
+    is_new: bool,
+    bounds: Bounds | None,
+    metrics: Registry | None,
+    large_reads: LargeReads | None,
+) -> ObjectStore:
     kind = _kind_of(url)
-    store = _patient(kind.open(url, is_new), bounds, metrics)
+    store = _patient(kind.open(url, is_new), bounds, metrics, large_reads)
     with ExitStack() as opened:
         opened.callback(store.close)
         marked = open_marked(store, url, is_new or kind.is_new, kind.is_folder)

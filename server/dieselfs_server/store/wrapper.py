@@ -1,7 +1,7 @@
 """Stores that forward every call to another store: what they measure, limit, repeat, or refuse while the store is away.
 
-Large reads have a separate limit, `large_reads_max`; further ones wait for their turn (the tokens of LMDBIO's
-staggering). A disk or an OSD serves a few long reads at full speed, but has to seek between many concurrent ones. Small
+Large reads have a separate limit, `LargeReads`; further ones wait for their turn (the tokens of LMDBIO's staggering).
+A disk or an OSD serves a few long reads at full speed, but has to seek between many concurrent ones. Small
 reads do not wait for large ones, so reading a preamble never waits for 64 MiB.
 
 Only Unavailable is retried, and not for a lasting cause, such as a missing permission, nor after a timeout of the
@@ -33,6 +33,7 @@ from dieselfs.limits import MIB, REQUEST_TIMEOUT_S
 from dieselfs.telemetry import catalogue
 from dieselfs.telemetry.registry import Registry
 from dieselfs_server.store.interface import Buffer, ObjectStore
+from dieselfs_server.store.large_reads import LargeReads
 
 Result = TypeVar("Result")
 Arguments = TypeVarTuple("Arguments")
@@ -142,10 +143,11 @@ class LimitedStore(StoreWrapper):
     file are not limited, because they take no thread of this process.
     """
 
-    def __init__(self, store: ObjectStore, bounds: Bounds) -> None:
+    def __init__(self, store: ObjectStore, bounds: Bounds, large_reads: LargeReads | None = None) -> None:
+        """`large_reads`: the limit of large reads, instead of that of `bounds`."""
         super().__init__(store)
         self._bounds = bounds
-        self._large_reads = BoundedSemaphore(bounds.large_reads_max)
+        self._large_reads = large_reads or LargeReads(bounds.large_reads_max)
         reads, writes = BoundedSemaphore(bounds.reads_max), BoundedSemaphore(bounds.writes_max)
         self._tokens = dict.fromkeys(("get_range", "open_chunk", "get_record"), reads)
         self._tokens |= dict.fromkeys(_CHANGES, writes)
@@ -162,7 +164,7 @@ class LimitedStore(StoreWrapper):
         return self._with(self._large_reads, read, *wanted)
 
     def _with(
-        self, tokens: BoundedSemaphore, call: Callable[[*Arguments], Result], *args: *Arguments
+        self, tokens: BoundedSemaphore | LargeReads, call: Callable[[*Arguments], Result], *args: *Arguments
     ) -> Result:
         """The result of a call that has one of the tokens."""
         if not tokens.acquire(timeout=self._bounds.wait_s_max):
