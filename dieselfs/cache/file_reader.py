@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 import numpy as np
 import numpy.typing as npt
 
+from dieselfs.arrays import Numbers
 from dieselfs.cache.look_ahead import LookAhead
 from dieselfs.cache.policy import LOOKUP_BYTES
 from dieselfs.cache.thread_cache import COPIES, VIEWS, Form, HeldPayload, Sliceable, ThreadCache
@@ -24,6 +25,7 @@ from dieselfs.cluster.node_client import NodeClient
 from dieselfs.errors import InvalidInput
 from dieselfs.limits import CHUNK_PAYLOAD_BYTES_MAX, CHUNK_TARGET_BYTES, LIBRARY_MEMORY_BYTES, MIB
 from dieselfs.names import printable, user_path
+from dieselfs.shuffle.opportunistic import FAR, HERE
 from dieselfs.snapshot.reader import ExtentRef
 from dieselfs.sources.interface import Wanted
 from dieselfs.sources.server import ServerSource
@@ -268,10 +270,12 @@ class FileReader:
         self._hits.value += 1
         return payload, start, end
 
-    def is_held(self, chunk: int) -> bool:
-        """Whether a chunk is in the memory of this process."""
+    def distances(self) -> Numbers:
+        """How far each chunk is, see `shuffle.opportunistic.HERE`: shape (chunks,)."""
+        found = np.full(self._snapshot.chunk_count, FAR)
         with self._held.lock:
-            return chunk in self._policy
+            found[[*self._policy]] = HERE
+        return found
 
     # -- by node -----------------------------------------------------------------------------------------
 

@@ -17,9 +17,17 @@ from typing import NamedTuple, Protocol, Self
 import numpy as np
 import numpy.typing as npt
 
-from dieselfs.arrays import Nodes
+from dieselfs.arrays import Nodes, Numbers
 from dieselfs.errors import InvalidInput
-from dieselfs.shuffle.opportunistic import Arrival, OpportunisticOrder, Parts, ServedLog, begun, log_of
+from dieselfs.shuffle.opportunistic import (
+    Arrival,
+    OpportunisticOrder,
+    Parts,
+    ServedLog,
+    begun,
+    log_of,
+    nearest_first,
+)
 from dieselfs.shuffle.plan import Plan
 from dieselfs.shuffle.spec import ReaderSpec
 
@@ -98,17 +106,17 @@ class OpportunisticDraw:
         sizes: Callable[[npt.NDArray[np.integer]], int],
         batch: int,
         buffer_bytes: int,
-        first: Sequence[int] = (),
+        first: Sequence[int],
         logged: Sequence[Arrival] = (),
     ) -> None:
-        """`order`: at the position to begin with. `sizes(nodes)`: their bytes together. `first`: parts that are loaded
-        before others, because they are in memory. `logged`: arrivals to repeat, at their positions.
+        """`order`: at the position to begin with. `sizes(nodes)`: their bytes together. `first`: the parts, as they
+        should be loaded. `logged`: arrivals to repeat, at their positions.
         """
         self.order = order
         self._sizes, self._batch, self._buffer_bytes = sizes, batch, buffer_bytes
         self._logged = deque(logged)
         began = {part: order.remaining(part) for part in parts.order if order.has_arrived(part)}
-        wanted = dict.fromkeys([*began, *(one.part for one in logged), *first, *parts.order])
+        wanted = dict.fromkeys([*began, *(one.part for one in logged), *first])
         self._parts = deque(wanted)  # to be loaded
         self.pieces: list[Nodes] = [began.get(part, parts.nodes[part]) for part in wanted]
         self._contents: dict[int, bytes] = {}
@@ -254,29 +262,22 @@ def opportunistic_batches(
     reader: ReaderSpec,
     batch: int,
     *,
-    held: Callable[[int], bool] = lambda chunk: False,
+    distances: Numbers | None = None,
     buffer_bytes: int = DEFAULT_BUFFER_BYTES,
     log: ServedLog | None = None,
 ) -> BatchReader:
     """Batches of one rank in the opportunistic order of the plan's files, seed and epoch; begins at `reader.start`,
-    which needs a log. `held(chunk)`: whether a chunk of the snapshot is in memory.
+    which needs a log. `distances`: of the chunks, see `nearest_first`.
 
     Raises InvalidInput for a log of another order.
     """
     spec, snapshot = plan.spec, plan.snapshot
     digest = plan.cursor(0).snapshot
-    parts = Parts(plan.layout, spec.seed, spec.epoch, reader.rank, reader.world)
+    parts = Parts.of(plan, reader)
     if log is not None:
         log.check(log_of(digest, spec, reader, ()))
     order, left = begun(parts, spec.seed, spec.epoch, log.arrivals if log else (), reader.start)
-    sizes, counts = snapshot.column("sizes"), snapshot.column("counts")
-    chunks, firsts = snapshot.column("extent_chunks"), snapshot.column("firsts")
-
-    def is_held(part: int) -> bool:
-        with_bytes = parts.nodes[part][counts[parts.nodes[part]] > 0]
-        return len(with_bytes) > 0 and held(int(chunks[firsts[with_bytes[0]]]))
-
-    first = [*filter(is_held, parts.order)]
+    sizes, first = snapshot.column("sizes"), nearest_first(parts, snapshot, distances)
     draw = OpportunisticDraw(
         parts, order, lambda nodes: int(sizes[nodes].sum()), batch, buffer_bytes, first, left
     )

@@ -24,6 +24,7 @@ from typing import Any, Literal, overload
 import numpy as np
 import numpy.typing as npt
 
+from dieselfs.arrays import Numbers
 from dieselfs.cache.file_reader import Path
 from dieselfs.cache.look_ahead import LookAhead
 from dieselfs.cluster.access import JobAccess
@@ -292,11 +293,12 @@ class Dataset:
         ahead: int = DEFAULT_BATCHES_AHEAD,
         log: ServedLog | None = None,
     ) -> BatchReader:
-        """Batches of `batch` files, read ahead by a thread. `reader`: rank, world and start.
+        """Batches of `batch` files, read ahead by a thread. `reader`: rank, world and start; in a job also `nodes`, so
+        that each rank reads what its node owns.
 
-        Opportunistic: what is in memory first, each file once, drawn from a buffer of `buffer_bytes`; with the `log` of
-        another run, in its order. Otherwise in the order of `plan(seed, epoch, group_chunks)`, of which `ahead` batches
-        wait in memory.
+        Opportunistic: what is in memory first, of this node and then of others, each file once, drawn from a buffer of
+        `buffer_bytes`; with the `log` of another run, in its order. Otherwise in the order of `plan(seed, epoch,
+        group_chunks)`, of which `ahead` batches wait in memory.
         """
         if batch < 1:
             raise InvalidInput(f"batch is {batch}: give the number of files, 1 or more")
@@ -306,8 +308,15 @@ class Dataset:
         if not is_opportunistic:
             share = Share(plan, reader)
             return BatchReader(self, ListDraw(share.nodes(), batch, ahead), share.world > 1)
-        held = self._frozen.open().is_held
-        return opportunistic_batches(self, plan, reader, batch, held=held, buffer_bytes=buffer_bytes, log=log)
+        return opportunistic_batches(
+            self, plan, reader, batch, distances=self.distances(), buffer_bytes=buffer_bytes, log=log
+        )
+
+    def distances(self) -> Numbers:
+        """Where the chunks of the snapshot are: shape (chunks,). 0: in the memory of this node, 1: of another node of
+        the job, 2: elsewhere.
+        """
+        return self._frozen.open().distances()
 
     # -- metadata files ----------------------------------------------------------------------------------
 

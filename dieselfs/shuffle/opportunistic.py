@@ -7,25 +7,32 @@ each chunk, repeats an order bit by bit.
 
 import re
 from collections import deque
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, fields, replace
 from math import lgamma, log, log2
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from dieselfs.arrays import Nodes, Numbers
+from dieselfs.cluster.node_list import node_list, parse_node_list
 from dieselfs.errors import InvalidInput
+from dieselfs.shuffle.assignment import ChunkHomes, local_order, node_numbers
 from dieselfs.shuffle.cursor import check_sum
-from dieselfs.shuffle.order import Layout, Order, mix, stream
+from dieselfs.shuffle.order import Layout, Order, mix, nodes_of, stream
+from dieselfs.shuffle.plan import Plan
 from dieselfs.shuffle.spec import PlanSpec, ReaderSpec
+from dieselfs.snapshot.reader import Snapshot
 
 # So that keys are independent of those of chunks and files, 1 and 2, and of importance sampling, 3 and 4.
 _DRAWS = 5
 
+HERE, NEAR, FAR = range(3)
+"""Distances of chunks: in the memory of this node, in that of another node of the job, and elsewhere."""
+
 _HEAD = re.compile(
     r"opportunistic1 snapshot=([0-9a-f]{24}) seed=([0-9]{1,20}) epoch=([0-9]{1,20}) rank=([0-9]{1,10}) "
-    r"world=([0-9]{1,10}) check=([0-9a-f]{8})"
+    r"world=([0-9]{1,10})(?: nodes=([!-~]+))? check=([0-9a-f]{8})"
 )
 _ARRIVAL = re.compile(r"([0-9]{1,15}) ([0-9]{1,15})")
 
@@ -39,7 +46,9 @@ class Arrival(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ServedLog:
-    """What repeats an order. `snapshot`: the beginning of the digest of the snapshot (and folder), as in a cursor."""
+    """What repeats an order. `snapshot`: the beginning of the digest of the snapshot (and folder), as in a cursor.
+    `nodes`: as in `ReaderSpec`.
+    """
 
     snapshot: str
     seed: int
@@ -47,12 +56,19 @@ class ServedLog:
     rank: int
     world: int
     arrivals: tuple[Arrival, ...] = ()
+    nodes: tuple[str, ...] = ()
+
+    def __setstate__(self, state: list[Any]) -> None:
+        """A pickled log; those of the first release have no `nodes`."""
+        for field, value in zip(fields(self), [*state, ()], strict=False):
+            object.__setattr__(self, field.name, value)
 
     def check(self, other: "ServedLog") -> None:
         """Raises InvalidInput if this is the log of another order than `other`."""
         if self.before(0) != other.before(0):
             raise InvalidInput(
-                "the log is of another order: give the generation, folder, seed, epoch, rank and world of that run"
+                "the log is of another order: give the generation, folder, seed, epoch, rank, world and nodes of that "
+                "run"
             )
 
     def before(self, position: int) -> "ServedLog":
@@ -62,6 +78,7 @@ class ServedLog:
     def __str__(self) -> str:
         lines = "".join(f"{position} {part}\n" for position, part in self.arrivals)
         head = f"snapshot={self.snapshot} seed={self.seed} epoch={self.epoch} rank={self.rank} world={self.world}"
+        head += f" nodes={node_list(self.nodes)}" if self.nodes else ""
         return f"opportunistic1 {head} check={check_sum(head + lines)}\n{lines}"
 
     @classmethod
@@ -80,7 +97,8 @@ class ServedLog:
                 )
             arrivals.append(Arrival(int(arrival[1]), int(arrival[2])))
         seed, epoch, rank, world = map(int, match.groups()[1:5])
-        found = cls(match[1], seed, epoch, rank, world, tuple(arrivals))
+        nodes = parse_node_list(match[6]) if match[6] else ()
+        found = cls(match[1], seed, epoch, rank, world, tuple(arrivals), nodes)
         if str(found) != text:
             raise InvalidInput("the log of an order was truncated or changed: its checksum does not match")
         return found
@@ -89,29 +107,63 @@ class ServedLog:
 class Parts:
     """The files of one rank by chunk. The files of all chunks, in the seeded order of the chunks, are cut into equal
     pieces, one for each rank; so ranks have as many files, except for one, and share at most the chunks at the cuts.
+    With homes, each piece has files that the node of its rank owns, as far as the equal counts allow.
     """
 
-    def __init__(self, layout: Layout, seed: int, epoch: int, rank: int = 0, world: int = 1) -> None:
-        """Raises InvalidInput for numbers out of range."""
+    def __init__(
+        self,
+        layout: Layout,
+        seed: int,
+        epoch: int,
+        rank: int = 0,
+        world: int = 1,
+        nodes: Sequence[str] = (),
+        homes_of: Callable[[Nodes], Numbers] | None = None,
+    ) -> None:
+        """`nodes`: of the ranks, as in `ReaderSpec`, with `homes_of`: the home of each file, as
+        `ChunkHomes.of_files`. Raises InvalidInput for numbers out of range.
+        """
         ReaderSpec(rank, world)
         chunks = Order(layout, PlanSpec(seed, epoch)).chunks
-        total = int(layout.counts.sum())
-        first, end = rank * total // world, (rank + 1) * total // world
-        ends = np.cumsum(layout.counts[chunks])
-        places = range(int(np.searchsorted(ends, first, "right")), int(np.searchsorted(ends, end)) + 1)
-        self.order: list[int] = []
+        files, chunks = layout.files_of(chunks), np.repeat(chunks, layout.counts[chunks])
+        taken = np.arange(len(files))
+        if homes_of is not None and len(files):
+            sizes = np.array([len(files)], np.int64)
+            taken = local_order(homes_of(nodes_of(files)), sizes, node_numbers(nodes, world))
+        taken = taken[rank * len(files) // world : (rank + 1) * len(files) // world]
+        files, chunks = files[taken], chunks[taken]
+        starts = np.flatnonzero(np.diff(chunks, prepend=-1))
+        self.order: list[int] = chunks[starts].tolist()
         """The numbers of the parts with files, as they should be loaded."""
-        self.nodes: dict[int, Nodes] = {}
-        for place in places if end > first else ():
-            start = int(ends[place] - layout.counts[chunks[place]])
-            files = layout.files_of(chunks[place : place + 1])[max(first - start, 0) : end - start]
-            if len(files):
-                self.order.append(int(chunks[place]))
-                self.nodes[self.order[-1]] = files
+        self.nodes: dict[int, Nodes] = dict(zip(self.order, np.split(files, starts[1:]), strict=False))
+
+    @classmethod
+    def of(cls, plan: Plan, reader: ReaderSpec) -> "Parts":
+        """The files of a reader, with the homes of a job if it has `nodes`."""
+        homes_of = ChunkHomes(plan.snapshot, reader.nodes).of_files if reader.nodes else None
+        spec = plan.spec
+        return cls(plan.layout, spec.seed, spec.epoch, reader.rank, reader.world, reader.nodes, homes_of)
 
     def __len__(self) -> int:
         """Number of files."""
         return sum(map(len, self.nodes.values()))
+
+
+def nearest_first(parts: Parts, snapshot: Snapshot, distances: Numbers | None) -> list[int]:
+    """The parts in the order in which they should be loaded. `distances`: shape (chunks,), HERE,
+    NEAR or FAR for each chunk of the snapshot. None: all are equally far.
+    """
+    if distances is None:
+        return parts.order
+    counts, firsts = snapshot.column("counts"), snapshot.column("firsts")
+    chunks = snapshot.column("extent_chunks")
+
+    def distance(part: int) -> int:
+        nodes = nodes_of(parts.nodes[part])
+        with_bytes = nodes[counts[nodes] > 0]
+        return int(distances[chunks[firsts[with_bytes[0]]]]) if len(with_bytes) else HERE
+
+    return sorted(parts.order, key=distance)
 
 
 class OpportunisticOrder:
@@ -226,4 +278,5 @@ def _advance(order: OpportunisticOrder, position: int) -> list[int]:
 
 def log_of(snapshot: str, spec: PlanSpec, reader: ReaderSpec, arrivals: Iterable[Arrival]) -> ServedLog:
     """The log of an order."""
-    return ServedLog(snapshot, spec.seed, spec.epoch, reader.rank, reader.world, tuple(arrivals))
+    head = snapshot, spec.seed, spec.epoch, reader.rank, reader.world
+    return ServedLog(*head, tuple(arrivals), reader.nodes)

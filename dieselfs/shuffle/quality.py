@@ -92,8 +92,9 @@ def measure_served(plan: Plan, log_: ServedLog) -> ServedQuality:
 
 
 def _parts(plan: Plan, log_: ServedLog) -> Parts:
-    log_.check(log_of(plan.cursor(0).snapshot, plan.spec, ReaderSpec(log_.rank, log_.world), ()))
-    return Parts(plan.layout, log_.seed, log_.epoch, log_.rank, log_.world)
+    reader = ReaderSpec(log_.rank, log_.world, nodes=log_.nodes)
+    log_.check(log_of(plan.cursor(0).snapshot, plan.spec, reader, ()))
+    return Parts.of(plan, reader)
 
 
 def order_entropy_ratio(files: int, chunks: int, group_chunks: int | None) -> float:

@@ -12,8 +12,10 @@ from hypothesis import strategies as st
 from dieselfs.dataset import Dataset
 from dieselfs.dataset.batches import BatchReader, ListDraw, opportunistic_batches
 from dieselfs.errors import InvalidInput, Unavailable
-from dieselfs.shuffle.opportunistic import Parts, ServedLog, served
+from dieselfs.shuffle.assignment import ChunkHomes
+from dieselfs.shuffle.opportunistic import FAR, HERE, NEAR, Parts, ServedLog, served
 from dieselfs.shuffle.plan import Plan
+from dieselfs.shuffle.quality import served_nodes
 from dieselfs.shuffle.spec import PlanSpec, ReaderSpec
 from tests.support.dataset import TreeEntry, pack_entries
 from tests.support.server import RunningServer
@@ -79,16 +81,19 @@ def nodes_of(batches: BatchReader) -> list[int]:
 @given(
     batch=st.integers(1, 70),
     world=st.integers(1, 3),
+    nodes=st.sampled_from([(), ("a",), ("a", "b", "c")]),
     buffer_bytes=st.sampled_from([1, 500, 3000, 10**6]),
 )
-def test_each_file_comes_once_whatever_the_buffer_is(batch: int, world: int, buffer_bytes: int) -> None:
+def test_each_file_comes_once_whatever_the_buffer_is(
+    batch: int, world: int, nodes: tuple[str, ...], buffer_bytes: int
+) -> None:
     read = []
     for rank in range(world):
-        batches = opportunistic_batches(
-            Files(), PLAN, ReaderSpec(rank, world), batch, buffer_bytes=buffer_bytes
-        )
+        reader = ReaderSpec(rank, world, nodes=nodes[:world])
+        batches = opportunistic_batches(Files(), PLAN, reader, batch, buffer_bytes=buffer_bytes)
         own = nodes_of(batches)
-        parts = Parts(PLAN.layout, 1, 2, rank, world)
+        parts = Parts.of(PLAN, reader)
+        assert abs(len(parts) - FILES / world) < 1
         assert served(parts, batches.log).nodes.tolist() == own
         read += own
     assert sorted(read) == NODES
@@ -119,19 +124,23 @@ def test_a_run_is_repeated_and_resumed_bit_by_bit(batch: int, stop: int, buffer_
 
 
 def test_what_is_in_memory_comes_first() -> None:
-    parts = Parts(PLAN.layout, 1, 2)
-    last = parts.order[-1]
-    chunk_of = {
-        part: int(SNAPSHOT.column("extent_chunks")[SNAPSHOT.column("firsts")[parts.nodes[part][0]]])
-        for part in parts.order
-    }
+    """Of this node, then of another node, then the rest; a rank reads what its node owns."""
+    reader = ReaderSpec(1, 2, nodes=("a", "b"))
+    order = Parts.of(PLAN, reader).order
+    distances = np.full(SNAPSHOT.chunk_count, FAR)
+    distances[order[-1]], distances[order[-2]] = HERE, NEAR
     files = Files()
-    nodes_of(
-        opportunistic_batches(
-            files, PLAN, ReaderSpec(), 5, held=lambda chunk: chunk == chunk_of[last], buffer_bytes=1
-        )
-    )
-    assert files.reads[0] == parts.nodes[last].tolist()
+    batches = opportunistic_batches(files, PLAN, reader, 5, distances=distances, buffer_bytes=1)
+    own = nodes_of(batches)
+    parts = Parts.of(PLAN, reader)
+    assert [[*map(int, nodes)] for nodes in files.reads] == [
+        parts.nodes[part].tolist() for part in (order[-1], order[-2], *order[:-2])
+    ]
+    homes = ChunkHomes(SNAPSHOT, ("a", "b")).of_files
+    owned = int((homes(np.array(NODES)) == 1).sum())
+    assert (homes(np.array(own)) == 1).sum() == min(owned, len(own)) < FILES // 2 + 1
+    log = ServedLog.parse(str(batches.log))
+    assert " nodes=a,b " in str(log) and served_nodes(PLAN, log).tolist() == own
 
 
 def test_no_batch_waits_for_a_certain_file() -> None:
@@ -171,6 +180,7 @@ def test_a_log_of_another_run() -> None:
     nodes_of(log)
     for reader, plan, found in (
         (ReaderSpec(0, 2), PLAN, log.log),
+        (ReaderSpec(nodes=("a",)), PLAN, log.log),
         (ReaderSpec(), PLAN.with_epoch(3), log.log),
         (ReaderSpec(start=5), PLAN, log.log.before(0)),
     ):
