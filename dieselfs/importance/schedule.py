@@ -1,9 +1,11 @@
 """How strongly an epoch prefers important samples, from the course of loss and accuracy (SHADE, PADS). No I/O.
 
-Cached samples are repeated while the validation accuracy improves. When it stagnates they are not, so that the network
-does not learn a small subset. Smoothing makes probabilities more alike; it follows the loss.
+Cached samples are repeated while the validation accuracy improves. They are not when it stagnates, nor after a steep
+decline of the loss, so that the network does not learn a small subset (section 4.2.1). Smoothing makes probabilities
+more alike; it follows the loss.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from math import exp, isfinite
 
@@ -15,26 +17,36 @@ SMOOTHING_SHARE = 0.01
 SMOOTHING_MAX = 100.0
 CHANGES = 3
 """Differences of accuracy that are averaged."""
+STEEP_DECLINE = 0.3
+"""A mean loss that fell by this share in an epoch declines steeply. The paper names no number."""
+
+
+def may_repeat(accuracies: Sequence[float], loss_change: float) -> bool:
+    """Whether cached samples are repeated. SHADE (FAST 2023), section 4.2.1: "on noticing a steep decline in the loss
+    convergence curve or a stagnant accuracy curve, SHADE intentionally shuffles the important samples".
+
+    `accuracies`: the last ones, oldest first; fewer than two have no curve. `loss_change`: by which share the mean loss
+    of the last epoch is above that of the epoch before; 0 if one of them is not known.
+    """
+    is_stagnant = len(accuracies) > 1 and accuracies[-1] <= accuracies[0]
+    return not is_stagnant and loss_change > -STEEP_DECLINE
 
 
 @dataclass(slots=True)
 class Schedule:
-    """`repeats`: how often a cached sample is served for each time that it was drawn, while accuracy improves.
+    """`repeats`: how often a cached sample is served for each time that it was drawn, while `may_repeat`.
 
-    `accuracies`: the last CHANGES + 1.
+    `accuracies`: the last CHANGES + 1. `loss`: the mean of the last epoch. `loss_change`: see `may_repeat`, at most 1.
     """
 
     repeats: float
     smoothing: float = 0.0
     loss: float | None = None
     accuracies: list[float] = field(default_factory=list)
+    loss_change: float = 0.0
 
     def repeats_now(self) -> float:
-        """Without accuracies, samples are always repeated."""
-        if len(self.accuracies) < 2:
-            return self.repeats
-        mean_change = (self.accuracies[-1] - self.accuracies[0]) / (len(self.accuracies) - 1)
-        return self.repeats if mean_change > 0 else 1.0
+        return self.repeats if may_repeat(self.accuracies, self.loss_change) else 1.0
 
     @property
     def smoothing_units(self) -> int:
@@ -42,11 +54,12 @@ class Schedule:
         return round(self.smoothing * SCORE_UNITS)
 
     def end_epoch(self, mean_loss: float) -> None:
+        self.loss_change = 0.0
         if self.loss is None:
             self.smoothing = SMOOTHING_SHARE * mean_loss
         elif self.loss > 0:
-            change = max(min((mean_loss - self.loss) / self.loss, 1.0), -1.0)
-            self.smoothing *= exp(change)
+            self.loss_change = max(min((mean_loss - self.loss) / self.loss, 1.0), -1.0)
+            self.smoothing *= exp(self.loss_change)
         self.smoothing = max(min(self.smoothing, SMOOTHING_MAX), 0.0)
         self.loss = mean_loss
 

@@ -16,8 +16,8 @@ SAMPLES, BATCH = 40, 8
 
 
 def losses_of(samples: Any, epoch: int) -> Losses:
-    """As of a network that learns, without chance."""
-    values: Losses = (samples * 7 % 11 + 1.0) / (epoch + 1)
+    """As of a network that learns, without chance; no decline is steep."""
+    values: Losses = (samples * 7 % 11 + 1.0) / (1 + epoch / 10)
     return values
 
 

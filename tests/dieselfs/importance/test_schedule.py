@@ -1,11 +1,11 @@
-"""Repetition follows the validation accuracy, smoothing the loss."""
+"""Repetition follows the validation accuracy and the loss, smoothing the loss."""
 
 import math
 
 import pytest
 
 from dieselfs.errors import InvalidInput
-from dieselfs.importance.schedule import SMOOTHING_MAX, Schedule
+from dieselfs.importance.schedule import SMOOTHING_MAX, STEEP_DECLINE, Schedule, may_repeat
 
 
 def test_cached_samples_are_repeated_while_accuracy_improves() -> None:
@@ -16,6 +16,29 @@ def test_cached_samples_are_repeated_while_accuracy_improves() -> None:
         found.append(schedule.repeats_now())
     # The last three differences: 60 to 64 (+), 65 to 64.5 (-), 66 to 60 (-).
     assert found == [3.0, 3.0, 3.0, 3.0, 3.0, 3.0, 1.0, 1.0]
+
+
+@pytest.mark.parametrize(
+    ("losses", "is_repeated"),
+    [([2.0], True), ([2.0, 1.5], True), ([2.0, 1.3], False), ([2.0, 1.3, 1.2], True), ([1.0, 2.0], True)],
+)
+def test_cached_samples_are_not_repeated_after_a_steep_decline_of_the_loss(
+    losses: list[float], is_repeated: bool
+) -> None:
+    for accuracies in ([], [50.0, 60.0]):
+        schedule = Schedule(3.0)
+        for accuracy in accuracies:
+            schedule.note_accuracy(accuracy)
+        for loss in losses:
+            schedule.end_epoch(loss)
+        assert schedule.repeats_now() == (3.0 if is_repeated else 1.0)
+
+
+def test_either_curve_ends_repetition() -> None:
+    improving, stagnant, flat, steep = [50.0, 60.0], [60.0, 50.0, 60.0], -0.1, -STEEP_DECLINE
+    assert may_repeat(improving, flat) and may_repeat([], flat)
+    assert not may_repeat(improving, steep) and not may_repeat(stagnant, flat)
+    assert not may_repeat(stagnant, steep) and not may_repeat([], steep)
 
 
 def test_smoothing_follows_the_loss() -> None:
