@@ -29,6 +29,7 @@ BENCHMARKS = {
     "transfer": "jobs",
     "pool": "jobs",
     "failover": "jobs",
+    "weights": "jobs",
     "hit_ratios": "jobs",
     "job_simulation": "simulations",
     "pool_simulation": "simulations",
