@@ -310,9 +310,12 @@ async def open_server(
         stack.enter_context(step_watch(metrics))
         service, live, tls = await _open_service(stack, settings, metrics, worker)
         rates = None if worker is None else worker.shared.rates
-        server = RpcServer(Dispatcher(service, rates), tls, metrics=metrics, share=service.share)
+        dispatcher = Dispatcher(service, rates)
+        server = RpcServer(dispatcher, tls, metrics=metrics, share=service.share)
         stack.enter_context(noting_log(service.recent))
         page = service.page
+        if isinstance(page, Page):
+            page.ask = dispatcher.reply_here
         if page is not None and settings.web is not None:
             await stack.enter_async_context(page.served())
         _serve_metrics(stack, settings, lambda: metrics.report(about))

@@ -2,7 +2,8 @@
 
 import logging
 import time
-from contextlib import ExitStack, nullcontext
+from collections.abc import AsyncIterator
+from contextlib import ExitStack, asynccontextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -25,7 +26,7 @@ from dieselfs.limits import (
     SMALL_REPLY_BYTES,
 )
 from dieselfs.names import printable
-from dieselfs.rpc.messages import decode_call, encode_refusal, encode_reply
+from dieselfs.rpc.messages import decode_call, encode_call, encode_refusal, encode_reply
 from dieselfs.rpc.methods import METHODS
 from dieselfs.rpc.scan import VALUES_MAX
 from dieselfs.rpc.serving.byte_budget import ByteBudget
@@ -181,16 +182,12 @@ class Dispatcher:
     async def answer(self, connection: ClientConnection, caller: Identity, message: bytes) -> None:
         """Answer one call. An exception, also a cancellation, ends the connection."""
         user = Caller(caller.name, caller.key_id, caller.is_trusted)
-        method, sequence, arguments = decode_call(message)
+        method, sequence, _ = decode_call(message)
         if method not in self._service.handlers:
             raise ProtocolError("a second handshake")
         trio.lowlevel.current_task().name = method  # in the metrics of long steps
-        dataset = getattr(arguments, "dataset", "")
-        paced = self._throttle.call(user, method, connection.peer, dataset, len(message))
         held: list[int] = []
-        call = Call(self._service.access, user, method, arguments, hold=partial(self._hold, held, user.name))
-        if paced is not None:
-            call.pace = paced.announce
+        call, paced = self._begun(user, connection.peer, message, held)
         # Jobs, which have a limit of their own, may outlast a store that hangs.
         waits = nullcontext() if METHODS[method].work.limit_s else one_timeout()
         try:
@@ -199,6 +196,49 @@ class Dispatcher:
         finally:
             for reply_bytes in held:
                 self._replies.give(user.name, reply_bytes)
+
+    def _begun(
+        self, user: Caller, peer: str, message: bytes, held: list[int]
+    ) -> tuple[Call, PacedCall | None]:
+        """A call by a message, and its pace; `held` gets the bytes of replies that it takes."""
+        method, _, arguments = decode_call(message)
+        dataset = getattr(arguments, "dataset", "")
+        paced = self._throttle.call(user, method, peer, dataset, len(message))
+        call = Call(self._service.access, user, method, arguments, hold=partial(self._hold, held, user.name))
+        if paced is not None:
+            call.pace = paced.announce
+        return call, paced
+
+    @asynccontextmanager
+    async def reply_here(
+        self, caller: Caller, peer: str, method: str, **named: object
+    ) -> AsyncIterator[Reply]:
+        """The reply to a call of the web page, with the rights, cost, rates, memory and logs of a client's call. Its
+        bytes are held until the end of the block. Raises the refusal.
+        """
+        held: list[int] = []
+        call, paced = self._begun(caller, peer, encode_call(method, 0, named), held)
+        noted = _Noted(self._service, peer, "page", call)
+        self._requests.value += 1
+        try:
+            with one_timeout():
+                if paced is not None:
+                    await paced.begin()
+                reply, message = await self._in_turn(call, 0)
+            noted.end("ok")
+            length = sum(len(part) for part in reply.bulk)
+            if paced is not None:
+                await paced.reply(len(message))
+                await paced.move(length)
+            self._count(call, Transferred(length, 0))
+            yield reply
+        except DieselfsError as error:
+            noted.end(type(error).__name__, is_refused=True, reason=str(error))
+            raise
+        finally:
+            noted.end("failed")
+            for reply_bytes in held:
+                self._replies.give(caller.name, reply_bytes)
 
     async def _hold(self, held: list[int], user: str, size_bytes: int) -> None:
         held.append(await self._replies.take(user, size_bytes))
@@ -288,8 +328,13 @@ class Dispatcher:
 
     def _count_bytes(self, call: Call, connection: ClientConnection, received: int, sent: int) -> None:
         """Count the bulk bytes of a call; `received`, `sent`: before it."""
+        self._count(
+            call,
+            Transferred(connection.bulk_bytes_sent - sent, connection.bulk_bytes_received - received),
+        )
+
+    def _count(self, call: Call, moved: Transferred) -> None:
         metrics, user = self._service.metrics, call.caller.name
-        moved = Transferred(connection.bulk_bytes_sent - sent, connection.bulk_bytes_received - received)
         if moved.written:
             metrics.declare(catalogue.USERS_RECEIVED_BYTES, user=user).value += moved.written
         if moved.read:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from time import time, time_ns
 from typing import Any, TypeVar
+from urllib.parse import unquote_to_bytes
 
 import trio
 from starlette.applications import Starlette
@@ -18,6 +19,7 @@ from starlette.types import Receive, Scope, Send
 
 from dieselfs import __version__
 from dieselfs.errors import AccessDenied, DieselfsError, InvalidInput, NotFound, Unavailable
+from dieselfs.names import check_path
 from dieselfs.net.auth import NONCE_BYTES, check_key_id, check_user_name
 from dieselfs.telemetry import catalogue
 from dieselfs_server.access.accounts import ALL_DATASETS, Accounts, Caller, Right
@@ -25,6 +27,7 @@ from dieselfs_server.admission.usage import shown_usage
 from dieselfs_server.leases.lease import shown_pins
 from dieselfs_server.service import Service
 from dieselfs_server.web import views
+from dieselfs_server.web.contents import Ask, Contents
 from dieselfs_server.web.facts import Facts
 from dieselfs_server.web.guard import EVENTS_PATH, Guard
 from dieselfs_server.web.live import Live
@@ -147,7 +150,9 @@ def _answered(endpoint: Endpoint) -> Endpoint:
 class App:
     """`cookie`: its name; `port` is that of the listener, which cookies do not tell apart."""
 
-    def __init__(self, service: Service, logins: Logins, live: Live, is_encrypted: bool, port: int) -> None:
+    def __init__(
+        self, service: Service, logins: Logins, live: Live, ask: Ask, is_encrypted: bool, port: int
+    ) -> None:
         self._service = service
         self._logins = logins
         self._live = live
@@ -155,6 +160,7 @@ class App:
         self._scheme = "https" if is_encrypted else "http"
         self._cookie = "__Host-dieselfs" if is_encrypted else f"dieselfs-{port}"
         self._facts = Facts(service.metadata, service.tags, service.usages, time_ns)
+        self._contents = Contents(ask)
         self._reads = trio.CapacityLimiter(READS_MAX)
         self._streams: list[str] = []  # the user of each
         self._refused = service.metrics.declare(catalogue.RPC_REFUSED_LOGINS)
@@ -168,6 +174,8 @@ class App:
             *(Route(f"/api/{post.__name__}", _answered(post), methods=["POST"]) for post in posts),
             *(Route(f"/api/{get.__name__}", _answered(get)) for get in gets),
             Route("/api/datasets/{name}", _answered(self.dataset)),
+            Route("/api/datasets/{name}/folder", _answered(self.folder)),
+            Route("/data/{name}", _answered(self.data)),
             Route("/api/jobs/{dataset}/{job}/{id}", _answered(self.job)),
             Route(EVENTS_PATH, _answered(self.events)),
             Mount("/static", StaticFiles(directory=STATIC)),
@@ -358,6 +366,20 @@ class App:
 
         return await self._read(read)
 
+    async def folder(self, request: Request) -> dict[str, Any]:
+        caller = (await self._viewer(request)).caller
+        after = unquote_to_bytes(request.query_params.get("after", ""))
+        named = request.path_params["name"], _path(request)
+        return await self._contents.folder(caller, _address(request), *named, after)
+
+    async def data(self, request: Request) -> Response:
+        viewer, name = await self._viewer(request), request.path_params["name"]
+        if not viewer.may_see(name):
+            raise _no_dataset(name)
+        path, first_bytes = _path(request), _number(request, "first", 0)
+        record = await self._read(lambda: self._facts.entry(name, path))
+        return await self._contents.file(viewer.caller, _address(request), name, record, first_bytes)
+
     async def usage(self, request: Request) -> dict[str, Any]:
         viewer, search = await self._viewer(request), request.query_params.get("search", "")[:200]
 
@@ -408,6 +430,11 @@ def _no_dataset(name: str) -> NotFound:
 
 def _address(request: Request) -> str:
     return request.client.host if request.client else ""
+
+
+def _path(request: Request) -> bytes:
+    """The path in a dataset that a request names, percent-encoded as `contents.py` gives it. Raises InvalidInput."""
+    return check_path(unquote_to_bytes(request.query_params.get("path", "")))
 
 
 def _number(request: Request, name: str, default: int) -> int:

@@ -14,7 +14,8 @@ from typing import Generic, TypeVar
 
 from dieselfs.chunk.ids import chunk_time_s
 from dieselfs.errors import Damaged, NotFound
-from dieselfs.records import DatasetRecord
+from dieselfs.names import printable
+from dieselfs.records import DatasetRecord, FileRecord
 from dieselfs.rpc.limit_kinds import UsageRecord
 from dieselfs.rpc.records import TagRecord
 from dieselfs_server.admission.usage import Usages
@@ -116,6 +117,13 @@ class Facts:
     def dataset(self, name: str) -> DatasetRecord:
         """Raises NotFound, Unavailable."""
         return self._metadata.dataset(name)
+
+    def entry(self, dataset: str, path: bytes) -> FileRecord:
+        """Of a live file, folder or link. Raises NotFound, Unavailable."""
+        found = self._metadata.lookup(self._metadata.dataset(dataset).dataset_id, path)
+        if found is None:
+            raise NotFound(f"dl://{dataset}/{printable(path)}: no such file or folder")
+        return found
 
     def chunks(self, dataset: DatasetRecord) -> ChunkFacts:
         """As of up to CHUNKS_S ago, while commits follow each other: all records are read."""

@@ -53,7 +53,7 @@ EVENTS_PATH = "/events"
 _POLICY = "; ".join(
     (
         "default-src 'none'",
-        *(f"{kind}-src 'self'" for kind in ("script", "style", "img", "connect")),
+        *(f"{kind}-src 'self'" for kind in ("script", "style", "img", "media", "connect")),
         "base-uri 'none'",
         "form-action 'none'",
         "frame-ancestors 'none'",

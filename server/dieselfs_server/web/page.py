@@ -6,7 +6,7 @@ Starlette and Hypercorn are imported only then.
 import logging
 import socket
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 
 import trio
 
@@ -15,6 +15,7 @@ from dieselfs.net.address import TcpAddress
 from dieselfs.net.tls import ServerTls
 from dieselfs.rpc.records import PageLink
 from dieselfs_server.access.accounts import Caller
+from dieselfs_server.call import Reply
 from dieselfs_server.service import Service
 from dieselfs_server.web.guard import Guard
 from dieselfs_server.web.live import Live
@@ -49,6 +50,8 @@ class Page:
         names: frozenset[str],
         logins: Logins | None = None,
     ) -> None:
+        self.ask: Callable[..., AbstractAsyncContextManager[Reply]] | None = None
+        """`Dispatcher.reply_here`, set before the page is served."""
         self._service = service
         self._address = address
         self._tls = tls
@@ -76,7 +79,8 @@ class Page:
         scheme = "https" if self._tls else "http"
 
         def make_app(port: int) -> Guard:
-            app = App(self._service, self._logins, self._live, self._tls is not None, port)
+            assert self.ask is not None
+            app = App(self._service, self._logins, self._live, self.ask, self._tls is not None, port)
             return app.guarded(self._names)
 
         async with serving(make_app, address, self._tls) as port, trio.open_nursery() as nursery:

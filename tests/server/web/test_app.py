@@ -10,6 +10,7 @@ from pathlib import Path
 import httpx
 import pytest
 
+from dieselfs.dataset import Dataset
 from dieselfs.errors import DieselfsError
 from dieselfs.net import auth
 from dieselfs.rpc.client import ServerClient
@@ -22,7 +23,7 @@ from tests.support.server import RunningServer, running_server, start_server
 
 READING = (
     *("/api/me", "/api/live", "/api/datasets", "/api/datasets/open", "/api/jobs", "/api/jobs/open/j/0"),
-    *("/api/usage", "/api/failures", "/events"),
+    *("/api/usage", "/api/failures", "/events", "/api/datasets/open/folder", "/data/open?path=a/page.html"),
 )
 
 
@@ -32,6 +33,9 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
         with closing(server.client()) as client:
             for name in ("open", "closed"):
                 client.create_dataset(name)
+                with Dataset(server.settings(), name) as data:
+                    data.put("a/page.html", b"<script>")
+                    data.put("a/long.png", b"png" * 700_000)
         server.user("ann", open="read")
         yield server
 
@@ -207,6 +211,36 @@ def test_every_answer_has_the_headers(user: Browser, path: str) -> None:
     assert "default-src 'none'" in policy and "unsafe" not in policy and "frame-ancestors 'none'" in policy
 
 
+def test_files_are_read_with_the_rights_and_the_counts_of_a_reader(
+    server: RunningServer, user: Browser, ann: ServerClient
+) -> None:
+    entries = user.get("/api/datasets/open/folder?path=a").json()["entries"]
+    assert [(each["path"], each["kind"], each["bytes"]) for each in entries] == [
+        ("a/long.png", "image", 2_100_000),
+        ("a/page.html", "text", 8),
+    ]
+    (before,) = ann.usage("open")
+    assert user.get("/data/open?path=a/long.png").content == b"png" * 700_000
+    (after,) = ann.usage("open")
+    assert after.read_bytes - before.read_bytes == 2_100_000
+    for path in ("/api/datasets/closed/folder?path=a", "/data/closed?path=a/page.html"):
+        assert user.get(path).status_code == 404
+
+
+def test_files_are_confined(user: Browser) -> None:
+    found = {path: user.get(f"/data/open?path=a/{path}") for path in ("page.html", "long.png")}
+    kinds = {path: answer.headers["content-type"] for path, answer in found.items()}
+    assert kinds == {"page.html": "text/plain; charset=utf-8", "long.png": "image/png"}
+    saved = [answer.headers["content-disposition"].partition(";")[0] for answer in found.values()]
+    assert saved == ["attachment", "inline"]
+    for answer in found.values():
+        policies = answer.headers.get_list("content-security-policy")
+        assert "default-src 'none'; sandbox" in policies and len(policies) == 2
+        assert answer.headers["x-content-type-options"] == "nosniff"
+    first = user.get("/data/open?path=a/long.png&first=4")
+    assert (first.content, first.headers["content-type"]) == (b"pngp", "text/plain; charset=utf-8")
+
+
 @pytest.mark.parametrize("host", ["evil.example.org", "storage-1.evil.org:7071", ""])
 def test_another_name_is_refused(user: Browser, host: str) -> None:
     assert user.get("/api/me", headers={"host": host}).status_code in (400, 421)
@@ -228,6 +262,12 @@ def test_other_sites_cannot_post(ann: ServerClient, stranger: Browser) -> None:
         ("/api/live?span_s=x", 403),
         ("/api/jobs/open/none/00", 404),
         ("/static/missing.js", 404),
+        ("/data/open?path=a/missing", 404),
+        ("/data/open?path=a", 404),
+        ("/data/open?path=a/../b", 400),
+        ("/data/open?path=a/page.html&first=99999999", 400),
+        ("/api/datasets/open/folder?path=a/page.html", 400),
+        ("/api/datasets/open/folder?path=none", 404),
     ],
 )
 def test_bad_requests_are_one_line(user: Browser, path: str, status: int) -> None:

@@ -4,13 +4,13 @@ import os
 import re
 import shutil
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
-from urllib.parse import urlsplit
+from urllib.parse import quote, urlsplit
 
 import pytest
 from axe_playwright_python.sync_playwright import Axe
-from playwright.sync_api import Browser, Locator, Page, expect, sync_playwright
+from playwright.sync_api import Browser, Error, Locator, Page, expect, sync_playwright
 
 from dieselfs.cluster.member import Member
 from dieselfs.cluster.secret import JobSecret
@@ -23,13 +23,24 @@ from dieselfs.rpc.members import JobId
 from dieselfs_client.daemon import control
 from dieselfs_client.mount.points.options import MountOptions
 from lab.network import clear
+from tests.support import hostile_files
 from tests.support.dlcmd import wait_until
 from tests.support.many_datasets import add_datasets
 from tests.support.server import RunningServer, running_server
 from tests.support.small_chunks import store
 
 CHROMIUM = shutil.which("chromium")
-PLACES = ("", "datasets", "datasets/counted", "jobs", "jobs/counted/train/{job}", "usage", "errors")
+PLACES = (
+    "",
+    "datasets",
+    "datasets/counted",
+    "datasets/looked?folder=a",
+    "datasets/looked?folder=b",
+    "jobs",
+    "jobs/counted/train/{job}",
+    "usage",
+    "errors",
+)
 SECRET = JobSecret(b"s" * 32)
 NODES = 12
 TIMEOUT_MS = 60_000
@@ -61,6 +72,9 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
         with running_server(folder, ("--web", "127.0.0.1:0")) as server:
             with Dataset(server.settings(), "counted", must_exist=False) as data:
                 store(data, tmp_path_factory.mktemp("files"))
+            with Dataset(server.settings(), "looked", must_exist=False) as data:
+                data.create()
+                hostile_files.store(data)
             with closing(server.client()) as client:
                 client.put_tag("counted", "v1")
                 join_all(server)
@@ -192,7 +206,7 @@ def test_layout_and_accessibility(
             show(page, address, place)
             if page.evaluate("document.documentElement.scrollWidth > innerWidth"):
                 found.append(f"{place} at {width}: wider than the window")
-            name = f"{place.split('/')[0] or 'now'}{place.count('/')}-{width}-{scheme}.png"
+            name = f"{place.replace('/', '-') or 'now'}-{width}-{scheme}.png"
             page.screenshot(path=screenshots(tmp_path) / name)
             for violation in Axe().run(page).response["violations"]:
                 nodes = [node["html"][:120] for node in violation["nodes"][:3]]
@@ -244,6 +258,53 @@ def test_the_growth_of_a_dataset_is_drawn(page: Page, server: RunningServer, wid
     box = canvas.bounding_box()
     assert box is not None and box["width"] > width / 2 - 150 and box["x"] + box["width"] <= width
     expect(growth.locator("b")).to_have_text(re.compile(r"^6\.\d+\sMiB$"))
+
+
+def test_folders_pictures_text_and_sound_are_looked_at(page: Page, server: RunningServer) -> None:
+    show(page, log_in(page, server), "datasets/looked")
+    files = page.get_by_role("region", name="Files")
+    files.get_by_role("link", name="a/").click()
+    drawn = page.get_by_role("img", name="grey.PNG")
+    wait_until(lambda: drawn.evaluate("image => image.naturalWidth") == 8)
+    page.locator(".path").get_by_role("link", name="looked").click()
+    files.get_by_role("link", name="b/").click()
+    texts = {
+        "lines.jsonl": '{"label": "dog"}',
+        "long.txt": "The first 1\u00a0KiB of 3.91\u00a0KiB",
+        "raw.bin": "not text in UTF-8",
+        "\\xff.txt": "odd name",
+    }
+    for name, text in texts.items():
+        files.get_by_role("button", name=name).click()
+        expect(page.locator("[aria-live]")).to_contain_text(text)
+    files.get_by_role("button", name="sound.wav").click()
+    sound = page.get_by_label("sound.wav", exact=True)
+    wait_until(lambda: sound.evaluate("sound => sound.duration") == 1)
+
+
+def test_nothing_in_a_dataset_runs(browser: Browser, server: RunningServer) -> None:
+    with browser.new_context(ignore_https_errors=True) as context:
+        page = context.new_page()
+        page.set_default_timeout(TIMEOUT_MS)
+        address = log_in(page, server)
+        show(page, address, "datasets/looked?folder=hostile")
+        expect(page.locator(".picture .dim")).to_have_count(3)  # no pictures, whatever their names say
+        for name in hostile_files.HOSTILE:
+            if name.endswith((".png", ".gif")):
+                continue
+            page.get_by_role("button", name=name, exact=True).click()
+            expect(page.get_by_role("heading", name=name, exact=True)).to_be_visible()
+        assert page.locator("main img").count() == 1  # both a picture and a script
+        for name in hostile_files.HOSTILE:
+            place = f"/data/looked?path={quote(quote(f'hostile/{name}'))}"
+            is_loaded = "import(place).then(() => true, () => false)"
+            assert not page.evaluate(f"place => {is_loaded}", place), name
+            assert page.evaluate("window.ran === undefined && !document.title.includes('ran')"), name
+            opened = context.new_page()
+            with suppress(Error):  # it is saved, not shown
+                opened.goto(f"{address.rstrip('/')}{place}")
+            assert opened.evaluate("window.ran === undefined && document.title !== 'ran'"), name
+            opened.close()
 
 
 def test_text_of_others_is_not_parsed(page: Page, server: RunningServer) -> None:

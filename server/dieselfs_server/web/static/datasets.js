@@ -3,6 +3,7 @@
 import { get, onEvent } from "./api.js";
 import { Chart } from "./chart.js";
 import { datasetLink, fill, h, panel, say, searchHead, table, tiles } from "./dom.js";
+import { filesPanel } from "./files.js";
 import * as show from "./format.js";
 import { jobsTable } from "./jobs.js";
 import { quotaPanel } from "./usage.js";
@@ -46,13 +47,14 @@ export async function datasetsView(main, { query, signal, setQuery }) {
   signal.addEventListener("abort", end);
 }
 
-export async function datasetView(main, { parts: [name], signal }) {
+export async function datasetView(main, { parts: [name], query, signal }) {
   const growth = new Chart("Growth: bytes of the chunks there are, by the time they were written", show.bytes, [{ key: "bytes", label: "data in chunks" }], { isBytes: true, isArea: true });
   signal.addEventListener("abort", () => growth.close());
   const title = h("h1", { tabindex: "-1" }, name);
   const facts = h("div", {});
   const lists = h("div", {});
-  fill(main, h("p", { class: "path" }, h("a", { href: "#/datasets" }, "Datasets"), " /"), title, facts, h("div", { class: "grid" }, growth.element), lists);
+  const files = h("div", {});
+  fill(main, h("p", { class: "path" }, h("a", { href: "#/datasets" }, "Datasets"), " /"), title, facts, files, h("div", { class: "grid" }, growth.element), lists);
   let last = "";
   const load = async () => {
     const found = await get(`/api/datasets/${encodeURIComponent(name)}`, signal);
@@ -92,7 +94,7 @@ export async function datasetView(main, { parts: [name], signal }) {
       ], found.readers, { empty: "None." }),
       found.reader_count > found.readers.length ? h("p", { class: "dim" }, `The first ${found.readers.length} of ${found.reader_count} readers.`) : null));
   };
-  await load();
+  await Promise.all([load(), filesPanel(name, query, signal).then((shown) => fill(files, shown))]);
   let ticks = 0;
   const end = onEvent(() => { ticks += 1; if (ticks % TICKS === 0) load().catch(() => {}); });
   signal.addEventListener("abort", end);

@@ -1,0 +1,157 @@
+"""What a dataset contains, for the page: folders, and the bytes of files, read by calls as a client makes them.
+
+Nothing of it can run. A browser gets a few kinds of pictures and sound by their own types. All else is plain text, or
+is saved. No answer is sniffed, and each one is a document without an origin, scripts or requests (`CONFINED`).
+"""
+
+import struct
+from collections.abc import Callable, Sequence
+from contextlib import AbstractAsyncContextManager
+from functools import partial
+from pathlib import PurePosixPath
+from typing import Any
+from urllib.parse import quote
+
+from starlette.responses import JSONResponse, Response
+from starlette.types import Receive, Scope, Send
+
+from dieselfs.errors import DieselfsError, InvalidInput
+from dieselfs.limits import KIB, MIB
+from dieselfs.names import printable, split_path
+from dieselfs.records import Extent, FileRecord, Op
+from dieselfs.rpc.records import RemoteEntry
+from dieselfs_server.access.accounts import Caller
+from dieselfs_server.call import Reply
+
+Ask = Callable[..., AbstractAsyncContextManager[Reply]]
+"""`Dispatcher.reply_here`."""
+
+ENTRIES_SHOWN = 60
+"""Of a folder at a time, so a page has no more pictures."""
+FILE_BYTES_MAX = 32 * MIB
+"""A larger file is not sent to a browser."""
+TEXT_BYTES_MAX = 64 * KIB
+
+_SUFFIXES = {
+    "image/jpeg": (".jpg", ".jpeg"),
+    "image/png": (".png",),
+    "image/gif": (".gif",),
+    "image/webp": (".webp",),
+    "image/avif": (".avif",),
+    "image/bmp": (".bmp",),
+    "audio/wav": (".wav",),
+    "audio/mpeg": (".mp3",),
+    "audio/flac": (".flac",),
+    "audio/mp4": (".m4a",),
+    "audio/ogg": (".ogg", ".oga", ".opus"),
+}
+MEDIA = {suffix: kind for kind, suffixes in _SUFFIXES.items() for suffix in suffixes}
+"""The types that are shown, by the suffix of a name. SVG and HTML can have scripts: they are text."""
+
+CONFINED = "default-src 'none'; sandbox"
+"""A second policy, besides that of the page; a browser keeps to both."""
+
+
+def media_type(name: str) -> str:
+    """Empty for a file that is shown as text."""
+    return MEDIA.get(PurePosixPath(name).suffix.lower(), "")
+
+
+class Contents:
+    """For the trio thread."""
+
+    def __init__(self, ask: Ask) -> None:
+        self._ask = ask
+
+    async def folder(
+        self, caller: Caller, address: str, dataset: str, path: bytes, after: bytes
+    ) -> dict[str, Any]:
+        """Up to ENTRIES_SHOWN entries of a folder with names after `after`. Raises NotFound, InvalidInput."""
+        async with self._ask(caller, address, "get_keys", dataset=dataset) as keys:
+            if keys.value:
+                return {"is_encrypted": True, "entries": [], "next": None}
+        named = {"dataset": dataset, "path": path, "after": after, "limit": ENTRIES_SHOWN + 1}
+        async with self._ask(caller, address, "list_folder", **named) as listed:
+            found: list[RemoteEntry] = [*listed.value]
+        shown = found[:ENTRIES_SHOWN]
+        return {
+            "is_encrypted": False,
+            "entries": [_entry_view(path, entry) for entry in shown],
+            "next": quote(shown[-1].name, safe="") if len(found) > len(shown) else None,
+        }
+
+    async def file(
+        self, caller: Caller, address: str, dataset: str, record: FileRecord, first_bytes: int
+    ) -> Response:
+        """A file, or its first bytes as text (0: all). Raises InvalidInput for one that is not shown."""
+        name = split_path(record.path)[1]
+        location = f"dl://{dataset}/{printable(record.path)}"
+        if record.op != Op.FILE or first_bytes > TEXT_BYTES_MAX:
+            raise InvalidInput(f"{location}: not a file, or more than {TEXT_BYTES_MAX} bytes of text")
+        if not first_bytes and record.size > FILE_BYTES_MAX:
+            raise InvalidInput(f"{location}: too large for the page; use dlcmd get {location}")
+
+        def ask(extent: Extent) -> AbstractAsyncContextManager[Reply]:
+            length = min(extent.length, end - extent.place)
+            packed = struct.pack("<2I", extent.offset, length)
+            named = {"dataset": dataset, "chunk_id": extent.chunk_id, "ranges": packed}
+            return self._ask(caller, address, "get_ranges", **named)
+
+        end = min(first_bytes, record.size) if first_bytes else record.size
+        parts = [partial(ask, extent) for extent in record.extents if extent.place < end]
+        kind = "" if first_bytes else media_type(printable(name))
+        headers = {
+            "content-type": kind or "text/plain; charset=utf-8",
+            "content-security-policy": CONFINED,
+            "content-disposition": f"{'inline' if kind else 'attachment'}; filename*=UTF-8''{quote(name, safe='')}",
+        }
+        return _Parts(parts, end, headers)
+
+
+class _Parts(Response):
+    """Sends the bytes of calls, one after the other; each call is made when the bytes before it were taken."""
+
+    def __init__(
+        self,
+        parts: Sequence[Callable[[], AbstractAsyncContextManager[Reply]]],
+        length: int,
+        headers: dict[str, str],
+    ) -> None:
+        super().__init__(headers=headers)
+        self.headers["content-length"] = str(length)
+        self._parts = parts
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        start = {"type": "http.response.start", "status": 200, "headers": self.raw_headers}
+        has_begun = False
+        try:
+            for part in self._parts if scope["method"] != "HEAD" else ():
+                async with part() as reply:
+                    if not has_begun:
+                        await send(start)
+                        has_begun = True
+                    for piece in reply.bulk:
+                        await send({"type": "http.response.body", "body": bytes(piece), "more_body": True})
+        except DieselfsError as error:
+            if has_begun:  # the browser sees that the answer is too short
+                raise
+            await JSONResponse({"error": str(error)}, 503)(scope, receive, send)
+            return
+        if not has_begun:
+            await send(start)
+        await send({"type": "http.response.body", "body": b""})
+
+
+def _entry_view(folder: bytes, entry: RemoteEntry) -> dict[str, Any]:
+    """`path`: percent-encoded, as names may be any bytes; the page passes it on as it is."""
+    path = folder + b"/" + entry.name if folder else entry.name
+    name = printable(entry.name)
+    kinds = {Op.DIRECTORY: "folder", Op.SYMLINK: "link"}
+    return {
+        "name": name,
+        "path": quote(path),
+        "kind": kinds.get(Op(entry.op)) or media_type(name).partition("/")[0] or "text",
+        "bytes": entry.size,
+        "modified_s": entry.mtime_ns / 1e9,
+        "target": printable(entry.target),
+    }
