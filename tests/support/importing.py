@@ -17,11 +17,17 @@ def source_of(name: str, stack: ExitStack) -> Input:
     return Input(name, stack, DirectOpener(name, QUIET))
 
 
-def read_all(source: Path | str, format_name: str = AUTO, into: list[Record] | None = None) -> list[Record]:
+def read_all(
+    source: Path | str,
+    format_name: str = AUTO,
+    into: list[Record] | None = None,
+    is_by_row: bool | None = None,
+) -> list[Record]:
     """All records, each loaded before the next one is taken. `into` has those before an error."""
     found = [] if into is None else into
     with ExitStack() as stack:
         opened = source_of(str(source), stack)
+        opened.is_by_row = is_by_row
         for record in format_of(opened, format_name).read()(opened):
             if not record.fault:
                 record.load()
@@ -41,10 +47,10 @@ def assert_placed(record: Record) -> None:
         assert record.place.crc32 == crc32(record.content)
 
 
-def contents(source: Path | str, format_name: str = AUTO) -> dict[str, bytes]:
+def contents(source: Path | str, format_name: str = AUTO, is_by_row: bool | None = None) -> dict[str, bytes]:
     """The content of each file by its name."""
     return {
         record.name.decode(): record.content
-        for record in read_all(source, format_name)
+        for record in read_all(source, format_name, is_by_row=is_by_row)
         if record.content is not None
     }

@@ -205,11 +205,17 @@ def records(formats: Sequence[str], template: str) -> Callable[[Function], Funct
             help="Format of the sources; auto looks at their first bytes.",
         )
         named = click.option("--name", "template", metavar="TEMPLATE", help=template)
-        return chosen(named(_renaming(function)))
+        return chosen(named(_renaming(_by_row(function))))
 
     return decorate
 
 
+_by_row = click.option(
+    "--rows/--whole",
+    "is_by_row",
+    default=None,
+    help="A file for each row of an array, or for the whole array. [rows, but rows below 16 bytes are refused]",
+)
 _renaming = flag(
     "--rename", "is_renaming", text="Replace unsafe names, and number duplicates, instead of refusing."
 )

@@ -48,7 +48,7 @@ def loaded(content: bytes) -> Any:
 
 
 def test_rows_are_arrays(path: Path) -> None:
-    found = contents(path)
+    found = contents(path, is_by_row=True)
     with h5py.File(path) as file:
         for name in ("train/images", "train/floats", "train/labels", "train/large", "pairs"):
             for row, value in enumerate(file[name]):
@@ -67,8 +67,30 @@ def test_rows_are_arrays(path: Path) -> None:
     }
 
 
+def test_bytes_of_one_dimension_are_a_file(tmp_path: Path) -> None:
+    with h5py.File(tmp_path / "x.h5", "w") as file:
+        file["a/0"], file["a/1"] = np.frombuffer(IMAGE, np.uint8), np.arange(3, dtype=np.uint8)
+    found = contents(tmp_path / "x.h5")
+    assert found.keys() == {"a/0.jpg", "a/1.npy"} and found["a/0.jpg"] == IMAGE
+    assert loaded(found["a/1.npy"]).tolist() == [0, 1, 2]
+    assert len(contents(tmp_path / "x.h5", is_by_row=True)) == len(IMAGE) + 3
+
+
+def test_tiny_rows_need_an_option(path: Path) -> None:
+    faults = {record.name.decode(): record.fault for record in read_all(path) if record.fault}
+    assert faults["train/labels"] == (
+        "it has 50 rows of 2 bytes: --whole makes one file of it, --rows a file of each row"
+    )
+    assert {"train/floats", "fixed", "pairs"} < faults.keys()
+    found = contents(path, is_by_row=False)
+    with h5py.File(path) as file:
+        for name in ("train/images", "train/floats", "train/labels", "train/large", "pairs", "none"):
+            assert loaded(found[f"{name}.npy"]).tobytes() == file[name][()].tobytes()
+    assert found["names/00000000.txt"] == b"a"
+
+
 def test_groups_are_folders_and_the_rest_is_named(path: Path) -> None:
-    records = read_all(path)
+    records = read_all(path, is_by_row=True)
     assert {record.name for record in records if record.is_folder} == {b"empty", b"train"}
     faults = {record.name.decode(): record.fault for record in records if record.fault}
     assert faults.keys() == {"null", "references", "soft"}
@@ -118,7 +140,7 @@ def test_what_a_small_file_claims_is_not_read(tmp_path: Path) -> None:
         file.create_dataset("rows", (1 << 20, 1 << 10), np.uint8)  # of no byte
         file.create_dataset("row", (1, 2 << 30), np.uint8)
         file.create_dataset("chunk", (2 << 30,), np.uint8, chunks=(2 << 30,))
-        file.create_dataset("small", (2, 3), np.uint8)
+        file.create_dataset("small", (2, 16), np.uint8)
     assert (tmp_path / "x.h5").stat().st_size < 10_000
     records = read_all(tmp_path / "x.h5")
     faults = {record.name: record.fault for record in records if record.fault}

@@ -23,12 +23,16 @@ from dieselfs_tools.archives.importing.record import (
 BLOCK_BYTES = 4 << 20
 """Rows that are read at once."""
 
+ROW_BYTES_MIN = 16
+"""Smaller rows are seldom meant to be files, so an option must say so."""
+
 DEPTH_MAX = 64
 """Groups in groups."""
 
 
 def read(source: Input) -> Iterator[Record]:
-    """A row of numbers is an .npy file, one of text a .txt file, and one of bytes of variable length is these bytes.
+    """A row of numbers is an .npy file, one of text a .txt file, and one of bytes of variable length is these bytes. So
+    is a dataset of bytes (uint8) of one dimension.
 
     Raises Damaged. Types without a form as a file, as references, are faults of their records. So is what would read
     another file, or more memory than a record may need.
@@ -36,7 +40,7 @@ def read(source: Input) -> Iterator[Record]:
     h5py = required("h5py")
     try:
         with h5py.File(source.file(), "r", locking=False) as file:
-            yield from _group(h5py, file, "", source.mtime_ns, {_address(h5py, file)})
+            yield from _group(h5py, file, "", source, {_address(h5py, file)})
     except (OSError, RuntimeError, KeyError) as error:
         raise Damaged(f"cannot be read as HDF5: {error}") from None
 
@@ -47,9 +51,10 @@ def _address(h5py: Any, group: Any) -> int:
 
 
 def _group(
-    h5py: Any, group: Any, path: str, mtime_ns: int, seen: set[int], depth: int = 1
+    h5py: Any, group: Any, path: str, source: Input, seen: set[int], depth: int = 1
 ) -> Iterator[Record]:
     """`seen`: the addresses of groups that were read, which may contain each other."""
+    mtime_ns = source.mtime_ns
     for name in group:
         below = f"{path}/{name}" if path else name
         link = group.get(name, getlink=True)
@@ -67,9 +72,9 @@ def _group(
                 raise Damaged(f"more than {DEPTH_MAX} groups in each other")
             seen.add(address)
             yield Record(below.encode(), mtime_ns, mode=FOLDER_MODE)
-            yield from _group(h5py, item, below, mtime_ns, seen, depth + 1)
+            yield from _group(h5py, item, below, source, seen, depth + 1)
         elif isinstance(item, h5py.Dataset):
-            yield from _dataset(h5py, item, below, mtime_ns)
+            yield from _dataset(h5py, item, below, source)
 
 
 def _danger(dataset: Any) -> str:
@@ -87,8 +92,18 @@ def _danger(dataset: Any) -> str:
     return ""
 
 
-def _dataset(h5py: Any, dataset: Any, path: str, mtime_ns: int) -> Iterator[Record]:
+def _is_whole(dataset: Any, is_by_row: bool | None) -> bool:
+    """Whether an array is one file: bytes of one dimension are, if no option says otherwise."""
+    if dataset.shape == ():
+        return True
+    if is_by_row is None:
+        return bool(dataset.dtype == np.uint8 and dataset.ndim == 1)
+    return not is_by_row and not dataset.dtype.hasobject
+
+
+def _dataset(h5py: Any, dataset: Any, path: str, source: Input) -> Iterator[Record]:
     """A scalar is one file; of an array, each row is one."""
+    mtime_ns, is_by_row = source.mtime_ns, source.is_by_row
     if danger := _danger(dataset):
         yield Record(path.encode(), mtime_ns, fault=danger)
         return
@@ -97,11 +112,21 @@ def _dataset(h5py: Any, dataset: Any, path: str, mtime_ns: int) -> Iterator[Reco
     if dataset.shape is None or (dataset.dtype.hasobject and not is_text and vlen is None):
         yield Record(path.encode(), mtime_ns, fault=f"an HDF5 {dataset.dtype}, which has no form as a file")
         return
-    if dataset.shape == ():
-        yield _record(path, dataset[()], mtime_ns)
+    row_bytes = dataset.dtype.itemsize * math.prod(dataset.shape[1:])
+    if _is_whole(dataset, is_by_row):
+        if (whole_bytes := row_bytes * math.prod(dataset.shape[:1])) > RECORD_BYTES_MAX:
+            fault = (
+                f"{whole_bytes} bytes for one file, limit {RECORD_BYTES_MAX}; --rows makes a file of each row"
+            )
+            yield Record(path.encode(), mtime_ns, fault=fault)
+        else:
+            yield _record(path, dataset[()], mtime_ns)
         return
     rows = len(dataset)
-    row_bytes = dataset.dtype.itemsize * int(np.prod(dataset.shape[1:], dtype=np.int64))
+    if is_by_row is None and rows and row_bytes < ROW_BYTES_MIN and not dataset.dtype.hasobject:
+        fault = f"it has {rows} rows of {row_bytes} bytes: --whole makes one file of it, --rows a file of each row"
+        yield Record(path.encode(), mtime_ns, fault=fault)
+        return
     step = max(1, BLOCK_BYTES // max(row_bytes, 1))
     if dataset.dtype.hasobject:
         step = 1  # of any size

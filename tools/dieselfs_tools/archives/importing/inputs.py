@@ -98,7 +98,9 @@ def name_beside(folder: str, base: str) -> str:
 
 
 class Input:
-    """One source, for one pass. `head`: its first bytes, decompressed; of a folder, none."""
+    """One source, for one pass. `head`: its first bytes, decompressed; of a folder, none.
+    `is_by_row`: whether a row of an array is a file, or the whole array; None: a row, unless it is tiny.
+    """
 
     def __init__(
         self, name: str, stack: ExitStack, opener: Opener, base: str = "", is_packed: bool | None = None
@@ -110,6 +112,7 @@ class Input:
         self._opener = opener
         self._is_packed = is_packed
         self._is_compressed = False
+        self.is_by_row: bool | None = None
         self.head = b""
         self._stack = stack
         self._stream: io.BufferedReader | None = None

@@ -66,15 +66,21 @@ class Readers:
             self._control = ours
 
     def read(
-        self, name: str, format_name: str = AUTO, has_contents: bool = True, is_check: bool = False
+        self,
+        name: str,
+        format_name: str = AUTO,
+        has_contents: bool = True,
+        is_check: bool = False,
+        is_by_row: bool | None = None,
     ) -> "SourceReader":
         """The records of a source. Raises NotFound, Unavailable, DieselfsError, and what the reader does for a source
-        that is not of the format. `has_contents`: records have their content; `is_check`: there are no records.
+        that is not of the format. `has_contents`: records have their content; `is_check`: there are no records;
+        `is_by_row`: as of `Input`.
         """
         opener = DirectOpener(name, self._output, self._open_remote)
         source = SourceReader(name, opener, self._output, has_contents, self._step)
         try:
-            source.start(self._started(), format_name, self._last, is_check)
+            source.start(self._started(), format_name, self._last, is_check, is_by_row)
         except BaseException:
             source.close()
             raise
@@ -143,7 +149,9 @@ class SourceReader:
         self._spool: io.FileIO | None = None
         self._control: socket.socket | None = None
 
-    def start(self, control: socket.socket, format_name: str, last: str, is_check: bool) -> None:
+    def start(
+        self, control: socket.socket, format_name: str, last: str, is_check: bool, is_by_row: bool | None
+    ) -> None:
         """Have the source read, up to its first record."""
         found = self._opener.find()
         descriptors = self._data_files(found) if found.raw is None else [self._given(found.raw)]
@@ -164,7 +172,7 @@ class SourceReader:
                 os.close(given)
         self._control = control
         is_folder, has_spool = found.raw is None, self._spool is not None
-        facts = (found.mtime_ns, found.path, is_folder, has_spool, self._has_contents, is_check)
+        facts = (found.mtime_ns, found.path, is_folder, has_spool, self._has_contents, is_check, is_by_row)
         self.send("source", self._name, format_name, *facts, descriptors=descriptors)
         match self.answer()[0]:
             case ["opened", str() as name, bool() as is_plain] if name in FORMATS:

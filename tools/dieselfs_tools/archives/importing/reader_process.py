@@ -97,14 +97,16 @@ def _read(writer: Writer, end: socket.socket) -> None:
     """Read one source and send its records."""
     sandbox.end_with_parent(signal.SIGKILL)
     message, descriptors = receive_answer(end)
-    _, name, format_name, mtime_ns, path, is_folder, has_spool, has_contents, is_check = message
+    _, name, format_name, mtime_ns, path, is_folder, has_spool, has_contents, is_check, is_by_row = message
     _give_up(descriptors)
     found = Found(None if is_folder else io.FileIO(descriptors[0]), mtime_ns, path)
     opener = _Asked(writer, end, found, descriptors[-1] if has_spool else None)
     kind, text = DieselfsError.__name__, ""
     try:
         with ExitStack() as stack:
-            _send_all(writer, opener, Input(name, stack, opener), format_name, has_contents, is_check)
+            source = Input(name, stack, opener)
+            source.is_by_row = is_by_row
+            _send_all(writer, opener, source, format_name, has_contents, is_check)
         writer.put("done")
     except DieselfsError as error:
         kind, text = type(error).__name__, str(error)

@@ -27,14 +27,15 @@ RECORDS_PER_LOOK = 64
 
 @dataclass(frozen=True, kw_only=True)
 class RecordOptions(UploadOptions):
-    """Arguments and options of verbs that read records. The last of `names` is the destination. `records_max` and
-    `bytes_max`: of all sources together.
+    """Arguments and options of verbs that read records. The last of `names` is the destination. `is_by_row`:
+    as of `Input`. `records_max` and `bytes_max`: of all sources together.
     """
 
     names: Sequence[str]
     format_name: str
     template: str | None
     is_renaming: bool
+    is_by_row: bool | None = None
     records_max: int = sys.maxsize
     bytes_max: int = sys.maxsize
 
@@ -90,10 +91,12 @@ class Records:
 
     def of(self, number: int, failed: Failed, names: Names) -> Iterator[Record]:
         """The selected records of one source that can be stored. Its failures, and those of records, go to `failed`."""
-        name, patterns = self.sources[number], self._options.patterns
+        name, options, patterns = self.sources[number], self._options, self._options.patterns
         origin = os.fsencode(name)
         try:
-            with self._readers.read(name, self._options.format_name, self._has_contents) as source:
+            with self._readers.read(
+                name, options.format_name, self._has_contents, is_by_row=options.is_by_row
+            ) as source:
                 namer = _Namer(source.format, self._template, names, os.fsencode(label_of(name)))
                 for record in self._counted(number, source):
                     record.origin = origin
