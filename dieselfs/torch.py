@@ -18,6 +18,7 @@ from dieselfs.frameworks.torch.datasets import (
     FolderDataset,
     MixedDataset,
     PairDataset,
+    TokenDataset,
 )
 from dieselfs.frameworks.torch.importance import ImportanceSampler
 from dieselfs.frameworks.torch.sampler import ChunkShuffleBatchSampler, ChunkShuffleSampler
@@ -36,6 +37,7 @@ __all__ = [
     "ImportanceSampler",
     "MixedDataset",
     "PairDataset",
+    "TokenDataset",
     "as_tensors",
     "load_image",
 ]

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from dieselfs.arrays import Numbers
+from dieselfs.arrays import Numbers, distinct
 from dieselfs.cache.look_ahead import LookAhead
 from dieselfs.cache.policy import LOOKUP_BYTES
 from dieselfs.cache.thread_cache import COPIES, VIEWS, Form, HeldPayload, Sliceable, ThreadCache
@@ -27,6 +27,7 @@ from dieselfs.limits import CHUNK_PAYLOAD_BYTES_MAX, CHUNK_TARGET_BYTES, LIBRARY
 from dieselfs.names import printable, user_path
 from dieselfs.shuffle.opportunistic import FAR, HERE
 from dieselfs.snapshot.reader import ExtentRef
+from dieselfs.snapshot.splice import runs_of
 from dieselfs.sources.interface import Wanted
 from dieselfs.sources.server import ServerSource
 
@@ -366,6 +367,32 @@ class FileReader:
         return b"".join(
             contents[extent][max(start - extent.place, 0) : end - extent.place] for extent in extents
         )
+
+    def read_rows(self, node: int, firsts: Numbers, rows: npt.NDArray[np.uint8]) -> None:
+        """As `read_range`, many ranges of equal length of one file at once, each chunk once. Row i gets the bytes from
+        `firsts[i]` on. `firsts`: shape (n,); `rows`: shape (n, bytes), contiguous.
+        """
+        snapshot, length = self._snapshot, rows.shape[1]
+        first = int(snapshot.column("firsts")[node])
+        places = snapshot.column("extent_places")[first : first + int(snapshot.column("counts")[node])]
+        lows = np.searchsorted(places, firsts, side="right") - 1
+        highs = np.searchsorted(places, firsts + length, side="left")
+        numbers = distinct(runs_of(lows, highs - lows))
+        refs = snapshot.extent_refs(first + numbers)
+        by_chunk: dict[int, list[ExtentRef]] = {}
+        for ref in refs:
+            by_chunk.setdefault(ref.chunk, []).append(ref)
+        contents, missed = self._held.contents(Wanted(by_chunk), VIEWS)
+        (self._misses if missed else self._hits).value += len(rows)
+        memory = [np.frombuffer(contents[ref], np.uint8) for ref in refs]
+        begins = firsts - places[lows].astype(np.int64)
+        columns = np.searchsorted(numbers, lows), begins, highs - lows
+        for row, extent, begin, count in zip(rows, *(column.tolist() for column in columns), strict=True):
+            if count == 1:
+                row[:] = memory[extent][begin : begin + length]
+            else:  # it crosses the border of extents
+                joined = np.concatenate(memory[extent : extent + count])
+                row[:] = joined[begin : begin + length]
 
     def _extents(self, node: int, start: int = 0, end: int | None = None) -> list[ExtentRef]:
         extents = self._snapshot.extents(node, start, end)

@@ -196,6 +196,12 @@ class Dataset:
         start, end, _ = slice(start, end).indices(snapshot.size(node))
         return reader.read_range(node, start, end) if start < end else b""
 
+    def read_rows(self, node: int, firsts: Numbers, rows: npt.NDArray[np.uint8]) -> None:
+        """Many ranges of equal length of a file, by its node number: row i gets the bytes from `firsts[i]` on, all of
+        which must be in the file. `firsts`: shape (n,); `rows`: shape (n, bytes), contiguous.
+        """
+        (self._frozen.reader or self._frozen.open()).read_rows(node, firsts, rows)
+
     def open(self, path: Path) -> io.BytesIO | io.BufferedReader:
         """A file as a binary, seekable file object. A small file is read at once; of a larger one (4 MiB), the extents
         are read when they are needed.

@@ -104,7 +104,7 @@ class SamplePlaces:
         layout = Layout.of(self.snapshot, self.folder).select(names.names)
         return PlanOrder(Plan(self.snapshot, replace(spec, folder=self.folder), layout), names, self.source)
 
-    def subset(self, indices: Sequence[int] | npt.NDArray[np.integer]) -> "SamplePlaces":
+    def subset(self, indices: Sequence[int] | npt.NDArray[np.integer]) -> Ordered:
         return SamplePlaces(self.source, self.folder, self.nodes[np.asarray(indices, np.int64)])
 
     def reads(self, indices: Numbers) -> Iterator[tuple[SampleSource, Numbers, Nodes]]:
@@ -115,6 +115,14 @@ class SamplePlaces:
 
     def expect_plan(self) -> None:
         self.source.expect_plan()
+
+
+class Names(Protocol):
+    """The names of samples in a layout."""
+
+    def samples(self, names: npt.NDArray[Any]) -> Numbers:
+        """The index of the sample with each name; the same shape."""
+        ...
 
 
 class SampleNames:
@@ -139,7 +147,7 @@ class SampleNames:
 class PlanOrder:
     """The order of samples that are files: that of a plan, whose layout is a selection of their names."""
 
-    def __init__(self, plan: Plan, names: SampleNames, source: SampleSource) -> None:
+    def __init__(self, plan: Plan, names: Names, source: SampleSource) -> None:
         self.plan = plan
         self._names, self._source = names, source
 

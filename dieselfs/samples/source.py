@@ -5,10 +5,13 @@ import os
 import stat
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, TypedDict, TypeVar, Unpack
 
 import numpy as np
+import numpy.typing as npt
 
+from dieselfs.arrays import Numbers
 from dieselfs.chunk.format import Op
 from dieselfs.dataset import Dataset, connect
 from dieselfs.digests import EXTENT_DIGESTS
@@ -65,6 +68,18 @@ class LibrarySource:
     def read_views(self, nodes: Sequence[int]) -> Sequence[bytes | memoryview]:
         """As `read_many`, but without copies of what is in memory: see `Dataset.get_many`."""
         return self._read(self.dataset.node_views, nodes)
+
+    def read_range(self, node: int, start: int, end: int) -> bytes:
+        """The bytes of a file from `start` up to `end`, which must not be behind its end. Raises DieselfsError."""
+        row = np.empty((1, end - start), np.uint8)
+        self.read_rows(node, np.array([start]), row)
+        return row.tobytes()
+
+    def read_rows(self, node: int, firsts: Numbers, rows: npt.NDArray[np.uint8]) -> None:
+        """As `Dataset.read_rows`."""
+        self._reader = os.getpid()
+        with self.times.timed("reading"):
+            self.dataset.read_rows(node, firsts, rows)
 
     def _read(
         self, read: Callable[[Sequence[int], bool], list[_Content]], nodes: Sequence[int]
@@ -175,6 +190,24 @@ class MountSource:
         self.snapshot = snapshot
         self.times = WorkerTimes()
         """Times of all processes that read through this source."""
+        self._descriptors: dict[int, int] = {}  # of files that are read in parts, by node
+
+    def read_range(self, node: int, start: int, end: int) -> bytes:
+        """As `LibrarySource.read_range`. Raises OSError, Damaged."""
+        row = np.empty((1, end - start), np.uint8)
+        self.read_rows(node, np.array([start]), row)
+        return row.tobytes()
+
+    def read_rows(self, node: int, firsts: Numbers, rows: npt.NDArray[np.uint8]) -> None:
+        """As `Dataset.read_rows`. Raises OSError, Damaged."""
+        with self.times.timed("reading"):
+            path = self._prefix + self.snapshot.path(node)
+            descriptor = self._descriptors.get(node)
+            if descriptor is None:
+                descriptor = self._descriptors[node] = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            for first, row in zip(firsts.tolist(), rows, strict=True):
+                if os.preadv(descriptor, [row], first) < len(row):
+                    raise Damaged(f"{os.fsdecode(path)}: it ends before byte {first + len(row)}")
 
     def read_many(self, nodes: Sequence[int]) -> list[bytes]:
         """As `LibrarySource.read_many`. Raises OSError, Damaged."""
@@ -234,12 +267,13 @@ class MountSource:
                 file.read(1)
 
     def close(self) -> None:
-        """There is nothing to close but the mapped snapshot."""
+        while self._descriptors:
+            os.close(self._descriptors.popitem()[1])
 
     _opened: Callable[[str], Snapshot] = staticmethod(Snapshot.open)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "snapshot": self.snapshot.source}
+        return {**self.__dict__, "snapshot": self.snapshot.source, "_descriptors": {}}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state, snapshot=self._opened(state["snapshot"]))
@@ -356,6 +390,23 @@ def open_source(
             raise NotFound(f"{error}; for the folder of this name, write ./{root}") from None
         raise
     return LibrarySource(dataset), location.path
+
+
+def open_file_or_folder(
+    root: str | os.PathLike[str], **connection: Unpack[ConnectOptions]
+) -> tuple[SampleSource, bytes, bytes]:
+    """As `open_source`, where `root` may be a file: the source, the folder, and the name of the file or nothing."""
+    if not isinstance(root, str) or root.startswith(("/", ".")):
+        path = os.path.realpath(root)
+        if os.path.isfile(path):
+            source, folder = open_source(Path(path).parent, **connection)
+            return source, folder, os.fsencode(os.path.basename(path))
+    source, folder = open_source(root, **connection)
+    node = source.snapshot.find(folder)
+    if node >= 0 and source.snapshot.stat(node).is_file:
+        folder, _, name = folder.rpartition(b"/")
+        return source, folder, name
+    return source, folder, b""
 
 
 def _at_path(path: str) -> tuple[MountSource, bytes]:

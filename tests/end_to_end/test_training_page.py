@@ -14,6 +14,8 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import pytest
 import torch
 from torch.utils.data import DataLoader
@@ -33,6 +35,11 @@ from tests.support.server import free_port
 
 TIMEOUT_S = 240.0
 PROGRAMS = {"dlcmd": "dieselfs_tools.dlcmd", "torchrun": "torch.distributed.run"}
+
+TOKENS: dict[str, npt.NDArray[Any]] = {
+    "web": np.arange(200_000, dtype=np.uint32),
+    "books": np.arange(30_000, dtype=np.uint16),
+}
 
 pytestmark = pytest.mark.skipif(not os.path.exists("/dev/fuse"), reason="this machine has no /dev/fuse")
 
@@ -94,6 +101,9 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Page]:
         program.chmod(0o755)
     write_digits(folder / "imagenet")
     os.rename(folder / "imagenet/test", folder / "imagenet/val")
+    (folder / "imagenet/tokens").mkdir()
+    for name, tokens in TOKENS.items():
+        np.save(folder / f"imagenet/tokens/{name}.npy", tokens)
     with private_home() as home:
         page = Page(folder, home)
         page.mountpoint.mkdir(parents=True)
@@ -182,7 +192,7 @@ def test_stored_in_mixed_order(page: Page, monkeypatch: pytest.MonkeyPatch) -> N
     folders = [
         snapshot.parent(int(nodes[index])) for index in sorted(range(len(nodes)), key=places.__getitem__)
     ]
-    assert len(folders) == 1797
+    assert len(folders) == 1797 + len(TOKENS)
     assert sum(one == following for one, following in pairwise(folders)) < 0.2 * len(folders)
 
 
@@ -227,3 +237,16 @@ def test_a_view_of_a_dataset_of_ones_own(page: Page) -> None:
     sampler = ChunkShuffleBatchSampler(view, 3, seed=1, rank=0, world=1)
     (batch,) = DataLoader(view, batch_sampler=sampler, collate_fn=list)
     assert sorted(caption for _, caption in batch) == ["a circle", "a one", "a zero"]
+
+
+def test_tokens_on_the_mount_and_from_the_library(page: Page, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DIESELFS_HOME", str(page.home))
+    batches = []
+    for root in (f"{page.mountpoint}/tokens", "imagenet@v1/tokens"):
+        loader, sampler = function(page, "language_loader")(f"{root}/web.npy", f"{root}/books.npy", 128)
+        batches.append([batch.tolist() for batch in sampler.consumed(loader)])
+        sampler.dataset.close()
+    assert batches[0] == batches[1]
+    rows = [row for batch in batches[0] for row in batch]
+    assert all(row == [*range(row[0], row[0] + 129)] and row[0] % 128 == 0 for row in rows)
+    assert len(rows) == 199_999 // 128 + 29_999 // 128

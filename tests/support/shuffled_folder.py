@@ -62,7 +62,7 @@ class ShuffledFolder(Dataset[int]):
         return self.places.order(spec)
 
     def subset(self, indices: Sequence[int] | npt.NDArray[np.integer]) -> SamplePlaces:
-        return self.places.subset(indices)
+        return cast(SamplePlaces, self.places.subset(indices))
 
     def expect_plan(self) -> None:
         self.places.expect_plan()

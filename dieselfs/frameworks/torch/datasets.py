@@ -3,14 +3,17 @@
 from collections.abc import Sequence
 from typing import Any
 
+import torch
 from torch.utils.data import ConcatDataset, Dataset, Subset
 
+from dieselfs.arrays import Numbers
 from dieselfs.errors import InvalidInput
 from dieselfs.samples.base_names import PairSamples
 from dieselfs.samples.class_folders import FolderSamples
 from dieselfs.samples.file_lists import FileSamples
 from dieselfs.samples.mixture import MixedSamples, Mixture
 from dieselfs.samples.order import Ordered
+from dieselfs.samples.tokens import TokenSamples
 from dieselfs.samples.view import ViewSamples
 
 
@@ -28,6 +31,18 @@ class PairDataset(PairSamples, Dataset[Any]):
 
 class DatasetView(ViewSamples, Dataset[Any]):
     __doc__ = ViewSamples.__doc__
+
+
+class TokenDataset(TokenSamples, Dataset[Any]):
+    __doc__ = (
+        (TokenSamples.__doc__ or "")
+        .replace("TokenSamples", "TokenDataset")
+        .replace("int64 array", "int64 tensor")
+    )
+
+    @staticmethod
+    def _made(rows: Numbers) -> torch.Tensor:
+        return torch.from_numpy(rows)
 
 
 class MixedDataset(MixedSamples, Dataset[Any]):
