@@ -46,6 +46,26 @@ def test_samples_of_litdata() -> None:
     assert read_all(SAMPLES / "litdata")[0].fields["caption"] == "ä 0"
 
 
+def test_rows_that_litdata_stores_with_arrow(tmp_path: Path) -> None:
+    pytest.importorskip("pyarrow", reason="the extra 'import' is not installed")
+    found = contents(SAMPLES / "litdata-arrow")
+    assert [*found] == [f"0000000{n}.json" for n in range(4)]
+    for n, text in enumerate(found.values()):
+        assert json.loads(text) == {
+            "text": f"ä {n}",
+            "label": n - 1,
+            "meta": {"tags": ["x", str(n)], "score": n / 4},
+            "words": [{"w": "a", "n": n}],
+        }
+    assert read_all(SAMPLES / "litdata-arrow")[3].fields == {"text": "ä 3", "label": "2"}
+    shutil.copytree(SAMPLES / "litdata-arrow", tmp_path / "cut")
+    whole = (tmp_path / "cut/chunk-0-1.bin").read_bytes()
+    for length in (10, 100, len(whole) - 12, len(whole) - 1):
+        (tmp_path / "cut/chunk-0-1.bin").write_bytes(whole[:length])
+        with pytest.raises(Damaged):
+            read_all(tmp_path / "cut")
+
+
 def test_chunks_that_cannot_be_read_say_why(folder: Path) -> None:
     with pytest.raises(InvalidInput, match="chunks that are compressed in batches of LitData cannot be read"):
         read_all(SAMPLES / "litdata-zstd")

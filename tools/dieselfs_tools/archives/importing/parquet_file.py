@@ -33,7 +33,7 @@ def read(source: Input) -> Iterator[Record]:
     pyarrow, parquet = required("pyarrow"), required("pyarrow.parquet")
     try:
         with parquet.ParquetFile(source.file()) as file:
-            rows = _Rows(pyarrow, file.schema_arrow, source.mtime_ns)
+            rows = Rows(pyarrow, file.schema_arrow, source.mtime_ns)
             first = 0
             for index in range(file.num_row_groups):
                 at_once = rows_at_once(file.metadata.row_group(index), index)
@@ -66,7 +66,7 @@ def rows_at_once(group: Any, index: int) -> int:
     return max(1, min(BATCH_ROWS, BATCH_BYTES // row_bytes))
 
 
-class _Rows:
+class Rows:
     """Makes records of rows."""
 
     def __init__(self, pyarrow: Any, schema: Any, mtime_ns: int) -> None:

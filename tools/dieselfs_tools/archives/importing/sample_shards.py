@@ -7,7 +7,7 @@ import hashlib
 import json
 import os
 import struct
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from itertools import pairwise
 from typing import Any, BinaryIO
@@ -17,6 +17,8 @@ import xxhash
 
 from dieselfs.errors import Damaged, InvalidInput
 from dieselfs.names import path_fault
+from dieselfs_tools.archives.formats import required
+from dieselfs_tools.archives.importing import parquet_file
 from dieselfs_tools.archives.importing.bucket_files import INDEX
 from dieselfs_tools.archives.importing.inputs import Input
 from dieselfs_tools.archives.importing.record import Content, Place, Record, npy, number, suffix_of
@@ -309,6 +311,8 @@ _TORCH_TYPES = (
     "float32", "float32", "float64", "float64", "complex64", "complex64", "complex128", "complex128", "float16",
     "float16", "", "uint8", "int8", "int16", "int16", "int32", "int32", "int64", "int64", "bool", "uint16",
 )  # fmt: skip
+_ARROW_END = struct.Struct("<I8s")
+_ARROW_MAGIC = b"LDARW01\0"
 _NESTED_JSON = struct.Struct("<xI")
 _SCALARS = {"int": "int64", "float": "float64", "bool": "bool"}
 
@@ -320,7 +324,8 @@ def recognizes_litdata(source: Input) -> bool:
 
 def read_litdata(source: Input) -> Iterator[Record]:
     """Sample 7 with the key `image` has the file `00000007.image.jpg`. Numbers, arrays and tensors are .npy files;
-    other values are files as they were encoded, also pickled ones, which are not opened.
+    other values are files as they were encoded, also pickled ones, which are not opened. Rows of text, numbers and
+    nested values, which LitData stores with Arrow, are files as those of Parquet.
 
     Raises Damaged, and InvalidInput for chunks of tokens, encrypted ones, and those compressed in batches.
     """
@@ -334,14 +339,39 @@ def read_litdata(source: Input) -> Iterator[Record]:
             except (KeyError, TypeError, ValueError, OverflowError) as error:
                 raise Damaged(f"{INDEX}: a chunk has no proper {error}") from None
             shard = open_shard(source, {file: is_packed}, stack)
-            found = 0
-            for found, (_, sample) in enumerate(samples(shard.stream()), 1):
+            found, stream = 0, shard.stream()
+            for found, (_, sample) in enumerate(samples(stream), 1):
+                if not sample and formats:
+                    found = yield from _arrow_rows(stream, first, mtime_ns)
+                    break
                 parts = values(sample, [None] * len(formats))
                 key = number(first + found - 1)
                 yield from _records(key, names, formats, parts, file_of, _litdata_text, mtime_ns)
             if found != expected:
                 raise Damaged(f"{file}: it has {found} of {expected} samples")
         first += found
+
+
+def _arrow_rows(stream: Content, first: int, mtime_ns: int) -> Generator[Record, None, int]:
+    """The rows behind a table of empty samples, as those of Parquet; returns their number. The rows are an Arrow IPC
+    file, its length (4 bytes), and a magic number. Raises Damaged.
+    """
+    pyarrow = required("pyarrow")
+    content = stream.read(SAMPLE_BYTES_MAX + 1)
+    end = len(content) - _ARROW_END.size
+    length, magic = _ARROW_END.unpack_from(content, end) if end >= 0 else (0, b"")
+    if magic != _ARROW_MAGIC or length != end or len(content) > SAMPLE_BYTES_MAX:
+        raise Damaged("its samples are empty, and it has no Arrow rows")
+    try:
+        with required("pyarrow.ipc").open_file(pyarrow.py_buffer(content).slice(0, length)) as file:
+            rows, found = parquet_file.Rows(pyarrow, file.schema, mtime_ns), 0
+            for batch in range(file.num_record_batches):
+                for values_of_row in file.get_batch(batch).to_pylist():
+                    yield from rows.records(first + found, values_of_row)
+                    found += 1
+            return found
+    except (pyarrow.ArrowException, OSError, ValueError) as error:
+        raise Damaged(f"its rows cannot be read as Arrow: {' '.join(str(error).split())}") from None
 
 
 def _layout(index: Any) -> tuple[list[str], list[str], bool]:
