@@ -1,4 +1,4 @@
-"""A real Ceph cluster of one monitor and one OSD in memory, which starts in a few seconds, and always ends. With a
+"""A real Ceph cluster of one monitor and some OSDs in memory, which starts in a few seconds, and always ends. With a
 metadata server it has a file system (CephFS) too.
 
 Its content is lost when it ends. Needs Debian's packages ceph-mon, ceph-osd and python3-rados, for files also ceph-mds.
@@ -9,7 +9,7 @@ import shutil
 import signal
 import subprocess
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -58,7 +58,7 @@ log_file = {folder}/$name.log
 log_to_stderr = false
 admin_socket = {folder}/$name.asok
 mon_data = {folder}/mon
-osd_data = {folder}/osd
+osd_data = {folder}/osd.$id
 osd_objectstore = memstore
 memstore_device_bytes = {capacity_bytes}
 keyring = {folder}/keyring
@@ -85,8 +85,13 @@ class RunningCeph:
     def make_pool(self, name: str) -> None:
         self.command("osd", "pool", "create", name, "8", "8")
 
-    def object_names(self, pool: str) -> list[str]:
-        return sorted(run_command(["rados", "-c", self.conf, "-p", pool, "ls"]).splitlines())
+    def make_erasure_coded_pool(self, name: str) -> None:
+        """Of two parts of data and one of parity: for three OSDs."""
+        self.command("osd", "erasure-code-profile", "set", "sites", "k=2", "m=1", "crush-failure-domain=osd")
+        self.command("osd", "pool", "create", name, "8", "8", "erasure", "sites")
+
+    def object_names(self, pool: str, namespace: str = "") -> list[str]:
+        return sorted(run_command(["rados", "-c", self.conf, "-p", pool, "-N", namespace, "ls"]).splitlines())
 
     @contextmanager
     def hung(self) -> Iterator[None]:
@@ -113,13 +118,19 @@ def missing_ceph() -> str | None:
 
 @contextmanager
 def running_ceph(
-    folder: Path, authentication: str = NONE, capacity_bytes: int = 1 << 30, address: str = HOST
+    folder: Path,
+    authentication: str = NONE,
+    capacity_bytes: int = 1 << 30,
+    address: str = HOST,
+    osds: int = 1,
+    rights: Mapping[str, str] | None = None,
 ) -> Iterator[RunningCeph]:
     """A cluster, which is always stopped at the end of the block. `folder` must be new or empty. `address`: of its
-    daemons, in the network namespace of this thread.
+    daemons, in the network namespace of this thread. `osds`: their number; erasure coding needs three. `rights`: of
+    further users at OSDs.
     """
-    identity, osd_identity, port = str(uuid.uuid4()), str(uuid.uuid4()), free_port()
-    for place in (folder, folder / "mon", folder / "osd"):
+    identity, port = str(uuid.uuid4()), free_port()
+    for place in (folder, folder / "mon", *(folder / f"osd.{number}" for number in range(osds))):
         place.mkdir(parents=True, exist_ok=True)
     conf = folder / "ceph.conf"
     conf.write_text(
@@ -132,19 +143,23 @@ def running_ceph(
             capacity_bytes=capacity_bytes,
         )
     )
-    _make_keys(folder / "keyring")
+    _make_keys(folder / "keyring", osds, {USER: "allow rw pool=data", **(rights or {})})
     monmap = str(folder / "monmap")
     run_command(
         ["monmaptool", "--create", "--fsid", identity, "--addv", "a", f"[v2:{address}:{port}]", monmap]
     )
-    mon, osd = ["ceph-mon", "-c", str(conf), "-i", "a"], ["ceph-osd", "-c", str(conf), "-i", "0"]
+    mon, osd = ["ceph-mon", "-c", str(conf), "-i", "a"], ["ceph-osd", "-c", str(conf), "-i"]
     run_command([*mon, "--mkfs", "--monmap", monmap, "--keyring", str(folder / "keyring")])
     with ExitStack() as stack:
         mon_process = stack.enter_context(running_daemon([*mon, "-f"], folder / "mon.out"))
-        run_command(["ceph", "-c", str(conf), "--connect-timeout", "20", "osd", "new", osd_identity])
-        run_command([*osd, "--mkfs", "--osd-uuid", osd_identity])
-        osd_process = stack.enter_context(running_daemon([*osd, "-f"], folder / "osd.out"))
-        yield RunningCeph(folder, mon_process, osd_process)
+        processes = []
+        for number in map(str, range(osds)):
+            osd_identity = str(uuid.uuid4())
+            run_command(["ceph", "-c", str(conf), "--connect-timeout", "20", "osd", "new", osd_identity])
+            run_command([*osd, number, "--mkfs", "--osd-uuid", osd_identity])
+            daemon = running_daemon([*osd, number, "-f"], folder / f"osd.{number}.out")
+            processes.append(stack.enter_context(daemon))
+        yield RunningCeph(folder, mon_process, processes[0])
 
 
 @contextmanager
@@ -159,7 +174,7 @@ def running_files(ceph: RunningCeph) -> Iterator[subprocess.Popen[bytes]]:
         yield process
 
 
-def _make_keys(keyring: Path) -> None:
+def _make_keys(keyring: Path, osds: int, users: Mapping[str, str]) -> None:
     everything = [
         "--cap",
         "mon",
@@ -177,9 +192,12 @@ def _make_keys(keyring: Path) -> None:
     rights = {
         "mon.": ["--cap", "mon", "allow *"],
         "client.admin": everything,
-        "osd.0": ["--cap", "mon", "allow profile osd", "--cap", "osd", "allow *"],
+        **{
+            f"osd.{number}": ["--cap", "mon", "allow profile osd", "--cap", "osd", "allow *"]
+            for number in range(osds)
+        },
         "mds.a": ["--cap", "mon", "allow profile mds", "--cap", "osd", "allow *", "--cap", "mds", "allow"],
-        USER: ["--cap", "mon", "allow r", "--cap", "osd", "allow rw pool=data"],
+        **{name: ["--cap", "mon", "allow r", "--cap", "osd", caps] for name, caps in users.items()},
     }
     keyring.touch(mode=0o600)
     for name, caps in rights.items():

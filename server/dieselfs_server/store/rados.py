@@ -5,6 +5,9 @@ indexes: objects whose keys are the names of chunks. Each has the chunks of 256 
 characters of their names. Keys are written before the chunk, from the top of the index down, and removed after it, from
 the bottom up. So a crash can leave keys without an object, which listings skip, but never an object without a key.
 
+Chunks may be in another pool than the indexes and records, for example in an erasure-coded one, which has no keys. All
+of them may be in one namespace of their pools.
+
 Content that is too long for one RADOS object is in pieces. The object of a record is replaced atomically, so a reader
 gets the old or the new content. The key of the pieces is entered before the first of them, and removed after the last.
 So pieces that a crash leaves are removed with the object. The pieces of the old content are removed after the new
@@ -13,7 +16,7 @@ content is stored.
 
 import secrets
 from collections.abc import Container, Iterator, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass
 from itertools import takewhile
 from typing import Self
@@ -32,6 +35,7 @@ from dieselfs_server.store.interface import (
     with_chunks,
 )
 from dieselfs_server.store.rados_pool import STATS_AT_ONCE_MAX, RadosPool
+from dieselfs_server.store.wrapper import MARKER_RECORD
 
 READ_TRIES_MAX = 8
 """Tries to read a record that is replaced meanwhile."""
@@ -129,31 +133,50 @@ REGISTER_TRIES_MAX = 8
 _TIME_CHARACTERS = 4
 _DATASETS = "datasets"
 _PIECES = "pieces"
+_CHUNKS_POOL = "chunks-pool"
+"""The object with the name of the pool of the chunks, if it is another one."""
 
 
 class RadosStore:
-    """An `ObjectStore`. The pool must be replicated: erasure-coded pools have no keys.
+    """An `ObjectStore`. `pool` has indexes and records, and must be replicated: erasure-coded pools have no keys.
+    `chunks`: the pool of the chunks, or None for the same one.
 
     Removing a dataset during a put may leave chunks that are not listed. The server then drops the dataset's metadata,
     so nothing refers to them. Content of `piece_bytes` and more goes into pieces.
     """
 
-    def __init__(self, pool: RadosPool, piece_bytes: int = PIECE_BYTES) -> None:
+    def __init__(
+        self, pool: RadosPool, piece_bytes: int = PIECE_BYTES, chunks: RadosPool | None = None
+    ) -> None:
         self._pool = pool
+        self._chunks = chunks or pool
         self._piece_bytes = piece_bytes
 
     @classmethod
     def open(cls, url: str, is_new: bool) -> Self:
-        """The store at `rados://POOL?conf=FILE&user=client.NAME`. Raises NotFound, Unavailable."""
-        pool, options = path_of(url), dict(parse_qsl(split(url).query))
-        if not pool or options.keys() - {"conf", "user"}:
-            raise InvalidInput(f"store {url!r}: name a pool, and conf or user: rados://POOL?conf=FILE")
+        """The store at `rados://POOL?conf=FILE&user=client.NAME&chunks=POOL&namespace=NAME`; options may be missing.
+
+        Raises InvalidInput, NotFound, Unavailable.
+        """
+        name, options = path_of(url), dict(parse_qsl(split(url).query))
+        if not name or options.keys() - {"conf", "user", "chunks", "namespace"}:
+            raise InvalidInput(
+                f"store {url!r}: name a pool, and conf, user, chunks or namespace: rados://POOL?conf=FILE"
+            )
         user = options.get("user", DEFAULT_CEPH_USER)
         if not user.startswith("client."):
             raise InvalidInput(
                 f"store {url!r}: user {user!r} must be a Ceph client, such as {DEFAULT_CEPH_USER}"
             )
-        return cls(RadosPool(pool, options.get("conf", DEFAULT_CEPH_CONF), user))
+        others = options.get("conf", DEFAULT_CEPH_CONF), user, options.get("namespace", "")
+        with ExitStack() as opened:
+            pool = opened.enter_context(closing(RadosPool(name, *others)))
+            chunks = pool
+            if (of_chunks := options.get("chunks", name)) != name:
+                chunks = opened.enter_context(closing(RadosPool(of_chunks, *others)))
+            _check_pools(pool, name, of_chunks, is_new)
+            opened.pop_all()
+        return cls(pool, chunks=chunks)
 
     def put(self, dataset_id: bytes, chunk_id: bytes, parts: Sequence[Buffer]) -> None:
         content = b"".join(parts)
@@ -161,7 +184,7 @@ class RadosStore:
         self._register(dataset_id, name, name)
         try:
             if len(content) < self._piece_bytes:
-                self._pool.create(_chunk_object(dataset_id, name), content)
+                self._chunks.create(_chunk_object(dataset_id, name), content)
             else:
                 self._put_pieces(dataset_id, name, content)
         except AlreadyExists:
@@ -173,11 +196,11 @@ class RadosStore:
         pieces = Stripes.new(len(content), -(-len(content) // self._piece_bytes) - 1)
         self._register(dataset_id, name, pieces.key(name))
         rest = memoryview(content)[self._piece_bytes :]
-        write_pieces(self._pool, first, pieces, rest, self._piece_bytes)
+        write_pieces(self._chunks, first, pieces, rest, self._piece_bytes)
         try:
-            self._pool.create(first, content[: self._piece_bytes], [(_PIECES, pieces.encode())])
+            self._chunks.create(first, content[: self._piece_bytes], [(_PIECES, pieces.encode())])
         except AlreadyExists:
-            remove_pieces(self._pool, first, pieces)
+            remove_pieces(self._chunks, first, pieces)
             self._pool.remove_keys(_time_object(dataset_id, name), [pieces.key(name)])
             raise
 
@@ -185,9 +208,9 @@ class RadosStore:
         first = _chunk_object(dataset_id, chunk_name(chunk_id))
         with naming(chunk_id):
             if length == 0:
-                self._pool.size(first)
+                self._chunks.size(first)
                 return b""
-            read = self._pool.read if offset + length <= self._piece_bytes else self._read_pieces
+            read = self._chunks.read if offset + length <= self._piece_bytes else self._read_pieces
             return require_length(read(first, offset, length), chunk_id, offset, length)
 
     def _read_pieces(self, first: str, offset: int, length: int) -> bytes:
@@ -199,7 +222,7 @@ class RadosStore:
             start = max(offset - number * self._piece_bytes, 0)
             wanted = min(end - number * self._piece_bytes, self._piece_bytes) - start
             try:
-                part = self._pool.read(objects[number], start, wanted)
+                part = self._chunks.read(objects[number], start, wanted)
             except NotFound:
                 if objects[number] == first:
                     raise
@@ -215,12 +238,12 @@ class RadosStore:
     def size(self, dataset_id: bytes, chunk_id: bytes) -> int:
         first = _chunk_object(dataset_id, chunk_name(chunk_id))
         with naming(chunk_id):
-            length = self._pool.size(first)
+            length = self._chunks.size(first)
             pieces = self._pieces(first) if length == self._piece_bytes else None
         return pieces.length if pieces else length
 
     def _pieces(self, first: str) -> Stripes | None:
-        value = self._pool.attribute(first, _PIECES)
+        value = self._chunks.attribute(first, _PIECES)
         try:
             return None if value is None else Stripes.decode(value)
         except ValueError:
@@ -250,7 +273,7 @@ class RadosStore:
         yield from self._stored(dataset_id, names)
 
     def _stored(self, dataset_id: bytes, names: Sequence[str]) -> list[bytes]:
-        found = self._pool.existing([_chunk_object(dataset_id, name) for name in names])
+        found = self._chunks.existing([_chunk_object(dataset_id, name) for name in names])
         return [parse_chunk_name(name) for name, is_there in zip(names, found, strict=True) if is_there]
 
     def list_datasets(self, without: Container[bytes] = ()) -> Iterator[bytes]:
@@ -346,6 +369,8 @@ class RadosStore:
 
     def close(self) -> None:
         self._pool.close()
+        if self._chunks is not self._pool:
+            self._chunks.close()
 
     def _register(self, dataset_id: bytes, name: str, key: str) -> None:
         """Enter `key` into the index of its time, after the missing levels above it, from the top down."""
@@ -366,10 +391,27 @@ class RadosStore:
     def _remove_chunks(self, dataset_id: bytes, keys: Iterator[str] | Sequence[str]) -> None:
         for key in keys:
             if len(key) == CHUNK_NAME_CHARACTERS:
-                self._pool.remove(_chunk_object(dataset_id, key))
+                self._chunks.remove(_chunk_object(dataset_id, key))
             else:
                 first = _chunk_object(dataset_id, key[:CHUNK_NAME_CHARACTERS])
-                remove_pieces(self._pool, first, pieces_of_key(key))
+                remove_pieces(self._chunks, first, pieces_of_key(key))
+
+
+def _check_pools(pool: RadosPool, name: str, of_chunks: str, is_new: bool) -> None:
+    """Raise InvalidInput if the chunks are in another pool than `of_chunks`. A new store notes which one it is."""
+    try:
+        noted = pool.read(_CHUNKS_POOL, 0, _SMALL_RECORD_BYTES).decode("utf-8", "replace")
+    except NotFound:
+        noted = name
+        if is_new and of_chunks != name and not any(pool.existing([_record_object(MARKER_RECORD)])):
+            with suppress(AlreadyExists):  # another server starts, too
+                pool.create(_CHUNKS_POOL, of_chunks.encode())
+            return
+    if noted != of_chunks:
+        raise InvalidInput(
+            f"store rados://{name}: its chunks are in the pool {noted}, not in {of_chunks}; "
+            "give the pool that the store was created with (chunks=POOL)"
+        )
 
 
 def _chunk_object(dataset_id: bytes, name: str) -> str:

@@ -71,7 +71,8 @@ def load_librados() -> Any:
 
 
 class RadosPool:
-    """A connection to the pool `pool`, as `user` (`client.NAME`), with the cluster's configuration file `conf`.
+    """A connection to the pool `pool`, as `user` (`client.NAME`), with the cluster's configuration file `conf`. All
+    objects are in `namespace`.
 
     Raises NotFound if there is no such pool, InvalidInput if the configuration cannot be read, Unavailable if the
     cluster cannot be reached or refuses the user. Every method raises StorageFull when the pool (or the cluster) is
@@ -79,10 +80,15 @@ class RadosPool:
     """
 
     def __init__(
-        self, pool: str, conf: str, user: str, operation_timeout_s: float = OPERATION_TIMEOUT_S
+        self,
+        pool: str,
+        conf: str,
+        user: str,
+        namespace: str = "",
+        operation_timeout_s: float = OPERATION_TIMEOUT_S,
     ) -> None:
         self._librados = load_librados()
-        self._pool = pool
+        self._pool, self._namespace = pool, namespace
         self._operation_timeout_s = operation_timeout_s
         self._lock = Lock()  # guards the two below, and the limits in librados
         self._is_away = False
@@ -111,6 +117,7 @@ class RadosPool:
         with self._translated("connect", is_pool=True):
             cluster.connect()
             objects = cluster.open_ioctx(self._pool)
+            objects.set_namespace(self._namespace)
             objects.set_osdmap_full_try()  # a full pool then refuses at once; by default calls wait
             return objects
 
@@ -285,6 +292,11 @@ class RadosPool:
             where = f"object store: pool {self._pool}" + ("" if is_pool else f": {name}")
             if number in (errno.ENOENT, errno.ECANCELED):  # cancelled: its comparison with the mark failed
                 raise NotFound(f"{where}: there is no such {'pool' if is_pool else 'object'}") from None
+            if number == errno.EOPNOTSUPP:
+                raise InvalidInput(
+                    f"{where}: the pool has no keys, as it is erasure-coded; name a replicated pool for the store, and "
+                    f"this one for its chunks: rados://POOL?chunks={self._pool}"
+                ) from None
             if number == errno.EEXIST:
                 raise AlreadyExists(f"{where}: already exists") from None
             failure = StorageFull if number in _CAPACITY else Unavailable
