@@ -21,7 +21,11 @@ from dieselfs.limits import (
 SCHEME = "dl://"
 
 CONTROL_FOLDER = ".dieselfs"
-"""The folder in the root of a mount with its control files; it hides an entry of the dataset with this name."""
+"""The folder in the root of a mount with its control files; it hides an entry of the dataset with this name, which
+listings and orders leave out as well.
+"""
+COLUMNS_PATH = CONTROL_FOLDER.encode() + b"/columns.parquet"
+"""The file of a dataset with the values of its files (`dieselfs.selection`)."""
 
 _DATASET_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 

@@ -39,7 +39,15 @@ from dieselfs.dataset.file import DatasetFile, buffered
 from dieselfs.dataset.reader import FrozenReader
 from dieselfs.errors import AlreadyExists, DieselfsError, InvalidInput, NotFound
 from dieselfs.limits import CHUNK_TARGET_BYTES, LIBRARY_MEMORY_BYTES
-from dieselfs.names import SCHEME, check_dataset_name, is_location, parse_location, printable, user_path
+from dieselfs.names import (
+    COLUMNS_PATH,
+    SCHEME,
+    check_dataset_name,
+    is_location,
+    parse_location,
+    printable,
+    user_path,
+)
 from dieselfs.records import DatasetRecord
 from dieselfs.rpc.client import ServerClient
 from dieselfs.rpc.records import CopyRequest, PurgeReport
@@ -51,6 +59,7 @@ from dieselfs.shuffle.skips import Skips
 from dieselfs.shuffle.spec import PlanSpec, ReaderSpec
 from dieselfs.snapshot.reader import Snapshot, Stat
 from dieselfs.snapshot.saved import check_saved, load_snapshot, save_snapshot
+from dieselfs.snapshot.subtree import files_below, listed_children, walk_order
 from dieselfs.sources.server import ServerSource
 from dieselfs.transfer.sender import ChunkSender
 from dieselfs.transfer.writer import DatasetWriter
@@ -79,14 +88,15 @@ class Dataset:
         memory_bytes: int = LIBRARY_MEMORY_BYTES,
         job: JobAccess | None = None,
         encrypt: bool = False,
+        where: str = "",
     ) -> None:
         """Use `connect`. `generation` 0: the one of `tag`, else the newest. Without `must_exist`, the first put
-        creates a missing dataset. `job`: the job whose nodes pool their memory. `encrypt`: see `connect`.
+        creates a missing dataset. `job`: the job whose nodes pool their memory. `encrypt`, `where`: see `connect`.
         """
         self._settings = settings
         self._name = check_dataset_name(name)
         self._client = ServerClient(settings)
-        self._frozen = FrozenReader(self._client, settings, name, generation, tag, memory_bytes, job)
+        self._frozen = FrozenReader(self._client, settings, name, generation, tag, memory_bytes, job, where)
         self._encrypt = encrypt  # what is written
         self._lock = RLock()  # guards the two below
         self._record: DatasetRecord | None = None
@@ -235,18 +245,34 @@ class Dataset:
         """Names in a folder, sorted as bytes (DL_ls), decoded by `os.fsdecode`."""
         snapshot = self.snapshot
         folder = snapshot.require_folder(user_path(path))
-        return [os.fsdecode(snapshot.name(node)) for node in snapshot.children(folder)]
+        return [os.fsdecode(snapshot.name(node)) for node in listed_children(snapshot, folder)]
 
     def files(self, path: Path = "") -> Iterator[str]:
         """Paths of all files in a folder and below."""
         snapshot = self.snapshot
-        for node in snapshot.walk(snapshot.require(user_path(path))):
+        for node in walk_order(snapshot, snapshot.require(user_path(path))).tolist():
             if snapshot.stat(node).is_file:
                 yield os.fsdecode(snapshot.path(node))
 
     def __len__(self) -> int:
         """Number of files."""
-        return self.snapshot.header.files
+        snapshot = self.snapshot
+        return len(files_below(snapshot)) if snapshot.find(COLUMNS_PATH) >= 0 else snapshot.header.files
+
+    def select(self, where: str) -> "Dataset":
+        """The files for which an expression over their columns is true, as a dataset of its own, at this generation:
+        `data.select("width >= 512 and lang = 'de'")`. Close it as well. Raises InvalidInput.
+        """
+        earlier = self._frozen.where
+        state = {**self.__getstate__(), "where": f"({earlier}) and ({where})" if earlier else where}
+        selected = Dataset.__new__(Dataset)
+        selected.__setstate__(state)
+        try:
+            selected._frozen.open()
+        except BaseException:
+            selected.close()
+            raise
+        return selected
 
     def shuffle(self, seed: int = 0, epoch: int = 0, group_chunks: int | None = None) -> ShuffledPaths:
         """The files in the order of an epoch (DL_shuffle): chunk-wise in groups of `group_chunks`; 0 shuffles fully.
@@ -444,7 +470,8 @@ class Dataset:
             "memory_bytes": self._frozen.memory_bytes,
             "is_in_job": self._frozen.job is not None,
             "encrypt": self._encrypt,
-            "meta": snapshot.source,
+            "meta": (self._frozen.whole or snapshot).source,
+            "where": self._frozen.where,
         }
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -459,6 +486,7 @@ class Dataset:
             memory_bytes=state["memory_bytes"],
             job=JobAccess.find(settings, name, tag) if state["is_in_job"] else None,
             encrypt=state["encrypt"],
+            where=state.get("where", ""),
         )
         self.__dict__.update(dataset.__dict__)
         with suppress(DieselfsError):  # the file may be gone; then the server is asked at first use
@@ -486,6 +514,7 @@ def connect(
     job: str | None = None,
     job_secret: str | os.PathLike[str] | None = None,
     job_memory_bytes: int | None = None,
+    where: str = "",
 ) -> Dataset:
     """Open a dataset by its name, at a tag by `name@tag`; either may begin with `dl://` (DL_connect).
 
@@ -501,11 +530,14 @@ def connect(
     the job that Slurm, torchrun or Open MPI has started; empty: none, whatever the configuration says. `job_secret`: a
     file with the same content on all nodes, by default the key. `job_memory_bytes`: memory that this node offers.
 
+    `where`: only the files for which this expression over their columns is true (docs/guide/columns.md); all reads and
+    orders are then of these files.
+
     Raises NotFound, AccessDenied, Unavailable, InvalidInput.
     """
     settings = Settings.load(server, key_file, home=home)
     return connect_with(
-        settings, dataset, generation, create, memory_bytes, job, job_secret, job_memory_bytes, encrypt
+        settings, dataset, generation, create, memory_bytes, job, job_secret, job_memory_bytes, encrypt, where
     )
 
 
@@ -519,6 +551,7 @@ def connect_with(
     job_secret: str | os.PathLike[str] | None = None,
     job_memory_bytes: int | None = None,
     encrypt: bool = False,
+    where: str = "",
 ) -> Dataset:
     """As `connect`, with these settings."""
     location = parse_location(dataset if is_location(dataset) else SCHEME + dataset)
@@ -531,4 +564,4 @@ def connect_with(
     settings = settings.in_job(job, job_secret, job_memory_bytes)
     access = JobAccess.find(settings, location.dataset, location.tag, is_required=job is not None)
     at = location.dataset, generation, location.tag
-    return Dataset(settings, *at, not create, memory_bytes, access, encrypt)
+    return Dataset(settings, *at, not create, memory_bytes, access, encrypt, where)

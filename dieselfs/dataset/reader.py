@@ -11,6 +11,7 @@ from dieselfs.cluster.node_client import NodeClient, socket_path
 from dieselfs.errors import InvalidInput
 from dieselfs.process.state_dirs import runtime_folder
 from dieselfs.rpc.client import ServerClient
+from dieselfs.selection.selected import stored_selection
 from dieselfs.settings import Settings
 from dieselfs.shuffle.order import Layout
 from dieselfs.snapshot.derived import stored_plain
@@ -35,11 +36,16 @@ class FrozenReader:
         tag: str,
         memory_bytes: int,
         job: JobAccess | None,
+        where: str = "",
     ) -> None:
-        """`generation` 0: the one of `tag`, else the newest. `job`: the job whose nodes pool their memory."""
+        """`generation` 0: the one of `tag`, else the newest. `job`: the job whose nodes pool their memory. `where`:
+        only the files for which this expression is true.
+        """
         self.reader: FileReader | None = None
         """The open reader; None before the first `open`. Changed under the lock."""
-        self.tag, self.memory_bytes, self.job = tag, memory_bytes, job
+        self.tag, self.memory_bytes, self.job, self.where = tag, memory_bytes, job, where
+        self.whole: Snapshot | None = None
+        """The snapshot of the dataset, of which `where` selects; None before the first `open`."""
         self._client, self._settings, self._name = client, settings, name
         self._store = SnapshotStore.of(settings)
         self._lock = RLock()  # guards `reader` and the three below
@@ -81,6 +87,9 @@ class FrozenReader:
     def _attach(self, snapshot: Snapshot) -> FileReader:
         """Replace the reader: it uses the daemon of this node, or the memory of the job."""
         self._close_reader()
+        self.whole = snapshot
+        if self.where:
+            snapshot = stored_selection(snapshot, self._client, self.where)
         settings = self._settings
         disk = settings.disk, settings.disk_size_bytes
         chunks = node_source(self._client, snapshot, *disk, opens_ahead=self.job is None)

@@ -22,6 +22,7 @@ from dieselfs.names import SCHEME, Location, parse_location, printable
 from dieselfs.rpc.client import ServerClient
 from dieselfs.settings import Settings
 from dieselfs.snapshot.reader import Stat
+from dieselfs.snapshot.subtree import listed_children
 
 _NS = 1_000_000_000
 
@@ -82,7 +83,7 @@ class DieselFileSystem(AbstractFileSystem):  # type: ignore[misc]  # fsspec has 
             prefix = path + "/"
             entries = [
                 self._entry_of(prefix + os.fsdecode(snapshot.name(node)), data, node)
-                for node in snapshot.children(snapshot.follow(location.path))
+                for node in listed_children(snapshot, snapshot.follow(location.path))
             ]
         return entries if detail else [entry["name"] for entry in entries]
 

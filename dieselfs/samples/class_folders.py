@@ -19,7 +19,7 @@ from dieselfs.samples.loading import IMAGE_EXTENSIONS, Loader, Transform, check_
 from dieselfs.samples.sample_set import LocationList, SampleSet
 from dieselfs.samples.source import ConnectOptions, open_source
 from dieselfs.snapshot.reader import Snapshot
-from dieselfs.snapshot.subtree import files_below, nodes_below
+from dieselfs.snapshot.subtree import files_below, listed_children, nodes_below
 
 _LOWER = np.frombuffer(bytes(range(256)).lower(), np.uint8)
 
@@ -127,7 +127,9 @@ def find_samples(
     """
     root = snapshot.require_folder(folder)
     names = sorted(
-        os.fsdecode(snapshot.name(node)) for node in snapshot.children(root) if snapshot.stat(node).is_folder
+        os.fsdecode(snapshot.name(node))
+        for node in listed_children(snapshot, root)
+        if snapshot.stat(node).is_folder
     )
     endings = None if extensions is None else tuple(_ending(extension) for extension in extensions)
     label_of_folder, rank_of_folder = _folders_below(snapshot, root, names)
@@ -162,7 +164,8 @@ def _folders_below(
     for level in nodes_below(snapshot, root)[1:]:
         for folder in distinct(parents[level.start : level.stop]).tolist():
             below = os.fsdecode(snapshot.path(folder)[start:])
-            placed.append((below.partition("/")[0], below, folder))
+            if (label := below.partition("/")[0]) in label_by_name:
+                placed.append((label, below, folder))
     labels = np.full(len(snapshot), -1, np.int32)
     ranks = np.zeros(len(snapshot), np.int64)
     for rank, (name, _, folder) in enumerate(sorted(placed)):

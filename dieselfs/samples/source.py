@@ -365,6 +365,7 @@ class ConnectOptions(TypedDict, total=False):
     memory_bytes: int | None
     job: str | None
     job_secret: str | os.PathLike[str] | None
+    where: str
 
 
 def open_source(

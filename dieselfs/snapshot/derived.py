@@ -2,10 +2,12 @@
 files.
 """
 
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from dieselfs.arrays import Numbers
 from dieselfs.digests import digest_of
 from dieselfs.errors import Damaged, NotFound
 from dieselfs.snapshot.files import cannot_store, write_aside, write_content
@@ -39,20 +41,24 @@ def stored_plain(snapshot: Snapshot, cipher: "DatasetCipher") -> Snapshot:
     return Snapshot.open(path)
 
 
-def stored_subtree(snapshot: Snapshot, folder: bytes) -> Snapshot:
-    """The snapshot of a folder of a stored snapshot, beside which it is stored and removed.
+def stored_subtree(
+    snapshot: Snapshot, folder: bytes, where: str = "", select: Callable[[], Numbers] | None = None
+) -> Snapshot:
+    """The snapshot of a folder of a stored snapshot, beside which it is stored and removed. `select`: called for the
+    files that the expression `where` selects, unless the snapshot of the selection is stored already.
 
     Raises PathNotFound, InvalidInput if the path is no folder, and StorageFull.
     """
     beside = Path(snapshot.source)
-    path = beside.with_suffix(f".{digest_of(folder).hex()[:16]}.subtree")
+    named = folder + b"\0" + where.encode(errors="surrogatepass") if where else folder
+    path = beside.with_suffix(f".{digest_of(named).hex()[:16]}.subtree")
     try:
         found = Snapshot.open(path, folder)
         found.verify()
         return found
     except (NotFound, Damaged):
         pass
-    content = subtree_snapshot(snapshot, folder)
+    content = subtree_snapshot(snapshot, folder, None if select is None else select())
     try:
         write_aside(path, partial(write_content, content))
     except OSError as error:

@@ -5,12 +5,14 @@ order of a snapshot of the folder.
 """
 
 import stat
+from collections.abc import Sequence
 from itertools import pairwise
 
 import numpy as np
 
 from dieselfs.arrays import Numbers
 from dieselfs.columns import U8, ends_of, starts_of
+from dieselfs.names import CONTROL_FOLDER
 from dieselfs.snapshot.encoding import encode_columns, without_unused_chunks
 from dieselfs.snapshot.format import EXTENT_COLUMNS
 from dieselfs.snapshot.hash_index import hash_slots
@@ -38,8 +40,23 @@ def nodes_below(snapshot: Snapshot, folder: int = ROOT) -> list[range]:
     return levels
 
 
+def without_control(snapshot: Snapshot, nodes: Numbers) -> Numbers:
+    """Those of `nodes` that are not in the folder CONTROL_FOLDER of the root, and not that folder."""
+    control = snapshot.find(CONTROL_FOLDER.encode())
+    if control < 0:
+        return nodes
+    below = [np.arange(level.start, level.stop) for level in nodes_below(snapshot, control)]
+    return nodes[~np.isin(nodes, np.concatenate([np.array([control]), *below]))]
+
+
+def listed_children(snapshot: Snapshot, folder: int) -> Sequence[int]:
+    """`Snapshot.children`, but in the root without CONTROL_FOLDER."""
+    children, control = snapshot.children(folder), snapshot.find(CONTROL_FOLDER.encode())
+    return children if folder or control < 0 else [node for node in children if node != control]
+
+
 def walk_order(snapshot: Snapshot, folder: int = ROOT) -> Numbers:
-    """The nodes of `Snapshot.walk`, in its order: shape (n,). About 50 ms for a million."""
+    """The nodes of `Snapshot.walk`, in its order, without CONTROL_FOLDER: shape (n,). About 50 ms for a million."""
     levels = nodes_below(snapshot, folder)
     all_parents = snapshot.column("parents")
     # Of each level but the first: the place of the parent of each node in the level above.
@@ -59,21 +76,23 @@ def walk_order(snapshot: Snapshot, folder: int = ROOT) -> Numbers:
             before += 1 + places[above] - np.repeat(before[firsts], np.diff([*firsts.tolist(), len(above)]))
         places = before
         order[places] = np.arange(level.start, level.stop)
-    return order
+    return order if folder else without_control(snapshot, order)
 
 
 def files_below(snapshot: Snapshot, folder: int = ROOT) -> Numbers:
-    """The files below a folder, ascending: shape (n,). About 10 ms for a million."""
+    """The files below a folder, ascending, without CONTROL_FOLDER: shape (n,). About 10 ms for a million."""
     modes = snapshot.column("modes")
     found = [
         level.start + np.flatnonzero((modes[level.start : level.stop] & _TYPE_BITS) == stat.S_IFREG)
         for level in nodes_below(snapshot, folder)
     ]
-    return np.concatenate(found) if found else np.empty(0, np.int64)
+    nodes = np.concatenate(found) if found else np.empty(0, np.int64)
+    return nodes if folder else without_control(snapshot, nodes)
 
 
-def subtree_snapshot(snapshot: Snapshot, path: bytes) -> bytes:
+def subtree_snapshot(snapshot: Snapshot, path: bytes, selected: Numbers | None = None) -> bytes:
     """The snapshot file of a folder: paths are relative to it, and chunks are those of its files. Not signed.
+    `selected`: of the files below, only these and their folders; shape (n,).
 
     Name, ID, generation and time are those of the dataset. Takes about 1 s per million nodes. Raises PathNotFound, and
     InvalidInput if the path is no folder.
@@ -81,6 +100,12 @@ def subtree_snapshot(snapshot: Snapshot, path: bytes) -> bytes:
     folder = snapshot.require_folder(path)
     levels = [np.arange(level.start, level.stop) for level in nodes_below(snapshot, folder)]
     nodes = np.concatenate([np.array([folder]), *levels])
+    if selected is not None:
+        is_kept = np.zeros(len(snapshot), np.bool_)
+        is_kept[np.append(selected.astype(np.int64), folder)] = True
+        for level in reversed(levels):
+            is_kept[snapshot.column("parents")[level[is_kept[level]]]] = True
+        nodes = nodes[is_kept[nodes]]
     prefix = len(path) + 1 if path else 0
     paths = [each[prefix:] for each in snapshot.path_many(nodes)]
     parents = np.searchsorted(nodes, snapshot.column("parents")[nodes])
@@ -89,7 +114,8 @@ def subtree_snapshot(snapshot: Snapshot, path: bytes) -> bytes:
 
     modes, counts = snapshot.column("modes")[nodes], snapshot.column("counts")[nodes].astype(np.int64)
     types = modes & _TYPE_BITS
-    child_counts = np.where(types == stat.S_IFDIR, counts, 0)
+    child_counts = np.bincount(parents[1:], minlength=len(nodes))
+    counts = np.where(types == stat.S_IFDIR, child_counts, counts)
     extent_counts = counts - child_counts
     extents = runs_of(snapshot.column("firsts")[nodes].astype(np.int64), extent_counts)
     link_nodes = np.flatnonzero(types == stat.S_IFLNK)

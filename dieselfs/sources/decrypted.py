@@ -31,7 +31,6 @@ from dieselfs.errors import Damaged, DieselfsError
 from dieselfs.names import printable
 from dieselfs.snapshot.reader import ExtentRef, Snapshot
 from dieselfs.snapshot.storage_order import StorageOrder
-from dieselfs.snapshot.subtree import files_below
 from dieselfs.sources.interface import Arrival, Slices, Source, Wanted
 from dieselfs.sources.server import ServerSource, SharedMemory
 from dieselfs.telemetry.stalls import METER
@@ -48,7 +47,7 @@ class Decryption:
         self._snapshot = snapshot
         self._make = cipher
         self._cipher: DatasetCipher | None = None
-        order = StorageOrder.of(snapshot, files_below(snapshot))
+        order = StorageOrder.of(snapshot, np.arange(len(snapshot)))
         self._extents: Numbers = order.extents
         self._owners: Numbers = order.owners
         chunks = snapshot.column("extent_chunks")[order.extents].astype(np.int64)

@@ -122,6 +122,14 @@ VERB_LINES: Mapping[str, Mapping[str, list[str]]] = {
         ],
     },
     "purge": {"dataset": [_PURGED], "summary": [_PURGED, "dry_run datasets"]},
+    "columns": {
+        "column": ["name value_type files"],
+        "summary": [
+            "dataset columns files? generation?",
+            "dry_run dataset columns files?",
+            "columns files target?",
+        ],
+    },
     "tag": {
         "tag": [_TAG],
         "summary": [_TAG, "dataset tag dry_run", "tags"],

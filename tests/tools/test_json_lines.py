@@ -142,7 +142,19 @@ RUNS: Sequence[tuple[str, int]] = (
     ("rb -n D", 0),
     ("rb -y D", 0),
 )
-IN_OTHER_TESTS = {"bench", "chaos", "dashboard", "mount", "upgrade", "warm", "cache", "run", "key", "erase"}
+IN_OTHER_TESTS = {
+    "columns",
+    "bench",
+    "chaos",
+    "dashboard",
+    "mount",
+    "upgrade",
+    "warm",
+    "cache",
+    "run",
+    "key",
+    "erase",
+}
 
 
 @pytest.mark.timeout(1200)  # more than sixty processes, one after the other

@@ -84,6 +84,7 @@ GROUPS = {
         "which": "Print the files of one step of an epoch.",
     },
     "Versions": {
+        "columns": "Keep labels and other values of files, to select files by them.",
         "tag": "Manage the tags of a dataset: named generations.",
         "snapshot": "Save, list and compare the metadata of generations.",
         "diff": "Compare two datasets, tags or folders.",
@@ -117,6 +118,7 @@ VERBS = {verb: brief for group in GROUPS.values() for verb, brief in group.items
 _MODULES = {
     "accounts": ("user", "group"),
     "archives": ("import", "attach", "detach", "export"),
+    "columns": ("columns",),
     "copy": ("put", "sync", "get", "cp", "mv"),
     "encryption": ("key", "erase"),
     "limits": ("quota", "limit", "usage"),

@@ -192,6 +192,21 @@ yes = flag("-y", "--yes", "is_confirmed", text="Do not ask for confirmation.")
 human = flag("-h", "--human", expose_value=False, text="Print sizes as 4.0 MiB (the default).")
 
 
+def _keep_where(context: click.Context, _: click.Parameter, value: str | None) -> None:
+    if value is not None and not value.strip():
+        raise InvalidInput("--where has no expression: write one as width >= 512")
+    context.obj.where = value or ""
+
+
+where = click.option(
+    "--where",
+    metavar="EXPRESSION",
+    expose_value=False,
+    callback=_keep_where,
+    help="Only files for which this is true of their columns, as \"width >= 512 and lang = 'de'\".",
+)
+
+
 def records(formats: Sequence[str], template: str) -> Callable[[Function], Function]:
     """The options of verbs that read records of sources. `template`: the help of --name."""
 

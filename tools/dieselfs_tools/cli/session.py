@@ -27,6 +27,8 @@ class Session:
     key_file: str | None = None
     is_debug: bool = False
     verb: str = ""
+    where: str = ""
+    """Of datasets, only the files for which this expression is true."""
     started_s: float = field(default_factory=time.monotonic)
     output: Output = field(default_factory=Output)
     _closing: ExitStack = field(default_factory=ExitStack)
@@ -60,7 +62,7 @@ class Session:
         """A dataset that exists; `generation` and `job` as for `dieselfs.connect`. Raises NotFound."""
         from dieselfs.dataset.dataset import connect_with
 
-        dataset = connect_with(self.settings(), name, generation, job=job)
+        dataset = connect_with(self.settings(), name, generation, job=job, where=self.where)
         # Closing discards what was put and not flushed: the verb failed before its flush.
         self._closing.push(dataset)
         return dataset

@@ -195,6 +195,7 @@ SHARD_BYTES = 256 * MIB
 @options.dry_run
 @options.flag("-f", "--force", "is_forced", text="Replace an existing file.")
 @options.processes
+@options.where
 def export(session: Session, location: Location, target: str, format_name: str, **chosen: Any) -> int:
     """Write a dataset, or a folder of one, as an EROFS image, which Linux mounts without dieselfs, or as a tar archive,
     WebDataset shards, an LMDB environment, or a folder.

@@ -111,6 +111,7 @@ def sync(
 )
 @options.filters
 @options.processes
+@options.where
 def get(session: Session, **chosen: Any) -> int:
     """Write files of a dataset to DESTINATION. [this folder; '-': standard output]
 

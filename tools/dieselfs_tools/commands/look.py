@@ -11,7 +11,7 @@ import click
 
 from dieselfs.errors import EXIT_DAMAGED, EXIT_OK, AccessDenied, InvalidInput, ProtocolError
 from dieselfs.limits import LISTING_ENTRIES_MAX
-from dieselfs.names import SCHEME, Location, printable, split_path
+from dieselfs.names import CONTROL_FOLDER, SCHEME, Location, printable, split_path
 from dieselfs.rpc.limit_kinds import QUOTAS
 from dieselfs.units import count, format_time
 from dieselfs_tools.cli import options
@@ -44,6 +44,7 @@ if TYPE_CHECKING:
 @options.flag("-R", "--recursive", "is_recursive", text="List all folders below, as full paths.")
 @options.filters
 @options.human
+@options.where
 def ls(
     session: Session, locations: Sequence[Location], is_long: bool, is_recursive: bool, patterns: Patterns
 ) -> int:
@@ -97,7 +98,12 @@ def _list_datasets(session: Session, is_long: bool) -> int:
 
 def _entries(session: Session, location: Location, is_recursive: bool) -> Iterator[Entry]:
     # Only a snapshot has the content of a tag, and encrypted names in the order of the plain ones.
-    if is_recursive or location.tag or session.client.known_cipher(location.dataset) is not None:
+    if (
+        is_recursive
+        or location.tag
+        or session.where
+        or session.client.known_cipher(location.dataset) is not None
+    ):
         return _in_snapshot(session, location, is_recursive)
     return _in_folder(session.client, location)
 
@@ -113,20 +119,21 @@ def _in_folder(client: "ServerClient", location: Location) -> Iterator[Entry]:
         if page[-1].name <= after:
             raise ProtocolError(f"{location}: the server repeats names in its list")
         for entry in page:
-            yield Entry.of_server(prefix + entry.name, entry)
+            if prefix or entry.name != CONTROL_FOLDER.encode():
+                yield Entry.of_server(prefix + entry.name, entry)
         after = page[-1].name
 
 
 def _in_snapshot(session: Session, location: Location, is_recursive: bool) -> Iterator[Entry]:
     import numpy as np
 
-    from dieselfs.snapshot.subtree import walk_order
+    from dieselfs.snapshot.subtree import listed_children, walk_order
 
     snapshot = session.dataset(location.state).snapshot
     top = snapshot.require(location.path)
     if not snapshot.stat(top).is_folder:
         yield Entry.of_snapshot(snapshot, top)
-    nodes = walk_order(snapshot, top) if is_recursive else np.array(snapshot.children(top), np.int64)
+    nodes = walk_order(snapshot, top) if is_recursive else np.array(listed_children(snapshot, top), np.int64)
     yield from Entry.of_nodes(snapshot, nodes)
 
 
@@ -247,6 +254,7 @@ def _info_of_file(session: Session, location: Location) -> None:
 )
 @options.filters
 @options.human
+@options.where
 def du(session: Session, locations: Sequence[Location], depth_max: int, patterns: Patterns) -> int:
     """Print the size and the number of files of each location, or of all datasets."""
     places = locations or [Location(dataset.name) for dataset in session.client.datasets()]
@@ -268,7 +276,9 @@ Sums = dict[bytes, tuple[int, int]]
 
 
 def _sums(session: Session, place: Location, depth_max: int, patterns: Patterns) -> Sums:
-    if not patterns and not place.path and not depth_max and not place.tag:  # the server knows these totals
+    if not (
+        patterns or place.path or depth_max or place.tag or session.where
+    ):  # the server knows these totals
         record = session.client.dataset(place.dataset)
         return {b"": (record.total_bytes, record.files)}
     return folder_sums(session.dataset(place.state).snapshot, place.path, depth_max, patterns)
@@ -326,6 +336,7 @@ TYPES = {"file": "file", "folder": "folder", "link": "link", "f": "file", "d": "
 @options.flag("-l", "--long", "is_long", text="Print mode, size, time and the target of a link.")
 @options.flag("-0", "--null", "is_null", text="Print raw locations, each with a NUL byte at its end.")
 @options.human
+@options.where
 def find(
     session: Session,
     locations: Sequence[Location],
@@ -359,7 +370,10 @@ def find(
 
     for location in locations:
         start = f"{SCHEME}{location.state}/".encode("ascii")
-        entries = wanted(location, _of_kind(session, location, kind, min_size, max_size))
+        entries = wanted(
+            location,
+            _of_kind(session, location, kind or ("file" if session.where else None), min_size, max_size),
+        )
         if is_null:
             while block := [*islice(entries, RECORDS_TOGETHER)]:
                 write_bytes(b"".join([start + entry.path + b"\0" for entry in block]))
@@ -414,6 +428,7 @@ DRAWN_LINES, ASCII_LINES = ("├── ", "└── ", "│   ", "    "), ("|--
 @click.argument("location", type=options.LOCATION, metavar="dl://DATASET/PATH")
 @click.option("-L", "--level", "levels", type=click.IntRange(1), help="Only this many levels.")
 @options.flag("-d", "--folders", "is_folders", text="Only folders.")
+@options.where
 def tree(session: Session, location: Location, levels: int | None, is_folders: bool) -> int:
     """Draw a folder with its content, sorted by name. A slash marks a folder."""
     output, snapshot = session.output, session.dataset(location.state).snapshot
@@ -445,12 +460,16 @@ def drawn(
 ) -> Iterator[tuple[str, int]]:
     """The entries below `top`, each with the lines before its name. `levels`: None for all."""
     tee, corner, pipe, blank = lines
+    from dieselfs.snapshot.subtree import listed_children
+
     # The entries to come, in reverse order; a stack, as folders may be nested deeper than Python's calls.
     ahead: list[tuple[str, int, bool]] = []
 
     def add(before: str, folder: int) -> None:
         nodes = [
-            node for node in snapshot.children(folder) if not is_folders or snapshot.stat(node).is_folder
+            node
+            for node in listed_children(snapshot, folder)
+            if not is_folders or snapshot.stat(node).is_folder
         ]
         ahead.extend((before, node, node == nodes[-1]) for node in reversed(nodes))
 

@@ -228,6 +228,7 @@ def plan_fields(location: Location, plan: Plan) -> dict[str, object]:
 )
 @options.flag("--quality", "is_quality", text="Print how random the order is, and the memory it needs.")
 @options.flag("-0", "--null", "is_null", text="Print raw paths, each with a NUL byte at its end.")
+@options.where
 def shuffle(
     session: Session,
     dataset: Location,

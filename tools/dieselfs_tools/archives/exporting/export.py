@@ -19,6 +19,7 @@ from dieselfs.limits import CHUNK_TARGET_BYTES, MIB
 from dieselfs.names import Location
 from dieselfs.snapshot.reader import Snapshot, Stat
 from dieselfs.snapshot.storage_order import StorageOrder, tree_order
+from dieselfs.snapshot.subtree import listed_children
 from dieselfs.transfer.destination import DISK_FULL, aside_name
 from dieselfs.transfer.download import TreeDownload
 from dieselfs.transfer.image_export import ImageExport
@@ -59,7 +60,7 @@ def ordered(snapshot: Snapshot, folder: int) -> Iterator[int]:
         if node != folder:
             yield node
         below = []
-        for child in snapshot.children(node):
+        for child in listed_children(snapshot, node):
             if snapshot.stat(child).is_folder:
                 below.append(child)
             else:

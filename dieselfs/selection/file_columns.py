@@ -1,0 +1,282 @@
+"""Columns of scalars for the files of a dataset: one table, kept in the dataset as a Parquet file. This module opens
+files.
+
+The table has one row per file that has values, with its path. It is stored at COLUMNS_PATH as any file is, so it is
+encrypted, copied, tagged and rebuilt as they are. It belongs to the folder that listings, orders and mounts leave out.
+"""
+
+from collections.abc import Iterable, Sequence
+from difflib import get_close_matches
+from io import BytesIO
+from json import dumps
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from dieselfs.arrays import Numbers
+from dieselfs.columns import I64
+from dieselfs.errors import Damaged, InvalidInput
+from dieselfs.names import COLUMNS_PATH, SCHEME, printable
+from dieselfs.snapshot.reader import Snapshot
+from dieselfs.snapshot.subtree import files_below
+
+try:
+    import pyarrow as pa
+    import pyarrow.compute as pc
+    from pyarrow import csv, json, parquet
+except ImportError as error:
+    raise InvalidInput(
+        f"columns of files need pyarrow and duckdb ({error}): in a checkout: pip install '.[columns]'"
+    ) from None
+
+PATH = "path"
+"""The column with the path of the file."""
+KINDS = (".parquet", ".csv", ".jsonl")
+_ROWS_AT_ONCE = 16_384
+_SHOWN = 3
+"""Faulty rows that an error names."""
+
+
+def name_fault(name: str, known: Sequence[str]) -> str:
+    """That a column is unknown, with similar ones."""
+    near = get_close_matches(name, known, 3, 0.5)
+    if near:
+        return f"there is no column {name!r}: did you mean {' or '.join(near)}?"
+    return f"there is no column {name!r}: there are {', '.join(known)}"
+
+
+class FileColumns:
+    """The table of a dataset. `table`: its first column is PATH, as bytes; rows have different paths."""
+
+    def __init__(self, table: Any) -> None:
+        self.table = table
+
+    @classmethod
+    def decode(cls, content: bytes, names: Iterable[str] | None = None) -> "FileColumns":
+        """`names`: the columns to read, beside PATH; None: all. Raises Damaged."""
+        try:
+            wanted = None if names is None else [PATH, *names]
+            return cls(parquet.read_table(BytesIO(content), columns=wanted).combine_chunks())
+        except pa.ArrowException as error:
+            raise Damaged(f"{printable(COLUMNS_PATH)}: {_first_line(error)}") from None
+
+    def encode(self) -> bytes:
+        out = BytesIO()
+        parquet.write_table(self.table, out, compression="zstd")
+        return out.getvalue()
+
+    @property
+    def names(self) -> list[str]:
+        """The columns, without PATH."""
+        return list(self.table.column_names[1:])
+
+    @staticmethod
+    def names_in(content: bytes) -> list[str]:
+        """The columns of an encoded table, without PATH. Raises Damaged."""
+        try:
+            return list(parquet.read_schema(BytesIO(content)).names[1:])
+        except pa.ArrowException as error:
+            raise Damaged(f"{printable(COLUMNS_PATH)}: {_first_line(error)}") from None
+
+    def for_expression(self, has_path: bool) -> Any:
+        """The table with paths as text, or without them, and a last row without values. Raises InvalidInput."""
+        table = self.table.drop_columns([PATH])
+        if has_path or not table.num_columns:
+            try:
+                table = table.append_column(PATH, self.table.column(PATH).cast(pa.large_string()))
+            except pa.ArrowInvalid:
+                raise InvalidInput("some paths are not UTF-8, so an expression cannot use 'path'") from None
+        empty = {field.name: pa.nulls(1, field.type) for field in table.schema}
+        return pa.concat_tables([table, pa.table(empty, schema=table.schema)])
+
+    def nodes(self, snapshot: Snapshot) -> Numbers:
+        """The file of each row in a snapshot, -1 for none: shape (rows,). About 0.3 s for a million."""
+        return nodes_of(snapshot, _only(self.table, PATH))
+
+    def joined(self, added: "FileColumns", snapshot: Snapshot) -> "FileColumns":
+        """With the values of `added`, which replace those here. An empty value replaces none. Rows of files that the
+        snapshot does not have are left out. Raises InvalidInput for a column with values of another type.
+        """
+        for name in set(self.names) & set(added.names):
+            here, there = self.table.schema.field(name).type, added.table.schema.field(name).type
+            if here != there:
+                raise InvalidInput(
+                    f"column {name!r} has values of type {here}, the table has {there}: "
+                    "convert them, or remove the column first"
+                )
+        fresh, old = added.nodes(snapshot), self.nodes(snapshot)
+        nodes = np.union1d(fresh[fresh >= 0], old[old >= 0])
+        tables = (added.table, _rows_of(nodes, fresh)), (self.table, _rows_of(nodes, old))
+        columns = {PATH: _paths(snapshot).take(pa.array(nodes))}
+        for name in dict.fromkeys([*self.names, *added.names]):
+            parts = [_only(table, name).take(rows) for table, rows in tables if name in table.column_names]
+            columns[name] = pc.coalesce(*parts)
+        _check_names(list(columns)[1:])
+        return FileColumns(pa.table(columns))
+
+    def without(self, names: Sequence[str]) -> "FileColumns":
+        """Raises InvalidInput for an unknown name."""
+        for name in names:
+            if name not in self.names:
+                raise InvalidInput(name_fault(name, self.names))
+        return FileColumns(self.table.drop_columns(list(names)))
+
+    def export(self, path: Path) -> None:
+        """Write a file of a kind of KINDS; replaces it. Raises InvalidInput."""
+        kind, table = _kind(path), self.table
+        try:  # paths as text, where they are
+            table = table.set_column(0, PATH, _only(table, PATH).cast(pa.large_string()))
+        except pa.ArrowInvalid:
+            if kind != ".parquet":
+                raise InvalidInput("some paths are not UTF-8: export to a .parquet file") from None
+        try:
+            if kind == ".parquet":
+                parquet.write_table(table, path)
+            elif kind == ".csv":
+                csv.write_csv(table, path)
+            else:
+                with open(path, "w", encoding="utf-8") as file:
+                    for batch in table.to_batches(_ROWS_AT_ONCE):
+                        rows = (dumps(row, ensure_ascii=False, default=str) for row in batch.to_pylist())
+                        file.write("\n".join(rows) + "\n")
+        except OSError as error:
+            raise InvalidInput(f"{path}: {error.strerror or error}") from None
+
+
+def read_table(path: Path, key: str, folder: bytes, snapshot: Snapshot, is_partial: bool) -> FileColumns:
+    """The columns of a file of a kind of KINDS. `key`: the column with the paths, relative to `folder`.
+    `is_partial`: leave out rows of files that do not exist.
+
+    Raises InvalidInput, which names the first faulty rows.
+    """
+    kind = _kind(path)
+    try:
+        if kind == ".parquet":
+            table = parquet.read_table(path)
+        else:
+            table = (csv.read_csv if kind == ".csv" else json.read_json)(path)
+    except FileNotFoundError:
+        raise InvalidInput(f"{path}: no such file") from None
+    except (pa.ArrowException, OSError) as error:
+        raise InvalidInput(f"{path}: {_first_line(error)}") from None
+    if key not in table.column_names:
+        raise InvalidInput(f"{path}: {name_fault(key, table.column_names)}")
+    columns = {PATH: _keys(table, key, folder, path)}
+    for name in table.column_names:
+        if name != key:
+            columns[name] = _scalars(table.column(name), name, path)
+    _check_names(list(columns)[1:])
+    if len(columns) == 1:
+        raise InvalidInput(f"{path}: there is no column beside the key {key!r}")
+    return FileColumns(_existing(pa.table(columns), snapshot, path, is_partial))
+
+
+def nodes_of(snapshot: Snapshot, paths: Any) -> Numbers:
+    """The files with these paths, -1 for none: shape (n,). `paths`: an array of bytes."""
+    files, known = files_below(snapshot), _paths(snapshot)
+    if len(files) == len(paths) and known.take(pa.array(files)).equals(paths):
+        return files
+    is_file = np.zeros(len(known) + 1, np.bool_)  # the last one: of what is nowhere
+    is_file[files] = True
+    found = pc.fill_null(pc.index_in(paths, value_set=known), -1).to_numpy(zero_copy_only=False)
+    found = found.astype(np.int64)
+    return np.where(is_file[found], found, -1)
+
+
+def _paths(snapshot: Snapshot) -> Any:
+    """The paths of all nodes, without a copy of them."""
+    ends = np.append(np.int64(0), snapshot.column("path_ends").view(I64))
+    buffers = [None, pa.py_buffer(ends), pa.py_buffer(snapshot.column("paths"))]
+    return pa.Array.from_buffers(pa.large_binary(), len(snapshot), buffers)
+
+
+def _only(table: Any, name: str) -> Any:
+    """A column as one array."""
+    return _whole(table.column(name))
+
+
+def _whole(column: Any) -> Any:
+    """As one array."""
+    if column.num_chunks == 1:
+        return column.chunk(0)
+    return pa.concat_arrays(column.chunks or [pa.array([], column.type)])
+
+
+def _rows_of(nodes: Numbers, of_rows: Numbers) -> Any:
+    """The row of each node, null for none. `of_rows`: the node of each row."""
+    return pc.index_in(pa.array(nodes), value_set=pa.array(of_rows))
+
+
+def _kind(path: Path) -> str:
+    if path.suffix.lower() not in KINDS:
+        raise InvalidInput(f"{path}: the name of a table ends in {', '.join(KINDS)}")
+    return path.suffix.lower()
+
+
+def _keys(table: Any, key: str, folder: bytes, path: Path) -> Any:
+    """The paths in the dataset of the key column, all different."""
+    column = table.column(key)
+    kind = column.type.value_type if pa.types.is_dictionary(column.type) else column.type
+    if not (pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind)):
+        raise InvalidInput(f"{path}: the key {key!r} has values of type {kind}; paths are text")
+    if column.null_count:
+        raise InvalidInput(f"{path}: {column.null_count} rows have no {key!r}")
+    names = pc.utf8_trim(column.cast(pa.large_string()), "/").cast(pa.large_binary())
+    if folder:
+        head, slash = (pa.scalar(part, pa.large_binary()) for part in (folder, b"/"))
+        names = pc.binary_join_element_wise(head, names, slash)
+    names = _whole(names)
+    counts = pc.value_counts(names)
+    several = counts.filter(pc.greater(counts.field(1), 1)).field(0)
+    if len(several):
+        raise InvalidInput(f"{path}: {len(several)} keys come several times: {_some(several)}")
+    return names
+
+
+def _scalars(column: Any, name: str, path: Path) -> Any:
+    """Raises InvalidInput unless a column has scalars of one type."""
+    kind = column.type
+    if pa.types.is_dictionary(kind):
+        kind = kind.value_type
+    if pa.types.is_null(kind):
+        raise InvalidInput(f"{path}: column {name!r} has no value")
+    if pa.types.is_nested(kind):
+        raise InvalidInput(
+            f"{path}: column {name!r} has values of type {kind}; a value is one number, text or date"
+        )
+    if pa.types.is_string_view(kind):
+        kind = pa.string()
+    return _whole(column.cast(kind))
+
+
+def _existing(table: Any, snapshot: Snapshot, path: Path, is_partial: bool) -> Any:
+    """The rows of files that exist; other rows are an error unless `is_partial`."""
+    is_missing = pa.array(nodes_of(snapshot, _only(table, PATH)) < 0)
+    missing = _only(table, PATH).filter(is_missing)
+    if len(missing) and not is_partial:
+        raise InvalidInput(
+            f"{path}: {len(missing):,} of {table.num_rows:,} paths are not files of {SCHEME}{snapshot.dataset}: "
+            f"{_some(missing)}; leave them out with --partial"
+        )
+    return table.filter(pc.invert(is_missing))
+
+
+def _check_names(names: Sequence[str]) -> None:
+    """Raises InvalidInput for names that an expression cannot tell apart."""
+    seen = {PATH: PATH}
+    for name in names:
+        other = seen.setdefault(name.lower(), name)
+        if other != name or not name or name == PATH:
+            raise InvalidInput(
+                f"a column cannot be called {name!r}: expressions take it for {other!r}; rename it"
+            )
+
+
+def _some(paths: Any) -> str:
+    shown = ", ".join(printable(each) for each in paths[:_SHOWN].to_pylist())
+    return shown + (", ..." if len(paths) > _SHOWN else "")
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0]

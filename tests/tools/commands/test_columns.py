@@ -1,0 +1,71 @@
+"""dlcmd columns, and the verbs that select files by columns."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from dieselfs.errors import EXIT_USAGE
+from tests.support.dlcmd import Dlcmd
+
+parquet = pytest.importorskip("pyarrow.parquet", reason="the extra columns is not installed")
+pytest.importorskip("duckdb", reason="the extra columns is not installed")
+
+LARGE = ("--where", "width >= 512 and lang = 'de'")
+
+
+@pytest.fixture
+def labelled(dlcmd: Dlcmd, pets: str) -> str:
+    (dlcmd.folder / "t.csv").write_text(
+        "file,width,lang\ntrain/cat.txt,600,de\ntrain/more/dog.bin,700,en\nnone,9,de\n"
+    )
+    dlcmd("columns", "add", "--json", f"dl://{pets}", "t.csv", "--key", "file")
+    return pets
+
+
+def test_columns_are_listed_exported_and_removed(dlcmd: Dlcmd, labelled: str) -> None:
+    listed = dlcmd("columns", "list", "--json", labelled)
+    assert [(one["name"], one["value_type"], one["files"]) for one in listed.objects] == [
+        ("width", "int64", 3),
+        ("lang", "string", 3),
+    ]
+    dlcmd("columns", "export", "--json", labelled, "t.parquet")
+    assert set(parquet.read_table(dlcmd.folder / "t.parquet").column("path").to_pylist()) == {
+        "train/cat.txt",
+        "train/more/dog.bin",
+        "none",
+    }
+    dlcmd("columns", "export", "-q", labelled, "t.jsonl")
+    rows = [json.loads(line) for line in (dlcmd.folder / "t.jsonl").read_text().splitlines()]
+    assert {"path": "none", "width": 9, "lang": "de"} in rows
+    dlcmd("columns", "export", labelled, "t.txt", exit_code=EXIT_USAGE)
+    assert "did you mean width" in dlcmd("columns", "remove", labelled, "wide", exit_code=EXIT_USAGE).stderr
+    dlcmd("columns", "remove", labelled, "width")
+    assert "no column 'width'" in dlcmd("find", labelled, *LARGE, exit_code=EXIT_USAGE).stderr
+    assert dlcmd("columns", "remove", "--json", "-n", labelled, "lang").summary["columns"] == ["lang"]
+    dlcmd("columns", "remove", "--json", labelled, "lang")
+    assert "has no columns" in dlcmd("columns", "list", labelled, exit_code=EXIT_USAGE).stderr
+
+
+def test_verbs_select_files(dlcmd: Dlcmd, labelled: str) -> None:
+    assert dlcmd("find", labelled, *LARGE).lines == [f"dl://{labelled}/train/cat.txt"]
+    assert dlcmd("ls", "-R", labelled, *LARGE).lines == ["train/", "train/cat.txt"]
+    assert dlcmd("ls", labelled, *LARGE).lines == ["train/"]
+    assert dlcmd("ls", labelled).lines == ["empty/", "latest", "none", "train/"]
+    assert dlcmd("du", "--json", labelled, *LARGE).summary["files"] == 1
+    assert dlcmd("shuffle", labelled, *LARGE).lines == ["train/cat.txt"]
+    dlcmd("get", "-r", f"dl://{labelled}/train", "out", "--where", "lang = 'en'")
+    dlcmd("export", f"dl://{labelled}", "whole.tar", *LARGE)
+    found = [str(path.relative_to(dlcmd.folder / "out")) for path in Path(dlcmd.folder, "out").rglob("*.*")]
+    assert found == ["train/more/dog.bin"] or found == ["more/dog.bin"]
+
+
+def test_columns_go_where_the_dataset_goes(dlcmd: Dlcmd, labelled: str) -> None:
+    dlcmd("tag", "add", labelled, "v1")
+    dlcmd("cp", "-r", f"dl://{labelled}/", f"dl://{labelled}-copy/")
+    dlcmd("sync", "--delete", "-y", "pets/", f"dl://{labelled}/")
+    dlcmd("rebuild", labelled)
+    for place in (labelled, f"{labelled}@v1", f"{labelled}-copy"):
+        assert dlcmd("find", f"dl://{place}", *LARGE).lines == [f"dl://{place}/train/cat.txt"]
+    dlcmd("get", "-r", "-q", f"dl://{labelled}/", "back")
+    assert not (dlcmd.folder / "back" / ".dieselfs").exists()
