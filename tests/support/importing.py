@@ -6,7 +6,7 @@ from zlib import crc32
 
 from dieselfs_tools.archives.formats import AUTO, format_of
 from dieselfs_tools.archives.importing.inputs import DirectOpener, Input
-from dieselfs_tools.archives.importing.record import Record
+from dieselfs_tools.archives.importing.record import ArrayForm, Record
 from dieselfs_tools.cli.output import Output
 
 QUIET = Output(is_quiet=True)
@@ -22,14 +22,21 @@ def read_all(
     format_name: str = AUTO,
     into: list[Record] | None = None,
     is_by_row: bool | None = None,
+    is_in_place: bool = False,
 ) -> list[Record]:
-    """All records, each loaded before the next one is taken. `into` has those before an error."""
+    """All records, each loaded before the next one is taken. `into` has those before an error. `is_in_place`: as for
+    `dlcmd attach`, with the content that the source has at their places.
+    """
     found = [] if into is None else into
     with ExitStack() as stack:
         opened = source_of(str(source), stack)
-        opened.is_by_row = is_by_row
+        opened.form = ArrayForm(is_by_row, is_in_place)
         for record in format_of(opened, format_name).read()(opened):
             if not record.fault:
+                if is_in_place and record.place is not None:
+                    with open(record.place.file, "rb") as file:
+                        file.seek(record.place.offset)
+                        record.content = file.read(record.size)
                 record.load()
                 assert_placed(record)
             found.append(record)
@@ -47,10 +54,12 @@ def assert_placed(record: Record) -> None:
         assert record.place.crc32 == crc32(record.content)
 
 
-def contents(source: Path | str, format_name: str = AUTO, is_by_row: bool | None = None) -> dict[str, bytes]:
+def contents(
+    source: Path | str, format_name: str = AUTO, is_by_row: bool | None = None, is_in_place: bool = False
+) -> dict[str, bytes]:
     """The content of each file by its name."""
     return {
         record.name.decode(): record.content
-        for record in read_all(source, format_name, is_by_row=is_by_row)
+        for record in read_all(source, format_name, is_by_row=is_by_row, is_in_place=is_in_place)
         if record.content is not None
     }

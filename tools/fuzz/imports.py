@@ -17,11 +17,14 @@ from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+import numpy as np
+
 from dieselfs.errors import DieselfsError
 from dieselfs.limits import CHUNK_TARGET_BYTES
 from dieselfs.transfer.upload import ENTRY_ERRORS
 from dieselfs_tools.archives.formats import required
 from dieselfs_tools.archives.importing import (
+    array_files,
     bucket_files,
     sample_shards,
     tar_file,
@@ -30,7 +33,7 @@ from dieselfs_tools.archives.importing import (
 )
 from dieselfs_tools.archives.importing.inputs import DirectOpener, Input
 from dieselfs_tools.archives.importing.naming import Names, Template
-from dieselfs_tools.archives.importing.record import Record
+from dieselfs_tools.archives.importing.record import ArrayForm, Record, npy
 from dieselfs_tools.cli.output import Output
 from fuzz.target import Target, of_text
 
@@ -39,21 +42,27 @@ _TIME_NS = 1_700_000_000_000_000_000
 Reader = Callable[[Input], Iterator[Record]]
 
 
-def _import(read: Reader, files: Mapping[str, bytes], fuzzed: str, data: bytes) -> None:
-    """Read a source in which the file `fuzzed` is `data`, as `dlcmd import` does. `files` are the others; without any,
-    the source is the file.
+def _import(
+    read: Reader, files: Mapping[str, bytes], fuzzed: str, data: bytes, is_in_place: bool = False
+) -> None:
+    """Read a source in which the file `fuzzed` is `data`, as `dlcmd import` does, or `attach`. `files` are the others;
+    without any, the source is the file.
     """
     with TemporaryDirectory() as folder, ExitStack() as stack:
         for name, content in {**files, fuzzed: data}.items():
             Path(folder, name).write_bytes(content)
         name = folder if files else os.path.join(folder, fuzzed)
         source = Input(name, stack, DirectOpener(name, _QUIET))
+        source.form = ArrayForm(is_in_place=is_in_place)
         names, template = Names(b"", is_renaming=True), Template("{name}")
         for record in read(source):
             with suppress(*ENTRY_ERRORS):  # this record fails alone
                 if record.fault:
                     continue
                 names.place(template.fill(record.name, b"source", 0, record.fields), record.is_folder)
+                if is_in_place:
+                    assert record.place is None or 0 <= record.place.offset <= len(data) - record.size
+                    continue
                 if record.size <= CHUNK_TARGET_BYTES:
                     record.load()
                 else:
@@ -61,9 +70,26 @@ def _import(read: Reader, files: Mapping[str, bytes], fuzzed: str, data: bytes) 
 
 
 def _reading(
-    read: Reader, files: Mapping[str, bytes] | None = None, fuzzed: str = "source"
+    read: Reader,
+    files: Mapping[str, bytes] | None = None,
+    fuzzed: str = "source",
+    is_in_place: bool = False,
 ) -> Callable[[bytes], None]:
-    return partial(_import, read, files or {}, fuzzed)
+    return partial(_import, read, files or {}, fuzzed, is_in_place=is_in_place)
+
+
+def _npy() -> bytes:
+    return npy(np.arange(24, dtype=np.float32).reshape(2, 3, 4))
+
+
+def _safetensors() -> bytes:
+    tensors = {
+        "__metadata__": {"format": "pt"},
+        "a.weight": {"dtype": "BF16", "shape": [2, 2], "data_offsets": [0, 8]},
+        "b": {"dtype": "F32", "shape": [], "data_offsets": [8, 12]},
+    }
+    header = json.dumps(tensors).encode()
+    return struct.pack("<Q", len(header)) + header + bytes(range(12))
 
 
 def _tar(form: int) -> bytes:
@@ -202,6 +228,12 @@ IMPORT_TARGETS = (
         "litdata-shard",
         _reading(sample_shards.read_litdata, {_INDEX: _LITDATA_INDEX}, _SHARD),
         [_LITDATA_SHARD],
+    ),
+    Target("npy", _reading(array_files.read_npy), [_npy()]),
+    Target("safetensors", _reading(array_files.read_safetensors), [_safetensors()]),
+    Target("npy-in-place", _reading(array_files.read_npy, is_in_place=True), [_npy()]),
+    Target(
+        "safetensors-in-place", _reading(array_files.read_safetensors, is_in_place=True), [_safetensors()]
     ),
     Target("import-template", of_text(Template), [b"{folder}/{stem}{ext}"]),
 )

@@ -7,11 +7,13 @@ import zipfile
 from collections.abc import Callable
 from io import BytesIO
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from dieselfs.errors import EXIT_DAMAGED, EXIT_NOT_FOUND, EXIT_PARTIAL, EXIT_REFUSED, EXIT_USAGE
+from dieselfs.raw_array import raw_form, raw_name
 from tests.support.dlcmd import Dlcmd
 from tests.support.documents import REPOSITORY
 from tests.support.http_files import web_file
@@ -109,6 +111,42 @@ def test_attached_files_are_those_of_an_import(
     listed = dlcmd("attach", "--list", "--json", f"dl://{dataset}")
     assert sum(one["files"] for one in listed.objects) == summary["attached"]
     assert listed.summary["unreadable"] == 0
+
+
+def write_rows_of_npy(folder: Path) -> dict[str, Any]:
+    images = np.random.default_rng(1).random((50, 6, 4), np.float32)
+    np.save(folder / "train.npy", images)
+    return {f"train/{row:08}": image for row, image in enumerate(images)}
+
+
+def write_safetensors(folder: Path) -> dict[str, Any]:
+    numpy = pytest.importorskip("safetensors.numpy", reason="the extra 'test' is not installed")
+    tensors = {
+        "layer.0.weight": np.arange(5000, dtype=np.float16),
+        "b": np.array(2.5),
+        "none": np.zeros((0, 3)),
+    }
+    numpy.save_file(tensors, folder / "model.safetensors")
+    return tensors
+
+
+@pytest.mark.parametrize("write", [write_rows_of_npy, write_safetensors])
+def test_attached_arrays_are_their_bytes(
+    dlcmd: Dlcmd, dataset: str, write: Callable[[Path], dict[str, Any]]
+) -> None:
+    arrays = write(dlcmd.folder)
+    (source,) = dlcmd.folder.iterdir()
+    summary = dlcmd("attach", "--json", source.name, f"dl://{dataset}/").summary
+    empty = sum(not array.size for array in arrays.values())
+    assert (summary["attached"], summary["copied"], summary["failed"]) == (len(arrays) - empty, empty, 0)
+    dlcmd("get", "-r", f"dl://{dataset}", "got")
+    for path in filter(Path.is_file, (dlcmd.folder / "got").rglob("*")):
+        name = str(path.relative_to(dlcmd.folder / "got"))
+        dtype, shape = raw_form(name)
+        array = arrays.pop(name.removesuffix(raw_name("", dtype, shape)))
+        found = np.frombuffer(path.read_bytes(), dtype).reshape(shape)
+        assert found.dtype == array.dtype and np.array_equal(found, array)
+    assert not arrays
 
 
 def test_a_tar_file_on_the_web(dlcmd: Dlcmd, dataset: str) -> None:

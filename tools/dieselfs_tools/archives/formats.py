@@ -150,6 +150,22 @@ FORMATS = {
             is_mapped=True,
         ),
         Format(
+            name="npy",
+            title="NumPy",
+            reader="array_files.npy",
+            is_attachable=True,
+            magics=(b"\x93NUMPY",),
+            suffixes=(".npy",),
+        ),
+        Format(
+            name="safetensors",
+            title="safetensors",
+            reader="array_files.safetensors",
+            is_attachable=True,
+            has_check=True,
+            suffixes=(".safetensors",),
+        ),
+        Format(
             name="hdf5",
             title="HDF5",
             reader="hdf5_file",

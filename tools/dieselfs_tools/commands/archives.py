@@ -90,7 +90,8 @@ def import_(session: Session, **chosen: Any) -> int:
 def attach(session: Session, is_listing: bool, **chosen: Any) -> int:
     """Make the records of uncompressed archives part of a dataset, without copying their bytes.
 
-    The files are the same as those of dlcmd import, and are read as all others. Their bytes stay in the sources, which
+    The files are the same as those of dlcmd import, but arrays are their plain bytes, and their names say shape and
+    type. They are read as all others. Their bytes stay in the sources, which
     the server must see under the same paths or URLs (s3://, https://), and which must not change: a file of a source
     that was changed, moved or removed cannot be read (exit code 5), and is never read wrongly. Attach a changed source
     again.

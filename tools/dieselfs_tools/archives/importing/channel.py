@@ -11,7 +11,7 @@ From the reader, through a pipe and a ring of contents beside it: two lengths, a
 
 To the reader, as packets of a Unix socket: lists in msgpack, and descriptors.
 
-    source, NAME, FORMAT, MTIME, PATH, IS_FOLDER, HAS_SPOOL, HAS_CONTENTS, IS_CHECK, IS_BY_ROW     what to read
+    source, NAME, FORMAT, MTIME, PATH, IS_FOLDER, HAS_SPOOL, HAS_CONTENTS, IS_CHECK, FORM...     what to read
     content; next                   of a large file: its content, or the next record
     found, MTIME; none              the answer to `find`
     spooled                         all parts are in the temporary file

@@ -8,23 +8,15 @@ import numpy as np
 
 from dieselfs.errors import Damaged
 from dieselfs_tools.archives.formats import required
+from dieselfs_tools.archives.importing.arrays import Array, imported, whole_file
 from dieselfs_tools.archives.importing.inputs import Input
 from dieselfs_tools.archives.importing.record import (
     FOLDER_MODE,
     RECORD_BYTES_MAX,
     Record,
     is_bomb,
-    npy,
-    npy_rows,
     number,
-    suffix_of,
 )
-
-BLOCK_BYTES = 4 << 20
-"""Rows that are read at once."""
-
-ROW_BYTES_MIN = 16
-"""Smaller rows are seldom meant to be files, so an option must say so."""
 
 DEPTH_MAX = 64
 """Groups in groups."""
@@ -92,18 +84,9 @@ def _danger(dataset: Any) -> str:
     return ""
 
 
-def _is_whole(dataset: Any, is_by_row: bool | None) -> bool:
-    """Whether an array is one file: bytes of one dimension are, if no option says otherwise."""
-    if dataset.shape == ():
-        return True
-    if is_by_row is None:
-        return bool(dataset.dtype == np.uint8 and dataset.ndim == 1)
-    return not is_by_row and not dataset.dtype.hasobject
-
-
 def _dataset(h5py: Any, dataset: Any, path: str, source: Input) -> Iterator[Record]:
     """A scalar is one file; of an array, each row is one."""
-    mtime_ns, is_by_row = source.mtime_ns, source.is_by_row
+    mtime_ns = source.mtime_ns
     if danger := _danger(dataset):
         yield Record(path.encode(), mtime_ns, fault=danger)
         return
@@ -112,32 +95,15 @@ def _dataset(h5py: Any, dataset: Any, path: str, source: Input) -> Iterator[Reco
     if dataset.shape is None or (dataset.dtype.hasobject and not is_text and vlen is None):
         yield Record(path.encode(), mtime_ns, fault=f"an HDF5 {dataset.dtype}, which has no form as a file")
         return
-    row_bytes = dataset.dtype.itemsize * math.prod(dataset.shape[1:])
-    if _is_whole(dataset, is_by_row):
-        if (whole_bytes := row_bytes * math.prod(dataset.shape[:1])) > RECORD_BYTES_MAX:
-            fault = (
-                f"{whole_bytes} bytes for one file, limit {RECORD_BYTES_MAX}; --rows makes a file of each row"
-            )
-            yield Record(path.encode(), mtime_ns, fault=fault)
-        else:
-            yield _record(path, dataset[()], mtime_ns)
+    if dataset.shape == ():
+        yield _record(path, dataset[()], mtime_ns)
         return
-    rows = len(dataset)
-    if is_by_row is None and rows and row_bytes < ROW_BYTES_MIN and not dataset.dtype.hasobject:
-        fault = f"it has {rows} rows of {row_bytes} bytes: --whole makes one file of it, --rows a file of each row"
-        yield Record(path.encode(), mtime_ns, fault=fault)
-        return
-    step = max(1, BLOCK_BYTES // max(row_bytes, 1))
     if dataset.dtype.hasobject:
-        step = 1  # of any size
-    for start in range(0, rows, step):
-        block = dataset[start : min(start + step, rows)]
-        if dataset.dtype.hasobject:
-            yield _record(f"{path}/{number(start)}", block[0], mtime_ns)
-            continue
-        content = npy_rows(block)
-        for row in range(len(block)):
-            yield Record.of(f"{path}/{number(start + row)}.npy".encode(), content(row), mtime_ns)
+        for row in range(len(dataset)):
+            yield _record(f"{path}/{number(row)}", dataset[row], mtime_ns)
+        return
+    array = Array.of(path, dataset.dtype, dataset.shape)
+    yield from imported(source, array, lambda first, last: dataset[first:last])
 
 
 def _record(path: str, value: Any, mtime_ns: int) -> Record:
@@ -147,12 +113,8 @@ def _record(path: str, value: Any, mtime_ns: int) -> Record:
     if isinstance(value, bytes):
         return Record.of(f"{path}.txt".encode(), value, mtime_ns)
     array = np.asanyarray(value)
-    if array.dtype == np.uint8 and array.ndim == 1:
-        content = array.tobytes()
-        if suffix := suffix_of(content):
-            return Record.of((path + suffix).encode(), content, mtime_ns)
     if array.dtype.hasobject:
         return Record(
             path.encode(), mtime_ns, fault="an array of text or of arrays, which has no form as a file"
         )
-    return Record.of(f"{path}.npy".encode(), npy(array), mtime_ns)
+    return whole_file(path, array, mtime_ns)

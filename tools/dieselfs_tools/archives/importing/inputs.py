@@ -19,7 +19,7 @@ from dieselfs.errors import Damaged, DieselfsError, InvalidInput, NotFound
 from dieselfs.names import printable
 from dieselfs_tools.archives.formats import FORMATS, IMPORTED, required
 from dieselfs_tools.archives.importing.http_stream import HttpStream
-from dieselfs_tools.archives.importing.record import Place
+from dieselfs_tools.archives.importing.record import ArrayForm, Place
 from dieselfs_tools.cli.output import Output
 from dieselfs_tools.cli.progress import STANDARD_INPUT, spooled
 
@@ -98,9 +98,7 @@ def name_beside(folder: str, base: str) -> str:
 
 
 class Input:
-    """One source, for one pass. `head`: its first bytes, decompressed; of a folder, none.
-    `is_by_row`: whether a row of an array is a file, or the whole array; None: a row, unless it is tiny.
-    """
+    """One source, for one pass. `head`: its first bytes, decompressed; of a folder, none."""
 
     def __init__(
         self, name: str, stack: ExitStack, opener: Opener, base: str = "", is_packed: bool | None = None
@@ -112,7 +110,7 @@ class Input:
         self._opener = opener
         self._is_packed = is_packed
         self._is_compressed = False
-        self.is_by_row: bool | None = None
+        self.form = ArrayForm()
         self.head = b""
         self._stack = stack
         self._stream: io.BufferedReader | None = None

@@ -24,7 +24,7 @@ from dieselfs.process.sandbox import PROCESSOR_S_MAX
 from dieselfs_tools.archives.formats import AUTO, FORMATS, Format
 from dieselfs_tools.archives.importing.channel import ANOTHER, NO_ORDER, PIPE_BYTES, record_of, send_answer
 from dieselfs_tools.archives.importing.inputs import DirectOpener, Found, OpenRemote, name_beside
-from dieselfs_tools.archives.importing.record import Record
+from dieselfs_tools.archives.importing.record import ArrayForm, Record
 from dieselfs_tools.cli.output import Output
 from dieselfs_tools.cli.progress import no_room_for, spool
 from dieselfs_tools.transfers.content_ring import ContentRing, ring_memory
@@ -45,7 +45,10 @@ class Readers:
     `steps` rises while a source is read.
     """
 
-    def __init__(self, output: Output, open_remote: OpenRemote | None = None) -> None:
+    def __init__(
+        self, output: Output, open_remote: OpenRemote | None = None, form: ArrayForm | None = None
+    ) -> None:
+        self._form = form or ArrayForm()
         self._output = output
         self._open_remote = open_remote
         self._control: socket.socket | None = None
@@ -71,16 +74,14 @@ class Readers:
         format_name: str = AUTO,
         has_contents: bool = True,
         is_check: bool = False,
-        is_by_row: bool | None = None,
     ) -> "SourceReader":
         """The records of a source. Raises NotFound, Unavailable, DieselfsError, and what the reader does for a source
-        that is not of the format. `has_contents`: records have their content; `is_check`: there are no records;
-        `is_by_row`: as of `Input`.
+        that is not of the format. `has_contents`: records have their content; `is_check`: there are no records.
         """
         opener = DirectOpener(name, self._output, self._open_remote)
         source = SourceReader(name, opener, self._output, has_contents, self._step)
         try:
-            source.start(self._started(), format_name, self._last, is_check, is_by_row)
+            source.start(self._started(), format_name, self._last, is_check, self._form)
         except BaseException:
             source.close()
             raise
@@ -150,7 +151,7 @@ class SourceReader:
         self._control: socket.socket | None = None
 
     def start(
-        self, control: socket.socket, format_name: str, last: str, is_check: bool, is_by_row: bool | None
+        self, control: socket.socket, format_name: str, last: str, is_check: bool, form: ArrayForm
     ) -> None:
         """Have the source read, up to its first record."""
         found = self._opener.find()
@@ -172,7 +173,7 @@ class SourceReader:
                 os.close(given)
         self._control = control
         is_folder, has_spool = found.raw is None, self._spool is not None
-        facts = (found.mtime_ns, found.path, is_folder, has_spool, self._has_contents, is_check, is_by_row)
+        facts = (found.mtime_ns, found.path, is_folder, has_spool, self._has_contents, is_check, *form)
         self.send("source", self._name, format_name, *facts, descriptors=descriptors)
         match self.answer()[0]:
             case ["opened", str() as name, bool() as is_plain] if name in FORMATS:

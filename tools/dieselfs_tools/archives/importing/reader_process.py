@@ -26,7 +26,7 @@ from dieselfs_client import capabilities
 from dieselfs_tools.archives.formats import FORMATS, format_of
 from dieselfs_tools.archives.importing.channel import ANOTHER, receive_answer, record_message
 from dieselfs_tools.archives.importing.inputs import Found, Input
-from dieselfs_tools.archives.importing.record import COPIED_BYTES_MAX, Content, Record
+from dieselfs_tools.archives.importing.record import COPIED_BYTES_MAX, ArrayForm, Content, Record
 from dieselfs_tools.transfers.content_ring import ContentRing
 from dieselfs_tools.transfers.messages import PART_BYTES_MAX, SENT_BYTES, Writer
 
@@ -97,7 +97,7 @@ def _read(writer: Writer, end: socket.socket) -> None:
     """Read one source and send its records."""
     sandbox.end_with_parent(signal.SIGKILL)
     message, descriptors = receive_answer(end)
-    _, name, format_name, mtime_ns, path, is_folder, has_spool, has_contents, is_check, is_by_row = message
+    _, name, format_name, mtime_ns, path, is_folder, has_spool, has_contents, is_check, *form = message
     _give_up(descriptors)
     found = Found(None if is_folder else io.FileIO(descriptors[0]), mtime_ns, path)
     opener = _Asked(writer, end, found, descriptors[-1] if has_spool else None)
@@ -105,7 +105,7 @@ def _read(writer: Writer, end: socket.socket) -> None:
     try:
         with ExitStack() as stack:
             source = Input(name, stack, opener)
-            source.is_by_row = is_by_row
+            source.form = ArrayForm(*form)
             _send_all(writer, opener, source, format_name, has_contents, is_check)
         writer.put("done")
     except DieselfsError as error:

@@ -55,6 +55,15 @@ class Place(NamedTuple):
     crc32: int | None = None
 
 
+class ArrayForm(NamedTuple):
+    """How the arrays of a source become files. `is_by_row`: whether a row is a file, or the whole array; None: as the
+    format has it. `is_in_place`: the files are ranges of the source, for `dlcmd attach`.
+    """
+
+    is_by_row: bool | None = None
+    is_in_place: bool = False
+
+
 @dataclass(slots=True, eq=False)
 class Record:
     """A file, folder or link with its `name` in the source. `path` is its path in the dataset, once that is known.

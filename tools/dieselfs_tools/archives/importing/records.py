@@ -16,7 +16,7 @@ from dieselfs_tools.archives.formats import Format
 from dieselfs_tools.archives.importing.inputs import OpenRemote, label_of
 from dieselfs_tools.archives.importing.naming import Names, Template, cleaned
 from dieselfs_tools.archives.importing.reader import Readers
-from dieselfs_tools.archives.importing.record import Record
+from dieselfs_tools.archives.importing.record import ArrayForm, Record
 from dieselfs_tools.cli.options import changeable_location
 from dieselfs_tools.cli.session import Session
 from dieselfs_tools.transfers.upload import UploadOptions
@@ -28,7 +28,7 @@ RECORDS_PER_LOOK = 64
 @dataclass(frozen=True, kw_only=True)
 class RecordOptions(UploadOptions):
     """Arguments and options of verbs that read records. The last of `names` is the destination. `is_by_row`:
-    as of `Input`. `records_max` and `bytes_max`: of all sources together.
+    as of `ArrayForm`. `records_max` and `bytes_max`: of all sources together.
     """
 
     names: Sequence[str]
@@ -61,7 +61,8 @@ class Records:
         self.destination = changeable_location(options.names[-1])
         self._options = options
         self._has_contents = has_contents and not options.is_dry_run
-        self._readers = Readers(session.output, open_remote)
+        form = ArrayForm(options.is_by_row, is_in_place=not has_contents)
+        self._readers = Readers(session.output, open_remote, form)
         self.start, self.close = self._readers.start, self._readers.close
         # Pairs of records and bytes, by the number of a source; each is written by the process that reads the source.
         self._counts = memoryview(mmap(-1, 16 * len(self.sources))).cast("q")
@@ -91,12 +92,10 @@ class Records:
 
     def of(self, number: int, failed: Failed, names: Names) -> Iterator[Record]:
         """The selected records of one source that can be stored. Its failures, and those of records, go to `failed`."""
-        name, options, patterns = self.sources[number], self._options, self._options.patterns
+        name, patterns = self.sources[number], self._options.patterns
         origin = os.fsencode(name)
         try:
-            with self._readers.read(
-                name, options.format_name, self._has_contents, is_by_row=options.is_by_row
-            ) as source:
+            with self._readers.read(name, self._options.format_name, self._has_contents) as source:
                 namer = _Namer(source.format, self._template, names, os.fsencode(label_of(name)))
                 for record in self._counted(number, source):
                     record.origin = origin

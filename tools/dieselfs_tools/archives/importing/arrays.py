@@ -1,0 +1,155 @@
+"""Arrays of sources as files: a row each, or the whole array. No I/O of its own.
+
+For an import they are .npy files. For `dlcmd attach` they are ranges of the source, whose names say type and shape
+(`dieselfs/raw_array.py`).
+"""
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from dieselfs.errors import Damaged
+from dieselfs.raw_array import raw_name
+from dieselfs_tools.archives.importing.inputs import Input
+from dieselfs_tools.archives.importing.record import (
+    RECORD_BYTES_MAX,
+    Record,
+    npy,
+    npy_rows,
+    number,
+    suffix_of,
+)
+
+BLOCK_BYTES = 4 << 20
+"""Rows that are read at once."""
+
+ROW_BYTES_MIN = 16
+"""Smaller rows are seldom meant to be files, so an option must say so."""
+
+NAMED_KINDS = "?biufc"
+"""The kinds of numpy types whose name says all but the byte order."""
+
+
+class Block(NamedTuple):
+    """Rows of an array that follow each other in the source. `offset`: of the first one, in bytes."""
+
+    first: int
+    rows: int
+    offset: int
+
+
+class Array(NamedTuple):
+    """An array of a source. `dtype`: as `numpy` and `torch` name it; empty if a name cannot say it."""
+
+    name: str
+    dtype: str
+    item_bytes: int
+    shape: tuple[int, ...]
+
+    @classmethod
+    def of(cls, name: str, dtype: Any, shape: Sequence[int]) -> "Array":
+        """Of a numpy type. Big-endian numbers, text and records have no name."""
+        is_named = dtype.kind in NAMED_KINDS and dtype == dtype.newbyteorder("<")
+        return cls(name, dtype.name if is_named else "", dtype.itemsize, tuple(shape))
+
+    @property
+    def row_bytes(self) -> int:
+        return self.item_bytes * math.prod(self.shape[1:])
+
+    @property
+    def total_bytes(self) -> int:
+        return self.item_bytes * math.prod(self.shape)
+
+    def is_whole(self, is_by_row: bool | None) -> bool:
+        """Whether it is one file: bytes of one dimension are, if no option says otherwise."""
+        if not self.shape or (is_by_row and not self.row_bytes):
+            return True
+        if is_by_row is None:
+            return self.dtype == "uint8" and len(self.shape) == 1
+        return not is_by_row
+
+    def fault(self, is_by_row: bool | None) -> str:
+        """Why no files are made of it, or nothing."""
+        if is_by_row is None and not self.is_whole(None) and self.shape[0] and self.row_bytes < ROW_BYTES_MIN:
+            return (
+                f"it has {self.shape[0]} rows of {self.row_bytes} bytes: --whole makes one file of it, "
+                "--rows a file of each row"
+            )
+        return ""
+
+
+def imported(source: Input, array: Array, read: Callable[[int, int], Any]) -> Iterator[Record]:
+    """The .npy files of an array. `read`: the rows from one number to another, of shape (rows, *shape[1:]); of a scalar
+    the value, for 0 and 0.
+    """
+    is_by_row, mtime_ns = source.form.is_by_row, source.mtime_ns
+    if fault := array.fault(is_by_row):
+        yield Record(array.name.encode(), mtime_ns, fault=fault)
+        return
+    rows = array.shape[0] if array.shape else 0
+    if array.is_whole(is_by_row):
+        if array.total_bytes > RECORD_BYTES_MAX:
+            fault = (
+                f"{array.total_bytes} bytes for one file, limit {RECORD_BYTES_MAX}; --rows makes more files"
+            )
+            yield Record(array.name.encode(), mtime_ns, fault=fault)
+        else:
+            yield whole_file(array.name, np.asanyarray(read(0, rows)), mtime_ns)
+        return
+    step = max(1, BLOCK_BYTES // max(array.row_bytes, 1))
+    for start in range(0, rows, step):
+        block = read(start, min(start + step, rows))
+        content = npy_rows(block)
+        for row in range(len(block)):
+            yield Record.of(f"{array.name}/{number(start + row)}.npy".encode(), content(row), mtime_ns)
+
+
+def whole_file(name: str, array: Any, mtime_ns: int) -> Record:
+    """An array as one file; bytes of one dimension that are an image or sound are these bytes."""
+    if array.dtype == np.uint8 and array.ndim == 1:
+        content = array.tobytes()
+        if suffix := suffix_of(content):
+            return Record.of((name + suffix).encode(), content, mtime_ns)
+    return Record.of(f"{name}.npy".encode(), npy(array), mtime_ns)
+
+
+def in_place(
+    source: Input, array: Array, blocks: Iterable[Block], size_bytes: int, head: Callable[[int, int], bytes]
+) -> Iterator[Record]:
+    """The files of an array as ranges of the source, which has `size_bytes`. `blocks` have all rows, in order; `head`
+    reads at an offset. Raises Damaged for a place outside of the source.
+    """
+    is_by_row, mtime_ns, name = source.form.is_by_row, source.mtime_ns, array.name
+
+    def refused(why: str) -> Record:
+        return Record(name.encode(), mtime_ns, fault=why)
+
+    if not array.dtype:
+        yield refused("its type has no form in place; store it with dlcmd import")
+        return
+    if fault := array.fault(is_by_row):
+        yield refused(fault)
+        return
+    is_whole = array.is_whole(is_by_row)
+    row_bytes = array.row_bytes if array.shape else array.item_bytes
+    for block in blocks:
+        begin, length = block.offset, block.rows * row_bytes
+        if begin < 0 or begin + length > size_bytes:
+            raise Damaged(f"{name}: its bytes from {begin} to {begin + length} are outside of the file")
+        if not is_whole:
+            for row in range(block.rows):
+                file = raw_name(f"{name}/{number(block.first + row)}", array.dtype, array.shape[1:])
+                place = source.place(begin + row * row_bytes)
+                yield Record(file.encode(), mtime_ns, row_bytes, place=place)
+            continue
+        if length != array.total_bytes:
+            yield refused(
+                "it is not one range of the file; store it with dlcmd import, or attach it with --rows"
+            )
+            return
+        file = raw_name(name, array.dtype, array.shape)
+        if array.dtype == "uint8" and len(array.shape) == 1 and (suffix := suffix_of(head(begin, 16))):
+            file = name + suffix
+        yield Record(file.encode(), mtime_ns, length, place=source.place(begin))
