@@ -21,7 +21,11 @@ from dieselfs.frameworks.torch.datasets import (
     TokenDataset,
 )
 from dieselfs.frameworks.torch.importance import ImportanceSampler
-from dieselfs.frameworks.torch.sampler import ChunkShuffleBatchSampler, ChunkShuffleSampler
+from dieselfs.frameworks.torch.sampler import (
+    ChunkShuffleBatchSampler,
+    ChunkShuffleSampler,
+    OpportunisticSampler,
+)
 from dieselfs.frameworks.torch.stream import BatchStream
 from dieselfs.frameworks.torch.tensors import as_tensors
 from dieselfs.samples.loading import IMAGE_EXTENSIONS, load_image
@@ -36,6 +40,7 @@ __all__ = [
     "FolderDataset",
     "ImportanceSampler",
     "MixedDataset",
+    "OpportunisticSampler",
     "PairDataset",
     "TokenDataset",
     "as_tensors",

@@ -25,8 +25,8 @@ from dieselfs.shuffle.opportunistic import (
     Parts,
     ServedLog,
     begun,
+    distances_of,
     log_of,
-    nearest_first,
 )
 from dieselfs.shuffle.plan import Plan
 from dieselfs.shuffle.spec import ReaderSpec
@@ -267,7 +267,7 @@ def opportunistic_batches(
     log: ServedLog | None = None,
 ) -> BatchReader:
     """Batches of one rank in the opportunistic order of the plan's files, seed and epoch; begins at `reader.start`,
-    which needs a log. `distances`: of the chunks, see `nearest_first`.
+    which needs a log. `distances`: of the chunks, see `distances_of`.
 
     Raises InvalidInput for a log of another order.
     """
@@ -277,7 +277,7 @@ def opportunistic_batches(
     if log is not None:
         log.check(log_of(digest, spec, reader, ()))
     order, left = begun(parts, spec.seed, spec.epoch, log.arrivals if log else (), reader.start)
-    sizes, first = snapshot.column("sizes"), nearest_first(parts, snapshot, distances)
+    sizes, first = snapshot.column("sizes"), [*distances_of(parts, snapshot, distances)]
     draw = OpportunisticDraw(
         parts, order, lambda nodes: int(sizes[nodes].sum()), batch, buffer_bytes, first, left
     )

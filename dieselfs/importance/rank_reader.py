@@ -13,7 +13,7 @@ All ranks take these steps with equal arguments. Samples are numbers from 0.
 
 import zlib
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -23,16 +23,9 @@ from dieselfs.arrays import Numbers, Positions, distinct
 from dieselfs.errors import InvalidInput
 from dieselfs.importance.course import Course
 from dieselfs.importance.scores import checked_losses
+from dieselfs.samples.ranks import Gather, alone
 from dieselfs.shuffle.partition import Partition
 from dieselfs.shuffle.spec import ReaderSpec
-
-Gather = Callable[[Any], list[Any]]
-"""Takes an object of this rank, and returns those of all ranks, by rank, when all have called it."""
-
-
-def alone(of_rank: Any) -> list[Any]:
-    """`Gather` for one rank."""
-    return [of_rank]
 
 
 class RankReader:

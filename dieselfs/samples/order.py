@@ -163,7 +163,15 @@ class PlanOrder:
         return len(self.plan)
 
     def indices(self, positions: Positions) -> Numbers:
-        return self._names.samples(self.plan.names_at(positions))
+        return self.samples(self.plan.names_at(positions))
+
+    def samples(self, names: npt.NDArray[Any]) -> Numbers:
+        """The index of the sample with each name: see `SampleNames`."""
+        return self._names.samples(names)
+
+    def distances(self) -> Numbers | None:
+        """Where the chunks are, see `Dataset.distances`; None if the source does not say."""
+        return self._source.distances()
 
     def homes_of(self, nodes: Sequence[str]) -> HomesOf:
         return self.plan.homes_of(nodes)

@@ -2,11 +2,14 @@
 
 import os
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from dieselfs.cluster.node_list import parse_node_list
 from dieselfs.errors import InvalidInput
+
+Gather = Callable[[Any], list[Any]]
+"""Takes an object of this rank, and returns those of all ranks, by rank, when all have called it."""
 
 EVEN, LOCAL = "even", "local"
 _NODE_LISTS = ("SLURM_STEP_NODELIST", "SLURM_JOB_NODELIST")
@@ -43,6 +46,34 @@ def _process_group() -> Any:
     return distributed if is_there else None
 
 
+def alone(of_rank: Any) -> list[Any]:
+    """`Gather` for one rank."""
+    return [of_rank]
+
+
+def gathering(given: Gather | None, world: int) -> Gather:
+    """How ranks exchange objects: as given, else through the process group of torch.distributed. Raises InvalidInput if
+    several ranks have neither.
+    """
+    if given is not None:
+        return given
+    if world == 1:
+        return alone
+    if _process_group() is None:
+        raise InvalidInput(
+            f"{world} ranks must exchange what they draw or learn: call torch.distributed.init_process_group first, or "
+            "pass gather="
+        )
+    return _gather
+
+
+def _gather(of_rank: Any) -> list[Any]:
+    distributed = _process_group()
+    found: list[Any] = [None] * distributed.get_world_size()
+    distributed.all_gather_object(found, of_rank)
+    return found
+
+
 def rank_nodes(
     assignment: str | Sequence[str],
     world: int,
@@ -62,8 +93,7 @@ def rank_nodes(
         raise InvalidInput(f"assignment is {assignment!r}: give {EVEN}, {LOCAL}, or the nodes of the ranks")
     distributed = _process_group()
     if distributed is not None and distributed.get_world_size() == world:
-        found: list[Any] = [None] * world
-        distributed.all_gather_object(found, own)
+        found = _gather(own)
         if None in found:
             raise InvalidInput(
                 f"assignment is {LOCAL}, but rank {found.index(None)} reads the dataset outside a job: name the job "

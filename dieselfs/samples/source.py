@@ -137,6 +137,10 @@ class LibrarySource:
             raise InvalidInput(f"{text} is not in the dataset {self.dataset.name}")
         return place.path
 
+    def distances(self) -> Numbers | None:
+        """As `Dataset.distances`."""
+        return self.dataset.distances()
+
     def expect_plan(self) -> None:
         """Announce that all reads follow a plan: this process or another soon needs the rest of a chunk."""
         self._is_planned = True
@@ -246,6 +250,10 @@ class MountSource:
             return path[len(self._prefix) :]
         if path.startswith(b"/"):
             raise InvalidInput(f"{os.fsdecode(path)} is not below {self._mountpoint}")
+        return None
+
+    def distances(self) -> Numbers | None:
+        """A mount does not say it."""
         return None
 
     def expect_plan(self) -> None:

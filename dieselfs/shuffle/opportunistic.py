@@ -149,21 +149,19 @@ class Parts:
         return sum(map(len, self.nodes.values()))
 
 
-def nearest_first(parts: Parts, snapshot: Snapshot, distances: Numbers | None) -> list[int]:
-    """The parts in the order in which they should be loaded. `distances`: shape (chunks,), HERE,
-    NEAR or FAR for each chunk of the snapshot. None: all are equally far.
+def distances_of(parts: Parts, snapshot: Snapshot, distances: Numbers | None) -> dict[int, int]:
+    """How far each part is, nearest first: as they should be loaded. `distances`: shape (chunks,), HERE, NEAR or FAR
+    for each chunk of the snapshot; None: all are FAR.
     """
     if distances is None:
-        return parts.order
+        return dict.fromkeys(parts.order, FAR)
     counts, firsts = snapshot.column("counts"), snapshot.column("firsts")
-    chunks = snapshot.column("extent_chunks")
-
-    def distance(part: int) -> int:
-        nodes = nodes_of(parts.nodes[part])
-        with_bytes = nodes[counts[nodes] > 0]
-        return int(distances[chunks[firsts[with_bytes[0]]]]) if len(with_bytes) else HERE
-
-    return sorted(parts.order, key=distance)
+    chunks, found = snapshot.column("extent_chunks"), dict.fromkeys(parts.order, HERE)  # if it has no bytes
+    for part, names in parts.nodes.items():
+        nodes = nodes_of(names)
+        for node in nodes[counts[nodes] > 0][:1].tolist():
+            found[part] = int(distances[chunks[firsts[node]]])
+    return {part: found[part] for part in sorted(found, key=found.__getitem__)}
 
 
 class OpportunisticOrder:
@@ -280,3 +278,18 @@ def log_of(snapshot: str, spec: PlanSpec, reader: ReaderSpec, arrivals: Iterable
     """The log of an order."""
     head = snapshot, spec.seed, spec.epoch, reader.rank, reader.world
     return ServedLog(*head, tuple(arrivals), reader.nodes)
+
+
+def log_ahead(plan: Plan, reader: ReaderSpec, distances: Numbers | None, mixed_chunks: int = 0) -> ServedLog:
+    """The log of an order that is drawn before it is read, as if parts arrived in time. Those that are HERE arrive at
+    the start; each other one while files of `mixed_chunks` parts are left to draw from, 0: all at the start.
+    `distances`: see `distances_of`.
+    """
+    spec, parts = plan.spec, Parts.of(plan, reader)
+    order = OpportunisticOrder(parts, spec.seed, spec.epoch)
+    mixed_files = len(parts) * mixed_chunks // max(len(parts.order), 1) if mixed_chunks else len(parts)
+    for part, distance in distances_of(parts, plan.snapshot, distances).items():
+        if distance != HERE and order.available > mixed_files:
+            order.draw(order.available - mixed_files)
+        order.arrive(part)
+    return log_of(plan.cursor(0).snapshot, spec, reader, order.arrivals)

@@ -20,7 +20,7 @@ PUBLIC = {
     "dieselfs.settings": "Settings",
     "dieselfs.tensorflow": "READS_AT_ONCE dataset",
     "dieselfs.torch": "IMAGE_EXTENSIONS BatchStream ChunkShuffleBatchSampler ChunkShuffleSampler DatasetView "
-    "FileDataset FolderDataset ImportanceSampler MixedDataset PairDataset as_tensors load_image",
+    "FileDataset FolderDataset ImportanceSampler MixedDataset OpportunisticSampler PairDataset as_tensors load_image",
 }
 STARTED = (
     "dieselfs.etcd.helper",

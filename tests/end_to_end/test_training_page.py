@@ -212,6 +212,17 @@ def test_a_step_that_is_skipped(page: Page) -> None:
         assert found == expected[:300] + expected[500:]
 
 
+def test_the_order_of_the_memory(page: Page, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DIESELFS_HOME", str(page.home))
+    seen: list[int] = []
+    state = function(page, "train_near")(
+        "imagenet@v1/train", len, lambda sizes, labels: seen.extend(sizes.tolist())
+    )
+    with FolderDataset(page.mountpoint / "train", loader=len) as dataset:
+        assert sorted(seen) == sorted(2 * [dataset[index][0] for index in range(len(dataset))])
+    assert {*state} == {"opportunistic", "log"}
+
+
 def test_contents_in_order_from_the_library(page: Page, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DIESELFS_HOME", str(page.home))
     with FolderDataset(page.mountpoint / "train", loader=bytes) as dataset:

@@ -6,7 +6,7 @@ from functools import partial
 from threading import Barrier
 from typing import Any, TypeVar
 
-from dieselfs.importance.rank_reader import Gather
+from dieselfs.samples.ranks import Gather
 
 TIMEOUT_S = 60.0
 Result = TypeVar("Result")

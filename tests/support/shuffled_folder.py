@@ -30,6 +30,9 @@ class _Unread:
     def expect_plan(self) -> None:
         pass
 
+    def distances(self) -> None:
+        """Nothing is in memory."""
+
     def declare(self, share: Share) -> None:
         self.declared.append(share)
 

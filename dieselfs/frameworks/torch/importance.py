@@ -15,15 +15,14 @@ from typing import Any, TypeVar
 
 import numpy as np
 import torch
-import torch.distributed
 from torch.utils.data import Sampler
 
 from dieselfs.arrays import Numbers
 from dieselfs.errors import InvalidInput
 from dieselfs.importance.course import DEFAULT_REPEATS, Course
-from dieselfs.importance.rank_reader import Gather, RankReader, alone
+from dieselfs.importance.rank_reader import RankReader
 from dieselfs.samples.base_names import PairSamples
-from dieselfs.samples.ranks import rank_and_world
+from dieselfs.samples.ranks import Gather, gathering, rank_and_world
 from dieselfs.samples.reading_list import announce
 from dieselfs.samples.sample_set import SampleSet
 from dieselfs.samples.sample_store import SampleStore, StoredReads, new_name
@@ -32,13 +31,6 @@ Batch = TypeVar("Batch")
 
 DEFAULT_CACHE_SHARE = 0.1
 _FINGERPRINT_CHARACTERS = 24
-
-
-def gather(of_rank: Any) -> list[Any]:
-    """The objects of all ranks of the process group of torch.distributed."""
-    found: list[Any] = [None] * torch.distributed.get_world_size()
-    torch.distributed.all_gather_object(found, of_rank)
-    return found
 
 
 class ImportanceSampler(Sampler[list[int]]):
@@ -77,7 +69,7 @@ class ImportanceSampler(Sampler[list[int]]):
         sizes = None if self._files is None else _sizes_of(dataset, self._files)
         total = len(dataset) if sizes is None else int(sizes.sum())
         course = Course(len(dataset), seed, int(cache_share * total), sizes, repeats)
-        self._gather = _checked(gather, world)
+        self._gather = gathering(gather, world)
         self.reader = RankReader(course, batch_size, rank, world, gather=self._gather, drop_last=drop_last)
         self._fingerprint = _fingerprint(dataset, self._files)
         self._store = self._open_store() if cache_share and self._files is not None else None
@@ -222,18 +214,6 @@ class ImportanceSampler(Sampler[list[int]]):
                 for name, value in state.items()
             }
         )
-
-
-def _checked(given: Gather | None, world: int) -> Gather:
-    if given is not None:
-        return given
-    if world == 1:
-        return alone
-    if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
-        raise InvalidInput(
-            f"{world} ranks must exchange losses: call torch.distributed.init_process_group first, or pass gather="
-        )
-    return gather
 
 
 def _files_of(dataset: object) -> Numbers | None:

@@ -1,4 +1,4 @@
-"""Samplers in the chunk-wise order of a plan, for PyTorch's DataLoader and for stateful loaders. No I/O."""
+"""Samplers in the order of a plan, or of the memory, for PyTorch's DataLoader and for stateful loaders. No I/O."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Unpack
@@ -7,6 +7,7 @@ from torch.utils.data import Dataset, Sampler
 
 from dieselfs.errors import InvalidInput
 from dieselfs.frameworks.torch.datasets import ordered
+from dieselfs.samples.opportunistic import OpportunisticState
 from dieselfs.samples.order import Ordered
 from dieselfs.samples.sampler_state import Batch, SamplerOptions, SamplerState, entry_of
 
@@ -79,6 +80,12 @@ class ChunkShuffleBatchSampler(TorchSampler, Sampler[list[int]]):
     def __len__(self) -> int:
         """Batches of a whole epoch, whatever the start position."""
         return len(self.batch_ends(0))
+
+
+class OpportunisticSampler(OpportunisticState, ChunkShuffleBatchSampler):
+    """A rank's batches in an order that follows the memory of all nodes of a job:
+    `DataLoader(dataset, batch_sampler=OpportunisticSampler(dataset, 256))`.
+    """
 
 
 class ChunkShuffleSampler(TorchSampler, Sampler[int]):

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from dieselfs.samples.class_folders import FolderSamples
+from dieselfs.samples.opportunistic import OpportunisticState
 from dieselfs.samples.sampler_state import SamplerState
 from tests.support.plain_folder import FILES, array_of, write_classes
 
@@ -68,3 +69,19 @@ def test_an_error_of_reading_names_the_file(samples: FolderSamples, tmp_path: Pa
     (tmp_path / "a/002.img").write_bytes(b"")
     with pytest.raises(tf.errors.OpError, match=r"a/002\.img: ends after 0 of 4 bytes"):
         flat(dataset_of(samples, sampler_of(samples)))
+
+
+def test_an_opportunistic_order_and_its_log(samples: FolderSamples) -> None:
+    def sampler_of(**options: Any) -> OpportunisticState:
+        return OpportunisticState(samples, 6, seed=2, rank=0, world=1, **options)
+
+    sampler = sampler_of()
+    batches = sampler.consumed(dataset_of(samples, sampler).prefetch(2))
+    found = flat(next(batches) for _ in range(3))
+    again = sampler_of()
+    again.load_state_dict(sampler.state_dict())
+    found += flat(again.consumed(dataset_of(samples, again)))
+    assert sorted(found) == list(range(FILES))
+    repeated = sampler_of()
+    repeated.repeat(sampler.log)
+    assert flat(dataset_of(samples, repeated)) == found

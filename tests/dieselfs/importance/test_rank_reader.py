@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from dieselfs.errors import InvalidInput
 from dieselfs.importance.course import Course
-from dieselfs.importance.rank_reader import Gather, RankReader, alone
+from dieselfs.importance.rank_reader import RankReader
+from dieselfs.samples.ranks import Gather, alone
 from tests.support.gathering import run_ranks
 
 SAMPLES = 30

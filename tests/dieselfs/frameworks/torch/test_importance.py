@@ -14,7 +14,8 @@ import torch
 from torch.utils.data import DataLoader, TensorDataset
 
 from dieselfs.errors import InvalidInput
-from dieselfs.importance.rank_reader import Gather, RankReader
+from dieselfs.importance.rank_reader import RankReader
+from dieselfs.samples.ranks import Gather
 from dieselfs.torch import FolderDataset, ImportanceSampler
 from tests.support.gathering import run_ranks
 
