@@ -17,7 +17,10 @@ from dieselfs.limits import CHUNK_TARGET_BYTES, KIB
 from dieselfs.rpc.records import FAILURE, OK, WARNING, CheckRecord
 from dieselfs.settings.table import OFF
 from dieselfs.units import count, format_size
+from dieselfs_server.access.accounts import Accounts
 from dieselfs_server.access.identity import LiveIdentity
+from dieselfs_server.access.users import UserStore
+from dieselfs_server.admission.room import Room, reserve_bytes
 from dieselfs_server.metadata.interface import MetadataStore
 from dieselfs_server.settings import RegistrySettings
 from dieselfs_server.store.interface import ObjectStore
@@ -53,7 +56,13 @@ STEP_BYTES_MIN = 512 * KIB
 before the next, so smaller ones are slow on disks behind a network.
 """
 EXPIRY_S = 30 * 24 * 3600
-"""A certificate that expires earlier is worth a warning."""
+"""A certificate or a key that expires earlier is worth a warning."""
+FREE_SHARE_MIN = 0.05
+"""Of a disk; with less free, it is worth a warning."""
+FILL_SHARE = 0.8
+"""A quota that is fuller is worth a warning."""
+NAMED_MAX = 3
+"""Quotas and keys in one line."""
 
 
 def checks(
@@ -143,6 +152,75 @@ def tls(setting: str, certificate: str | None, now_s: float) -> CheckRecord:
     if left_s <= 0:
         return CheckRecord("tls", FAILURE, f"the certificate {certificate} expired on {ends:%Y-%m-%d}", fix)
     return CheckRecord("tls", WARNING, text, fix) if left_s < EXPIRY_S else CheckRecord("tls", OK, text)
+
+
+def limits(
+    room: Room,
+    quotas: Callable[[], Sequence[tuple[tuple[str, str], float]]],
+    users: UserStore,
+    now_s: Callable[[], float],
+) -> tuple[Callable[[], CheckRecord], ...]:
+    """The checks of what runs out. `quotas`: account and kind of each, with the share that is used."""
+    return (
+        lambda: disk_room(room),
+        lambda: _asked("quotas", lambda: quota_room(quotas())),
+        lambda: keys(users.current(), now_s()),
+    )
+
+
+def _asked(name: str, check: Callable[[], CheckRecord]) -> CheckRecord:
+    try:
+        return check()
+    except DieselfsError as error:
+        return CheckRecord(name, FAILURE, str(error), "see the log of the server")
+
+
+def disk_room(room: Room) -> CheckRecord:
+    """The free bytes of the disks that the server writes to."""
+    disks = {disk: folder for folder, disk in room.disks()}
+    text = ", ".join(
+        f"{format_size(disk.free_bytes)} of {format_size(disk.total_bytes)} free at {folder}"
+        for disk, folder in disks.items()
+    )
+    fix = "delete files (dlcmd rm), free their room (dlcmd purge), or enlarge the disk"
+    if any(disk.free_bytes < reserve_bytes(disk) for disk in disks):
+        return CheckRecord("room", FAILURE, f"no more files are stored: {text}", fix)
+    if any(
+        disk.free_bytes < max(FREE_SHARE_MIN * disk.total_bytes, 2 * reserve_bytes(disk)) for disk in disks
+    ):
+        return CheckRecord("room", WARNING, text, fix)
+    return CheckRecord("room", OK, text or "the store says nothing about its room")
+
+
+def quota_room(quotas: Sequence[tuple[tuple[str, str], float]]) -> CheckRecord:
+    """How full the quotas are."""
+    full = [f"{kind} of {account}: {share:.0%}" for (account, kind), share in quotas if share >= FILL_SHARE]
+    if full:
+        fix = "raise them (dlcmd quota set), or let their owners delete files"
+        return CheckRecord("quotas", WARNING, _first("nearly full", full), fix)
+    return CheckRecord("quotas", OK, f"{count(len(quotas), 'limit')}, each below {FILL_SHARE:.0%}")
+
+
+def keys(accounts: Accounts, now_s: float) -> CheckRecord:
+    """The keys of users that expire soon; those that have expired are no news."""
+    ends = sorted(
+        (key.expires_s, user, key_id)
+        for user, found in accounts.users.items()
+        for key_id, key in found.keys.items()
+        if now_s < key.expires_s < now_s + EXPIRY_S
+    )
+    if ends:
+        soon = [
+            f"{key_id} of {user} on {datetime.fromtimestamp(end, UTC):%Y-%m-%d}" for end, user, key_id in ends
+        ]
+        fix = "the user makes another one: dlcmd user rotate"
+        return CheckRecord("keys", WARNING, _first("expire soon", soon), fix)
+    return CheckRecord("keys", OK, f"none expires within {EXPIRY_S // 86400} days")
+
+
+def _first(what: str, found: Sequence[str]) -> str:
+    more = f", and {len(found) - NAMED_MAX} more" if len(found) > NAMED_MAX else ""
+    return f"{what}: {', '.join(found[:NAMED_MAX])}{more}"
 
 
 def etcd(registry: RegistrySettings) -> CheckRecord:

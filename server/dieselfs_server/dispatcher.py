@@ -52,6 +52,9 @@ AUDITED_CHUNK_BYTES = 32 * MIB
 AUDITED_CHUNK_S = 1.0
 """A chunk that is larger, or takes longer, is in the audit log; ordinary ones have 4 MiB, and take milliseconds."""
 
+QUESTIONS = frozenset(("get_dataset", "stat"))
+"""Programs ask by these whether something is there, as before the first `put`: NotFound is an answer, and no error."""
+
 _AUDITED_AS = {
     "name": "dataset",
     "user": "of",
@@ -89,7 +92,8 @@ class _Noted:
         took.observe(took_s)
         if outcome != "ok":
             metrics.declare(catalogue.RPC_FAILURES, outcome=outcome).value += 1
-            self.service.recent.add("call", call.method, call.caller.name, outcome, reason)
+            if call.method not in QUESTIONS or outcome != "NotFound":
+                self.service.recent.add("call", call.method, call.caller.name, outcome, reason)
         event(
             log,
             logging.DEBUG,

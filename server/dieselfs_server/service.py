@@ -10,6 +10,7 @@ from dieselfs.chunk.ids import ChunkIdSource
 from dieselfs.rpc.records import CheckRecord
 from dieselfs.telemetry import catalogue
 from dieselfs.telemetry.registry import Registry
+from dieselfs_server import condition
 from dieselfs_server.access.identity import Identity, LiveIdentity
 from dieselfs_server.access.users import UserStore
 from dieselfs_server.admission.quotas import Quotas
@@ -111,7 +112,18 @@ class Service:
                 keys,
             ),
             MaintenanceCalls(*stores, ids, sources, snapshots, tags, scratch, room or Room(), share),
-            ServerCalls(*stores, identity, metrics, names, self.started_s, environment_checks, self.page),
+            ServerCalls(
+                *stores,
+                identity,
+                metrics,
+                names,
+                self.started_s,
+                (
+                    *environment_checks,
+                    *condition.limits(room or Room(), self.quota_fill.fullest, users, time.time),
+                ),
+                self.page,
+            ),
             CopyCalls(*stores, ids, quotas, executor, catalog, snapshots, tags, keys),
             LeaseCalls(metadata),
             ReadCalls(metadata, executor, shared, catalog, snapshots, tags, metrics),

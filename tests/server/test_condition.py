@@ -8,11 +8,14 @@ import pytest
 
 from dieselfs.errors import Unavailable
 from dieselfs.etcd.client import EtcdAccess
-from dieselfs.limits import CHUNK_TARGET_BYTES, KIB
+from dieselfs.limits import CHUNK_TARGET_BYTES, GIB, KIB
 from dieselfs.net.address import EtcdAddress, TcpAddress
-from dieselfs.rpc.records import FAILURE, OK, WARNING
+from dieselfs.net.auth import Verifier
+from dieselfs.rpc.records import FAILURE, OK, WARNING, CheckRecord
 from dieselfs.settings.table import OFF, ON
 from dieselfs_server import condition
+from dieselfs_server.access.accounts import Accounts, StoredKey, User
+from dieselfs_server.admission.room import Disk, Room
 from dieselfs_server.condition import disk_reads
 from dieselfs_server.metadata.sqlite.connections import MEMORY
 from dieselfs_server.metadata.sqlite.store import SqliteMetadata
@@ -44,6 +47,31 @@ def test_a_store_that_works_is_left_as_it_was() -> None:
     found = condition.object_store(store, lambda: next(times_s))
     assert (found.state, found.text) == (OK, "wrote, read and removed a record in 4.3 ms")
     assert store.list_records("") == []
+
+
+@pytest.mark.parametrize(("free", "state"), [(50, OK), (4, WARNING), (1, FAILURE)])
+def test_a_disk_that_fills_up(free: int, state: str) -> None:
+    room = Room(["/store", "/state"], lambda _: Disk(100 * GIB, free * GIB // 8))
+    found = condition.disk_room(room)
+    assert (found.state, "at /s" in found.text) == (state, True)
+    assert condition.disk_room(Room()).state == OK
+
+
+def test_quotas_and_keys_that_run_out_are_named() -> None:
+    full = [(("user:ann", "bytes"), 0.9), (("dataset:pets", "files"), 0.8), (("user:bob", "files"), 0.1)]
+    found = condition.quota_room(full)
+    assert (found.state, found.text) == (
+        WARNING,
+        "nearly full: bytes of user:ann: 90%, files of dataset:pets: 80%",
+    )
+    assert condition.quota_room(full[2:]).state == OK
+
+    def keys(expires_s: int) -> CheckRecord:
+        verifier = Verifier(b"", b"")
+        return condition.keys(Accounts({"ann": User({"k": StoredKey(verifier, 0, expires_s)})}), 86_400.0)
+
+    assert keys(3 * 86_400).text == "expire soon: k of ann on 1970-01-04"
+    assert {keys(expires_s).state for expires_s in (0, 86_000, 100 * 86_400)} == {OK}
 
 
 @pytest.mark.parametrize(

@@ -47,21 +47,24 @@ class Room:
         self._folders = folders
         self._disk = disk
 
+    def disks(self) -> Iterator[tuple[str, Disk]]:
+        """The folders whose disks say how large they are."""
+        for folder in self._folders:
+            with suppress(OSError):  # one that cannot say it fails where it is written
+                if (disk := self._disk(folder)).total_bytes > 0:
+                    yield folder, disk
+
     def check(self, preamble: Preamble, header: ChunkHeader, share: float = 1.0) -> None:
         """Raise StorageFull for a chunk that would not leave this share of the reserve. Deletes always pass."""
         if (header.ops == Op.DELETE).all():
             return
-        for folder in self._folders:
-            with suppress(OSError):  # one that cannot say it fails where it is written
-                disk = self._disk(folder)
-                if disk.total_bytes > 0 and disk.free_bytes - preamble.stored_length < share * reserve_bytes(
-                    disk
-                ):
-                    raise StorageFull(
-                        f"the object store is full: {format_size(disk.free_bytes)} on the disk of {folder} are kept "
-                        "for deletes; delete files (dlcmd rm), free their room "
-                        "(dlcmd purge --grace 0s dl://DATASET), or enlarge the disk"
-                    )
+        for folder, disk in self.disks():
+            if disk.free_bytes - preamble.stored_length < share * reserve_bytes(disk):
+                raise StorageFull(
+                    f"the object store is full: {format_size(disk.free_bytes)} on the disk of {folder} are kept "
+                    "for deletes; delete files (dlcmd rm), free their room "
+                    "(dlcmd purge --grace 0s dl://DATASET), or enlarge the disk"
+                )
 
     @contextmanager
     def for_purge(self, preamble: Preamble, header: ChunkHeader) -> Iterator[None]:

@@ -253,6 +253,10 @@ class QuotaFill:
         if damages:
             raise damages[0]
 
+    def fullest(self) -> list[tuple[Fill, float]]:
+        """The quotas of now, with the share that is used, the fullest first. Blocks. Raises Unavailable."""
+        return sorted(self._found(self._users.current(), []), key=lambda each: -each[1])
+
     def _found(self, accounts: Accounts, damages: list[Damaged]) -> Iterator[tuple[Fill, float]]:
         """Accounts with damaged metadata are left out, and are added to `damages`."""
         for account, quota, datasets in _limited(accounts):

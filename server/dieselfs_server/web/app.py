@@ -82,6 +82,8 @@ STATIC = Path(__file__).parent / "static"
 BODY_BYTES_MAX = 4096
 BODY_S = 10.0
 SPAN_S_MAX = 24 * 3600
+HEALTH_S = 60.0
+"""The checks of the server write to its stores, so many who look share them."""
 STREAMS_MAX = 64
 STREAMS_PER_USER_MAX = 16
 READS_MAX = 4
@@ -160,7 +162,11 @@ class App:
         self._scheme = "https" if is_encrypted else "http"
         self._cookie = "__Host-dieselfs" if is_encrypted else f"dieselfs-{port}"
         self._facts = Facts(service.metadata, service.tags, service.usages, time_ns)
+        self._ask = ask
         self._contents = Contents(ask)
+        self._checking = trio.Lock()
+        self._checks: list[dict[str, str]] = []
+        self._checks_until_s = float("-inf")
         self._reads = trio.CapacityLimiter(READS_MAX)
         self._streams: list[str] = []  # the user of each
         self._refused = service.metrics.declare(catalogue.RPC_REFUSED_LOGINS)
@@ -168,7 +174,7 @@ class App:
     def guarded(self, names: Collection[str]) -> Guard:
         """The app with the rules for all requests."""
         posts = (self.challenge, self.login, self.link, self.logout)
-        gets = (self.me, self.live, self.datasets, self.usage, self.jobs, self.failures)
+        gets = (self.me, self.live, self.datasets, self.usage, self.jobs, self.failures, self.health)
         routes = [
             Route("/", self.index),
             *(Route(f"/api/{post.__name__}", _answered(post), methods=["POST"]) for post in posts),
@@ -414,6 +420,19 @@ class App:
             raise NotFound(f"job {named['job']} has ended: it has no members")
 
         return await self._read(read)
+
+    async def health(self, request: Request) -> dict[str, Any]:
+        """The checks of `dlcmd doctor`, as of up to HEALTH_S ago. Raises AccessDenied."""
+        viewer = await self._viewer(request)
+        if not viewer.is_admin:
+            raise AccessDenied("only administrators see the checks of the server")
+        async with self._checking:  # one check for all who look
+            if trio.current_time() >= self._checks_until_s:
+                ask = self._ask(viewer.caller, _address(request), "check_server", is_whole=True)
+                async with ask as reply:
+                    self._checks = [each._asdict() for each in reply.value.checks]
+                self._checks_until_s = trio.current_time() + HEALTH_S
+        return {"checks": self._checks}
 
     async def failures(self, request: Request) -> dict[str, Any]:
         viewer = await self._viewer(request)

@@ -7,7 +7,7 @@ are in memory: a restart begins with empty charts.
 import json
 import logging
 import time
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -94,8 +94,10 @@ def server_sample(before: Report | None, after: Report, seconds: float) -> Sampl
 
 
 def quantile(before: Report | None, after: Report, family: Family, share: float) -> float | None:
-    """The bound of a histogram below which `share` of the new values are, over all labels; None without any."""
-    new: Counter[float] = Counter()
+    """The value of a histogram below which `share` of the new values are, over all labels; None without any. Between
+    two bounds it is in proportion, as Prometheus has it.
+    """
+    new: dict[float, float] = defaultdict(float)
     for report, sign in ((after, 1), (before, -1)):
         for _, value in report.values(family) if report else ():
             for bound, below in (*value["le"].items(), ("inf", value["count"])):
@@ -103,8 +105,12 @@ def quantile(before: Report | None, after: Report, family: Family, share: float)
     count = new[float("inf")]
     if count <= 0:
         return None
-    finite = [bound for bound in new if bound != float("inf")]
-    return min((bound for bound in finite if new[bound] >= share * count), default=max(finite))
+    lower, below = 0.0, 0.0
+    for bound in sorted(bound for bound in new if bound != float("inf")):
+        if new[bound] >= share * count:
+            return lower + (bound - lower) * (share * count - below) / (new[bound] - below)
+        lower, below = bound, new[bound]
+    return lower
 
 
 def local_sample(daemons: Iterable[Activity]) -> Sample:

@@ -23,7 +23,8 @@ from tests.support.server import RunningServer, running_server, start_server
 
 READING = (
     *("/api/me", "/api/live", "/api/datasets", "/api/datasets/open", "/api/jobs", "/api/jobs/open/j/0"),
-    *("/api/usage", "/api/failures", "/events", "/api/datasets/open/folder", "/data/open?path=a/page.html"),
+    *("/api/usage", "/api/failures", "/events", "/api/health"),
+    *("/api/datasets/open/folder", "/data/open?path=a/page.html"),
 )
 
 
@@ -195,10 +196,11 @@ def test_usage_is_seen_as_in_the_api(server: RunningServer, user: Browser, admin
 
 
 def test_users_see_their_own_errors(ann: ServerClient, user: Browser, admin: Browser) -> None:
-    with pytest.raises(DieselfsError):
-        ann.dataset("closed")
+    for ask in (ann.tags, ann.dataset):  # the second is a question, to which "no" is no error
+        with pytest.raises(DieselfsError):
+            ask("closed")
     (mine, *_) = user.get("/api/failures").json()["failures"]
-    assert (mine["what"], mine["user"], mine["outcome"]) == ("get_dataset", "ann", "NotFound")
+    assert (mine["what"], mine["user"], mine["outcome"]) == ("list_tags", "ann", "NotFound")
     assert {each["user"] for each in user.get("/api/failures").json()["failures"]} == {"ann"}
     assert any(each["number"] == mine["number"] for each in admin.get("/api/failures").json()["failures"])
 
@@ -225,6 +227,12 @@ def test_files_are_read_with_the_rights_and_the_counts_of_a_reader(
     assert after.read_bytes - before.read_bytes == 2_100_000
     for path in ("/api/datasets/closed/folder?path=a", "/data/closed?path=a/page.html"):
         assert user.get(path).status_code == 404
+
+
+def test_health_has_what_runs_out(admin: Browser) -> None:
+    checks = {each["name"]: each["state"] for each in admin.get("/api/health").json()["checks"]}
+    assert checks.keys() >= {"store", "metadata", "disk", "identity", "room", "quotas", "keys"}
+    assert checks["store"] == checks["quotas"] == "ok"
 
 
 def test_files_are_confined(user: Browser) -> None:
@@ -262,6 +270,7 @@ def test_other_sites_cannot_post(ann: ServerClient, stranger: Browser) -> None:
         ("/api/live?span_s=x", 403),
         ("/api/jobs/open/none/00", 404),
         ("/static/missing.js", 404),
+        ("/api/health", 403),
         ("/data/open?path=a/missing", 404),
         ("/data/open?path=a", 404),
         ("/data/open?path=a/../b", 400),

@@ -3,6 +3,7 @@
 import os
 import re
 import shutil
+import signal
 from collections.abc import Iterator
 from contextlib import closing, suppress
 from pathlib import Path
@@ -189,6 +190,35 @@ def test_an_open_page_follows_again_after_a_refusal_or_asks_for_a_login(
         page.reload()
     page.context.clear_cookies()
     page.get_by_label("Key file").wait_for()
+
+
+def test_a_server_that_hangs_is_not_live(page: Page, server: RunningServer) -> None:
+    log_in(page, server)
+    expect(page.get_by_label("Health")).to_contain_text("checks")
+    server.process.send_signal(signal.SIGSTOP)
+    try:
+        expect(page.locator("#state")).to_have_text(re.compile("no answer for [0-9]+ s"))
+    finally:
+        server.process.send_signal(signal.SIGCONT)
+    expect(page.locator("#state")).to_have_text("live")
+
+
+def test_an_ordinary_user_starts_at_the_datasets(page: Page, server: RunningServer) -> None:
+    log_in(page, server, server.folder / "ann.key")
+    expect(page.get_by_role("heading", name="Datasets")).to_be_visible()
+    expect(page.get_by_role("link", name="Now")).to_be_hidden()
+
+
+def test_no_line_is_drawn_where_samples_are_missing(page: Page, server: RunningServer) -> None:
+    address = log_in(page, server)
+    drawn = """async () => {
+        const { Chart } = await import("/static/chart.js");
+        const chart = new Chart("", String, [{ key: "a" }], { spanS: 60 });
+        chart.columns = { time: [0, 2, 4, 20, 22, 24], a: [1, 1, 1, 1, null, 1] };
+        return chart.data();
+    }"""
+    show(page, address, "")
+    assert page.evaluate(drawn) == [[0, 2, 4, 17, 20, 22, 24], [1, 1, 1, None, 1, None, 1]]
 
 
 @pytest.mark.parametrize(("scheme", "widths"), [("light", (1280, 390)), ("dark", (1280, 390))])

@@ -11,6 +11,12 @@ scheme.addEventListener("change", () => charts.forEach((chart) => chart.draw()))
 const STEPS = [1, 2, 5, 10, 20, 50, 100, 200, 500];
 const BYTE_STEPS = [0, 1, 2, 3, 4, 5].flatMap((power) => STEPS.map((step) => step * 1024 ** power));
 
+/** Longer than so many steps without a sample is a gap. */
+const GAP_STEPS = 3;
+
+/** The places of values without a neighbour, which no line shows. */
+const alone = (values) => values.flatMap((value, place) => ((value ?? null) !== null && (values[place - 1] ?? null) === null && (values[place + 1] ?? null) === null ? [place] : []));
+
 const colour = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
 
 const timeLabel = (time, stepS) => (stepS >= 86400 ? when(time).slice(0, 10) : stepS >= 21600 ? when(time).slice(5) : clock(time).slice(0, stepS < 60 ? 8 : 5));
@@ -50,11 +56,18 @@ export class Chart {
     const data = this.data();
     if (this.uplot) this.uplot.setData(data);
     else if (this.plot.isConnected) this.draw();
-    this.show(data[0].length - 1);
+    this.show(columns.time.length - 1);
   }
 
+  /** The columns, with an empty point where samples are missing: no line is drawn over them. */
   data() {
-    return [this.columns.time, ...this.series.map((one) => this.columns[one.key])];
+    const { time } = this.columns;
+    const columns = [time, ...this.series.map((one) => this.columns[one.key])];
+    if (!this.spanS || time.length < 3) return columns;
+    const steps = time.slice(1).map((end, place) => end - time[place]);
+    const longest = GAP_STEPS * [...steps].sort((a, b) => a - b)[steps.length >> 1];
+    if (!steps.some((step) => step > longest)) return columns;
+    return columns.map((column) => column.flatMap((value, place) => (place && steps[place - 1] > longest ? [column === time ? time[place] - longest / 2 : null, value] : [value])));
   }
 
   show(place) {
@@ -89,11 +102,10 @@ export class Chart {
           width: 1.6,
           fill: isArea ? `${colour(`--c${place + 1}`)}22` : undefined,
           paths: isArea ? uPlot.paths.stepped({ align: 1 }) : undefined,
-          points: { show: (plot, number) => plot.data[number].filter((value) => value !== null).length < 3, size: 5 },
-          spanGaps: true,
+          points: { show: true, size: 4, filter: (plot, number) => alone(plot.data[number]) },
         })),
       ],
-      hooks: { setCursor: [(plot) => this.show(plot.cursor.idx ?? this.columns.time.length - 1)] },
+      hooks: { setCursor: [(plot) => this.show(plot.cursor.idx === null ? this.columns.time.length - 1 : this.columns.time.indexOf(plot.data[0][plot.cursor.idx]))] },
     }, this.data(), this.plot);
   }
 

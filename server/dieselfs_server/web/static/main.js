@@ -2,7 +2,7 @@
 
 import { LoggedOut, follow, get, post, stop } from "./api.js";
 import { datasetView, datasetsView } from "./datasets.js";
-import { h } from "./dom.js";
+import { h, say } from "./dom.js";
 import { failuresView } from "./failures.js";
 import { jobView, jobsView } from "./jobs.js";
 import { loginView, loginWithLink } from "./login.js";
@@ -25,11 +25,14 @@ let me = null;
 let leaving = new AbortController();
 let isFirst = true;
 
-function setState(name) {
+const STATES = { live: () => "live", away: () => "reconnecting", silent: (seconds) => `no answer for ${Math.round(seconds)} s: what you see is old` };
+
+function setState(name, seconds) {
   if (name === "away") get("/api/me").catch((failure) => { if (me && failure instanceof LoggedOut) logIn("Your session has ended."); });
-  if (state.dataset.state === name) return;
+  if (state.dataset.state === name && name !== "silent") return;
+  if (state.dataset.state !== name) say(STATES[name](seconds));
   state.dataset.state = name;
-  state.textContent = name === "live" ? "live" : "reconnecting";
+  state.textContent = STATES[name](seconds);
 }
 
 function logIn(message = "") {
@@ -53,6 +56,7 @@ async function show() {
   leaving.abort();
   leaving = new AbortController();
   const { signal } = leaving;
+  if (!me.is_admin && !place().view) history.replaceState(null, "", "#/datasets"); // the figures of the server are for administrators
   const { view, parts, query } = place();
   const [list, one, title] = VIEWS[view] || VIEWS[""];
   for (const link of document.querySelectorAll("nav a")) {
@@ -88,6 +92,7 @@ async function start() {
   }
   top_.hidden = false;
   document.getElementById("user").textContent = me.user;
+  document.querySelector('nav a[href="#/"]').hidden = !me.is_admin;
   follow(setState);
   await show();
 }

@@ -11,7 +11,7 @@ const SPANS = [["300", "5 minutes"], ["1800", "30 minutes"], ["86400", "24 hours
 function makeCharts() {
   return [
     new Chart("Throughput", show.rate, [{ key: "sent_bytes", label: "sent to clients" }, { key: "store_bytes", label: "read from the store" }, { key: "received_bytes", label: "received, when uploads end" }], { isBytes: true }),
-    new Chart("Latency", show.latency, [{ key: "answer_s", label: "calls, mean" }, { key: "answer_p99_s", label: "calls, 99th percentile up to" }, { key: "store_s", label: "store, mean" }]),
+    new Chart("Latency", show.latency, [{ key: "answer_s", label: "calls, mean" }, { key: "answer_p99_s", label: "calls, 99th percentile" }, { key: "store_s", label: "store, mean" }]),
     new Chart("Calls per second", show.number, [{ key: "calls", label: "answered" }, { key: "failed", label: "failed" }, { key: "busy", label: "store calls at once" }]),
     new Chart("Hit rates", show.share, [{ key: "mount_hit_share", label: "mounts here: files in time" }, { key: "shared_share", label: "ranges from another's read" }], { top: 1 }),
     new Chart("Mounts on this machine", show.rate, [{ key: "mount_bytes", label: "fetched" }], { isBytes: true }),
@@ -33,17 +33,26 @@ function localTable(daemons) {
   ], daemons, { empty: "No mount or cache daemon of the server's user runs on this machine." });
 }
 
+/** What a table of mounts says, for those who see it for the first time. */
+const EXPLAINED = "Waiting: reads that wait, on the average. In time: planned files that were in memory when they were read. Plan: how far the slowest reader of an epoch is. Suspects: nodes of the job that do not answer this one.";
+
+/** Whether all is well, and what is not: a line for each. */
+function health({ checks, version, started_s: startedS }) {
+  const faults = checks.filter((check) => check.state !== "ok");
+  const isBad = faults.some((check) => check.state === "failure");
+  const state = faults.length ? `${faults.length} of ${checks.length} checks ${faults.length > 1 ? "need" : "needs"} attention` : `All ${checks.length} checks are well`;
+  return h("section", { class: "panel", "aria-label": "Health" },
+    h("p", { class: "health" }, h("b", { class: isBad ? "bad" : faults.length ? "warn" : "good" }, state), h("span", { class: "dim" }, ` · version ${version}, up for ${show.duration(Date.now() / 1000 - startedS)}`)),
+    faults.length ? h("ul", { class: "faults" }, faults.map((check) => h("li", {}, h("b", { class: check.state === "failure" ? "bad" : "warn" }, check.name), `: ${check.text}`, check.fix ? h("span", { class: "dim" }, ` → ${check.fix}`) : null))) : null,
+    h("details", {}, h("summary", {}, "All checks"), h("ul", { class: "faults" }, checks.map((check) => h("li", {}, `${check.name}: ${check.text}`)))));
+}
+
 export async function nowView(main, { me, signal }) {
   const title = h("h1", { tabindex: "-1" }, "Now");
-  if (!me.is_admin) {
-    const failed = h("div", {});
-    fill(main, title, h("p", { class: "dim" }, "The figures of the whole server are for administrators. Your datasets, jobs and errors are on the other pages."), panel("Your recent errors", failed));
-    fill(failed, failuresTable((await get("/api/failures", signal)).failures.slice(0, 20), false));
-    return;
-  }
   let span = sessionStorage.getItem("span") || "300";
   let columns = { time: [] };
   const charts = makeCharts();
+  const well = h("div", {});
   const figures = h("div", {});
   const local = h("div", {});
   const failed = h("div", {});
@@ -51,9 +60,10 @@ export async function nowView(main, { me, signal }) {
     SPANS.map(([value, label]) => h("option", { value, selected: value === span }, label)));
   fill(main,
     h("div", { class: "head" }, title, h("div", { class: "tools" }, h("label", { for: "span" }, "Show the last"), choice)),
+    well,
     figures,
     h("div", { class: "grid" }, charts.map((chart) => chart.element)),
-    panel("On this machine", local),
+    panel("On this machine", local, h("p", { class: "dim" }, EXPLAINED)),
     panel("Recent errors", failed));
   const draw = () => charts.forEach((chart) => {
     chart.element.hidden = chart.series.every((one) => one.key.startsWith("mount_")) && !columns.mount_bytes?.some((value) => value !== null);
@@ -84,7 +94,13 @@ export async function nowView(main, { me, signal }) {
   };
   fill(figures, tiles("Figures of the last seconds", ["Sent to clients", "Read from the store", "Calls", "Mean answer", "Failures", "Connections", "Processors in use"].map((name) => [name, "–"])));
   fill(local, localTable([]));
-  await Promise.all([load(), loadFailures()]);
+  const loadHealth = async () => {
+    const found = await get("/api/health", signal);
+    const isOpen = well.querySelector("details")?.open;
+    fill(well, health({ ...found, ...me }));
+    well.querySelector("details").open = Boolean(isOpen);
+  };
+  await Promise.all([load(), loadFailures(), loadHealth()]);
   let events = 0;
   const end = onEvent((event) => {
     if (!event.sample) return;
@@ -98,6 +114,7 @@ export async function nowView(main, { me, signal }) {
       draw();
     }
     if (events % 5 === 0) loadFailures().catch(() => {});
+    if (events % 30 === 0) loadHealth().catch(() => {});
   });
   signal.addEventListener("abort", () => { end(); charts.forEach((chart) => chart.close()); });
 }
