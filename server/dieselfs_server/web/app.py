@@ -181,6 +181,9 @@ class App:
             *(Route(f"/api/{get.__name__}", _answered(get)) for get in gets),
             Route("/api/datasets/{name}", _answered(self.dataset)),
             Route("/api/datasets/{name}/folder", _answered(self.folder)),
+            Route("/api/datasets/{name}/shape", _answered(self.shape)),
+            Route("/api/datasets/{name}/states", _answered(self.states)),
+            Route("/api/datasets/{name}/changes", _answered(self.changes)),
             Route("/data/{name}", _answered(self.data)),
             Route("/api/jobs/{dataset}/{job}/{id}", _answered(self.job)),
             Route(EVENTS_PATH, _answered(self.events)),
@@ -377,6 +380,20 @@ class App:
         after = unquote_to_bytes(request.query_params.get("after", ""))
         named = request.path_params["name"], _path(request)
         return await self._contents.folder(caller, _address(request), *named, after)
+
+    async def shape(self, request: Request) -> dict[str, Any]:
+        caller = (await self._viewer(request)).caller
+        named = request.path_params["name"], _path(request)
+        return await self._contents.shape(caller, _address(request), *named)
+
+    async def states(self, request: Request) -> dict[str, Any]:
+        caller = (await self._viewer(request)).caller
+        return {"states": await self._contents.states(caller, _address(request), request.path_params["name"])}
+
+    async def changes(self, request: Request) -> dict[str, Any]:
+        caller, asked = (await self._viewer(request)).caller, request.query_params
+        states = asked.get("old", ""), asked.get("new", "")
+        return await self._contents.changes(caller, _address(request), request.path_params["name"], *states)
 
     async def data(self, request: Request) -> Response:
         viewer, name = await self._viewer(request), request.path_params["name"]

@@ -5,13 +5,16 @@ is saved. No answer is sniffed, and each one is a document without an origin, sc
 """
 
 import struct
+from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from functools import partial
+from mmap import mmap
 from pathlib import PurePosixPath
 from typing import Any
 from urllib.parse import quote
 
+import trio
 from starlette.responses import JSONResponse, Response
 from starlette.types import Receive, Scope, Send
 
@@ -20,8 +23,10 @@ from dieselfs.limits import KIB, MIB
 from dieselfs.names import printable, split_path
 from dieselfs.records import Extent, FileRecord, Op
 from dieselfs.rpc.records import RemoteEntry
+from dieselfs.snapshot.reader import Snapshot
 from dieselfs_server.access.accounts import Caller
 from dieselfs_server.call import Reply
+from dieselfs_server.web.shapes import changes_between, shape_of
 
 Ask = Callable[..., AbstractAsyncContextManager[Reply]]
 """`Dispatcher.reply_here`."""
@@ -31,6 +36,9 @@ ENTRIES_SHOWN = 60
 FILE_BYTES_MAX = 32 * MIB
 """A larger file is not sent to a browser."""
 TEXT_BYTES_MAX = 64 * KIB
+SNAPSHOTS_KEPT = 4
+"""Mapped, so they take little memory."""
+STATE_CHARACTERS_MAX = 200
 
 _SUFFIXES = {
     "image/jpeg": (".jpg", ".jpeg"),
@@ -62,6 +70,52 @@ class Contents:
 
     def __init__(self, ask: Ask) -> None:
         self._ask = ask
+        self._snapshots: OrderedDict[tuple[str, str], Snapshot] = OrderedDict()
+        self._threads = trio.CapacityLimiter(1)
+
+    async def shape(self, caller: Caller, address: str, dataset: str, path: bytes) -> dict[str, Any]:
+        """`shape_of` a folder of the newest generation. Raises NotFound, InvalidInput."""
+        snapshot = await self._snapshot(caller, address, dataset, "")
+        return await self._computed(shape_of, snapshot, path)
+
+    async def changes(self, caller: Caller, address: str, dataset: str, old: str, new: str) -> dict[str, Any]:
+        """`changes_between` two states, each the name of a tag or the number of a generation that is kept; empty: the
+        newest. Raises NotFound.
+        """
+        snapshots = [await self._snapshot(caller, address, dataset, state) for state in (old, new)]
+        return await self._computed(changes_between, *snapshots)
+
+    async def states(self, caller: Caller, address: str, dataset: str) -> list[str]:
+        """The tags and generations that can be compared."""
+        async with self._ask(caller, address, "list_tags", dataset=dataset, with_kept=True) as listed:
+            return [tag.name or f"#{tag.generation}" for tag in listed.value]
+
+    async def _computed(self, work: Callable[..., dict[str, Any]], *values: object) -> dict[str, Any]:
+        return await trio.to_thread.run_sync(work, *values, limiter=self._threads)
+
+    async def _snapshot(self, caller: Caller, address: str, dataset: str, state: str) -> Snapshot:
+        """Of a tag, or of a generation (`#7`). As a client, it asks each time, and takes the bytes once."""
+        number = state.removeprefix("#") if state.startswith("#") else "0" if not state else ""
+        if number and not (number.isascii() and number.isdigit() and len(number) < 19):
+            raise InvalidInput(f"{state[:STATE_CHARACTERS_MAX]!r} is no generation")
+        known = self._snapshots.get((dataset, state))
+        named = {
+            "dataset": dataset,
+            "generation": int(number or 0),
+            "tag": "" if number else state[:STATE_CHARACTERS_MAX],
+            "known_digest": known.digest if known else b"",
+            "bases": b"",
+        }
+        async with self._ask(caller, address, "get_snapshot", **named) as reply:
+            if known is None or reply.bulk:
+                data = memoryview(reply.bulk[0]).obj
+                if not isinstance(data, bytes | mmap):
+                    raise InvalidInput(f"dl://{dataset}: the snapshot is not in a file")
+                known = self._snapshots[dataset, state] = Snapshot(data, f"dl://{dataset}")
+        self._snapshots.move_to_end((dataset, state))
+        while len(self._snapshots) > SNAPSHOTS_KEPT:
+            self._snapshots.popitem(last=False)
+        return known
 
     async def folder(
         self, caller: Caller, address: str, dataset: str, path: bytes, after: bytes

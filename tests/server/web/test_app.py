@@ -235,6 +235,41 @@ def test_health_has_what_runs_out(admin: Browser) -> None:
     assert checks["store"] == checks["quotas"] == "ok"
 
 
+def test_classes_sizes_and_changes(server: RunningServer, admin: Browser) -> None:
+    files = {
+        b"cat/1": b"a" * 1000,
+        b"cat/\xff/2": b"b",
+        b"dog/1": b"c" * 3,
+        b"top": b"",
+        b"long": bytes(6 << 20),
+    }
+    with closing(server.client()) as client, Dataset(server.settings(), "versions", must_exist=False) as data:
+        data.create()
+        for path, content in files.items():
+            data.put(path, content)
+        data.flush()
+        client.put_tag("versions", "v1")
+        data.put("dog/1", b"d" * 3)
+        data.put("cat/1", b"a" * 1000)  # another time, the same content
+        data.put("new", b"12")
+        data.delete("top")
+        data.flush()
+    shape = admin.get("/api/datasets/versions/shape").json()
+    classes = [(each["name"], each["files"], each["bytes"]) for each in shape["classes"]]
+    assert classes == [("cat", 2, 1001), ("dog", 1, 3)]
+    sizes = [(each["below"], each["files"]) for each in shape["sizes"]]
+    assert (shape["files"], sizes) == (5, [(2, 1), (4, 2), (1024, 1), (8 << 20, 1)])
+    (inner,) = admin.get("/api/datasets/versions/shape?path=cat").json()["classes"]
+    assert (inner["name"], inner["path"], inner["files"]) == ("\\xff", "cat/%FF", 1)
+    assert "v1" in admin.get("/api/datasets/versions/states").json()["states"]
+    changes = admin.get("/api/datasets/versions/changes?old=v1").json()
+    first = {
+        kind: [file["name"] for file in changes[kind]["first"]] for kind in ("added", "removed", "changed")
+    }
+    assert first == {"added": ["new"], "removed": ["top"], "changed": ["dog/1"]}
+    assert (changes["same"], changes["added"]["bytes"]) == (3, 2)
+
+
 def test_files_are_confined(user: Browser) -> None:
     found = {path: user.get(f"/data/open?path=a/{path}") for path in ("page.html", "long.png")}
     kinds = {path: answer.headers["content-type"] for path, answer in found.items()}
@@ -272,6 +307,11 @@ def test_other_sites_cannot_post(ann: ServerClient, stranger: Browser) -> None:
         ("/static/missing.js", 404),
         ("/api/health", 403),
         ("/data/open?path=a/missing", 404),
+        ("/api/datasets/open/shape?path=none", 404),
+        ("/api/datasets/closed/shape", 404),
+        ("/api/datasets/closed/states", 404),
+        ("/api/datasets/open/changes?old=none", 404),
+        ("/api/datasets/open/changes?old=%23x", 400),
         ("/data/open?path=a", 404),
         ("/data/open?path=a/../b", 400),
         ("/data/open?path=a/page.html&first=99999999", 400),

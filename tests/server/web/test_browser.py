@@ -312,6 +312,17 @@ def test_folders_pictures_text_and_sound_are_looked_at(page: Page, server: Runni
     wait_until(lambda: sound.evaluate("sound => sound.duration") == 1)
 
 
+def test_classes_and_changes_are_shown_on_request(page: Page, server: RunningServer) -> None:
+    show(page, log_in(page, server), "datasets/looked")
+    page.get_by_text("Classes and sizes").click()
+    expect(page.locator(".bars").first.get_by_role("listitem")).to_contain_text(
+        ["hostile", "b 5 files", "a 1 files"]
+    )
+    page.get_by_text("What changed").click()
+    page.get_by_role("button", name="Compare").click()
+    expect(page.get_by_text("16 files are the same.")).to_be_visible()
+
+
 def test_nothing_in_a_dataset_runs(browser: Browser, server: RunningServer) -> None:
     with browser.new_context(ignore_https_errors=True) as context:
         page = context.new_page()

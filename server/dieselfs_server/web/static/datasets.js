@@ -3,7 +3,7 @@
 import { get, onEvent } from "./api.js";
 import { Chart } from "./chart.js";
 import { datasetLink, fill, h, panel, say, searchHead, table, tiles } from "./dom.js";
-import { filesPanel } from "./files.js";
+import { filesPanels } from "./files.js";
 import * as show from "./format.js";
 import { jobsTable } from "./jobs.js";
 import { quotaPanel } from "./usage.js";
@@ -94,7 +94,7 @@ export async function datasetView(main, { parts: [name], query, signal }) {
       ], found.readers, { empty: "None." }),
       found.reader_count > found.readers.length ? h("p", { class: "dim" }, `The first ${found.readers.length} of ${found.reader_count} readers.`) : null));
   };
-  await Promise.all([load(), filesPanel(name, query, signal).then((shown) => fill(files, shown))]);
+  await Promise.all([load(), filesPanels(name, query, signal).then((shown) => fill(files, shown))]);
   let ticks = 0;
   const end = onEvent(() => { ticks += 1; if (ticks % TICKS === 0) load().catch(() => {}); });
   signal.addEventListener("abort", end);
