@@ -5,6 +5,7 @@ arithmetic on positions. So a job that resumes with another number of ranks or w
 once.
 """
 
+import os
 import warnings
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -20,7 +21,7 @@ from dieselfs.samples.ranks import EVEN, LOCAL, rank_and_world, rank_nodes
 from dieselfs.samples.reading_list import announce
 from dieselfs.samples.worker_times import WorkerTimes
 from dieselfs.shuffle.assignment import LOCAL_GROUP_CHUNKS
-from dieselfs.shuffle.cursor import Cursor
+from dieselfs.shuffle.cursor import REPLAY_VARIABLE, Cursor
 from dieselfs.shuffle.partition import Partition
 from dieselfs.shuffle.skips import NO_SKIPS, Skips
 from dieselfs.shuffle.spec import PlanSpec, ReaderSpec
@@ -99,8 +100,10 @@ class SamplerState:
         if self.nodes and group_chunks is None:
             group_chunks = LOCAL_GROUP_CHUNKS
         self._skips = {epoch: Skips(ranges) for epoch, ranges in (skips or {}).items()}
-        self.order: SampleOrder = dataset.order(PlanSpec(seed, 0, group_chunks, self._skips.get(0, NO_SKIPS)))
+        self.order: SampleOrder = dataset.order(PlanSpec(seed, 0, group_chunks))
         """The order of the current epoch."""
+        if skipped := self._skips_of(self.order.spec):
+            self.order = self.order.with_spec(replace(self.order.spec, skips=skipped))
         self.position = 0
         """Number of consumed positions of the order, of all ranks together."""
         source = getattr(dataset, "source", None)
@@ -125,9 +128,19 @@ class SamplerState:
         """Go to the start of another epoch. For the current one nothing changes, so a resumed epoch continues."""
         self._is_repeating = False
         if epoch != self.epoch:
-            skips = self._skips.get(epoch, NO_SKIPS)
-            self.order = self.order.with_spec(replace(self.order.spec, epoch=epoch, skips=skips))
+            spec = replace(self.order.spec, epoch=epoch)
+            self.order = self.order.with_spec(replace(spec, skips=self._skips_of(spec)))
             self.position = 0
+
+    def _skips_of(self, spec: PlanSpec) -> Skips:
+        """What this sampler leaves out of an epoch: its own skips, and those of a replay of the same order."""
+        skips = self._skips.get(spec.epoch, NO_SKIPS)
+        if text := os.environ.get(REPLAY_VARIABLE):
+            replayed = Cursor.parse(text)
+            order = replace(spec, folder=b"", skips=replayed.spec.skips)
+            if order == replayed.spec and self.order.cursor(0).snapshot == replayed.snapshot:
+                skips = Skips([*skips.ranges, *replayed.spec.skips.ranges])
+        return skips
 
     def consumed(self, loader: Iterable[Batch]) -> Iterator[Batch]:
         """The batches of a loader over this sampler; each counts as consumed when it is yielded.
@@ -163,7 +176,7 @@ class SamplerState:
         before = self.order.with_spec(cursor.spec)
         before.check_cursor(cursor)
         epoch, skips_before = cursor.spec.epoch, cursor.spec.skips
-        skips = Skips([*skips_before.ranges, *self._skips.get(epoch, NO_SKIPS).ranges])
+        skips = Skips([*skips_before.ranges, *self._skips_of(cursor.spec).ranges])
         self._skips[epoch] = skips
         self.order = before.with_spec(replace(cursor.spec, skips=skips))
         self.position = int(skips.left_before(skips_before.whole(cursor.position)))

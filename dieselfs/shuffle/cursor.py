@@ -22,6 +22,9 @@ from dieselfs.snapshot.format import COUNT_MAX
 DIGEST_CHARACTERS = 24
 """96 bits of the snapshot's digest: collisions are infeasible, by accident or on purpose."""
 
+REPLAY_VARIABLE = "DIESELFS_BISECT_CURSOR"
+"""The environment variable with the cursor of a replay (`dlcmd bisect`): samplers of its order leave out its skips."""
+
 _VERSIONS = ("1", "2")
 
 _NUMBER = "(0|[1-9][0-9]{0,19})"

@@ -127,6 +127,7 @@ VERB_ARGUMENTS: dict[str, list[str]] = {
     "rebuild": ["rebuild", "dl://d"],
     "shuffle": ["shuffle", "dl://d"],
     "which": ["which", "--step", "1", "--batch", "2", "dl://d"],
+    "bisect": ["bisect", "--step", "1", "--batch", "2", "dl://d", "--", "true"],
     "user": ["user", "ls"],
     "group": ["group", "ls"],
     "key": ["key", "ls", "dl://d"],

@@ -88,6 +88,18 @@ FIELDS: Mapping[str, Field] = {
         "Parts of a file: `place` in the file, `length`, `chunk`, `offset` in it, `blake3`.",
         schema=_array(_EXTENT),
     ),
+    # -- bisect
+    "run": Field(WHOLE, "Number of a run of the command, from 1."),
+    "left_out": Field(TEXT, "Positions of the whole order that the run left out, as `100-199+300-399`."),
+    "verdict": Field(TEXT, "`good`, `bad` or `unknown`."),
+    "returned": Field(WHOLE, "Exit code of the run; null if it was ended.", is_nullable=True),
+    "metric": Field(NUMBER, "Last value of the metric; null without one, or if it is not finite.", is_nullable=True),
+    "cause": Field(WHOLE, "Number of the cause, from 1; its files are bad together."),
+    "is_decided": Field(YES_NO, "Whether this file is needed; if not, one of those of its cause is."),
+    "runs_max": Field(WHOLE, "The most runs of the command."),
+    "runs": Field(WHOLE, "Runs that were made."),
+    "unfinished": Field(TEXT, "Why the search has ended early."),
+    "causes": Field(WHOLE, "Causes that were found."),
     # -- totals
     "entries": Field(WHOLE, "Number of files, folders and links."),
     "files": Field(WHOLE, "Number of files."),

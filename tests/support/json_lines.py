@@ -171,6 +171,11 @@ VERB_LINES: Mapping[str, Mapping[str, list[str]]] = {
         ],
     },
     "which": {"entry": ["position *path"], "summary": [_PLAN]},
+    "bisect": {
+        "run": ["run left_out files verdict returned metric seconds"],
+        "cause": ["cause position *path is_decided"],
+        "summary": [f"{_PLAN} runs_max runs? causes? unfinished? dry_run?"],
+    },
     "user": {
         "key": ["user key"],
         "user": ["user keys grants"],

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from dieselfs.errors import InvalidInput
 from dieselfs.samples.sampler_state import SamplerState
+from dieselfs.shuffle.cursor import REPLAY_VARIABLE, Cursor
 from dieselfs.shuffle.plan import Plan
 from dieselfs.shuffle.spec import PlanSpec
 from tests.support.shuffled_folder import ShuffledFolder
@@ -158,6 +159,25 @@ def test_a_step_may_be_skipped_by_a_job_that_goes_back_to_before_it() -> None:
     assert read(third) == [] and third.order.spec.skips == again.order.spec.skips
     again.set_epoch(1)
     assert len(read(again)) == SAMPLES - 5
+
+
+def test_a_replay_leaves_out_files_of_its_order_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    first, second = whole(1, 0, 100), whole(1, 1, 100)
+    sampler_state = SamplerState(FOLDER, 10, seed=1, group_chunks=100, rank=0, world=1)
+    read(sampler_state, 3)
+    state = sampler_state.state_dict()
+    replayed = Cursor.parse(state["cursor"]).skipping([range(50, 70)])
+    monkeypatch.setenv(REPLAY_VARIABLE, str(replayed))
+    again = SamplerState(FOLDER, 10, rank=0, world=1, skips={0: [range(45, 50)]})
+    assert len(again.order) == SAMPLES - 5  # its seed is another
+    again.load_state_dict(state)
+    assert read(again) == first[30:45] + first[70:]
+    fresh = SamplerState(FOLDER, 10, seed=1, group_chunks=100, rank=0, world=1)
+    assert read(fresh) == first[:50] + first[70:]
+    fresh.set_epoch(1)
+    assert read(fresh) == second
+    others = ShuffledFolder(SAMPLES + 1)
+    assert len(SamplerState(others, 10, seed=1, group_chunks=100, rank=0, world=1).order) == SAMPLES + 1
 
 
 def test_a_short_last_step_can_be_dropped() -> None:

@@ -82,6 +82,7 @@ GROUPS = {
     "Order": {
         "shuffle": "Print the files of a dataset in the order of an epoch.",
         "which": "Print the files of one step of an epoch.",
+        "bisect": "Find the files behind a loss spike.",
     },
     "Versions": {
         "columns": "Keep labels and other values of files, to select files by them.",
@@ -118,6 +119,7 @@ VERBS = {verb: brief for group in GROUPS.values() for verb, brief in group.items
 _MODULES = {
     "accounts": ("user", "group"),
     "archives": ("import", "attach", "detach", "export"),
+    "bisect": ("bisect",),
     "columns": ("columns",),
     "copy": ("put", "sync", "get", "cp", "mv"),
     "encryption": ("key", "erase"),
@@ -163,7 +165,7 @@ SYNONYMS = {
 EXIT_OUTPUT_CLOSED = 141
 """The code that a shell reports for a write into a closed pipe."""
 
-_RESUMABLE = {"put", "sync", "get", "import", "cp", "mv"}
+_RESUMABLE = {"put", "sync", "get", "import", "cp", "mv", "bisect"}
 
 _EPILOG = """\b
 Examples:
@@ -180,7 +182,7 @@ Exit codes:
     5  damaged: stored or received bytes are corrupt
     6  unavailable: the server cannot be reached or does not answer
    70  a bug in dieselfs; --debug shows where
-  130  interrupted; the same put, get, cp, mv or import, run again, continues
+  130  interrupted; the same put, get, cp, mv, import or bisect, run again, continues
   141  the reader of the output closed the pipe"""
 
 

@@ -324,7 +324,7 @@ def _show_quality(session: Session, dataset: Location, plan: Plan) -> int:
 _POSITIONS = re.compile(r"([0-9]{1,20})(?:-([0-9]{1,20}))?")
 
 
-def _parsed_positions(text: str) -> range:
+def parsed_positions(text: str) -> range:
     match = _POSITIONS.fullmatch(text)
     if match is None or int(match[2] or match[1]) < int(match[1]):
         raise InvalidInput(f"{text!r}: write a position, or the first and the last, as 4096-5119")
@@ -344,7 +344,7 @@ def _parsed_positions(text: str) -> range:
 @click.option(
     "--position",
     "positions",
-    type=options.Parsed("FIRST[-LAST]", _parsed_positions),
+    type=options.Parsed("FIRST[-LAST]", parsed_positions),
     help="Print the files at these positions, counted from 0; skipped files do not count.",
 )
 def which(
@@ -365,7 +365,7 @@ def which(
     plan, _ = order.plan(session, dataset)
     if positions is None:
         assert step is not None
-        share = _share_with(plan, order, step)
+        share = share_with(plan, order, step)
         asked, start = share.positions_of(step), step * share.batch
     elif positions.stop > len(plan):
         raise InvalidInput(
@@ -378,7 +378,7 @@ def which(
     return session.output.summary("", fields)
 
 
-def _share_with(plan: Plan, order: OrderOptions, step: int) -> Share:
+def share_with(plan: Plan, order: OrderOptions, step: int) -> Share:
     """The share of the reader that the options name. Raises InvalidInput if the epoch has no such step."""
     share = Share(plan, order.reader())
     if step not in share.steps:

@@ -1,0 +1,1 @@
+"""Finds the files behind a loss spike."""
