@@ -21,11 +21,11 @@ from dieselfs.arrays import Numbers, distinct
 from dieselfs.cache.look_ahead import LookAhead
 from dieselfs.cache.policy import LOOKUP_BYTES
 from dieselfs.cache.thread_cache import COPIES, VIEWS, Form, HeldPayload, Sliceable, ThreadCache
+from dieselfs.cluster.holdings import HERE
 from dieselfs.cluster.node_client import NodeClient
 from dieselfs.errors import InvalidInput
 from dieselfs.limits import CHUNK_PAYLOAD_BYTES_MAX, CHUNK_TARGET_BYTES, LIBRARY_MEMORY_BYTES, MIB
 from dieselfs.names import printable, user_path
-from dieselfs.shuffle.opportunistic import FAR, HERE
 from dieselfs.snapshot.reader import ExtentRef
 from dieselfs.snapshot.splice import runs_of
 from dieselfs.sources.interface import Wanted
@@ -272,8 +272,8 @@ class FileReader:
         return payload, start, end
 
     def distances(self) -> Numbers:
-        """How far each chunk is, see `shuffle.opportunistic.HERE`: shape (chunks,)."""
-        found = np.full(self._snapshot.chunk_count, FAR)
+        """How far each chunk is, see `cluster.holdings`: shape (chunks,). In a job, its nodes are asked."""
+        found = self._held.distances_in_job()
         with self._held.lock:
             found[[*self._policy]] = HERE
         return found

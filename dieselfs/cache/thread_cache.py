@@ -15,9 +15,13 @@ from operator import attrgetter
 from threading import Lock
 from typing import TYPE_CHECKING, Generic, NamedTuple, Protocol, TypeVar
 
+import numpy as np
+
+from dieselfs.arrays import Numbers
 from dieselfs.cache.load import Load, Missing, load_ahead, load_for
 from dieselfs.cache.policy import LIBRARY_REQUEST_BYTES, CacheBudget, CachePolicy, RecentRequests
 from dieselfs.chunk.segment import Memory, readonly_view
+from dieselfs.cluster.holdings import FAR
 from dieselfs.cluster.node_client import NodeClient
 from dieselfs.errors import Damaged, DieselfsError, Unavailable
 from dieselfs.forks import SingleFlight, renew_after_fork
@@ -251,6 +255,10 @@ class ThreadCache:
         """Whether these chunks will be loaded whole: then readers of them load them whole."""
         with self.lock:
             (self._expected.update if is_expected else self._expected.difference_update)(chunks)
+
+    def distances_in_job(self) -> Numbers:
+        """As `Attachment.distances`; all are FAR without a job."""
+        return np.full(self._snapshot.chunk_count, FAR) if self._job is None else self._job.distances()
 
     def together(self, chunks: Iterable[int]) -> list[list[int]]:
         """The same chunks, grouped by the request that will fetch their files."""

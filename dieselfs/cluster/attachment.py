@@ -14,10 +14,12 @@ from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from threading import Lock
 
+from dieselfs.arrays import Numbers
 from dieselfs.chunk.segment import Memory, readonly_view
 from dieselfs.cluster.chunk_requests import PeerRequest
 from dieselfs.cluster.credential import JobCredential
 from dieselfs.cluster.daemon import JobDaemon
+from dieselfs.cluster.holdings import distances_in_job
 from dieselfs.cluster.member import Member
 from dieselfs.cluster.node_client import NodeClient
 from dieselfs.cluster.peer_client import PeerClient
@@ -107,6 +109,11 @@ class Attachment:
     def members(self) -> tuple[Member, ...]:
         """The last known node masters of the job, that of this node first; none before the first use."""
         return self._members
+
+    def distances(self) -> Numbers:
+        """Where the chunks are, as the masters of the job answer: see `distances_in_job`."""
+        peers = self.peers
+        return distances_in_job(self.snapshot.chunk_count, self.name, self._members, peers.held)
 
     def own_among(self, chunks: Iterable[int]) -> set[int]:
         """The chunks that the master of this node owns now."""

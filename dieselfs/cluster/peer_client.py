@@ -239,22 +239,30 @@ class PeerClient:
         return Warmth(reply.pinned_bytes, reply.wanted_bytes, reply.damaged_chunks)
 
     def report(self, peer: Member, window: Window | None = None) -> bytes:
-        """The metrics of a peer as JSON, or their history in a window. It has a connection of its own, and a failure
-        does not count: one of an earlier version does not know the method. Raises Unavailable.
-        """
+        """The metrics of a peer as JSON, or their history in a window. Raises as `held`."""
         first_s, last_s = (math.floor(window[0]), math.ceil(window[1])) if window else (0, 0)
         arguments: dict[str, object] = {
-            "digest": self._digest,
             "is_history": window is not None,
             "first_s": first_s,
             "last_s": last_s,
         }
+        return self._aside(peer, "get_report", arguments)
+
+    def held(self, peer: Member) -> bytes:
+        """The chunks that a peer has in memory, see `cluster.holdings`. Raises Unavailable."""
+        return self._aside(peer, "get_held", {})
+
+    def _aside(self, peer: Member, method: str, arguments: dict[str, object]) -> bytes:
+        """The bulk of a call on a connection of its own. A failure does not count: a peer of an earlier version does
+        not know the method. Raises Unavailable.
+        """
         link = _PeerLink(peer, self._clock())
         link.is_closed = True  # it is kept for no other call
+        arguments["digest"] = self._digest
         try:
             with self._connected(link) as connection:
                 _, found = connection.call(
-                    "get_report", arguments, (), self._silence_s, bulk_bytes_max=PEER_REPORT_BYTES_MAX
+                    method, arguments, (), self._silence_s, bulk_bytes_max=PEER_REPORT_BYTES_MAX
                 )
         except DieselfsError as error:
             raise Unavailable(f"node {peer.node}: {error}") from error

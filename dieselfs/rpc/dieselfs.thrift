@@ -306,6 +306,8 @@ service Peer extends Handshake {
   void ping(1: binary digest) throws (1: Refusal refusal)
   /** `is_to_warm`: start to fetch what the node can pin, in the background. */
   WarmthInfo get_warmth(1: binary digest, 2: bool is_to_warm) throws (1: Refusal refusal)
+  /** Followed by a bit for each chunk of the snapshot, the first in the lowest of a byte: whether it is in memory. */
+  Bulk get_held(1: binary digest) throws (1: Refusal refusal)
   /** Followed by the metrics of the node as JSON, or with `is_history` by what they were in a window. */
   Bulk get_report(1: binary digest, 2: bool is_history, 3: i64 first_s, 4: i64 last_s) throws (1: Refusal refusal)
   /**

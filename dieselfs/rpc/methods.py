@@ -220,6 +220,7 @@ _HANDSHAKE = (
 _PEER = (
     Method("ping", None, ANYONE, SHORT, REPEATABLE, ORDINARY, SMALL, FREE, None),
     Method("get_warmth", None, ANYONE, SHORT, REPEATABLE, ORDINARY, SMALL, FREE, None),
+    Method("get_held", None, ANYONE, SHORT, REPEATABLE, ORDINARY, SMALL, FREE, None),
     Method("get_report", None, ANYONE, SHORT, REPEATABLE, ORDINARY, SMALL, FREE, None),
     Method("get_extents", None, ANYONE, SHORT, REPEATABLE, READER, EXTENTS, FREE, None),
 )

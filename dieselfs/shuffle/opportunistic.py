@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from dieselfs.arrays import Nodes, Numbers
+from dieselfs.cluster.holdings import FAR, HERE
 from dieselfs.cluster.node_list import node_list, parse_node_list
 from dieselfs.errors import InvalidInput
 from dieselfs.shuffle.assignment import ChunkHomes, local_order, node_numbers
@@ -26,9 +27,6 @@ from dieselfs.snapshot.reader import Snapshot
 
 # So that keys are independent of those of chunks and files, 1 and 2, and of importance sampling, 3 and 4.
 _DRAWS = 5
-
-HERE, NEAR, FAR = range(3)
-"""Distances of chunks: in the memory of this node, in that of another node of the job, and elsewhere."""
 
 _HEAD = re.compile(
     r"opportunistic1 snapshot=([0-9a-f]{24}) seed=([0-9]{1,20}) epoch=([0-9]{1,20}) rank=([0-9]{1,10}) "
@@ -151,7 +149,7 @@ class Parts:
 
 def distances_of(parts: Parts, snapshot: Snapshot, distances: Numbers | None) -> dict[int, int]:
     """How far each part is, nearest first: as they should be loaded. `distances`: shape (chunks,), HERE, NEAR or FAR
-    for each chunk of the snapshot; None: all are FAR.
+    (`cluster.holdings`) for each chunk of the snapshot; None: all are FAR.
     """
     if distances is None:
         return dict.fromkeys(parts.order, FAR)

@@ -14,6 +14,7 @@ import trio
 
 from dieselfs.cluster.chunk_requests import ChunkAvailability, ReceivedRequest, decode_requests
 from dieselfs.cluster.credential import JobCredential
+from dieselfs.cluster.holdings import encoded
 from dieselfs.cluster.warmth import Warmth
 from dieselfs.errors import DieselfsError, InvalidInput, ProtocolError
 from dieselfs.limits import PEER_ANSWER_S, PEER_CLIENTS_MAX, PEER_REPORT_BYTES_MAX
@@ -114,10 +115,13 @@ class PeerService:
                 warmth = thrift.WarmthInfo(**asdict(self._warmth(arguments.is_to_warm)))
                 await connection.send(encode_reply(method, sequence, warmth))
                 return
-            if method == "get_report":
-                report = await self._report(arguments)
+            if method in ("get_report", "get_held"):
+                if method == "get_report":
+                    bulk = await self._report(arguments)
+                else:
+                    bulk = encoded(self._snapshot.chunk_count, [*self._node_cache.policy])
                 await connection.send(
-                    encode_reply(method, sequence, thrift.Bulk(bulk_length=len(report))), [report]
+                    encode_reply(method, sequence, thrift.Bulk(bulk_length=len(bulk))), [bulk]
                 )
                 return
             requests = decode_requests(arguments, self._snapshot)

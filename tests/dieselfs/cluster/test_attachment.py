@@ -6,19 +6,22 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from dataclasses import replace
 from pathlib import Path
 from threading import Barrier
 
+import numpy as np
 import pytest
 
 from dieselfs.cluster.attachment import Attachment
 from dieselfs.cluster.daemon import JobDaemon
 from dieselfs.cluster.failure_detector import PEER_AVOIDED_MAX_S, PEER_RETURN_S
+from dieselfs.cluster.holdings import FAR, HERE, NEAR, decoded, distances_in_job, encoded
 from dieselfs.cluster.member import Member
 from dieselfs.cluster.node_client import NodeClient
 from dieselfs.cluster.peer_client import PeerClient
+from dieselfs.errors import ProtocolError
 from dieselfs.limits import JOB_MASTER_WAIT_S, NODE_AVOIDED_S, NODE_MEMBERS_INTERVAL_S
 from dieselfs.net.address import TcpAddress
 from dieselfs.sources.interface import fetch_extent
@@ -133,6 +136,26 @@ def test_each_node_is_asked_for_its_own_chunks(packed: PackedDataset, path: Path
         assert figures_add_up(figures) and figures["from_node"] == len(own)
         assert figures["from_peers"] == CHUNKS - len(own)
         attached.to.close()
+
+
+def test_where_chunks_are_is_known_of_all_nodes(packed: PackedDataset, path: Path) -> None:
+    """What has not been read is in no memory, and a node that is gone holds nothing."""
+    with running_node(packed, "other") as other, running_node(packed, "me") as me:
+        with running_master(packed, path, [me.member, other.member]):
+            attached = Attached(packed, path)
+            assert set(attached.to.distances()) == {FAR}
+            assert all(attached.reads(chunk) for chunk in range(CHUNKS) if chunk % 2)
+            peers, masters = [*other.node_cache.chunks()], [*me.node_cache.chunks()]
+            assert peers and not masters
+            found = attached.to.distances()
+            assert np.flatnonzero(found == NEAR).tolist() == sorted(peers)
+            attached.to.close()
+        with closing(PeerClient(CREDENTIAL, packed.snapshot.digest)) as client:
+            assert client.held(other.member) == encoded(CHUNKS, peers)
+            gone = distances_in_job(CHUNKS, "other", [other.member, ME], client.held)
+            assert np.flatnonzero(gone == HERE).tolist() == sorted(peers) and set(gone) == {HERE, FAR}
+    with pytest.raises(ProtocolError, match="1 bytes of a bit for each of 32 chunks"):
+        decoded(CHUNKS, b"1")
 
 
 def test_what_is_mapped_is_of_the_own_node_alone(packed: PackedDataset, path: Path) -> None:

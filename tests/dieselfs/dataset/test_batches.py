@@ -9,11 +9,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from dieselfs.cluster.holdings import FAR, HERE, NEAR
 from dieselfs.dataset import Dataset
 from dieselfs.dataset.batches import BatchReader, ListDraw, opportunistic_batches
 from dieselfs.errors import InvalidInput, Unavailable
 from dieselfs.shuffle.assignment import ChunkHomes
-from dieselfs.shuffle.opportunistic import FAR, HERE, NEAR, Parts, ServedLog, served
+from dieselfs.shuffle.opportunistic import Parts, ServedLog, served
 from dieselfs.shuffle.plan import Plan
 from dieselfs.shuffle.quality import served_nodes
 from dieselfs.shuffle.spec import PlanSpec, ReaderSpec

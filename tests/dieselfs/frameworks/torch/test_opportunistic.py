@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 from torch.utils.data import DataLoader
 
+from dieselfs.cluster.holdings import FAR, HERE, NEAR
 from dieselfs.dataset import connect
 from dieselfs.errors import InvalidInput
 from dieselfs.samples.ranks import Gather
 from dieselfs.samples.source import LibrarySource
 from dieselfs.shuffle.assignment import ChunkHomes
-from dieselfs.shuffle.opportunistic import FAR, HERE, NEAR
 from dieselfs.torch import ChunkShuffleBatchSampler, FolderDataset, MixedDataset, OpportunisticSampler
 from tests.support.gathering import run_ranks
 from tests.support.shuffled_folder import ShuffledFolder
