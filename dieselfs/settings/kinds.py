@@ -76,7 +76,7 @@ def choice(names: tuple[str, ...]) -> Kind:
 
 
 NAME, ADDRESS, HOST, URL = Kind("NAME"), Kind("ADDRESS"), Kind("HOST"), Kind("URL")
-FILE, FOLDER = Kind("FILE"), Kind("FOLDER")
+FILE, FOLDER, EXPRESSION = Kind("FILE"), Kind("FOLDER"), Kind("EXPRESSION")
 NUMBER = Kind("N", parse_whole_number)
 MEMORY = Kind("SIZE", _memory, "_bytes")
 SIZE = Kind("SIZE", parse_size, "_bytes")

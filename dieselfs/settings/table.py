@@ -26,6 +26,7 @@ from dieselfs.settings.kinds import (
     ADDRESS,
     ADDRESSES,
     DISK_SIZE,
+    EXPRESSION,
     FILE,
     FOLDER,
     HOST,
@@ -160,6 +161,8 @@ SETTINGS = (
     Setting("etcd_tls_key", FILE, _P.CLIENT | _P.SERVER, "PEM key of that certificate."),
     # -- mounts and caches
     Setting("generation", NUMBER, _P.NODE, "The generation of the dataset.", "the newest"),
+    Setting("where", EXPRESSION, _P.NODE,
+            "Only files for which this is true of their columns; a comma is \\, in -o.", "all files"),
     Setting("memory", MEMORY, _P.NODE, "Memory limit for cached data and the page cache.", _MEMORY_DEFAULT),
     Setting("policy", POLICY, _P.NODE,
             "Fetch chunks that memory can pin when they are read, or at once.", ON_DEMAND),
@@ -321,6 +324,7 @@ class CacheOptions(JobSettings):
     key_file: str | None = None
     home: str | None = None
     generation: int = 0
+    where: str = ""
     memory_bytes: int = 0
     policy: str = ON_DEMAND
     warm_rate_bytes: int = 0

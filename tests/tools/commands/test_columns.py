@@ -1,6 +1,7 @@
 """dlcmd columns, and the verbs that select files by columns."""
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -58,6 +59,23 @@ def test_verbs_select_files(dlcmd: Dlcmd, labelled: str) -> None:
     dlcmd("export", f"dl://{labelled}", "whole.tar", *LARGE)
     found = [str(path.relative_to(dlcmd.folder / "out")) for path in Path(dlcmd.folder, "out").rglob("*.*")]
     assert found == ["train/more/dog.bin"] or found == ["more/dog.bin"]
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/fuse"), reason="this machine has no /dev/fuse")
+def test_a_mounted_selection_has_its_files_alone(dlcmd: Dlcmd, labelled: str, tmp_path: Path) -> None:
+    place = tmp_path / "mnt"
+    place.mkdir()
+    wrong = dlcmd("mount", labelled, place, "--where", "wide > 1", exit_code=EXIT_USAGE)
+    assert "there is no column 'wide': did you mean width?" in wrong.stderr
+    dlcmd("mount", labelled, place, "-o", "where=width >= 512 and lang in ('de'\\,'fr')")
+    try:
+        found = sorted(str(path.relative_to(place)) for path in place.rglob("*"))
+        assert found == ["train", "train/cat.txt"] and (place / "train/cat.txt").read_bytes() == b"xxxxx"
+        assert (place / ".dieselfs/shuffle/seed=1,epoch=0").read_text() == "train/cat.txt\n"
+        info = json.loads((place / ".dieselfs/info").read_bytes())
+        assert (info["files"], info["chunks"]) == (1, 1)
+    finally:
+        dlcmd("umount", place)
 
 
 def test_columns_go_where_the_dataset_goes(dlcmd: Dlcmd, labelled: str) -> None:

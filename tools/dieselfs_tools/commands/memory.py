@@ -191,6 +191,7 @@ def _share(session: Session, dataset: str, is_stopped: bool, is_dry_run: bool, g
     settings = session.settings()
     chosen = CacheOptions(server=session.server, key_file=session.key_file, **given)
     chosen = with_configured(settings.with_disk(chosen), settings.job, os.environ)
+    session.where = chosen.where
     data = session.dataset(dataset, chosen.generation, job="")
     fields: dict[str, object] = {"dataset": dataset, "generation": data.generation, "dry_run": is_dry_run}
     terms = None

@@ -63,6 +63,7 @@ def report_job(output: Output, name: str, nodes: int, members: Collection[str] |
     "dlcmd mount --memory 8G --generation 41 dl://imagenet /mnt/imagenet",
     "dlcmd mount imagenet@v3/train /mnt/train",
     "dlcmd mount --follow 30s imagenet /mnt/imagenet",
+    "dlcmd mount --where \"lang = 'de'\" imagenet /mnt/german      # columns: dlcmd columns",
     "dlcmd mount imagenet /mnt/imagenet --memory 64GiB --job resnet --job-nodes 8 --job-secret ~/job.secret",
 )
 @click.argument("dataset", type=options.MOUNTABLE, metavar="DATASET[@TAG][/FOLDER]|FILE")
@@ -91,6 +92,7 @@ def mount(
         raise InvalidInput(f"the dataset comes first: dlcmd mount {mountpoint} {shlex.quote(str(dataset))}")
     chosen = mount_options(session, given, others)
     place = resolved_mountpoint(mountpoint)
+    session.where = chosen.where
     name, shown, fields = _described(dataset, chosen.generation)
     fields["mountpoint"] = place
     if is_dry_run:
