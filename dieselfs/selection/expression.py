@@ -16,7 +16,6 @@ from dieselfs.errors import InvalidInput
 from dieselfs.names import COLUMNS_PATH, SCHEME
 from dieselfs.selection.file_columns import PATH, FileColumns, name_fault
 from dieselfs.snapshot.reader import Snapshot
-from dieselfs.snapshot.subtree import files_below
 
 EVALUATION_S_MAX = 60.0
 MEMORY = "2GiB"
@@ -65,12 +64,7 @@ def select(snapshot: Snapshot, read: Callable[[bytes], bytes], expression: str) 
         content = read(COLUMNS_PATH)
         columns = FileColumns.decode(content, evaluation.resolved(FileColumns.names_in(content)))
         is_chosen, of_others = evaluation.chosen(columns)
-    nodes = columns.nodes(snapshot)
-    chosen: Numbers = np.sort(nodes[is_chosen & (nodes >= 0)])
-    if of_others:
-        others = np.setdiff1d(files_below(snapshot), nodes, assume_unique=True)
-        chosen = np.union1d(chosen, others)
-    return chosen
+    return columns.files(snapshot, is_chosen, of_others)
 
 
 class _Evaluation:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from dieselfs.arrays import Numbers
 from dieselfs.columns import I64
@@ -91,8 +92,23 @@ class FileColumns:
         return pa.concat_tables([table, pa.table(empty, schema=table.schema)])
 
     def nodes(self, snapshot: Snapshot) -> Numbers:
-        """The file of each row in a snapshot, -1 for none: shape (rows,). About 0.3 s for a million."""
+        """The file of each row in a snapshot, -1 for none: shape (rows,). About 0.5 s for a million."""
         return nodes_of(snapshot, _only(self.table, PATH))
+
+    def files(self, snapshot: Snapshot, is_chosen: npt.NDArray[np.bool_], has_others: bool) -> Numbers:
+        """The files of the chosen rows, and with `has_others` those without a row: shape (n,), ascending.
+
+        `is_chosen`: shape (rows,).
+        """
+        files, paths = files_below(snapshot), _only(self.table, PATH)
+        known = _paths_of(snapshot, files)
+        if known.equals(paths):
+            same: Numbers = files[is_chosen]
+            return same
+        named = paths.filter(pa.array(is_chosen != has_others))
+        is_named = pc.is_in(known, value_set=named).to_numpy(zero_copy_only=False)
+        others: Numbers = files[is_named != has_others]
+        return others
 
     def joined(self, added: "FileColumns", snapshot: Snapshot) -> "FileColumns":
         """With the values of `added`, which replace those here. An empty value replaces none. Rows of files that the
@@ -174,14 +190,21 @@ def read_table(path: Path, key: str, folder: bytes, snapshot: Snapshot, is_parti
 
 def nodes_of(snapshot: Snapshot, paths: Any) -> Numbers:
     """The files with these paths, -1 for none: shape (n,). `paths`: an array of bytes."""
-    files, known = files_below(snapshot), _paths(snapshot)
-    if len(files) == len(paths) and known.take(pa.array(files)).equals(paths):
+    files = files_below(snapshot)
+    known = _paths_of(snapshot, files)
+    if known.equals(paths):
         return files
-    is_file = np.zeros(len(known) + 1, np.bool_)  # the last one: of what is nowhere
-    is_file[files] = True
     found = pc.fill_null(pc.index_in(paths, value_set=known), -1).to_numpy(zero_copy_only=False)
-    found = found.astype(np.int64)
-    return np.where(is_file[found], found, -1)
+    nodes: Numbers = np.append(files, -1)[found]
+    return nodes
+
+
+def _paths_of(snapshot: Snapshot, nodes: Numbers) -> Any:
+    """The paths of nodes, ascending; without a copy if they follow each other, as files of one depth do."""
+    known, count = _paths(snapshot), len(nodes)
+    if count and nodes[-1] - nodes[0] == count - 1:
+        return known.slice(int(nodes[0]), count)
+    return known.take(pa.array(nodes))
 
 
 def _paths(snapshot: Snapshot) -> Any:
@@ -251,15 +274,16 @@ def _scalars(column: Any, name: str, path: Path) -> Any:
 
 
 def _existing(table: Any, snapshot: Snapshot, path: Path, is_partial: bool) -> Any:
-    """The rows of files that exist; other rows are an error unless `is_partial`."""
-    is_missing = pa.array(nodes_of(snapshot, _only(table, PATH)) < 0)
-    missing = _only(table, PATH).filter(is_missing)
+    """The rows of files that exist, in the order of their nodes; other rows are an error unless `is_partial`."""
+    nodes = nodes_of(snapshot, _only(table, PATH))
+    missing = _only(table, PATH).filter(pa.array(nodes < 0))
     if len(missing) and not is_partial:
         raise InvalidInput(
             f"{path}: {len(missing):,} of {table.num_rows:,} paths are not files of {SCHEME}{snapshot.dataset}: "
             f"{_some(missing)}; leave them out with --partial"
         )
-    return table.filter(pc.invert(is_missing))
+    # In the order of the snapshot, so that a table of all files is found to be that by one comparison.
+    return table.take(pa.array(np.argsort(nodes, kind="stable")[np.count_nonzero(nodes < 0) :]))
 
 
 def _check_names(names: Sequence[str]) -> None:
