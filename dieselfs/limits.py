@@ -37,6 +37,8 @@ CHUNK_EXTENTS_PER_PAYLOAD_MAX = 2
 ATTACHED_HEADER_BYTES_MAX = 4 * MIB
 """Of a new attached chunk."""
 FILE_BYTES_MAX = 1 << 60
+COLUMNS_BYTES_MAX = 4 * GIB
+"""The table of the columns of a dataset, which is read into memory."""
 CHUNK_AHEAD_S_MAX = 15 * 60
 """A server refuses a chunk whose ID is further ahead of its clock: its writer's clock is wrong. A starting server looks
 for chunks that were not applied from an hour before the newest ID, so no ID may be far ahead.

@@ -51,6 +51,7 @@ from dieselfs.names import (
 from dieselfs.records import DatasetRecord
 from dieselfs.rpc.client import ServerClient
 from dieselfs.rpc.records import CopyRequest, PurgeReport
+from dieselfs.selection.selected import content_at
 from dieselfs.settings import Settings
 from dieselfs.shuffle.cursor import Cursor
 from dieselfs.shuffle.opportunistic import ServedLog
@@ -273,6 +274,17 @@ class Dataset:
             selected.close()
             raise
         return selected
+
+    def columns(self) -> Any:
+        """The values of files, as a `pyarrow.Table` with their paths in the column `path`; of a selection, as of the
+        whole dataset. Raises NotFound without columns, InvalidInput without pyarrow.
+        """
+        from dieselfs.selection.file_columns import FileColumns  # with pyarrow, for columns alone
+
+        snapshot = self.snapshot
+        return FileColumns.decode(
+            content_at(self._frozen.whole or snapshot, self._client, COLUMNS_PATH)
+        ).with_text()
 
     def shuffle(self, seed: int = 0, epoch: int = 0, group_chunks: int | None = None) -> ShuffledPaths:
         """The files in the order of an epoch (DL_shuffle): chunk-wise in groups of `group_chunks`; 0 shuffles fully.

@@ -56,10 +56,11 @@ class FileColumns:
     @classmethod
     def decode(cls, content: bytes, names: Iterable[str] | None = None) -> "FileColumns":
         """`names`: the columns to read, beside PATH; None: all. Raises Damaged."""
+        cls.names_in(content)
         try:
             wanted = None if names is None else [PATH, *names]
             return cls(parquet.read_table(BytesIO(content), columns=wanted).combine_chunks())
-        except pa.ArrowException as error:
+        except (pa.ArrowException, OSError) as error:
             raise Damaged(f"{printable(COLUMNS_PATH)}: {_first_line(error)}") from None
 
     def encode(self) -> bytes:
@@ -76,9 +77,12 @@ class FileColumns:
     def names_in(content: bytes) -> list[str]:
         """The columns of an encoded table, without PATH. Raises Damaged."""
         try:
-            return list(parquet.read_schema(BytesIO(content)).names[1:])
-        except pa.ArrowException as error:
+            schema = parquet.read_schema(BytesIO(content))
+        except (pa.ArrowException, OSError) as error:
             raise Damaged(f"{printable(COLUMNS_PATH)}: {_first_line(error)}") from None
+        if schema.names[:1] != [PATH] or schema.types[0] != pa.large_binary():
+            raise Damaged(f"{printable(COLUMNS_PATH)}: its first column is not {PATH!r}, as bytes")
+        return list(schema.names[1:])
 
     def for_expression(self, has_path: bool) -> Any:
         """The table with paths as text, or without them, and a last row without values. Raises InvalidInput."""
@@ -138,14 +142,18 @@ class FileColumns:
                 raise InvalidInput(name_fault(name, self.names))
         return FileColumns(self.table.drop_columns(list(names)))
 
+    def with_text(self) -> Any:
+        """The table with paths as text; as bytes if some are not UTF-8."""
+        try:
+            return self.table.set_column(0, PATH, self.table.column(PATH).cast(pa.large_string()))
+        except pa.ArrowInvalid:
+            return self.table
+
     def export(self, path: Path) -> None:
         """Write a file of a kind of KINDS; replaces it. Raises InvalidInput."""
-        kind, table = _kind(path), self.table
-        try:  # paths as text, where they are
-            table = table.set_column(0, PATH, _only(table, PATH).cast(pa.large_string()))
-        except pa.ArrowInvalid:
-            if kind != ".parquet":
-                raise InvalidInput("some paths are not UTF-8: export to a .parquet file") from None
+        kind, table = _kind(path), self.with_text()
+        if table is self.table and kind != ".parquet":
+            raise InvalidInput("some paths are not UTF-8: export to a .parquet file")
         try:
             if kind == ".parquet":
                 parquet.write_table(table, path)

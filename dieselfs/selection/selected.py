@@ -5,11 +5,15 @@ its files, their places in chunks and the generation, so a cursor fits the selec
 """
 
 from dieselfs.arrays import Numbers
+from dieselfs.errors import InvalidInput
+from dieselfs.limits import COLUMNS_BYTES_MAX
+from dieselfs.names import SCHEME
 from dieselfs.rpc.client import ServerClient
 from dieselfs.snapshot.derived import stored_subtree
 from dieselfs.snapshot.reader import Snapshot
 from dieselfs.sources.disk import node_source
 from dieselfs.sources.plain import readable
+from dieselfs.units import format_size
 
 
 def stored_selection(snapshot: Snapshot, client: ServerClient, where: str, folder: bytes = b"") -> Snapshot:
@@ -27,7 +31,15 @@ def stored_selection(snapshot: Snapshot, client: ServerClient, where: str, folde
 
 
 def content_at(snapshot: Snapshot, client: ServerClient, path: bytes) -> bytes:
-    """The verified bytes of a file. Raises NotFound, Damaged, Unavailable."""
+    """The verified bytes of a file. Raises NotFound, Damaged, Unavailable, and InvalidInput for more than
+    COLUMNS_BYTES_MAX.
+    """
+    size_bytes = snapshot.size(snapshot.require(path))
+    if size_bytes > COLUMNS_BYTES_MAX:
+        raise InvalidInput(
+            f"{SCHEME}{snapshot.dataset}: the table of columns has {format_size(size_bytes)}, "
+            f"the limit is {format_size(COLUMNS_BYTES_MAX)}"
+        )
     chunks = node_source(client, snapshot, None, 0, opens_ahead=False)
     try:
         source = readable(chunks, client)

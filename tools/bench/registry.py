@@ -10,6 +10,7 @@ from bench.harness.figures import Scale
 BENCHMARKS = {
     "upload": "storage",
     "snapshot": "storage",
+    "selection": "storage",
     "listing": "mounts",
     "reading": "mounts",
     "calls": "mounts",

@@ -65,6 +65,7 @@ def test_a_selection_is_a_dataset_of_its_files(data: Dataset) -> None:
         copy = ForkingPickler.loads(ForkingPickler.dumps(few))
         assert list(copy.files()) == list(few.files()) and copy.get(path(4)) == path(4).encode() * 50
         copy.close()
+        assert german.columns().to_pylist()[1] == {"path": path(1), "number": 1, "lang": "en"}
     with pytest.raises(InvalidInput, match="did you mean lang"):
         data.select("lange = 'de'")
 

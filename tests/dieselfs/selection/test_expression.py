@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from dieselfs.errors import InvalidInput
+from dieselfs.errors import Damaged, InvalidInput
 from dieselfs.names import COLUMNS_PATH
 from dieselfs.shuffle.order import Layout
 from dieselfs.snapshot.reader import Snapshot
@@ -80,6 +80,13 @@ def test_refused_expressions(where: str, reason: str) -> None:
     with pytest.raises(InvalidInput, match=re.escape(reason)) as raised:
         chosen(where)
     assert "\n" not in str(raised.value).replace(where, "")
+
+
+def test_a_table_that_is_none_is_damaged() -> None:
+    other = FileColumns(pa.table({"width": [1], "path": ["a/1"]})).encode()
+    for content, reason in ((b"no table", "Parquet magic bytes"), (other, "its first column is not 'path'")):
+        with pytest.raises(Damaged, match=reason):
+            expression.select(SNAPSHOT, {COLUMNS_PATH: content}.__getitem__, "width > 1")
 
 
 def test_without_duckdb(monkeypatch: pytest.MonkeyPatch) -> None:
