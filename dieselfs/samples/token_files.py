@@ -33,12 +33,16 @@ _POINTER_BYTES, _LENGTH_BYTES = 8, 4
 
 @dataclass(frozen=True, eq=False, slots=True)
 class TokenFile:
-    """`node`: in the snapshot; `dtype`: of a token; `index`: the node of Megatron's index, -1 without one."""
+    """`node`: in the snapshot; `dtype`: of a token; `index`: the node of Megatron's index, -1 without one; `table`: the
+    documents in the table of a chunk of LitData; `has_documents`: each stretch is one.
+    """
 
     node: int
     dtype: np.dtype[np.integer]
     stream: Stream
     index: int = -1
+    table: int = 0
+    has_documents: bool = False
 
 
 def token_file(source: SampleSource, node: int, dtype: npt.DTypeLike | None) -> TokenFile:
@@ -51,12 +55,12 @@ def token_file(source: SampleSource, node: int, dtype: npt.DTypeLike | None) -> 
         return _megatron_file(source, node, index)
     if dtype is None:
         raise InvalidInput(
-            f"{_name(source, node)} has no header: give the type of its tokens, as dtype='uint16'"
+            f"{named(source, node)} has no header: give the type of its tokens, as dtype='uint16'"
         )
     size, of_tokens = source.snapshot.size(node), integer_type(dtype)
     if size % of_tokens.itemsize:
-        raise InvalidInput(f"{_name(source, node)}: {size} bytes are no whole number of {of_tokens}")
-    return TokenFile(node, of_tokens, Stream(0, of_tokens.itemsize, size // of_tokens.itemsize))
+        raise InvalidInput(f"{named(source, node)}: {size} bytes are no whole number of {of_tokens}")
+    return TokenFile(node, of_tokens, Stream.whole(0, of_tokens.itemsize, size // of_tokens.itemsize))
 
 
 def integer_type(dtype: npt.DTypeLike) -> np.dtype[np.integer]:
@@ -71,7 +75,7 @@ def integer_type(dtype: npt.DTypeLike) -> np.dtype[np.integer]:
 
 
 def _npy_file(source: SampleSource, node: int) -> TokenFile:
-    name, size = _name(source, node), source.snapshot.size(node)
+    name, size = named(source, node), source.snapshot.size(node)
     head = io.BytesIO(source.read_range(node, 0, min(size, NPY_HEAD_BYTES_MAX)))
     try:
         version = np.lib.format.read_magic(head)
@@ -81,14 +85,14 @@ def _npy_file(source: SampleSource, node: int) -> TokenFile:
         raise InvalidInput(f"{name} is no array of NumPy: {error}") from None
     if len(shape) != 1:
         raise InvalidInput(f"{name}: the array has the shape {shape}; tokens have one dimension")
-    stream = Stream(head.tell(), integer_type(dtype).itemsize, shape[0])
-    if size < stream.first_byte + stream.tokens * stream.item_bytes:
+    stream = Stream.whole(head.tell(), integer_type(dtype).itemsize, shape[0])
+    if size < stream.end_byte:
         raise Damaged(f"{name}: it is cut off, it should have {shape[0]} tokens")
     return TokenFile(node, integer_type(dtype), stream)
 
 
 def _megatron_file(source: SampleSource, node: int, index: int) -> TokenFile:
-    name, size = _name(source, index), source.snapshot.size(node)
+    name, size = named(source, index), source.snapshot.size(node)
     code, sequences, documents = _megatron_head(source, index)
     if code not in _MEGATRON_TYPES:
         raise InvalidInput(f"{name}: its type {code} is none of tokens")
@@ -105,9 +109,9 @@ def _megatron_file(source: SampleSource, node: int, index: int) -> TokenFile:
         tokens = pointer // dtype.itemsize + struct.unpack("<i", last)[0]
     if size != tokens * dtype.itemsize:
         raise Damaged(
-            f"{_name(source, node)}: it has {size} bytes, and by its index {tokens} tokens of {dtype}"
+            f"{named(source, node)}: it has {size} bytes, and by its index {tokens} tokens of {dtype}"
         )
-    return TokenFile(node, dtype, Stream(0, dtype.itemsize, tokens), index)
+    return TokenFile(node, dtype, Stream.whole(0, dtype.itemsize, tokens), index)
 
 
 def _megatron_head(source: SampleSource, index: int) -> tuple[int, int, int]:
@@ -117,14 +121,18 @@ def _megatron_head(source: SampleSource, index: int) -> tuple[int, int, int]:
         magic, version, code, sequences, documents = _MEGATRON_HEAD.unpack(head)
         if (magic, version) == (_MEGATRON_MAGIC, _MEGATRON_VERSION):
             return code, sequences, documents
-    raise Damaged(f"{_name(source, index)} is no index of Megatron, version {_MEGATRON_VERSION}")
+    raise Damaged(f"{named(source, index)} is no index of Megatron, version {_MEGATRON_VERSION}")
 
 
 def document_starts(source: SampleSource, file: TokenFile) -> Numbers:
-    """The first token of each document, ascending, as Megatron's index has them. Raises Damaged."""
+    """The first token of each document, ascending, as Megatron's index or a shard has them. Raises Damaged,
+    InvalidInput if nothing has them.
+    """
+    if file.has_documents:
+        return file.stream.firsts
     if file.index < 0:
         raise InvalidInput(
-            f"{_name(source, file.node)} does not say where documents begin: give the token that ends them, eos="
+            f"{named(source, file.node)} does not say where documents begin: give the token that ends them, eos="
         )
     _, sequences, documents = _megatron_head(source, file.index)
     content = source.read_many([file.index])[0]
@@ -135,9 +143,14 @@ def document_starts(source: SampleSource, file: TokenFile) -> Numbers:
     firsts = firsts[firsts < sequences]
     starts: Numbers = pointers[firsts] // file.dtype.itemsize
     if (np.diff(starts) < 0).any() or (len(starts) and starts[0] < 0):
-        raise Damaged(f"{_name(source, file.index)}: its documents are not ascending")
+        raise Damaged(f"{named(source, file.index)}: its documents are not ascending")
     return starts
 
 
-def _name(source: SampleSource, node: int) -> str:
+def named(source: SampleSource, node: int) -> str:
     return printable(os.fsencode(source.place(source.snapshot.path(node))))
+
+
+def joined(folder: bytes, name: bytes) -> bytes:
+    """The path of a file in a folder of the snapshot."""
+    return b"/".join(filter(None, (folder, name)))

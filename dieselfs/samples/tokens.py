@@ -14,7 +14,8 @@ from dieselfs.samples.file_lists import match_files
 from dieselfs.samples.order import Names, PlanOrder
 from dieselfs.samples.sample_set import SampleSet
 from dieselfs.samples.source import ConnectOptions, Progress, SampleSource, open_file_or_folder
-from dieselfs.samples.token_files import SUFFIXES, document_starts, token_file
+from dieselfs.samples.token_files import SUFFIXES, TokenFile, document_starts, joined, token_file
+from dieselfs.samples.token_shards import shard_files, shard_index, table_starts
 from dieselfs.shuffle.assignment import ChunkHomes, HomesOf
 from dieselfs.shuffle.plan import Plan
 from dieselfs.shuffle.spec import PlanSpec, ReaderSpec
@@ -27,6 +28,7 @@ class TokenSamples(SampleSet):
         TokenSamples("c4@v1/train.bin", 2048)                       # Megatron's, with train.idx beside it
         TokenSamples("/mnt/books", 2049, "*.npy", overlap=1)        # all arrays of a folder
         TokenSamples("web/part-0.u16", 2048, dtype="uint16")        # nothing but tokens
+        TokenSamples("wiki/mds/train", 2048)                        # shards of MDS, or of LitData
 
     An item is an int64 array of shape (length,). With `boundaries`, it is a dict of three: `tokens`; `positions`, the
     place of each token in its document; `documents`, the number of its document. Both count from 0 in each sample.
@@ -42,12 +44,14 @@ class TokenSamples(SampleSet):
         dtype: npt.DTypeLike | None = None,
         boundaries: bool = False,
         eos: int | None = None,
+        column: str = "tokens",
         **connection: Unpack[ConnectOptions],
     ) -> None:
-        """`root`: a file of tokens, or a folder of them. `patterns`: as `FileSamples`; by default all files whose names
-        end in one of `SUFFIXES`. `overlap`: tokens that a sample has in common with the next one of its file. `dtype`:
-        of tokens in files without a header. `eos`: the token that ends documents; without it, `boundaries` are those of
-        Megatron's index. The options of the connection: see `open_source`.
+        """`root`: a file of tokens, or a folder of them. `patterns`: as `FileSamples`; by default the shards that an
+        `index.json` in the folder names, else all files whose names end in one of `SUFFIXES`. `overlap`: tokens that a
+        sample has in common with the next one of its file. `dtype`: of tokens in files without a header. `eos`: the
+        token that ends documents; without it, `boundaries` are those of an index or of shards. `column`: of MDS. The
+        options of the connection: see `open_source`.
 
         Raises NotFound if nothing matches, InvalidInput, Damaged, AccessDenied, Unavailable.
         """
@@ -56,33 +60,35 @@ class TokenSamples(SampleSet):
         source, folder, name = open_file_or_folder(root, **connection)
         super().__init__(root, source, folder)
         self._boundaries, self._eos = boundaries, eos
-        wanted = [f"**/*{suffix}" for suffix in SUFFIXES] if patterns is None else patterns
-        given = [wanted] if isinstance(wanted, str) else [*wanted]
 
         def find() -> npt.NDArray[np.integer]:
-            if name:
-                if patterns is not None:
-                    raise InvalidInput(f"{os.fspath(root)} is a file: patterns are for folders")
-                return np.array([self.snapshot.require(b"/".join(filter(None, (folder, name))))])
-            return match_files(self.snapshot, folder, given)
+            self.files = [*self._found_files(name, patterns, column, dtype)]
+            self.windows = Windows([file.stream for file in self.files], length, overlap)
+            if not len(self.windows):
+                raise InvalidInput(f"{self.root}: no file has {length} tokens")
+            if boundaries and eos is None:
+                self._starts = [*map(self._document_starts, self.files)]
+            return np.array([file.node for file in self.files])
 
         self._find(find)
-        try:
-            self._open(length, overlap, dtype)
-        except BaseException:
-            self.close()
-            raise
 
-    def _open(self, length: int, overlap: int, dtype: npt.DTypeLike | None) -> None:
-        self.files = [token_file(self.source, node, dtype) for node in self.nodes.tolist()]
-        self.windows = Windows([file.stream for file in self.files], length, overlap)
-        if not len(self.windows):
-            raise InvalidInput(f"{self.root}: no file has {length} tokens")
-        self._starts = (
-            [document_starts(self.source, file) for file in self.files]
-            if self._boundaries and self._eos is None
-            else []
-        )
+    def _found_files(
+        self, name: bytes, patterns: str | Iterable[str] | None, column: str, dtype: npt.DTypeLike | None
+    ) -> Iterable[TokenFile]:
+        """`name`: of the only file in the folder; empty: all of the folder. Raises as `__init__`."""
+        if name and patterns is not None:
+            raise InvalidInput(f"{self.root} is a file: patterns are for folders")
+        if name:
+            return [token_file(self.source, self.snapshot.require(joined(self.folder, name)), dtype)]
+        index = shard_index(self.source, self.folder) if patterns is None else None
+        if index is not None:
+            return shard_files(self.source, self.folder, index, column, dtype)
+        wanted = [f"**/*{suffix}" for suffix in SUFFIXES] if patterns is None else patterns
+        nodes = match_files(self.snapshot, self.folder, [wanted] if isinstance(wanted, str) else [*wanted])
+        return [token_file(self.source, node, dtype) for node in nodes.tolist()]
+
+    def _document_starts(self, file: TokenFile) -> Numbers:
+        return (table_starts if file.table else document_starts)(self.source, file)
 
     def __len__(self) -> int:
         return len(self.windows)
@@ -138,10 +144,7 @@ class TokenSamples(SampleSet):
         tokens = np.empty((len(begins), self.windows.length), np.int64)
         for stream in set(streams.tolist()):
             file, mine = self.files[stream], np.flatnonzero(streams == stream)
-            rows = np.empty((len(mine), self.windows.length), file.dtype)
-            firsts = file.stream.first_byte + begins[mine] * file.stream.item_bytes
-            self.source.read_rows(file.node, firsts, rows.view(np.uint8))
-            tokens[mine] = rows
+            tokens[mine] = self._rows(file, begins[mine])
         if not self._boundaries:
             return [*self._made(tokens)]
         is_first = np.zeros(tokens.shape, np.bool_)
@@ -155,6 +158,27 @@ class TokenSamples(SampleSet):
             dict(zip(("tokens", "positions", "documents"), item, strict=True))
             for item in zip(*parts, strict=True)
         ]
+
+    def _rows(self, file: TokenFile, begins: Numbers) -> npt.NDArray[np.integer]:
+        """The tokens of samples of a file: shape (n, length). `begins`: shape (n,), the first token of each."""
+        stream, length = file.stream, self.windows.length
+        rows = np.empty((len(begins), length), file.dtype)
+        firsts = stream.bytes_of(begins)
+        if len(stream.begins) == 1:
+            self.source.read_rows(file.node, firsts, rows.view(np.uint8))
+            return rows
+        # With what lies between the pieces, in ranges of equal length inside the file.
+        spans = stream.bytes_of(begins + length - 1) + stream.item_bytes - firsts
+        raw = np.empty((len(begins), int(spans.max())), np.uint8)
+        firsts = np.minimum(firsts, self.snapshot.size(file.node) - raw.shape[1])
+        self.source.read_rows(file.node, firsts, raw)
+        for row, content, begin, first in zip(rows, raw, begins.tolist(), firsts.tolist(), strict=True):
+            place = 0
+            for byte, count in stream.pieces(begin, length):
+                piece = content[byte - first : byte - first + count * stream.item_bytes]
+                row[place : place + count] = piece.view(file.dtype)
+                place += count
+        return rows
 
     @staticmethod
     def _made(rows: Numbers) -> Any:

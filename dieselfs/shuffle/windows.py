@@ -4,9 +4,10 @@ A stream is the tokens of a file, one after the other. Sample k of it has `lengt
 `k * (length - overlap)` on. Samples are numbered stream by stream. docs/reference/order.md specifies the order.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from hashlib import sha256
-from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -21,12 +22,57 @@ LENGTH_MAX = 1 << 24
 """Tokens of a sample."""
 
 
-class Stream(NamedTuple):
-    """Tokens in a file: `tokens` of `item_bytes` bytes each, from `first_byte` on."""
+@dataclass(frozen=True, eq=False)
+class Stream:
+    """Tokens of `item_bytes` bytes each, in stretches of a file, which follow each other. `begins`: shape (n,), the
+    first byte of each stretch, ascending; `counts`: shape (n,), its tokens.
+    """
 
-    first_byte: int
+    begins: Numbers
+    counts: Numbers
     item_bytes: int
-    tokens: int
+
+    @classmethod
+    def whole(cls, first_byte: int, item_bytes: int, tokens: int) -> "Stream":
+        """One stretch."""
+        return cls(np.array([first_byte]), np.array([tokens]), item_bytes)
+
+    @cached_property
+    def firsts(self) -> Numbers:
+        """The first token of each stretch."""
+        return starts_of(self.counts)
+
+    @cached_property
+    def tokens(self) -> int:
+        return int(self.counts.sum())
+
+    @property
+    def end_byte(self) -> int:
+        """The end of the last stretch."""
+        return int(self.begins[-1] + self.counts[-1] * self.item_bytes)
+
+    def bytes_of(self, tokens: Numbers) -> Numbers:
+        """The first byte of each token: shape (n,), as given."""
+        stretches = np.searchsorted(self.firsts, tokens, side="right") - 1
+        found: Numbers = self.begins[stretches] + (tokens - self.firsts[stretches]) * self.item_bytes
+        return found
+
+    def tokens_before(self, places: Numbers) -> Numbers:
+        """How many tokens begin before each byte of the file: shape (n,), as given."""
+        stretches = np.maximum(np.searchsorted(self.begins, places, side="right") - 1, 0)
+        inside = -((self.begins[stretches] - places) // self.item_bytes)
+        found: Numbers = self.firsts[stretches] + np.clip(inside, 0, self.counts[stretches])
+        return found
+
+    def pieces(self, first: int, length: int) -> Iterator[tuple[int, int]]:
+        """The first byte and the number of tokens of each piece that tokens from `first` on are in."""
+        stretch = int(np.searchsorted(self.firsts, first, side="right")) - 1
+        while length:
+            inside = first - int(self.firsts[stretch])
+            count = min(int(self.counts[stretch]) - inside, length)
+            if count:
+                yield int(self.begins[stretch]) + inside * self.item_bytes, count
+            stretch, first, length = stretch + 1, first + count, length - count
 
 
 class Windows:
@@ -58,16 +104,19 @@ class Windows:
 
         `extent_places`: shape (extents,), the first byte of each, ascending from 0. Both results have this shape.
         """
-        first_byte, item_bytes, _ = self.streams[stream]
-        begins = -((first_byte - extent_places) // (self.stride * item_bytes))
         count = int(self.counts[stream])
+        begins = -(-self.streams[stream].tokens_before(extent_places) // self.stride)
         numbers = np.clip(begins, 0, count)
         numbers[:1] = 0
         return self._firsts[stream] + numbers, np.diff(numbers, append=count)
 
     def digest(self, files: Sequence[bytes]) -> bytes:
         """The digest of what the samples are. `files`: the path of each stream."""
-        numbers = [[self.length, self.stride], *map(list, self.streams)]
+        numbers = [[self.length, self.stride]]
+        numbers += [
+            [int(each.begins[0]) if len(each.begins) else 0, each.item_bytes, each.tokens]
+            for each in self.streams
+        ]
         lines = [" ".join(map(str, line)).encode() for line in numbers]
         return sha256(b"tokens 1\n" + b"\n".join([*lines, *files])).digest()
 

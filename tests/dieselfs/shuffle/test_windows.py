@@ -12,7 +12,7 @@ from dieselfs.shuffle.windows import Stream, WindowLayout, Windows, document_pla
 from tests.support import reference_order
 
 STREAMS = st.lists(
-    st.builds(Stream, st.integers(0, 200), st.sampled_from([1, 2, 4, 8]), st.integers(0, 500)),
+    st.builds(Stream.whole, st.integers(0, 200), st.sampled_from([1, 2, 4, 8]), st.integers(0, 500)),
     min_size=1,
     max_size=4,
 )
@@ -45,7 +45,7 @@ def test_the_order_is_that_of_the_page(
     windows = Windows(streams, length)
     if not len(windows):
         return
-    places = [np.arange(0, max(first + size * tokens, 1), extent_bytes) for first, size, tokens in streams]
+    places = [np.arange(0, max(each.end_byte, 1), extent_bytes) for each in streams]
     chunks = np.arange(sum(map(len, places)))
     runs = [windows.runs(number, each) for number, each in enumerate(places)]
     ids = np.stack([np.zeros(len(chunks), np.uint64), chunks.astype(np.uint64)], 1)
@@ -54,7 +54,7 @@ def test_the_order_is_that_of_the_page(
     of_sample = layout.chunks_of(np.arange(len(windows))).tolist()
     before = np.cumsum([0, *map(len, places)])
     for sample, (number, token) in enumerate(zip(*windows.places(np.arange(len(windows))), strict=True)):
-        byte = streams[number].first_byte + int(token) * streams[number].item_bytes
+        byte = int(streams[number].begins[0]) + int(token) * streams[number].item_bytes
         assert of_sample[sample] == before[number] + byte // extent_bytes
     used = sorted(set(of_sample))
     expected = reference_order.order(
@@ -90,4 +90,22 @@ def test_documents() -> None:
 )
 def test_numbers_are_checked(length: int, overlap: int, message: str) -> None:
     with pytest.raises(InvalidInput, match=message):
-        Windows([Stream(0, 2, 100)], length, overlap)
+        Windows([Stream.whole(0, 2, 100)], length, overlap)
+
+
+@given(st.lists(st.tuples(st.integers(0, 9), st.integers(0, 30)), min_size=1, max_size=8), st.data())
+def test_tokens_in_several_stretches(parts: list[tuple[int, int]], data: st.DataObject) -> None:
+    """`parts`: bytes that are skipped, and tokens of 2 bytes that follow them."""
+    begins, byte, places = [], 0, list[int]()
+    for gap, count in parts:
+        begins.append(byte + gap)
+        places += range(begins[-1], begins[-1] + 2 * count, 2)
+        byte = begins[-1] + 2 * count
+    stream = Stream(np.array(begins), np.array([count for _, count in parts]), 2)
+    assert stream.bytes_of(np.arange(stream.tokens)).tolist() == places
+    expected = [sum(place < byte for place in places) for byte in range(byte + 1)]
+    assert stream.tokens_before(np.arange(byte + 1)).tolist() == expected
+    first = data.draw(st.integers(0, stream.tokens))
+    length = data.draw(st.integers(0, stream.tokens - first))
+    read = [at + 2 * number for at, count in stream.pieces(first, length) for number in range(count)]
+    assert read == places[first : first + length]

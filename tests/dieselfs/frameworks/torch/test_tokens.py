@@ -24,7 +24,9 @@ CHUNK_BYTES = 20_000
 TOKENS = np.random.default_rng(1).integers(0, 50_000, 100_001).astype(np.uint16)
 OTHERS = np.arange(5_000, dtype=np.int32)
 DOCUMENTS = [[(n * 31 + place * 7) % 1000 + 1 for place in range(5 + n * 3 % 50)] + [0] for n in range(40)]
-"""What Megatron has written."""
+"""What the writers of Megatron, LitData and MosaicML have written."""
+SHARDS = {"litdata-tokens": [23, 17], "mosaicml-tokens": [14, 14, 12], "mosaicml-token-bytes": [15, 14, 11]}
+"""The documents in each of their shards."""
 
 
 @pytest.fixture(scope="module")
@@ -35,7 +37,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     np.save(folder / "one/web.npy", TOKENS)
     np.save(folder / "two/books.npy", OTHERS)
     TOKENS.tofile(folder / "raw.bin")
-    shutil.copytree(SAMPLES / "megatron", folder / "megatron")
+    for name in ("megatron", *SHARDS):
+        shutil.copytree(SAMPLES / name, folder / name)
     return folder
 
 
@@ -81,24 +84,45 @@ def test_samples_of_each_kind_of_file(root: str) -> None:
         assert len(both) == 100 + 4 and both[100].tolist() == [*range(1001)] and both[101][0] == 1000
 
 
-def test_documents_of_megatron(root: str) -> None:
-    tokens = np.concatenate(DOCUMENTS)
-    places = np.concatenate([np.arange(len(document)) for document in DOCUMENTS])
-    location = f"{root}/megatron/tokens.bin"
-    with (
-        TokenDataset(location, 32, boundaries=True) as by_index,
-        TokenDataset(location, 32, boundaries=True, eos=0) as by_token,
-    ):
-        assert len(by_index) == len(tokens) // 32
-        for number in range(len(by_index)):
-            item, first = by_index[number], number * 32
-            assert item["tokens"].tolist() == tokens[first : first + 32].tolist()
-            inside = places[first : first + 32]
-            begins = np.flatnonzero(np.append(True, inside[1:] == 0))
-            own = np.searchsorted(begins, np.arange(32), side="right") - 1
-            assert item["documents"].tolist() == own.tolist()
-            assert item["positions"].tolist() == (np.arange(32) - begins[own]).tolist()
-            assert all(torch.equal(part, by_token[number][name]) for name, part in item.items())
+def check_documents(dataset: TokenDataset, documents: list[list[int]], first_item: int) -> int:
+    """Compare the items of one file, 32 tokens each, with its documents; returns the first item of the next file."""
+    tokens = np.concatenate(documents)
+    places = np.concatenate([np.arange(len(document)) for document in documents])
+    for number in range(len(tokens) // 32):
+        item, span = dataset[first_item + number], slice(number * 32, number * 32 + 32)
+        begins = np.flatnonzero(np.append(True, places[span][1:] == 0))
+        own = np.searchsorted(begins, np.arange(32), side="right") - 1
+        assert item["tokens"].tolist() == tokens[span].tolist()
+        assert item["documents"].tolist() == own.tolist()
+        assert item["positions"].tolist() == (np.arange(32) - begins[own]).tolist()
+    return first_item + len(tokens) // 32
+
+
+@pytest.mark.parametrize("eos", [None, 0])
+def test_documents_of_megatron(root: str, eos: int | None) -> None:
+    with TokenDataset(f"{root}/megatron/tokens.bin", 32, boundaries=True, eos=eos) as dataset:
+        assert check_documents(dataset, DOCUMENTS, 0) == len(dataset)
+
+
+@pytest.mark.parametrize("name", SHARDS)
+def test_documents_in_shards(root: str, name: str) -> None:
+    dtype = "uint16" if name.endswith("bytes") else None
+    with TokenDataset(f"{root}/{name}", 32, boundaries=True, dtype=dtype) as dataset:
+        item, documents = 0, iter(DOCUMENTS)
+        for count in SHARDS[name]:
+            item = check_documents(dataset, [next(documents) for _ in range(count)], item)
+        assert item == len(dataset)
+        read = np.concatenate([*ChunkShuffleBatchSampler(dataset, 4)])
+        assert sorted(read.tolist()) == [*range(len(dataset))]
+
+
+def test_blocks_are_those_of_litdata(folder: Path) -> None:
+    litdata = pytest.importorskip("litdata", reason="litdata is not installed: pip install litdata")
+    blocks = litdata.StreamingDataset(
+        str(folder / "litdata-tokens"), item_loader=litdata.TokensLoader(block_size=32), shuffle=False
+    )
+    with TokenDataset(folder / "litdata-tokens", 32) as dataset:
+        assert rows(dataset) == [block.tolist() for block in blocks]
 
 
 @pytest.mark.filterwarnings("ignore:.*use of fork.*:DeprecationWarning")
@@ -173,6 +197,17 @@ def test_faults_have_one_clear_line(tmp_path: Path) -> None:
     fails(InvalidInput, "give boundaries=True", "a.bin", dtype="uint8", eos=0)
     fails(InvalidInput, "is a file: patterns are for folders", "a.bin", patterns="*", dtype="uint8")
     fails(NotFound, r"no file matches \*.x", ".", patterns="*.x")
+    for name in SHARDS:
+        shutil.copytree(SAMPLES / name, tmp_path / name)
+    fails(InvalidInput, "has bytes: give the type of its tokens, as dtype='int64'", "mosaicml-token-bytes")
+    fails(InvalidInput, "no column 'ids': give one of number, tokens", "mosaicml-tokens", column="ids")
+    fails(InvalidInput, "has int32, and no tokens of one type", "mosaicml-tokens", column="number")
+    shutil.copytree(SAMPLES / "litdata", tmp_path / "images")
+    fails(InvalidInput, "the chunks of LitData have no tokens", "images")
+    (tmp_path / "litdata-tokens/index.json").write_text('{"chunks": [{}], "config": {}}')
+    fails(Damaged, "index.json: no proper description of its shards", "litdata-tokens")
+    os.truncate(tmp_path / "mosaicml-tokens/shard.00001.mds", 40)
+    fails(Damaged, "shard.00001.mds: its table is not that of 14 samples", "mosaicml-tokens")
     os.truncate(tmp_path / "tokens.bin", 64)
     fails(Damaged, "by its index 1[0-9]* tokens of uint16", "tokens.bin")
     (tmp_path / "tokens.idx").write_bytes(b"MMIDIDX")

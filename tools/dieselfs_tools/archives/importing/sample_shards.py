@@ -17,6 +17,7 @@ import xxhash
 
 from dieselfs.errors import Damaged, InvalidInput
 from dieselfs.names import path_fault
+from dieselfs.samples.token_shards import NUMPY_TYPES, TORCH_TYPES
 from dieselfs_tools.archives.formats import required
 from dieselfs_tools.archives.importing import parquet_file
 from dieselfs_tools.archives.importing.bucket_files import INDEX
@@ -303,14 +304,6 @@ LITDATA_SUFFIXES = {
     "tifffile": ".tif",
 }
 
-_NUMPY_TYPES = (
-    "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "float16", "float32", "float64",
-    "complex64", "complex128", "bool",
-)  # fmt: skip
-_TORCH_TYPES = (
-    "float32", "float32", "float64", "float64", "complex64", "complex64", "complex128", "complex128", "float16",
-    "float16", "", "uint8", "int8", "int16", "int16", "int32", "int32", "int64", "int64", "bool", "uint16",
-)  # fmt: skip
 _ARROW_END = struct.Struct("<I8s")
 _ARROW_MAGIC = b"LDARW01\0"
 _NESTED_JSON = struct.Struct("<xI")
@@ -420,12 +413,12 @@ def file_of(kind: str, part: bytes) -> tuple[str, bytes]:
         if kind in _SCALARS:
             return ".npy", npy(np.frombuffer(part, _SCALARS[kind]).reshape(()))
         if kind in ("no_header_numpy", "no_header_tensor"):
-            types = _NUMPY_TYPES if kind == "no_header_numpy" else _TORCH_TYPES
+            types = NUMPY_TYPES if kind == "no_header_numpy" else TORCH_TYPES
             if dtype := types[int(detail)]:
                 return ".npy", npy(np.frombuffer(part, dtype))
             return ".bfloat16", part
         if kind in ("numpy", "tensor"):
-            order, types = ("<", _NUMPY_TYPES) if kind == "numpy" else (">", _TORCH_TYPES)
+            order, types = ("<", NUMPY_TYPES) if kind == "numpy" else (">", TORCH_TYPES)
             index, rank = struct.unpack_from(f"{order}II", part)
             shape = struct.unpack_from(f"{order}{rank}I", part, 8)
             if dtype := types[index]:
