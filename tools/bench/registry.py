@@ -44,6 +44,7 @@ BENCHMARKS = {
     "lmdbio": "papers",
     "lmdbio_disk": "papers",
     "lmdbio_ceph": "rivals",
+    "tokens": "mounts",
     "workers": "mounts",
     "disk": "storage",
     "importance_mount": "papers",

@@ -116,6 +116,7 @@ def test_documents_in_shards(root: str, name: str) -> None:
         assert sorted(read.tolist()) == [*range(len(dataset))]
 
 
+@pytest.mark.filterwarnings("ignore:The given buffer is not writable:UserWarning")
 def test_blocks_are_those_of_litdata(folder: Path) -> None:
     litdata = pytest.importorskip("litdata", reason="litdata is not installed: pip install litdata")
     blocks = litdata.StreamingDataset(
