@@ -169,6 +169,7 @@ FORMATS = {
             name="hdf5",
             title="HDF5",
             reader="hdf5_file",
+            is_attachable=True,
             magics=(b"\x89HDF\r\n\x1a\n",),
             suffixes=(".hdf5", ".h5"),
             package="h5py",

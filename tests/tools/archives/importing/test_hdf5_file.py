@@ -89,6 +89,37 @@ def test_tiny_rows_need_an_option(path: Path) -> None:
     assert found["names/00000000.txt"] == b"a"
 
 
+def test_places_behind_a_user_block(tmp_path: Path) -> None:
+    rows = np.arange(600, dtype=np.int32).reshape(10, 60)
+    with h5py.File(tmp_path / "x.h5", "w", userblock_size=1024) as file:
+        file["whole"] = rows
+        file.create_dataset("chunked", data=rows, chunks=(3, 60))
+    found = contents(tmp_path / "x.h5", "hdf5", is_in_place=True)
+    assert len(found) == 20
+    for row, value in enumerate(rows):
+        assert found[f"whole/{row:08}.60.int32"] == found[f"chunked/{row:08}.60.int32"] == value.tobytes()
+
+
+def test_what_is_not_attached_says_why(tmp_path: Path) -> None:
+    rows = np.arange(600, dtype=np.int32).reshape(10, 60)
+    with h5py.File(tmp_path / "x.h5", "w", track_order=True) as file:
+        file.create_dataset("packed", data=rows, chunks=(3, 60), compression="gzip")
+        file.create_dataset("parts", data=rows, chunks=(3, 20))
+        file.create_dataset("unwritten", (10, 60), np.int32, chunks=(3, 60))[0] = 1
+        file.create_dataset("big-endian", data=rows.astype(">i4"))
+        file["scalar"], file["text"] = 3.5, "ä"
+        file["jpeg"] = np.frombuffer(IMAGE, np.uint8)
+    records = {record.name.decode(): record for record in read_all(tmp_path / "x.h5", is_in_place=True)}
+    assert {name: record.fault for name, record in records.items() if record.fault} == {
+        "packed": "it is compressed, or changed by another filter; store it with dlcmd import",
+        "parts": "its chunks have parts of rows; store it with dlcmd import",
+        "unwritten": "some of its chunks were not written; store it with dlcmd import",
+        "big-endian": "its type has no form in place; store it with dlcmd import",
+    }
+    assert records["jpeg.jpg"].place is not None and records["jpeg.jpg"].content == IMAGE
+    assert records["scalar.npy"].place is None and records["text.txt"].content == "ä".encode()
+
+
 def test_groups_are_folders_and_the_rest_is_named(path: Path) -> None:
     records = read_all(path, is_by_row=True)
     assert {record.name for record in records if record.is_folder} == {b"empty", b"train"}

@@ -5,8 +5,9 @@ For an import they are .npy files. For `dlcmd attach` they are ranges of the sou
 """
 
 import math
+import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
 
@@ -24,6 +25,9 @@ from dieselfs_tools.archives.importing.record import (
 
 BLOCK_BYTES = 4 << 20
 """Rows that are read at once."""
+
+HEAD_BYTES = 16
+"""Enough to know images and sound."""
 
 ROW_BYTES_MIN = 16
 """Smaller rows are seldom meant to be files, so an option must say so."""
@@ -115,41 +119,37 @@ def whole_file(name: str, array: Any, mtime_ns: int) -> Record:
     return Record.of(f"{name}.npy".encode(), npy(array), mtime_ns)
 
 
-def in_place(
-    source: Input, array: Array, blocks: Iterable[Block], size_bytes: int, head: Callable[[int, int], bytes]
-) -> Iterator[Record]:
-    """The files of an array as ranges of the source, which has `size_bytes`. `blocks` have all rows, in order; `head`
-    reads at an offset. Raises Damaged for a place outside of the source.
+def in_place(source: Input, array: Array, blocks: Iterable[Block], file: BinaryIO) -> Iterator[Record]:
+    """The files of an array as ranges of the source, which is `file`. `blocks` have all rows, in order. Raises Damaged
+    for a place outside of it.
     """
     is_by_row, mtime_ns, name = source.form.is_by_row, source.mtime_ns, array.name
-
-    def refused(why: str) -> Record:
-        return Record(name.encode(), mtime_ns, fault=why)
-
+    fault = array.fault(is_by_row)
     if not array.dtype:
-        yield refused("its type has no form in place; store it with dlcmd import")
+        fault = "its type has no form in place; store it with dlcmd import"
+    if fault:
+        yield Record(name.encode(), mtime_ns, fault=fault)
         return
-    if fault := array.fault(is_by_row):
-        yield refused(fault)
-        return
-    is_whole = array.is_whole(is_by_row)
-    row_bytes = array.row_bytes if array.shape else array.item_bytes
+    is_whole, size_bytes = array.is_whole(is_by_row), os.fstat(file.fileno()).st_size
+    if array.total_bytes > size_bytes:
+        raise Damaged(f"{name}: its {array.total_bytes} bytes are more than those of the file")
     for block in blocks:
-        begin, length = block.offset, block.rows * row_bytes
+        begin, length = block.offset, block.rows * array.row_bytes
         if begin < 0 or begin + length > size_bytes:
             raise Damaged(f"{name}: its bytes from {begin} to {begin + length} are outside of the file")
-        if not is_whole:
-            for row in range(block.rows):
-                file = raw_name(f"{name}/{number(block.first + row)}", array.dtype, array.shape[1:])
-                place = source.place(begin + row * row_bytes)
-                yield Record(file.encode(), mtime_ns, row_bytes, place=place)
-            continue
-        if length != array.total_bytes:
-            yield refused(
-                "it is not one range of the file; store it with dlcmd import, or attach it with --rows"
-            )
+        if is_whole and length != array.total_bytes:
+            fault = "it is in several parts of the file; store it with dlcmd import"
+            yield Record(name.encode(), mtime_ns, fault=fault)
             return
-        file = raw_name(name, array.dtype, array.shape)
-        if array.dtype == "uint8" and len(array.shape) == 1 and (suffix := suffix_of(head(begin, 16))):
-            file = name + suffix
-        yield Record(file.encode(), mtime_ns, length, place=source.place(begin))
+        if is_whole:
+            path = raw_name(name, array.dtype, array.shape)
+            if array.dtype == "uint8" and len(array.shape) == 1:
+                file.seek(begin)
+                if suffix := suffix_of(file.read(min(length, HEAD_BYTES))):
+                    path = name + suffix
+            yield Record(path.encode(), mtime_ns, length, place=source.place(begin))
+            return
+        for row in range(block.rows):
+            path = raw_name(f"{name}/{number(block.first + row)}", array.dtype, array.shape[1:])
+            place = source.place(begin + row * array.row_bytes)
+            yield Record(path.encode(), mtime_ns, array.row_bytes, place=place)

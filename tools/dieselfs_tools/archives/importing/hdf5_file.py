@@ -8,7 +8,7 @@ import numpy as np
 
 from dieselfs.errors import Damaged
 from dieselfs_tools.archives.formats import required
-from dieselfs_tools.archives.importing.arrays import Array, imported, whole_file
+from dieselfs_tools.archives.importing.arrays import Array, Block, imported, in_place, whole_file
 from dieselfs_tools.archives.importing.inputs import Input
 from dieselfs_tools.archives.importing.record import (
     FOLDER_MODE,
@@ -103,7 +103,41 @@ def _dataset(h5py: Any, dataset: Any, path: str, source: Input) -> Iterator[Reco
             yield _record(f"{path}/{number(row)}", dataset[row], mtime_ns)
         return
     array = Array.of(path, dataset.dtype, dataset.shape)
-    yield from imported(source, array, lambda first, last: dataset[first:last])
+    if not source.form.is_in_place:
+        yield from imported(source, array, lambda first, last: dataset[first:last])
+    elif why := _not_in_place(h5py, dataset):
+        yield Record(path.encode(), mtime_ns, fault=f"{why}; store it with dlcmd import")
+    else:
+        with open(source.file(), "rb") as file:
+            yield from in_place(source, array, _blocks(dataset), file)
+
+
+def _not_in_place(h5py: Any, dataset: Any) -> str:
+    """Why the file has not the numbers of a dataset as they are, row by row; or nothing."""
+    if dataset.id.get_create_plist().get_nfilters():
+        return "it is compressed, or changed by another filter"
+    if dataset.id.get_type() != h5py.h5t.py_create(dataset.dtype, logical=True):
+        return "its numbers have a form of their own"
+    if dataset.chunks is None:
+        return "" if dataset.id.get_offset() is not None or not dataset.size else "it has no place of its own"
+    if dataset.chunks[1:] != dataset.shape[1:]:
+        return "its chunks have parts of rows"
+    if dataset.id.get_num_chunks() != -(-len(dataset) // dataset.chunks[0]):
+        return "some of its chunks were not written"
+    return ""
+
+
+def _blocks(dataset: Any) -> list[Block]:
+    """Where the rows are. Raises Damaged for chunks that are not those of the dataset."""
+    rows = len(dataset)
+    if dataset.chunks is None:
+        return [Block(0, rows, dataset.id.get_offset() or 0)]
+    step, chunks = dataset.chunks[0], []
+    dataset.id.chunk_iter(lambda one: chunks.append((one.chunk_offset[0], one.byte_offset)))
+    chunks.sort()
+    if [first for first, _ in chunks] != [*range(0, rows, step)]:
+        raise Damaged(f"{dataset.name}: its chunks are not those of {rows} rows")
+    return [Block(first, min(step, rows - first), offset) for first, offset in chunks]
 
 
 def _record(path: str, value: Any, mtime_ns: int) -> Record:
