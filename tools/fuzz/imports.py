@@ -29,11 +29,12 @@ from dieselfs_tools.archives.importing import (
     sample_shards,
     tar_file,
     tfrecord_file,
+    zarr_folder,
     zip_file,
 )
 from dieselfs_tools.archives.importing.inputs import DirectOpener, Input
 from dieselfs_tools.archives.importing.naming import Names, Template
-from dieselfs_tools.archives.importing.record import ArrayForm, Record, npy
+from dieselfs_tools.archives.importing.record import ArrayForm, Place, Record, npy
 from dieselfs_tools.cli.output import Output
 from fuzz.target import Target, of_text
 
@@ -61,12 +62,17 @@ def _import(
                     continue
                 names.place(template.fill(record.name, b"source", 0, record.fields), record.is_folder)
                 if is_in_place:
-                    assert record.place is None or 0 <= record.place.offset <= len(data) - record.size
+                    assert record.place is None or is_inside(record.place, record.size)
                     continue
                 if record.size <= CHUNK_TARGET_BYTES:
                     record.load()
                 else:
                     deque(record.contents([(0, CHUNK_TARGET_BYTES)]), maxlen=0)
+
+
+def is_inside(place: Place, length: int) -> bool:
+    """Whether the file has the bytes of a record."""
+    return 0 <= place.offset <= os.path.getsize(place.file) - length
 
 
 def _reading(
@@ -80,6 +86,26 @@ def _reading(
 
 def _npy() -> bytes:
     return npy(np.arange(24, dtype=np.float32).reshape(2, 3, 4))
+
+
+def _zarr() -> bytes:
+    """The metadata of an array of 4 x 16 bytes in one shard of two chunks."""
+    plain: dict[str, object] = {"name": "bytes"}
+    inner = {"chunk_shape": [2, 16], "codecs": [plain], "index_codecs": [plain], "index_location": "end"}
+    array = {
+        "zarr_format": 3,
+        "node_type": "array",
+        "shape": [4, 16],
+        "data_type": "uint8",
+        "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": [4, 16]}},
+        "chunk_key_encoding": {"name": "v2"},
+        "codecs": [{"name": "sharding_indexed", "configuration": inner}],
+    }
+    return json.dumps(array).encode()
+
+
+_ZARR = "zarr.json"
+_ZARR_SHARD = bytes(64) + struct.pack("<4Q", 0, 32, 32, 32)
 
 
 def _safetensors() -> bytes:
@@ -235,5 +261,7 @@ IMPORT_TARGETS = (
     Target(
         "safetensors-in-place", _reading(array_files.read_safetensors, is_in_place=True), [_safetensors()]
     ),
+    Target("zarr-metadata", _reading(zarr_folder.read, {"0.0": _ZARR_SHARD}, _ZARR, True), [_zarr()]),
+    Target("zarr-shard", _reading(zarr_folder.read, {_ZARR: _zarr()}, "0.0", True), [_ZARR_SHARD]),
     Target("import-template", of_text(Template), [b"{folder}/{stem}{ext}"]),
 )

@@ -16,6 +16,7 @@ from dieselfs_tools.archives.formats import required
 from dieselfs_tools.archives.importing.reader import Readers
 from dieselfs_tools.archives.importing.record import ArrayForm
 from dieselfs_tools.cli.output import Output
+from fuzz.imports import is_inside
 from fuzz.target import Target
 
 RECORDS_MAX = 1_000
@@ -34,7 +35,7 @@ def _read(format_name: str, is_in_place: bool, data: bytes) -> None:
         with _readers(is_in_place).read(str(source), format_name, not is_in_place) as opened:
             for _, record in zip(range(RECORDS_MAX), opened, strict=False):
                 if is_in_place:
-                    assert record.place is None or 0 <= record.place.offset <= len(data) - record.size
+                    assert record.place is None or is_inside(record.place, record.size)
                     continue
                 with suppress(*ENTRY_ERRORS):  # this record fails alone
                     record.load()

@@ -149,7 +149,14 @@ def write_hdf5(folder: Path) -> dict[str, Any]:
         return {**rows, "bytes/0": file["bytes/0"][()]}
 
 
-@pytest.mark.parametrize("write", [write_rows_of_npy, write_safetensors, write_hdf5])
+def write_zarr(folder: Path) -> dict[str, Any]:
+    zarr = pytest.importorskip("zarr", reason="the extra 'test' is not installed")
+    images = np.random.default_rng(1).integers(0, 255, (300, 8, 6), np.uint8)
+    zarr.create_array(folder / "x", data=images, chunks=(1, 8, 6), shards=(5, 8, 6), compressors=None)
+    return {f"x/{row:08}": image for row, image in enumerate(images)}
+
+
+@pytest.mark.parametrize("write", [write_rows_of_npy, write_safetensors, write_hdf5, write_zarr])
 def test_attached_arrays_are_their_bytes(
     dlcmd: Dlcmd, dataset: str, write: Callable[[Path], dict[str, Any]]
 ) -> None:

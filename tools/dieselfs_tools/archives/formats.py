@@ -174,6 +174,7 @@ FORMATS = {
             suffixes=(".hdf5", ".h5"),
             package="h5py",
         ),
+        Format(name="zarr", title="zarr", reader="zarr_folder", is_attachable=True, has_check=True),
         Format(
             name="parquet",
             title="Parquet",

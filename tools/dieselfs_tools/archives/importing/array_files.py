@@ -21,13 +21,16 @@ HEADER_BYTES_MAX = 100_000_000
 """Of a safetensors file, as its library has it."""
 
 _LENGTH_BYTES = 8
-_DIMENSIONS_MAX = 64
+DIMENSIONS_MAX = 64
 _TENSOR_TYPES = {
     "BOOL": ("bool", 1), "U8": ("uint8", 1), "I8": ("int8", 1), "F8_E5M2": ("float8_e5m2", 1),
     "F8_E4M3": ("float8_e4m3fn", 1), "I16": ("int16", 2), "U16": ("uint16", 2), "F16": ("float16", 2),
     "BF16": ("bfloat16", 2), "I32": ("int32", 4), "U32": ("uint32", 4), "F32": ("float32", 4),
     "I64": ("int64", 8), "U64": ("uint64", 8), "F64": ("float64", 8), "C64": ("complex64", 8),
 }  # fmt: skip
+
+ITEM_BYTES = {**dict(_TENSOR_TYPES.values()), "complex128": 16}
+"""Bytes of a number, by the name of its type."""
 
 
 def read_npy(source: Input) -> Iterator[Record]:
@@ -96,7 +99,7 @@ def _tensor(name: str, facts: Any) -> tuple[Array, int, Any]:
     """
     shape, (begin, end) = facts["shape"], facts["data_offsets"]
     dtype, item_bytes = _TENSOR_TYPES.get(facts["dtype"], ("", 0))
-    if len(shape) > _DIMENSIONS_MAX or not all(type(one) is int and one >= 0 for one in (*shape, begin, end)):
+    if len(shape) > DIMENSIONS_MAX or not all(type(one) is int and one >= 0 for one in (*shape, begin, end)):
         raise ValueError(f"{name} has the shape {shape} from {begin} to {end}")
     array = Array(name, dtype, item_bytes, tuple(shape))
     if dtype and end - begin != array.total_bytes:
@@ -109,7 +112,7 @@ def _files(source: Input, file: BinaryIO, array: Array, dtype: Any, begin: int) 
     """`dtype`: of numpy; None if it has none, and the bytes are the file."""
     rows = array.shape[0] if array.shape else 1
     if source.form.is_in_place:
-        yield from in_place(source, array, [Block(0, rows, begin)], file)
+        yield from in_place(source, array, [Block(0, rows, begin, source)])
         return
     if begin + array.total_bytes > os.fstat(file.fileno()).st_size:
         raise Damaged(f"{array.name}: it ends behind the end of the file")

@@ -5,9 +5,8 @@ For an import they are .npy files. For `dlcmd attach` they are ranges of the sou
 """
 
 import math
-import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, BinaryIO, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -37,11 +36,14 @@ NAMED_KINDS = "?biufc"
 
 
 class Block(NamedTuple):
-    """Rows of an array that follow each other in the source. `offset`: of the first one, in bytes."""
+    """Rows of an array that follow each other in `source`, a local file. `offset`: of the first one, in
+    bytes.
+    """
 
     first: int
     rows: int
     offset: int
+    source: Input
 
 
 class Array(NamedTuple):
@@ -119,9 +121,9 @@ def whole_file(name: str, array: Any, mtime_ns: int) -> Record:
     return Record.of(f"{name}.npy".encode(), npy(array), mtime_ns)
 
 
-def in_place(source: Input, array: Array, blocks: Iterable[Block], file: BinaryIO) -> Iterator[Record]:
-    """The files of an array as ranges of the source, which is `file`. `blocks` have all rows, in order. Raises Damaged
-    for a place outside of it.
+def in_place(source: Input, array: Array, blocks: Iterable[Block]) -> Iterator[Record]:
+    """The files of an array as ranges of the source, or of files in its folder. `blocks` have all rows, in order.
+    Raises Damaged for a place outside of a file.
     """
     is_by_row, mtime_ns, name = source.form.is_by_row, source.mtime_ns, array.name
     fault = array.fault(is_by_row)
@@ -130,12 +132,10 @@ def in_place(source: Input, array: Array, blocks: Iterable[Block], file: BinaryI
     if fault:
         yield Record(name.encode(), mtime_ns, fault=fault)
         return
-    is_whole, size_bytes = array.is_whole(is_by_row), os.fstat(file.fileno()).st_size
-    if array.total_bytes > size_bytes:
-        raise Damaged(f"{name}: its {array.total_bytes} bytes are more than those of the file")
+    is_whole = array.is_whole(is_by_row)
     for block in blocks:
         begin, length = block.offset, block.rows * array.row_bytes
-        if begin < 0 or begin + length > size_bytes:
+        if begin < 0 or begin + length > block.source.size_bytes():
             raise Damaged(f"{name}: its bytes from {begin} to {begin + length} are outside of the file")
         if is_whole and length != array.total_bytes:
             fault = "it is in several parts of the file; store it with dlcmd import"
@@ -143,13 +143,13 @@ def in_place(source: Input, array: Array, blocks: Iterable[Block], file: BinaryI
             return
         if is_whole:
             path = raw_name(name, array.dtype, array.shape)
-            if array.dtype == "uint8" and len(array.shape) == 1:
-                file.seek(begin)
-                if suffix := suffix_of(file.read(min(length, HEAD_BYTES))):
-                    path = name + suffix
-            yield Record(path.encode(), mtime_ns, length, place=source.place(begin))
+            is_bytes = array.dtype == "uint8" and len(array.shape) == 1
+            head = block.source.read_at(begin, min(length, HEAD_BYTES)) if is_bytes else b""
+            if suffix := suffix_of(head):
+                path = name + suffix
+            yield Record(path.encode(), mtime_ns, length, place=block.source.place(begin))
             return
         for row in range(block.rows):
             path = raw_name(f"{name}/{number(block.first + row)}", array.dtype, array.shape[1:])
-            place = source.place(begin + row * array.row_bytes)
+            place = block.source.place(begin + row * array.row_bytes)
             yield Record(path.encode(), mtime_ns, array.row_bytes, place=place)

@@ -108,8 +108,7 @@ def _dataset(h5py: Any, dataset: Any, path: str, source: Input) -> Iterator[Reco
     elif why := _not_in_place(h5py, dataset):
         yield Record(path.encode(), mtime_ns, fault=f"{why}; store it with dlcmd import")
     else:
-        with open(source.file(), "rb") as file:
-            yield from in_place(source, array, _blocks(dataset), file)
+        yield from in_place(source, array, _blocks(source, array, dataset))
 
 
 def _not_in_place(h5py: Any, dataset: Any) -> str:
@@ -127,17 +126,19 @@ def _not_in_place(h5py: Any, dataset: Any) -> str:
     return ""
 
 
-def _blocks(dataset: Any) -> list[Block]:
+def _blocks(source: Input, array: Array, dataset: Any) -> list[Block]:
     """Where the rows are. Raises Damaged for chunks that are not those of the dataset."""
     rows = len(dataset)
+    if array.total_bytes > source.size_bytes():
+        raise Damaged(f"{dataset.name}: its {array.total_bytes} bytes are more than those of the file")
     if dataset.chunks is None:
-        return [Block(0, rows, dataset.id.get_offset() or 0)]
+        return [Block(0, rows, dataset.id.get_offset() or 0, source)]
     step, chunks = dataset.chunks[0], []
     dataset.id.chunk_iter(lambda one: chunks.append((one.chunk_offset[0], one.byte_offset)))
     chunks.sort()
     if [first for first, _ in chunks] != [*range(0, rows, step)]:
         raise Damaged(f"{dataset.name}: its chunks are not those of {rows} rows")
-    return [Block(first, min(step, rows - first), offset) for first, offset in chunks]
+    return [Block(first, min(step, rows - first), offset, source) for first, offset in chunks]
 
 
 def _record(path: str, value: Any, mtime_ns: int) -> Record:

@@ -113,6 +113,7 @@ class Input:
         self.form = ArrayForm()
         self.head = b""
         self._stack = stack
+        self._file: io.FileIO | None = None
         self._stream: io.BufferedReader | None = None
         raw, self.mtime_ns, self.path = opener.find(base)
         self.is_folder = raw is None
@@ -121,6 +122,8 @@ class Input:
 
     def _open(self, raw: io.RawIOBase) -> None:
         packed = self._stack.enter_context(raw)
+        if isinstance(raw, io.FileIO) and stat.S_ISREG(os.fstat(raw.fileno()).st_mode):
+            self._file = raw
         self._stream = io.BufferedReader(_Whole(packed.read), BUFFER_BYTES)
         unpack = _decompressor(self._stream.peek(MAGIC_BYTES)[:MAGIC_BYTES])
         if self._is_packed is not None and self._is_packed != (unpack is not None):
@@ -131,7 +134,7 @@ class Input:
             unpack = None
         if unpack is not None:
             self._is_compressed = True
-            self.path = ""  # readers of files need the content
+            self.path, self._file = "", None  # readers of files need the content
             self._stream = io.BufferedReader(_Whole(_unpacked(unpack(self._stream))), BUFFER_BYTES)
         self.head = self._stream.peek(HEAD_BYTES)[:HEAD_BYTES]
 
@@ -149,6 +152,19 @@ class Input:
         if self._stream is None:
             raise InvalidInput(f"{printable(os.fsencode(self.name))} is a folder, not a file")
         return self._stream
+
+    def size_bytes(self) -> int:
+        """Of the file with the bytes, as of `file`."""
+        return os.fstat(self._opened().fileno()).st_size
+
+    def read_at(self, offset: int, length: int) -> bytes:
+        """Bytes of that file, as far as it has them."""
+        return os.pread(self._opened().fileno(), length, offset)
+
+    def _opened(self) -> io.FileIO:
+        if self._file is None:
+            self._file = self._stack.enter_context(io.FileIO(self.file()))
+        return self._file
 
     def beside(self, base: str, stack: ExitStack, is_packed: bool | None = None) -> "Input | None":
         """The file of this name in a folder, as a part of this source; None if there is none."""

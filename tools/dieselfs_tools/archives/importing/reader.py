@@ -251,6 +251,10 @@ class SourceReader:
             self.send("none")
             return
         self._files.add(name_beside(self._name, base))
+        if isinstance(found.raw, io.FileIO):
+            with found.raw:  # the reader has it then: a folder may have more files than a process can open
+                self.send("found", found.mtime_ns, descriptors=[found.raw.fileno()])
+            return
         self.send("found", found.mtime_ns, descriptors=[self._given(found.raw)])
 
     def _keep(self) -> None:

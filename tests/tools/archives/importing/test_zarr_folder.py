@@ -1,0 +1,139 @@
+"""Rows of zarr arrays in place: equal to what zarr reads, and folders that lie."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from dieselfs.errors import Damaged, InvalidInput
+from tests.support.importing import contents, read_all
+
+zarr = pytest.importorskip("zarr", reason="the extra 'test' is not installed")
+
+IMAGES = np.random.default_rng(1).integers(0, 255, (11, 4, 6), np.uint8)
+
+
+def made(folder: Path, data: Any = IMAGES, **options: Any) -> Any:
+    options = {"compressors": None, "chunks": (3, *data.shape[1:]), **options}
+    return zarr.create_array(folder, data=data, **options)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"zarr_format": 2},
+        {"zarr_format": 2, "chunk_key_encoding": {"name": "v2", "separator": "/"}},
+        {"zarr_format": 3},
+        {"zarr_format": 3, "chunk_key_encoding": {"name": "v2", "separator": "."}},
+        {"zarr_format": 3, "chunks": (2, 4, 6), "shards": (4, 4, 6)},
+        {"chunks": (2, 4, 6), "shards": {"shape": (4, 4, 6), "index_location": "start"}},
+    ],
+)
+@pytest.mark.parametrize("data", [IMAGES, IMAGES.astype(np.float32), IMAGES > 100])
+def test_rows_are_those_of_zarr(tmp_path: Path, options: dict[str, Any], data: Any) -> None:
+    rows = made(tmp_path / "x.zarr", data, **options)[:]
+    found = contents(tmp_path / "x.zarr", is_in_place=True)
+    assert len(found) == len(rows)
+    for row, value in enumerate(rows):
+        assert found[f"x.zarr/{row:08}.4x6.{value.dtype}"] == value.tobytes()
+
+
+@pytest.mark.filterwarnings("ignore:Consolidated metadata")
+@pytest.mark.parametrize("version", [2, 3])
+def test_arrays_of_a_group(tmp_path: Path, version: int) -> None:
+    group = zarr.open_group(tmp_path / "g", mode="w", zarr_format=version)
+    group.create_array("a/b", data=IMAGES, chunks=(3, 4, 6), compressors=None)
+    group.create_array("label", data=np.arange(5), compressors=None)
+    with pytest.raises(InvalidInput, match="name an array, or run zarr"):
+        read_all(tmp_path / "g", is_in_place=True)
+    zarr.consolidate_metadata(tmp_path / "g")
+    found = contents(tmp_path / "g", is_in_place=True, is_by_row=None)
+    assert found == {f"a/b/{row:08}.4x6.uint8": value.tobytes() for row, value in enumerate(IMAGES)}
+    found = contents(tmp_path / "g", is_in_place=True, is_by_row=False)
+    assert found == {"label.5.int64": np.arange(5).tobytes()}
+    with pytest.raises(InvalidInput, match="dlcmd attach makes files of its rows"):
+        read_all(tmp_path / "g")
+
+
+@pytest.mark.parametrize(
+    ("options", "fault"),
+    [
+        ({"zarr_format": 2, "compressors": "auto"}, "it is compressed, or changed by a filter"),
+        ({"compressors": "auto"}, "it is compressed, or changed by another codec"),
+        (
+            {"serializer": zarr.codecs.BytesCodec(endian="big")},
+            "it is compressed, or changed by another codec",
+        ),
+        ({"zarr_format": 2, "order": "F"}, "it is in Fortran order"),
+        ({"chunks": (3, 2, 6)}, "its chunks have parts of rows"),
+    ],
+)
+def test_arrays_that_are_not_attached(tmp_path: Path, options: dict[str, Any], fault: str) -> None:
+    made(tmp_path / "x", IMAGES.astype(np.int32), **options)
+    (record,) = read_all(tmp_path / "x", is_in_place=True)
+    assert record.fault == f"{fault}; store the folder with dlcmd put -r"
+
+
+def test_big_endian_numbers_of_version_2(tmp_path: Path) -> None:
+    made(tmp_path / "x", IMAGES.astype(">i4"), zarr_format=2)
+    (record,) = read_all(tmp_path / "x", is_in_place=True)
+    assert record.fault.startswith("its type has no form in place")
+
+
+def cut_index(folder: Path) -> None:
+    (folder / "c/0/0/0").write_bytes(b"1234")
+
+
+def move_chunk(folder: Path) -> None:
+    shard = folder / "c/0/0/0"
+    content = bytearray(shard.read_bytes())
+    content[-36:-28] = (1 << 63).to_bytes(8, "little")  # the offset of the first of two chunks
+    shard.write_bytes(content)
+
+
+def lengthen_chunk(folder: Path) -> None:
+    shard = folder / "c/0/0/0"
+    content = bytearray(shard.read_bytes())
+    content[-28:-20] = (1 << 63).to_bytes(8, "little")
+    shard.write_bytes(content)
+
+
+def remove_shard(folder: Path) -> None:
+    (folder / "c/1/0/0").unlink()
+
+
+def change_metadata(change: Callable[[Any], None]) -> Callable[[Path], None]:
+    def changed(folder: Path) -> None:
+        metadata = json.loads((folder / "zarr.json").read_text())
+        change(metadata)
+        (folder / "zarr.json").write_text(json.dumps(metadata))
+
+    return changed
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        cut_index,
+        move_chunk,
+        lengthen_chunk,
+        remove_shard,
+        change_metadata(lambda found: found.update(shape=[1 << 60, 4, 6])),
+        change_metadata(lambda found: found.update(shape=[-1, 4, 6])),
+        change_metadata(lambda found: found.update(shape="abc")),
+        change_metadata(lambda found: found["chunk_grid"]["configuration"].update(chunk_shape=[0, 4, 6])),
+        change_metadata(
+            lambda found: found["chunk_grid"]["configuration"].update(chunk_shape=[1 << 60, 4, 6])
+        ),
+        change_metadata(lambda found: found["codecs"][0].update(configuration=5)),
+        change_metadata(lambda found: found.pop("codecs")),
+    ],
+)
+def test_folders_that_lie(tmp_path: Path, change: Callable[[Path], None]) -> None:
+    made(tmp_path / "x", chunks=(2, 4, 6), shards=(4, 4, 6))
+    change(tmp_path / "x")
+    with pytest.raises(Damaged):
+        read_all(tmp_path / "x", is_in_place=True)

@@ -1,0 +1,202 @@
+"""Rows of uncompressed zarr arrays of versions 2 and 3, also in shards, as ranges of files. This module opens files.
+
+A group needs consolidated metadata: the process that reads it sees no folders.
+"""
+
+import json
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from dieselfs.errors import Damaged, InvalidInput
+from dieselfs.names import printable
+from dieselfs_tools.archives.importing.array_files import DIMENSIONS_MAX, ITEM_BYTES
+from dieselfs_tools.archives.importing.arrays import Array, Block, in_place
+from dieselfs_tools.archives.importing.inputs import Input, label_of
+from dieselfs_tools.archives.importing.record import Record
+
+METADATA_BYTES_MAX = 64 << 20
+
+_ARRAY_2, _ALL_2, _GROUP_2, _NODE_3 = ".zarray", ".zmetadata", ".zgroup", "zarr.json"
+_LITTLE = {"name": "bytes", "configuration": {"endian": "little"}}
+_INDEX_ITEM = 16
+_CHECKSUM_BYTES = 4
+
+
+class _Layout(NamedTuple):
+    """How an array is stored. `rows`: of a file; `inner_rows`: of a chunk in a shard, 0 without shards. `key`: the file
+    of a chunk, with {} for the first number.
+    """
+
+    array: Array
+    rows: int
+    key: str
+    inner_rows: int = 0
+    index_codecs: int = 0
+    is_index_first: bool = False
+
+
+def recognizes(source: Input) -> bool:
+    """By the files with metadata in a folder."""
+    if not source.is_folder:
+        return False
+    with ExitStack() as stack:
+        return any(source.beside(base, stack) for base in (_NODE_3, _ARRAY_2, _ALL_2, _GROUP_2))
+
+
+def read(source: Input) -> Iterator[Record]:
+    """The rows of all arrays. Raises Damaged, InvalidInput."""
+    name = printable(os.fsencode(source.name))
+    if not source.form.is_in_place:
+        raise InvalidInput(
+            f"{name}: zarr is not imported: dlcmd attach makes files of its rows, dlcmd put -r stores the folder"
+        )
+    try:
+        for path, metadata in _arrays(source, name):
+            shown = path or label_of(source.name)
+            prefix = f"{path}/" if path else ""
+            version = metadata["zarr_format"]
+            layout = (
+                _layout_3(shown, prefix, metadata) if version == 3 else _layout_2(shown, prefix, metadata)
+            )
+            if isinstance(layout, str):
+                fault = f"{layout}; store the folder with dlcmd put -r"
+                yield Record(shown.encode(), source.mtime_ns, fault=fault)
+            else:
+                yield from in_place(source, layout.array, _blocks(source, layout))
+    except InvalidInput:  # a ValueError too
+        raise
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise Damaged(f"no proper metadata of zarr: {error!r}") from None
+
+
+def _arrays(source: Input, name: str) -> Iterator[tuple[str, Any]]:
+    """Path and metadata of each array."""
+    array = node = _json(source, _NODE_3)
+    if node is None:
+        array = _json(source, _ARRAY_2)
+    elif node["node_type"] != "array":
+        array = None
+    if array is not None:
+        yield "", array
+        return
+    if node is not None:
+        nodes = (node.get("consolidated_metadata") or {}).get("metadata")
+        arrays = {path: one for path, one in (nodes or {}).items() if one["node_type"] == "array"}
+    else:
+        nodes = (_json(source, _ALL_2) or {}).get("metadata")
+        suffix = f"/{_ARRAY_2}"
+        arrays = {
+            path.removesuffix(suffix): one for path, one in (nodes or {}).items() if path.endswith(suffix)
+        }
+    if nodes is None:
+        raise InvalidInput(
+            f"{name}: a group without a list of its arrays: name an array, or run zarr.consolidate_metadata"
+        )
+    yield from arrays.items()
+
+
+def _json(source: Input, base: str) -> Any:
+    """The content of a file; None if there is none. Raises ValueError."""
+    with ExitStack() as stack:
+        if (file := source.beside(base, stack, is_packed=False)) is None:
+            return None
+        content = file.stream().read(METADATA_BYTES_MAX + 1)
+        if len(content) > METADATA_BYTES_MAX:
+            raise ValueError(f"{base} has more than {METADATA_BYTES_MAX} bytes")
+        return json.loads(content)
+
+
+def _layout_2(name: str, prefix: str, metadata: Mapping[str, Any]) -> _Layout | str:
+    """Or why it is not attached. Raises ValueError, KeyError, TypeError."""
+    if metadata["compressor"] or metadata["filters"]:
+        return "it is compressed, or changed by a filter"
+    shape, chunk = _numbers(metadata["shape"]), _numbers(metadata["chunks"])
+    if metadata["order"] != "C" and len(shape) > 1:
+        return "it is in Fortran order"
+    dtype = metadata["dtype"]
+    if not isinstance(dtype, str):
+        return "it has records"
+    array = Array.of(name, np.dtype(dtype), shape)
+    separator = metadata.get("dimension_separator", ".")
+    return _checked(array, chunk, prefix + separator.join(["{}", *"0" * (len(shape) - 1)]))
+
+
+def _layout_3(name: str, prefix: str, metadata: Mapping[str, Any]) -> _Layout | str:
+    """As `_layout_2`."""
+    shape, dtype = _numbers(metadata["shape"]), metadata["data_type"]
+    grid, encoding, codecs = metadata["chunk_grid"], metadata["chunk_key_encoding"], metadata["codecs"]
+    if metadata.get("storage_transformers") or grid["name"] != "regular":
+        return "its chunks have a form of their own"
+    chunk, is_default = _numbers(grid["configuration"]["chunk_shape"]), encoding["name"] == "default"
+    separator = (encoding.get("configuration") or {}).get("separator", "/" if is_default else ".")
+    numbers = ["{}", *"0" * (len(shape) - 1)] if shape else [] if is_default else ["0"]
+    array = Array(name, dtype if dtype in ITEM_BYTES else "", ITEM_BYTES.get(dtype, 0), shape)
+    layout = _checked(array, chunk, prefix + separator.join((["c"] if is_default else []) + numbers))
+    sharding = codecs[0].get("configuration") if codecs[0]["name"] == "sharding_indexed" else None
+    if not _are_plain(codecs if sharding is None else sharding["codecs"], array):
+        return "it is compressed, or changed by another codec"
+    if sharding is None or isinstance(layout, str):
+        return layout
+    inner, index_codecs = _numbers(sharding["chunk_shape"]), [one["name"] for one in sharding["index_codecs"]]
+    if len(codecs) > 1 or index_codecs not in (["bytes"], ["bytes", "crc32c"]) or not inner:
+        return "its shards have a form of their own"
+    if inner[1:] != shape[1:] or inner[0] < 1 or chunk[0] % inner[0]:
+        return "its chunks have parts of rows"
+    is_first = sharding.get("index_location", "end") == "start"
+    return layout._replace(inner_rows=inner[0], index_codecs=len(index_codecs), is_index_first=is_first)
+
+
+def _are_plain(codecs: Any, array: Array) -> bool:
+    """Whether codecs leave the numbers as they are, little-endian."""
+    (first, *others) = codecs
+    return not others and (first == _LITTLE or (first["name"] == "bytes" and array.item_bytes == 1))
+
+
+def _numbers(values: Any) -> tuple[int, ...]:
+    if len(values) > DIMENSIONS_MAX or not all(type(one) is int and one >= 0 for one in values):
+        raise ValueError(f"{values} is no shape")
+    return tuple(values)
+
+
+def _checked(array: Array, chunk: tuple[int, ...], key: str) -> _Layout | str:
+    if len(chunk) != len(array.shape) or 0 in chunk:
+        raise ValueError(f"{array.name} has the shape {array.shape} and chunks {chunk}")
+    if chunk[1:] != array.shape[1:]:
+        return "its chunks have parts of rows"
+    return _Layout(array, chunk[0] if chunk else 1, key)
+
+
+def _blocks(source: Input, layout: _Layout) -> Iterator[Block]:
+    """Raises Damaged for a missing chunk, and an index of a shard that is cut off, or names other lengths."""
+    array = layout.array
+    rows = array.shape[0] if array.shape else 1
+    for number, first in enumerate(range(0, rows, layout.rows)):
+        key = layout.key.format(number)
+        with ExitStack() as stack:
+            if (chunk := source.beside(key, stack, is_packed=False)) is None:
+                raise Damaged(f"{key} is missing: the numbers there are those of the fill value")
+            last = min(first + layout.rows, rows)
+            if not layout.inner_rows:
+                yield Block(first, last - first, 0, chunk)
+                continue
+            offsets = _index(chunk, layout, key)
+            for begin, offset in zip(range(first, last, layout.inner_rows), offsets, strict=False):
+                yield Block(begin, min(layout.inner_rows, last - begin), offset, chunk)
+
+
+def _index(shard: Input, layout: _Layout, key: str) -> list[int]:
+    """Where the chunks of a shard begin."""
+    count = layout.rows // layout.inner_rows
+    length = count * _INDEX_ITEM
+    whole, size_bytes = length + (_CHECKSUM_BYTES if layout.index_codecs > 1 else 0), shard.size_bytes()
+    if whole > size_bytes:
+        raise Damaged(f"{key} is shorter than its index")
+    index = shard.read_at(0 if layout.is_index_first else size_bytes - whole, length)
+    places = np.frombuffer(index, "<u8").reshape(count, 2).tolist()
+    if any(stored != layout.inner_rows * layout.array.row_bytes for _, stored in places):
+        raise Damaged(f"{key} has not all of its chunks, or chunks of another length")
+    return [offset for offset, _ in places]
