@@ -55,8 +55,21 @@ def _hdf5() -> bytes:
     return written.getvalue()
 
 
+@cache
+def _parquet() -> bytes:
+    try:
+        pyarrow, parquet = required("pyarrow"), required("pyarrow.parquet")
+    except DieselfsError:
+        return b""
+    written = BytesIO()
+    table = pyarrow.table({"image": [bytes([n]) * 40 for n in range(4)]})
+    parquet.write_table(table, written, compression="none", use_dictionary=False)
+    return written.getvalue()
+
+
 LIBRARY_TARGETS = (
     *(Target(name, partial(_read, name, False), [b""]) for name in ("lmdb", "hdf5", "parquet")),
+    Target("parquet-in-place", partial(_read, "parquet", True), [_parquet()]),
     Target("hdf5-in-place", partial(_read, "hdf5", True), [_hdf5()]),
 )
 """Their valid inputs are mostly in `tests/corpus`, with some that are made to do harm."""

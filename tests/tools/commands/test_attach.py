@@ -82,6 +82,18 @@ def write_mds(folder: Path) -> str:
     return "mds"
 
 
+def write_parquet(folder: Path) -> str:
+    pyarrow = pytest.importorskip("pyarrow", reason="the extra 'import' is not installed")
+    parquet = pytest.importorskip("pyarrow.parquet", reason="the extra 'import' is not installed")
+    images = [os.urandom(5000 + n) for n in range(40)]
+    columns = [{"bytes": one, "path": f"{n}.jpg"} for n, one in enumerate(images)], [*range(40)]
+    table = pyarrow.table(dict(zip(("image", "label"), columns, strict=True)))
+    parquet.write_table(
+        table, folder / "a.parquet", row_group_size=16, compression="none", use_dictionary=False
+    )
+    return "a.parquet"
+
+
 @pytest.mark.parametrize(
     "write",
     [
@@ -93,6 +105,7 @@ def write_mds(folder: Path) -> str:
         write_tfrecord,
         write_raw_tfrecord,
         write_mds,
+        write_parquet,
     ],
 )
 def test_attached_files_are_those_of_an_import(
@@ -243,11 +256,11 @@ def test_a_member_with_a_wrong_checksum_is_refused(dlcmd: Dlcmd, dataset: str) -
     assert "attached 39 files" in ran.text
 
 
-@pytest.mark.parametrize("name", ["a.tar.gz", "-", "https://x.org/a.tar?key=1", "a.parquet", "none.tar"])
+@pytest.mark.parametrize("name", ["a.tar.gz", "-", "https://x.org/a.tar?key=1", "litdata", "none.tar"])
 def test_sources_that_cannot_be_attached(dlcmd: Dlcmd, dataset: str, name: str) -> None:
     with tarfile.open(dlcmd.folder / "a.tar.gz", "w:gz"):
         pass
-    (dlcmd.folder / "a.parquet").write_bytes(b"PAR1" + bytes(1000))
+    shutil.copytree(SAMPLES / "litdata", dlcmd.folder / "litdata")
     exit_code = EXIT_NOT_FOUND if name == "none.tar" else EXIT_USAGE
     ran = dlcmd("attach", name, f"dl://{dataset}/", exit_code=exit_code)
     assert len(ran.stderr.splitlines()) == 1

@@ -179,6 +179,7 @@ FORMATS = {
             name="parquet",
             title="Parquet",
             reader="parquet_file",
+            is_attachable=True,
             magics=(b"PAR1",),
             suffixes=(".parquet",),
             template=NUMBERED,

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from dieselfs.errors import Damaged
+from dieselfs.errors import Damaged, InvalidInput
 from dieselfs_tools.archives.importing.naming import Template
 from dieselfs_tools.archives.importing.parquet_file import BATCH_ROWS, rows_at_once
 from tests.support.documents import REPOSITORY
@@ -44,6 +44,36 @@ def test_images_of_hugging_face(tmp_path: Path) -> None:
     assert beside.fields["path"] == "1.json"
     record = next(record for record in read_all(path) if record.name == b"00000001.JPEG")
     assert template.fill(record.name, b"", 0, record.fields) == b"dog/1.JPEG"
+
+
+@pytest.mark.parametrize(
+    "options", [{"use_dictionary": False}, {}, {"data_page_size": 100, "data_page_version": "2.0"}]
+)
+def test_values_are_found_in_the_file(tmp_path: Path, options: dict[str, Any]) -> None:
+    import pyarrow.parquet
+
+    values = [*IMAGES, None, IMAGES[0], b"", *IMAGES]
+    table = pyarrow.table({"a": values, "b": values[::-1], "n": [*range(len(values))]})
+    pyarrow.parquet.write_table(
+        table, tmp_path / "x.parquet", row_group_size=6, compression="none", **options
+    )
+    imported = contents(tmp_path / "x.parquet")
+    records = read_all(tmp_path / "x.parquet", is_in_place=True)  # with the content at their places
+    assert {record.name.decode(): record.content for record in records} == imported
+    assert all(record.place is not None or record.name.endswith(b".json") for record in records)
+
+
+def test_what_is_not_attached(tmp_path: Path) -> None:
+    import pyarrow.parquet
+
+    path = write(tmp_path / "x.parquet", {"image": IMAGES})
+    with pytest.raises(
+        InvalidInput, match="no column of bytes is uncompressed; store its rows with dlcmd import"
+    ):
+        read_all(path, is_in_place=True)
+    table, form = pyarrow.table({"image": IMAGES}), {"image": "DELTA_BYTE_ARRAY"}
+    pyarrow.parquet.write_table(table, path, compression="none", use_dictionary=False, column_encoding=form)
+    assert [record.place for record in read_all(path, is_in_place=True)] == [None] * len(IMAGES)
 
 
 def test_as_datasets_writes_it(tmp_path: Path) -> None:

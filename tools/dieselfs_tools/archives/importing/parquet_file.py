@@ -8,19 +8,30 @@ import base64
 import datetime
 import decimal
 import json
+import os
 import posixpath
+import struct
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from dieselfs.errors import Damaged
+from dieselfs.errors import Damaged, InvalidInput
+from dieselfs.names import printable
 from dieselfs_tools.archives.formats import required
 from dieselfs_tools.archives.importing.inputs import Input
-from dieselfs_tools.archives.importing.record import Record, is_bomb, number, suffix_of
+from dieselfs_tools.archives.importing.record import (
+    RECORD_BYTES_MAX,
+    Place,
+    Record,
+    is_bomb,
+    number,
+    suffix_of,
+)
 
 BATCH_ROWS = 64
 BATCH_BYTES = 64 << 20
 """Rows that are read at once."""
 
+_LENGTH = struct.Struct("<I")
 _REPEATED_RATIO = 64
 """A column that is compressed so well may have a large value once, in its dictionary, and name it in each row."""
 
@@ -28,7 +39,8 @@ _REPEATED_RATIO = 64
 def read(source: Input) -> Iterator[Record]:
     """Row 7 has the files `00000007.jpg` and `00000007.json`; with several columns of bytes, `00000007.COLUMN.jpg`.
 
-    Fields for templates: the columns of numbers and text, and `path`. Raises Damaged.
+    Fields for templates: the columns of numbers and text, and `path`. Raises Damaged,
+    and InvalidInput for what cannot be attached.
     """
     pyarrow, parquet = required("pyarrow"), required("pyarrow.parquet")
     try:
@@ -36,7 +48,9 @@ def read(source: Input) -> Iterator[Record]:
             rows = Rows(pyarrow, file.schema_arrow, source.mtime_ns)
             first = 0
             for index in range(file.num_row_groups):
-                at_once = rows_at_once(file.metadata.row_group(index), index)
+                group = file.metadata.row_group(index)
+                rows.places = _places(source, group, rows.contents) if source.form.is_in_place else {}
+                at_once = rows_at_once(group, index)
                 for batch in file.iter_batches(at_once, [index], use_threads=False):
                     for row, values in enumerate(batch.to_pylist()):
                         yield from rows.records(first + row, values)
@@ -66,13 +80,61 @@ def rows_at_once(group: Any, index: int) -> int:
     return max(1, min(BATCH_ROWS, BATCH_BYTES // row_bytes))
 
 
+class _Places:
+    """Finds values in the bytes of a column chunk that is not compressed: behind their length, in their order, or where
+    an equal one was.
+    """
+
+    def __init__(self, source: Input, column: Any) -> None:
+        """Raises Damaged for a place outside of the file."""
+        pages = column.data_page_offset, column.dictionary_page_offset
+        self._source = source
+        self._begin = min(page for page in pages if page is not None)
+        length = column.total_compressed_size
+        if not 0 <= self._begin <= source.size_bytes() - length or length > RECORD_BYTES_MAX:
+            raise Damaged(f"a column has {length} bytes at {self._begin}, limit {RECORD_BYTES_MAX}")
+        self._content = source.read_at(self._begin, length)
+        self._position = 0
+        self._known: dict[int, int] = {}
+
+    def of(self, value: bytes) -> Place | None:
+        """None if it is not there, as in encodings that share beginnings; then nothing more is looked for."""
+        key = hash(value)
+        at = self._known.get(key, -1)
+        if at < 0 or not self._content.startswith(value, at):
+            at = self._content.find(_LENGTH.pack(len(value)) + value, self._position) + _LENGTH.size
+            if at < _LENGTH.size:
+                self._content = b""
+                return None
+            self._position, self._known[key] = at + len(value), at
+        return self._source.place(self._begin + at)
+
+
+def _places(source: Input, group: Any, names: list[str]) -> dict[str, _Places]:
+    """Of the uncompressed columns among those of bytes of a row group, by their names. Raises InvalidInput if there is
+    none.
+    """
+    columns = [group.column(place) for place in range(group.num_columns)]
+    wanted = {*names, *(f"{name}.bytes" for name in names)}
+    found = {
+        column.path_in_schema: _Places(source, column)
+        for column in columns
+        if column.path_in_schema in wanted and column.compression == "UNCOMPRESSED"
+    }
+    if not found:
+        name = printable(os.fsencode(source.name))
+        raise InvalidInput(f"{name}: no column of bytes is uncompressed; store its rows with dlcmd import")
+    return found
+
+
 class Rows:
-    """Makes records of rows."""
+    """Makes records of rows. `contents`: the columns of bytes; `places`: those of values, by the names of columns."""
 
     def __init__(self, pyarrow: Any, schema: Any, mtime_ns: int) -> None:
         types = pyarrow.types
         self._mtime_ns = mtime_ns
-        self._contents = [
+        self.places: dict[str, _Places] = {}
+        self.contents = [
             field.name
             for field in schema
             if types.is_binary(field.type) or types.is_large_binary(field.type) or _is_file(types, field.type)
@@ -80,26 +142,28 @@ class Rows:
         self._classes = _class_names(schema.metadata or {})
 
     def records(self, index: int, values: dict[str, Any]) -> Iterator[Record]:
-        rest = {name: value for name, value in values.items() if name not in self._contents}
+        rest = {name: value for name, value in values.items() if name not in self.contents}
         fields = {name: str(value) for name, value in rest.items() if isinstance(value, str | int | float)}
         for name, classes in self._classes.items():
             label = values.get(name)
             if isinstance(label, int) and 0 <= label < len(classes):
                 fields[name] = classes[label]
         beside = ""  # the path of an image, without its suffix, for the other columns
-        for name in self._contents:
+        for name in self.contents:
             value = values[name]
             content, path = (
                 (value.get("bytes"), value.get("path")) if isinstance(value, dict) else (value, None)
             )
-            key = number(index) if len(self._contents) == 1 else f"{number(index)}.{name}"
+            key = number(index) if len(self.contents) == 1 else f"{number(index)}.{name}"
             if content is None:
                 if value is not None:
                     fault = f"the image is not in the file, but at {path}"
                     yield Record(key.encode(), self._mtime_ns, fault=fault)
                 continue
             suffix = posixpath.splitext(path or "")[1] or suffix_of(content)
-            record = Record.of((key + suffix).encode(), content, self._mtime_ns)
+            places = self.places.get(f"{name}.bytes" if isinstance(value, dict) else name)
+            place = places.of(content) if places is not None else None
+            record = Record.of((key + suffix).encode(), content, self._mtime_ns, place)
             record.fields = {**fields, "path": path} if path else fields
             beside = beside or posixpath.splitext(path or "")[0]
             yield record
