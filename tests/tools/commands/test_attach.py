@@ -188,6 +188,19 @@ def test_attached_arrays_are_their_bytes(
     assert not arrays
 
 
+@pytest.mark.parametrize("write", [write_rows_of_npy, write_hdf5])
+def test_arrays_on_the_web(dlcmd: Dlcmd, dataset: str, write: Callable[[Path], dict[str, Any]]) -> None:
+    arrays = write(dlcmd.folder)
+    (source,) = dlcmd.folder.iterdir()
+    with web_file(source.read_bytes(), source.name) as file:
+        summary = dlcmd("attach", "--json", file.url, f"dl://{dataset}/").summary
+        assert (summary["attached"], summary["failed"]) == (len(arrays), 0)
+        assert dlcmd("fsck", "--deep", f"dl://{dataset}").text.endswith("clean\n")
+        name, array = next(iter(arrays.items()))
+        path = raw_name(name, str(array.dtype), array.shape)
+        assert dlcmd("cat", f"dl://{dataset}/{path}").stdout == array.tobytes()
+
+
 def test_a_tar_file_on_the_web(dlcmd: Dlcmd, dataset: str) -> None:
     location = f"dl://{dataset}"
     with web_file(tar_of(CONTENT)) as file:

@@ -1,6 +1,8 @@
 """Rows of HDF5, as `h5py` wrote them."""
 
+import gzip
 import io
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -9,8 +11,9 @@ import pytest
 
 from dieselfs.errors import Damaged
 from dieselfs_tools.archives.importing.hdf5_file import DEPTH_MAX
+from dieselfs_tools.archives.importing.reader import Readers
 from tests.support.documents import REPOSITORY
-from tests.support.importing import contents, read_all
+from tests.support.importing import QUIET, contents, read_all
 
 h5py = pytest.importorskip("h5py", reason="the extra 'import' is not installed")
 
@@ -65,6 +68,15 @@ def test_rows_are_arrays(path: Path) -> None:
         "names/00000002.txt": b"",
         "jpegs/00000000.jpg": IMAGE,
     }
+
+
+def test_a_compressed_file(path: Path) -> None:
+    """Which `dlcmd` keeps in a file without a name."""
+    packed = path.with_suffix(".h5.gz")
+    packed.write_bytes(gzip.compress(path.read_bytes()))
+    with closing(Readers(QUIET)) as readers, readers.read(str(packed)) as source:
+        found = {record.name: record.content for record in source if record.content}
+    assert found[b"jpegs/00000000.jpg"] == IMAGE and len(found) > 50
 
 
 def test_bytes_of_one_dimension_are_a_file(tmp_path: Path) -> None:

@@ -1,7 +1,9 @@
 """Datasets of an HDF5 file, row by row: groups are folders, and rows are .npy files. This module opens files."""
 
 import math
+import os
 from collections.abc import Iterator
+from contextlib import ExitStack
 from typing import Any
 
 import numpy as np
@@ -30,8 +32,12 @@ def read(source: Input) -> Iterator[Record]:
     another file, or more memory than a record may need.
     """
     h5py = required("h5py")
+    path = source.file()
     try:
-        with h5py.File(source.file(), "r", locking=False) as file:
+        with ExitStack() as stack:
+            # HDF5 looks for the real path of a link, and a temporary file has none.
+            opened = stack.enter_context(open(path, "rb")) if os.path.islink(path) else path
+            file = stack.enter_context(h5py.File(opened, "r", locking=False))
             yield from _group(h5py, file, "", source, {_address(h5py, file)})
     except (OSError, RuntimeError, KeyError) as error:
         raise Damaged(f"cannot be read as HDF5: {error}") from None
