@@ -136,6 +136,7 @@ CACHED_GROUPS = 2
     type=click.Path(dir_okay=False, path_type=Path),
     help="Result of 'dlcmd bench'. [your state folder]",
 )
+@options.where
 def plan(
     session: Session,
     dataset: Location,

@@ -347,6 +347,7 @@ def parsed_positions(text: str) -> range:
     type=options.Parsed("FIRST[-LAST]", parsed_positions),
     help="Print the files at these positions, counted from 0; skipped files do not count.",
 )
+@options.where
 def which(
     session: Session, dataset: Location, order: OrderOptions, step: int | None, positions: range | None
 ) -> int:
