@@ -10,7 +10,7 @@ from dataclasses import asdict
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from dieselfs.errors import AlreadyExists, Damaged, DieselfsError, ProtocolError
+from dieselfs.errors import AlreadyExists, Damaged, DieselfsError, InvalidInput, ProtocolError
 from dieselfs.limits import (
     ATTACHED_PER_REPLY_MAX,
     JOB_ANSWER_TIMEOUT_S,
@@ -502,14 +502,7 @@ class ServerClient(ServerConnections):
         """A new key for `user`, a new user if need be. It is made here; the server gets what checks it. Raises
         AlreadyExists if the server has another key with this random ID, InvalidInput at its limits.
         """
-        named = bytes(
-            self._value("server_pin", with_next=True)
-        )  # an earlier server names the present one alone
-        pin, next_pin = named[: auth.PIN_BYTES], named[auth.PIN_BYTES :]
-        own = self._access.current().key
-        if own is not None and pin not in own.pins:
-            raise ProtocolError("the server names another identity than the key file")
-        key = auth.Key.generate(user, pin, next_pin)
+        key = self._new_key(user)
         known = key.verifier()
         self._value(
             "add_key",
@@ -521,12 +514,43 @@ class ServerClient(ServerConnections):
         )
         return key
 
+    def add_token(self, datasets: Sequence[str], right: str, expires_s: int) -> auth.Key:
+        """A new key of this user, with `right` (`read` or `write`) on these datasets, and no more than the user may. It
+        adds no keys. Raises InvalidInput at the limits of the server, AccessDenied if the key of this
+        client is such a key.
+        """
+        own = self._access.current().key
+        if own is None:
+            raise InvalidInput("a token is of a user: name your key file (--key-file)")
+        key = self._new_key(own.user)
+        known = key.verifier()
+        self._value(
+            "add_token",
+            key_id=key.key_id,
+            verifier=known.verifier,
+            server_key=known.server_key,
+            expires_s=expires_s,
+            datasets=list(datasets),
+            right=right,
+        )
+        return key
+
+    def _new_key(self, user: str) -> auth.Key:
+        named = bytes(
+            self._value("server_pin", with_next=True)
+        )  # an earlier server names the present one alone
+        pin, next_pin = named[: auth.PIN_BYTES], named[auth.PIN_BYTES :]
+        own = self._access.current().key
+        if own is not None and pin not in own.pins:
+            raise ProtocolError("the server names another identity than the key file")
+        return auth.Key.generate(user, pin, next_pin)
+
     def expire_key(self, key_id: str, expires_s: int) -> None:
         """Let a key of this user expire at `expires_s`, or earlier if it did already. Raises NotFound."""
         self._value("expire_key", key_id=key_id, expires_s=expires_s)
 
     def remove_key(self, user: str, key_id: str = "") -> None:
-        """Remove a key, or without `key_id` the user. Raises NotFound."""
+        """Remove a key, or without `key_id` the user. Users may remove their own keys. Raises NotFound."""
         self._value("remove_key", user=user, key_id=key_id)
 
     def grant(self, user: str, dataset: str, right: str) -> None:
@@ -537,6 +561,7 @@ class ServerClient(ServerConnections):
         self._value("grant", user=user, dataset=dataset, right=right)
 
     def users(self) -> list[UserRecord]:
+        """All users; only this one unless it is an administrator."""
         return [
             _copy(UserRecord, user, keys=tuple(_copy(KeyRecord, key) for key in user.keys))
             for user in self._value("list_users")

@@ -110,6 +110,7 @@ struct KeyInfo {
   1: required string key_id
   2: required i64 created_s
   3: required i64 expires_s
+  4: map<string, string> grants = {}
 }
 
 /** `grants`: dataset name, or "*" for all, to "read", "write" or "admin". */
@@ -445,12 +446,19 @@ service ChunkServer extends Handshake {
    */
   void add_key(1: string user, 2: string key_id, 3: binary verifier, 4: binary server_key, 5: i64 expires_s)
     throws (1: Refusal refusal)
+  /**
+   * As `add_key`, for the caller, and for a key that has `right` ("read" or "write") on these datasets, as far as the
+   * caller has it, no other rights, and an end. It adds and changes no keys. Servers before 0.2 refuse the call.
+   */
+  void add_token(1: string key_id, 2: binary verifier, 3: binary server_key, 4: i64 expires_s,
+    5: list<string> datasets, 6: string right) throws (1: Refusal refusal)
   /** Limits the life of a key of the caller: it expires at `expires_s`, unless it already expires earlier. */
   void expire_key(1: string key_id, 2: i64 expires_s) throws (1: Refusal refusal)
-  /** Removes one key, or with an empty `key_id` the user. */
+  /** Removes one key, or with an empty `key_id` the user. A user may remove own keys. */
   void remove_key(1: string user, 2: string key_id) throws (1: Refusal refusal)
   /** `right`: "read", "write", "admin", or "none" to take it away. `user`: also "group:NAME". */
   void grant(1: string user, 2: string dataset, 3: string right) throws (1: Refusal refusal)
+  /** Of callers who are no administrators, only themselves. */
   list<UserInfo> list_users() throws (1: Refusal refusal)
   /** Adds users, at most 50, to a group, which is created if it is missing. */
   void add_members(1: string group, 2: list<string> users) throws (1: Refusal refusal)

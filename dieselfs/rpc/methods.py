@@ -271,12 +271,23 @@ _SERVER = (
     # -- users --
     Method("server_pin", bytes, ANYONE, SHORT, REPEATABLE, ORDINARY, SMALL, STEP, None),
     Method("add_key", None, HANDLER, SHORT, REPEATABLE, ORDINARY, SMALL, LOOKUP, ("user", "key_id")),
+    Method(
+        "add_token",
+        None,
+        HANDLER,
+        SHORT,
+        REPEATABLE,
+        ORDINARY,
+        SMALL,
+        LOOKUP,
+        ("key_id", "datasets", "right"),
+    ),
     Method("expire_key", None, HANDLER, SHORT, REPEATABLE, ORDINARY, SMALL, LOOKUP, ("key_id",)),
-    Method("remove_key", None, SERVER_ADMIN, SHORT, ONCE, ORDINARY, SMALL, LOOKUP, ("user", "key_id")),
+    Method("remove_key", None, HANDLER, SHORT, ONCE, ORDINARY, SMALL, LOOKUP, ("user", "key_id")),
     Method(
         "grant", None, SERVER_ADMIN, SHORT, REPEATABLE, ORDINARY, SMALL, LOOKUP, ("dataset", "user", "right")
     ),
-    Method("list_users", UserRecord, SERVER_ADMIN, SHORT, REPEATABLE, ORDINARY, LISTING, TABLE, None),
+    Method("list_users", UserRecord, ANYONE, SHORT, REPEATABLE, ORDINARY, LISTING, TABLE, None),
     Method("add_members", None, SERVER_ADMIN, SHORT, REPEATABLE, ORDINARY, SMALL, LOOKUP, ("group", "users")),
     Method("remove_members", None, SERVER_ADMIN, SHORT, ONCE, ORDINARY, SMALL, LOOKUP, ("group", "users")),
     Method("list_groups", GroupRecord, SERVER_ADMIN, SHORT, REPEATABLE, ORDINARY, LISTING, TABLE, None),

@@ -40,11 +40,14 @@ class SharedFile(NamedTuple):
 
 
 class KeyRecord(NamedTuple):
-    """Times in seconds since 1970; `expires_s` 0 means never."""
+    """Times in seconds since 1970; `expires_s` 0 means never. `grants`: the most that the key may do, as of a user;
+    empty: all that the user may.
+    """
 
     key_id: str
     created_s: int
     expires_s: int
+    grants: dict[str, str]
 
 
 class UserRecord(NamedTuple):

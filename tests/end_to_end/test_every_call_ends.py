@@ -84,6 +84,7 @@ METHODS: dict[str, Callable[[Any], object]] = {
     "stat": lambda client: client.stat("d", b"f"),
     "list_folder": lambda client: client.list_folder("d", b"", b"", 10),
     "add_key": lambda client: client.add_key("ada"),
+    "add_token": lambda client: client.add_token(["d"], "read", 1),
     "expire_key": lambda client: client.expire_key("k", 1),
     "remove_key": lambda client: client.remove_key("ada"),
     "grant": lambda client: client.grant("ada", "d", "read"),

@@ -199,9 +199,10 @@ def test_rights_include_each_other(server: RunningServer, admin: ServerClient) -
     with pytest.raises(AccessDenied, match="may only write"):
         writer.drop_dataset("graded")
     for client in (reader, writer, owner):
-        for call in (client.users, client.status, lambda client=client: client.add_key("x")):
+        for call in (client.groups, client.status, lambda client=client: client.add_key("x")):
             with pytest.raises(AccessDenied, match="administrator"):
                 call()
+    assert [[user.name for user in client.users()] for client in (reader, writer)] == [["reader"], ["writer"]]
     owner.drop_dataset("graded")
     for client in (reader, writer, owner):
         client.close()

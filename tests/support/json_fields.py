@@ -42,7 +42,7 @@ def _map(kind: dict[str, Any]) -> dict[str, Any]:
 
 
 _EXTENT = _object(place=WHOLE, length=WHOLE, chunk=TEXT, offset=WHOLE, blake3=TEXT)
-_KEY = _object(key_id=TEXT, created_s=WHOLE, expires_s=WHOLE)
+_KEY = _object(key_id=TEXT, created_s=WHOLE, expires_s=WHOLE, grants="object")
 _WARMTH = _object(pinned_bytes=WHOLE, wanted_bytes=WHOLE, damaged_chunks=WHOLE, share=NUMBER)
 
 FIELDS: Mapping[str, Field] = {
@@ -221,7 +221,8 @@ FIELDS: Mapping[str, Field] = {
     "old_key_id": Field(TEXT, "ID of the replaced key."),
     "key_file": Field(TEXT, "Path of the key file."),
     "out": Field(TEXT, "File of the new key.", is_nullable=True),
-    "keys": Field("array of objects", "`key_id`, `created_s`, `expires_s` (0: never).", schema=_array(_KEY)),
+    "keys": Field("array of objects", "`key_id`, `created_s`, `expires_s` (0: never), `grants`.", schema=_array(_KEY)),
+    "grant_datasets": Field(TEXTS, "The datasets of a token."),
     "grants": Field("object", "Right by dataset.", schema=_map({"type": TEXT})),
     "right": Field(TEXT, "`read`, `write`, `admin` or `none`."),
     "group": Field(TEXT, "Name of a group of users."),

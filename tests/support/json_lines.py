@@ -181,6 +181,7 @@ VERB_LINES: Mapping[str, Mapping[str, list[str]]] = {
         "user": ["user keys grants"],
         "summary": [
             "user out key_id? dry_run?",
+            "grant_datasets right out key_id",
             "user old_key_id key_file key_id? dry_run?",
             "user key_id dry_run?",
             "users",

@@ -16,6 +16,9 @@ from dieselfs.rpc.serving.handshake import LOCAL_USER
 USERS_MAX = 10_000
 GROUPS_MAX = 1_000
 KEYS_PER_USER_MAX = 8
+TOKENS_PER_USER_MAX = 32
+TOKEN_LIFETIME_S_MAX = 31 * 86_400
+TOKEN_GRANTS_MAX = 16
 ALL_DATASETS = "*"
 
 GROUP_MARK = "group:"
@@ -54,14 +57,21 @@ def _right_of(grants: Grants, dataset: str) -> Right:
 
 @dataclass(frozen=True, slots=True)
 class StoredKey:
-    """Times in seconds since 1970; `expires_s` 0 means never."""
+    """Times in seconds since 1970; `expires_s` 0 means never. A key with `grants` is a *token*: it has no other rights,
+    and none that its user lacks. It expires, and changes no keys.
+    """
 
     verifier: Verifier
     created_s: int
     expires_s: int
+    grants: Grants = field(default_factory=dict)
 
     def is_valid(self, now_s: float) -> bool:
         return self.expires_s == 0 or now_s < self.expires_s
+
+    def right_within(self, right: Right, dataset: str) -> Right:
+        """What is left of the right of its user."""
+        return min(right, _right_of(self.grants, dataset)) if self.grants else right
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,14 +162,16 @@ class Caller:
         if self.is_trusted:
             return Right.ADMIN
         try:
-            self.key(accounts, now_s)
+            key = self.key(accounts, now_s)
         except AccessDenied:
             return Right.NONE
-        return accounts.right_of(self.name, dataset)
+        return key.right_within(accounts.right_of(self.name, dataset), dataset)
 
     def has_right(self, accounts: Accounts, now_s: float) -> bool:
         """Whether the caller has a right on any dataset. Raises AccessDenied if the key has expired or was removed."""
-        self.key(accounts, now_s)
+        key = self.key(accounts, now_s)
+        if key.grants:
+            return any(self.right_on(dataset, accounts, now_s) for dataset in key.grants)
         return accounts.has_right(self.name)
 
     def key(self, accounts: Accounts, now_s: float) -> StoredKey:
@@ -168,6 +180,14 @@ class Caller:
         key = user.keys.get(self.key_id) if user else None
         if key is None or not key.is_valid(now_s):
             raise AccessDenied(f"the key {self.key_id} of user {self.name} was removed or has expired")
+        return key
+
+    def key_for_keys(self, accounts: Accounts, now_s: float) -> StoredKey:
+        """As `key`, to add or remove keys of its user. Raises AccessDenied also for a token, or a shared key."""
+        key = self.key(accounts, now_s)
+        if key.grants:
+            raise AccessDenied(f"the key {self.key_id} is a token of user {self.name}, and changes no keys")
+        accounts.check_may_change_own_keys(self.name)
         return key
 
 
@@ -189,11 +209,26 @@ def with_key(accounts: Accounts, name: str, key_id: str, key: StoredKey) -> Acco
         return accounts
     if name == LOCAL_USER:
         raise InvalidInput(f"user name {name} is that of the server's own user: take another")
-    if len(keys) >= KEYS_PER_USER_MAX:
-        raise InvalidInput(f"user {name} has {KEYS_PER_USER_MAX} keys; remove one with 'dlcmd user rm --key'")
+    present = sum(bool(old.grants) == bool(key.grants) for old in keys.values())
+    kind, limit = ("tokens", TOKENS_PER_USER_MAX) if key.grants else ("keys", KEYS_PER_USER_MAX)
+    if present >= limit:
+        raise InvalidInput(f"user {name} has {limit} {kind}; remove one with 'dlcmd user rm {name} --key ID'")
     if name not in users and len(users) >= USERS_MAX:
         raise InvalidInput(f"cannot add user {name}: the limit of {USERS_MAX} users is reached")
     return _with_user(accounts, name, replace(user, keys={**keys, key_id: key}))
+
+
+def token(verifier: Verifier, now_s: int, expires_s: int, grants: Grants) -> StoredKey:
+    """A key with these rights at most. Raises InvalidInput."""
+    if not now_s < expires_s <= now_s + TOKEN_LIFETIME_S_MAX:
+        raise InvalidInput(f"a token is valid for {TOKEN_LIFETIME_S_MAX // 86_400} days at most")
+    if not 0 < len(grants) <= TOKEN_GRANTS_MAX:
+        raise InvalidInput(f"a token is for 1 to {TOKEN_GRANTS_MAX} datasets, not {len(grants)}")
+    for dataset, right in grants.items():
+        check_dataset_name(dataset)
+        if right not in (Right.READ, Right.WRITE):
+            raise InvalidInput(f"a token may read or write a dataset, not {right.name.lower()} it")
+    return StoredKey(verifier, now_s, expires_s, grants)
 
 
 def with_expiry(accounts: Accounts, name: str, key_id: str, expires_s: int) -> Accounts:

@@ -3,7 +3,8 @@
 The table is beside the chunks, not in the metadata store, because metadata can be lost and rebuilt, and users cannot.
 
 As bytes, a table without groups, quotas and rates has format 1, which older servers read; they drop owners of datasets
-at their next change. With any of these it has format 2, which they refuse.
+at their next change. With any of these it has format 2, which they refuse. With tokens it has format 3: a server that
+does not know them would give them all rights of their users.
 """
 
 import json
@@ -23,7 +24,7 @@ from dieselfs_server.store.versions import VersionedRecord
 USERS_PREFIX = "users-"
 """Begins the names of the records of the table, one for each version; the newest counts."""
 
-FORMATS = (1, 2)
+FORMATS = (1, 2, 3)
 
 
 def encode_accounts(accounts: Accounts) -> bytes:
@@ -34,7 +35,9 @@ def encode_accounts(accounts: Accounts) -> bytes:
     parts: dict[str, object] = {"groups": groups, "quotas": accounts.quotas, "rates": accounts.rates}
     added = {key: value for key, value in parts.items() if value}
     users = {name: _encode_user(user) for name, user in accounts.users.items()}
-    record: dict[str, object] = {"format": 2 if added else 1, "users": users, **added}
+    has_tokens = any(key.grants for user in accounts.users.values() for key in user.keys.values())
+    number = 3 if has_tokens else 2 if added else 1
+    record: dict[str, object] = {"format": number, "users": users, **added}
     if accounts.owners:
         record["owners"] = dict(accounts.owners)
     return json.dumps(record, indent=1).encode()
@@ -47,6 +50,7 @@ def _encode_user(user: User) -> dict[str, object]:
             "server_key": key.verifier.server_key.hex(),
             "created_s": key.created_s,
             "expires_s": key.expires_s,
+            **({"grants": _encode_grants(key.grants)} if key.grants else {}),
         }
         for key_id, key in user.keys.items()
     }
@@ -89,6 +93,7 @@ def _decode_user(fields: Mapping[str, Any]) -> User:
             Verifier(bytes.fromhex(key["verifier"]), bytes.fromhex(key["server_key"])),
             int(key["created_s"]),
             int(key["expires_s"]),
+            _decode_grants(key.get("grants", {})),
         )
         for key_id, key in fields["keys"].items()
     }

@@ -1,7 +1,7 @@
 """Handlers for users, keys, groups and rights, for quotas and rates, and for what datasets and users take."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from time import time
 
 import trio
@@ -24,6 +24,7 @@ from dieselfs_server.access.accounts import (
     Grants,
     Right,
     StoredKey,
+    token,
     with_expiry,
     with_grant,
     with_key,
@@ -62,12 +63,28 @@ class AccountCalls:
         def added(accounts: Accounts) -> Accounts:
             expires_s = arguments.expires_s
             if is_own:
-                used = call.caller.key(accounts, now_s)
-                accounts.check_may_change_own_keys(arguments.user)
+                used = call.caller.key_for_keys(accounts, now_s)
                 expires_s = min(expires_s or used.expires_s, used.expires_s or expires_s)
             return with_key(accounts, arguments.user, key_id, StoredKey(verifier, now_s, expires_s))
 
         await self._change(call, added)
+
+    async def add_token(self, call: Call) -> None:
+        """Users add tokens of their own, which do not outlive the key that they use."""
+        arguments, caller, now_s = call.arguments, call.caller, int(time())
+        if caller.is_trusted:
+            raise InvalidInput("a token is of a user: connect with a key")
+        verifier = check_verifier(arguments.verifier, arguments.server_key)
+        key_id = check_key_id(arguments.key_id)
+        grants = dict.fromkeys(arguments.datasets, Right.parse(arguments.right))
+        added = token(verifier, now_s, arguments.expires_s, grants)
+
+        def edit(accounts: Accounts) -> Accounts:
+            used = caller.key_for_keys(accounts, now_s)
+            expires_s = min(added.expires_s, used.expires_s or added.expires_s)
+            return with_key(accounts, caller.name, key_id, replace(added, expires_s=expires_s))
+
+        await self._change(call, edit)
 
     async def expire_key(self, call: Call) -> None:
         arguments, now_s = call.arguments, int(time())
@@ -76,17 +93,25 @@ class AccountCalls:
         name = call.caller.name
 
         def expired(accounts: Accounts) -> Accounts:
-            accounts.check_may_change_own_keys(name)
+            call.caller.key_for_keys(accounts, now_s)
             return with_expiry(accounts, name, arguments.key_id, arguments.expires_s)
 
         await self._change(call, expired)
 
     async def remove_key(self, call: Call) -> None:
-        arguments = call.arguments
+        """Administrators remove users and keys; others their own keys."""
+        arguments, caller, now_s = call.arguments, call.caller, time()
         is_user = not arguments.key_id  # its quota and datasets, too, are no longer those of a user
-        await self._change(
-            call, lambda accounts: without_key(accounts, arguments.user, arguments.key_id), is_user
-        )
+        is_admin = await call.right(ALL_DATASETS) >= Right.ADMIN
+        if not is_admin and (is_user or arguments.user != caller.name):
+            await call.require_admin()
+
+        def removed(accounts: Accounts) -> Accounts:
+            if not is_admin:
+                caller.key_for_keys(accounts, now_s)
+            return without_key(accounts, arguments.user, arguments.key_id)
+
+        await self._change(call, removed, is_user)
 
     async def grant(self, call: Call) -> None:
         arguments, right = call.arguments, Right.parse(call.arguments.right)
@@ -103,14 +128,22 @@ class AccountCalls:
         await self._change(call, lambda accounts: without_members(accounts, arguments.group, arguments.users))
 
     async def list_users(self, call: Call) -> Sequence[UserRecord]:
+        """Of callers who are no administrators, only themselves; with a token, only this key."""
         accounts = await trio.to_thread.run_sync(self.users.current)
+        users, caller = accounts.users, call.caller
+        if await call.right(ALL_DATASETS) < Right.ADMIN:
+            used, user = caller.key(accounts, time()), users[caller.name]
+            users = {caller.name: replace(user, keys={caller.key_id: used}) if used.grants else user}
         return [
             UserRecord(
                 name,
-                tuple(KeyRecord(key_id, key.created_s, key.expires_s) for key_id, key in user.keys.items()),
+                tuple(
+                    KeyRecord(key_id, key.created_s, key.expires_s, _shown(key.grants))
+                    for key_id, key in user.keys.items()
+                ),
                 _shown(user.grants),
             )
-            for name, user in sorted(accounts.users.items())
+            for name, user in sorted(users.items())
         ]
 
     async def list_groups(self, call: Call) -> Sequence[GroupRecord]:

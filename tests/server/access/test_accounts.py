@@ -11,10 +11,13 @@ from dieselfs_server.access.accounts import (
     EVERYONE,
     KEYS_PER_USER_MAX,
     SHARED,
+    TOKEN_LIFETIME_S_MAX,
+    TOKENS_PER_USER_MAX,
     Accounts,
     Caller,
     Right,
     StoredKey,
+    token,
     with_expiry,
     with_grant,
     with_key,
@@ -154,3 +157,63 @@ def test_a_user_whose_key_is_shared_cannot_change_its_keys() -> None:
 def test_nobody_takes_the_name_of_trusted_callers() -> None:
     with pytest.raises(InvalidInput, match="take another"):
         added(Accounts(), Key.generate(LOCAL_USER))
+
+
+TOKEN = Key.generate("ada")
+
+
+def with_token(accounts: Accounts, now_s: int = 200, lifetime_s: int = 100, **grants: Right) -> Accounts:
+    made = token(TOKEN.verifier(), now_s, now_s + lifetime_s, grants)
+    return with_key(accounts, "ada", TOKEN.key_id, made)
+
+
+def test_a_token_has_what_it_names_and_its_user_has() -> None:
+    caller = Caller("ada", TOKEN.key_id)
+    accounts = with_token(table(), faces=Right.READ, other=Right.WRITE)
+    rights = {name: caller.right_on(name, accounts, 250) for name in ("faces", "other", "third", "*")}
+    assert rights == {"faces": Right.READ, "other": Right.READ, "third": Right.NONE, "*": Right.NONE}
+    assert caller.has_right(accounts, 250)
+    assert caller.right_on("faces", accounts, 300) is Right.NONE
+    for name in ("faces", "*"):
+        accounts = with_grant(accounts, "ada", name, Right.NONE)
+    assert caller.right_on("faces", accounts, 250) is Right.NONE and not caller.has_right(accounts, 250)
+    assert Caller("ada", KEY.key_id).right_on("faces", table(), 250) is Right.WRITE
+
+
+def test_a_token_of_an_administrator_manages_nothing() -> None:
+    accounts = with_grant(with_token(table(), faces=Right.WRITE), "ada", "*", Right.ADMIN)
+    caller = Caller("ada", TOKEN.key_id)
+    assert caller.right_on("*", accounts, 250) is Right.NONE
+    assert caller.right_on("faces", accounts, 250) is Right.WRITE
+    with pytest.raises(AccessDenied, match="is a token of user ada, and changes no keys"):
+        caller.key_for_keys(accounts, 250)
+    assert Caller("ada", KEY.key_id).key_for_keys(accounts, 250) == accounts.users["ada"].keys[KEY.key_id]
+
+
+@pytest.mark.parametrize(
+    ("lifetime_s", "grants", "reason"),
+    [
+        (0, {"x": Right.READ}, "valid for 31 days"),
+        (TOKEN_LIFETIME_S_MAX + 1, {"x": Right.READ}, "valid for 31 days"),
+        (1, {}, "for 1 to 16 datasets, not 0"),
+        (1, {f"x{number}": Right.READ for number in range(17)}, "not 17"),
+        (1, {"x": Right.ADMIN}, "may read or write a dataset, not admin it"),
+        (1, {"x": Right.NONE}, "not none it"),
+        (1, {"*": Right.READ}, "dataset name"),
+    ],
+)
+def test_what_a_token_cannot_be(lifetime_s: int, grants: dict[str, Right], reason: str) -> None:
+    with pytest.raises(InvalidInput, match=reason):
+        with_token(table(), 200, lifetime_s, **grants)
+
+
+def test_tokens_take_no_room_of_keys() -> None:
+    accounts = table()
+    for _ in range(TOKENS_PER_USER_MAX):
+        key = Key.generate("ada")
+        made = token(key.verifier(), 200, 300, {"faces": Right.READ})
+        accounts = with_key(accounts, "ada", key.key_id, made)
+    with pytest.raises(InvalidInput, match="32 tokens"):
+        with_token(accounts, faces=Right.READ)
+    assert KEY.key_id in with_token(accounts, now_s=301, faces=Right.READ).users["ada"].keys
+    added(accounts, Key.generate("ada"), 200)

@@ -7,7 +7,7 @@ from functools import partial
 import pytest
 
 from dieselfs.errors import Damaged
-from dieselfs_server.access.accounts import Accounts, Right, User, with_grant, with_members
+from dieselfs_server.access.accounts import Accounts, Right, User, token, with_grant, with_key, with_members
 from dieselfs_server.access.users import (
     USERS_PREFIX,
     USERS_REFRESH_S,
@@ -69,3 +69,10 @@ def test_only_a_table_with_groups_has_the_format_that_older_servers_refuse() -> 
     record = encode_accounts(with_grant(grouped, "group:everyone", "public", Right.READ))
     assert b'"format": 2' in record
     assert decode_accounts(record).groups["vision"] == grouped.groups["vision"]
+
+
+def test_a_table_with_tokens_has_a_format_that_servers_without_them_refuse() -> None:
+    made = token(KEY.verifier(), 0, 9, {"faces": Right.READ})
+    record = encode_accounts(with_key(table(), KEY.user, "t1", made))
+    assert b'"format": 3' in record
+    assert decode_accounts(record).users[KEY.user].keys["t1"] == made

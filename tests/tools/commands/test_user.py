@@ -119,3 +119,41 @@ def test_a_key_makes_no_key_that_outlives_it_or_is_of_another_user(
     (listed,) = (one for one in users_of(server) if one.name == "otto")
     assert len(listed.keys) == 2
     assert all(0 < key.expires_s < time.time() + 31 * 24 * 3600 for key in listed.keys)
+
+
+def test_a_token_reads_one_dataset_and_is_listed_and_removed_by_its_user(
+    dlcmd: Dlcmd, server: RunningServer
+) -> None:
+    admin, path, job_path = administrator(dlcmd, server), server.user("tina"), dlcmd.folder / "job.key"
+    (dlcmd.folder / "f").write_text("content")
+    for name in ("tinas", "others"):
+        admin("put", "f", f"dl://{name}/")
+        admin("user", "grant", "tina", name, "write")
+    variables = {"DIESELFS_SERVER": server.tcp, "DIESELFS_KEY_FILE": str(path)}
+    tina, job = (
+        Dlcmd(dlcmd.home, dlcmd.folder, variables | {"DIESELFS_KEY_FILE": str(key)})
+        for key in (path, job_path)
+    )
+    made = tina("user", "token", "--dataset", "tinas", "--for", "12h", "--out", job_path, "--json").summary
+    assert (stat.S_IMODE(job_path.stat().st_mode), made["right"]) == (0o600, "read")
+    assert job("cat", "dl://tinas/f").text == "content"
+    job("cat", "dl://others/f", exit_code=EXIT_NOT_FOUND)
+    assert "may only read dataset tinas" in job("rm", "dl://tinas/f", exit_code=EXIT_REFUSED).stderr
+    again = ("user", "token", "--dataset", "tinas")
+    for words in (again, ("user", "rotate"), ("user", "rm", "tina", "--key", made["key_id"])):
+        assert "is a token of user tina, and changes no keys" in job(*words, exit_code=EXIT_REFUSED).stderr
+    assert [[key["key_id"] for key in one["keys"]] for one in job("user", "ls", "--json").objects] == [
+        [made["key_id"]]
+    ]
+
+    listed = tina("user", "ls")
+    assert f"token {made['key_id']}" in listed.text and "    may read tinas" in listed.text
+    assert [one["user"] for one in tina("user", "ls", "--json").objects] == ["tina"]
+    tina("user", "rm", "tina", exit_code=EXIT_REFUSED)
+    tina("user", "rm", "admin", "--key", "x", exit_code=EXIT_REFUSED)
+    tina("user", "rm", "tina", "--key", made["key_id"])
+    job("cat", "dl://tinas/f", exit_code=EXIT_REFUSED)
+    writer = tina("user", "token", "--dataset", "tinas", "--write").text
+    job_path.write_text(writer)
+    job("rm", "dl://tinas/f")
+    tina("user", "token", "--dataset", "tinas", "--for", "32d", exit_code=EXIT_USAGE)

@@ -2,8 +2,9 @@
 
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import partial
 
 import click
 
@@ -49,21 +50,57 @@ def user_add(session: Session, name: str, out: str | None, lifetime_s: float, is
     check_user_name(name)
     fields: dict[str, object] = {"user": name, "out": out}
     if is_dry_run:
-        session.client.users()  # raises AccessDenied without the right
+        session.client.groups()  # raises AccessDenied without the right
         return session.output.summary(f"would make a key for {name}", {"dry_run": True, **fields})
     expires_s = int(time.time() + lifetime_s) if lifetime_s else 0
-    if out is None:
-        key = session.client.add_key(name, expires_s)
-        text = key.text()
-        session.output.record("key", text.rstrip("\n"), {"user": name, "key": text})
-        return session.output.summary("", {**fields, "key_id": key.key_id})
-    key = _write_key(session, name, out, expires_s)
-    return session.output.summary(
-        f"the key {key.key_id} of {name} is in {out}", {**fields, "key_id": key.key_id}
+    return _give_out(
+        session, out, partial(session.client.add_key, name, expires_s), f"the key of {name}", fields
     )
 
 
-def _write_key(session: Session, name: str, out: str, expires_s: int) -> Key:
+@options.verb(
+    "token",
+    "dlcmd user token --dataset imagenet --for 12h --out job.key    # for a job; it reads imagenet, nothing else",
+    "dlcmd user token --dataset runs --write --for 2d > job.key",
+    group=user,
+)
+@click.option(
+    "--dataset", "datasets", multiple=True, required=True, metavar="NAME", help="May be given several times."
+)
+@click.option("--write", "is_writer", is_flag=True, help="The token may write, if you may.")
+@click.option(
+    "--for", "lifetime_s", type=options.DURATION, default="1d", show_default=True, help="At most 31 days."
+)
+@click.option("--out", metavar="FILE", help="Write the token to FILE, a new file with mode 0600.")
+def user_token(
+    session: Session, datasets: Sequence[str], is_writer: bool, lifetime_s: float, out: str | None
+) -> int:
+    """Make a token for a job: a key of yours that expires, for some datasets alone.
+
+    It is a key file as any other. It has no right that you lack, makes no keys, and ends with the key that made it.
+    'dlcmd user ls' lists your tokens, and 'dlcmd user rm NAME --key ID' removes one.
+    """
+    names = [options.dataset_name(name) for name in datasets]
+    right = "write" if is_writer else "read"
+    make = partial(session.client.add_token, names, right, int(time.time() + lifetime_s))
+    what = f"the token to {right} {', '.join(names)} for {format_duration(lifetime_s)}"
+    return _give_out(session, out, make, what, {"grant_datasets": names, "right": right, "out": out})
+
+
+def _give_out(
+    session: Session, out: str | None, make: Callable[[], Key], what: str, fields: dict[str, object]
+) -> int:
+    """Make a key, and print it, or write it to the file `out`."""
+    if out is None:
+        key = make()
+        text = key.text()
+        session.output.record("key", text.rstrip("\n"), {"user": key.user, "key": text})
+        return session.output.summary("", {**fields, "key_id": key.key_id})
+    key = _write_key(out, make)
+    return session.output.summary(f"{what} is in {out}: {key.key_id}", {**fields, "key_id": key.key_id})
+
+
+def _write_key(out: str, make: Callable[[], Key]) -> Key:
     """The file is made before the key, so that no key is lost."""
     try:
         descriptor = os.open(out, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
@@ -73,7 +110,7 @@ def _write_key(session: Session, name: str, out: str, expires_s: int) -> Key:
         raise DieselfsError(f"{out}: {error.strerror}") from None
     try:
         with os.fdopen(descriptor, "w") as file:
-            key = session.client.add_key(name, expires_s)
+            key = make()
             file.write(key.text())
             file.flush()
             os.fsync(file.fileno())
@@ -142,7 +179,7 @@ def rotate(session: Session, keep_s: float, is_dry_run: bool) -> int:
 @click.option("--key", "key_id", default="", metavar="ID", help="Remove only this key.")
 @options.dry_run
 def user_rm(session: Session, name: str, key_id: str, is_dry_run: bool) -> int:
-    """Remove a user, or one key of a user. All servers apply it within seconds."""
+    """Remove a user, or one key of a user. All servers apply it within seconds. Users may remove their own keys."""
     what = f"key {key_id} of user {name}" if key_id else f"user {name}"
     fields = {"user": name, "key_id": key_id, "dry_run": is_dry_run}
     if is_dry_run:
@@ -156,7 +193,7 @@ def user_rm(session: Session, name: str, key_id: str, is_dry_run: bool) -> int:
 
 @options.verb("ls", "dlcmd user ls", "dlcmd user ls --json", group=user)
 def user_ls(session: Session) -> int:
-    """List users with their keys and rights."""
+    """List users with their keys and rights; of users who are no administrators, only themselves."""
     users = session.client.users()
     if users:
         session.output.heading("user, with keys and rights")
@@ -164,7 +201,9 @@ def user_ls(session: Session) -> int:
         lines = [one.name]
         for key in one.keys:
             until = f"until {format_time(key.expires_s)}" if key.expires_s else "without limit"
-            lines.append(f"  key {key.key_id}, made {format_time(key.created_s)}, valid {until}")
+            kind = "token" if key.grants else "key"
+            lines.append(f"  {kind} {key.key_id}, made {format_time(key.created_s)}, valid {until}")
+            lines += [f"    may {right} {dataset}" for dataset, right in sorted(key.grants.items())]
         lines += [f"  may {right} {dataset}" for dataset, right in sorted(one.grants.items())]
         keys = [key._asdict() for key in one.keys]
         fields = {"user": one.name, "keys": keys, "grants": one.grants}
