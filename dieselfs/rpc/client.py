@@ -288,9 +288,10 @@ class ServerClient(ServerConnections):
     # -- jobs --------------------------------------------------------------------------------------------
 
     def join_job(
-        self, job_id: JobId, fingerprint: bytes, member: bytes, known_version: int
+        self, job_id: JobId, fingerprint: bytes, member: bytes, known_version: int, progress: bytes = b""
     ) -> MembershipList:
-        """Join a job (`known_version` 0) or renew the lease, and get the other members. `member` is sealed.
+        """Join a job (`known_version` 0) or renew the lease, and get the other members. `member` is sealed. `progress`:
+        an encoded `NodeProgress`, or empty.
 
         Raises NotFound, InvalidInput, or AlreadyExists if the others read something else, or the node has a new master.
         """
@@ -301,6 +302,7 @@ class ServerClient(ServerConnections):
             fingerprint=fingerprint,
             member=member,
             known_version=known_version,
+            progress=progress,
             **asdict(job_id),
         )
         interval_s = max(info.interval_ms / 1000, JOB_INTERVAL_S_MIN)

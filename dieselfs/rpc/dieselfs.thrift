@@ -364,10 +364,10 @@ service ChunkServer extends Handshake {
   // -- jobs (docs/internals/cache.md) --
   /**
    * Join a job (`known_version` 0) or renew the lease. `member`: a proof and the member. Followed by the members if they
-   * changed.
+   * changed. `progress`: for people who look at the job (`cluster/node_progress.py`), at most 2 KiB; now and then.
    */
   MembershipInfo join_job(1: string dataset, 2: string job, 3: binary fingerprint, 4: i64 generation, 5: binary digest,
-    6: binary member, 7: i64 known_version) throws (1: Refusal refusal)
+    6: binary member, 7: i64 known_version, 8: binary progress = "") throws (1: Refusal refusal)
   void leave_job(1: string dataset, 2: string job, 3: binary fingerprint, 4: binary member)
     throws (1: Refusal refusal)
 

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from dieselfs.cluster.member import Member
+from dieselfs.cluster.node_progress import PROGRESS_BYTES_MAX
 from dieselfs.cluster.secret import JobSecret
 from dieselfs.errors import AlreadyExists, InvalidInput, NotFound
 from dieselfs.limits import GIB
@@ -44,6 +45,14 @@ def admin(server: RunningServer) -> Iterator[ServerClient]:
     client.create_dataset(TERMS.dataset)
     yield client
     client.close()
+
+
+def test_what_a_node_tells_is_bounded(admin: ServerClient) -> None:
+    terms = replace(TERMS, job="told")
+    member = terms, SECRET.fingerprint(), sealed("n1", terms), 0
+    admin.join_job(*member, bytes(PROGRESS_BYTES_MAX))
+    with pytest.raises(InvalidInput, match="2049 bytes about the progress"):
+        admin.join_job(*member, bytes(PROGRESS_BYTES_MAX + 1))
 
 
 def test_who_may_read_may_join(admin: ServerClient, server: RunningServer) -> None:

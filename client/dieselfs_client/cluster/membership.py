@@ -39,13 +39,22 @@ class RemoteRegistry:
     may then be registered until its lease expires.
     """
 
-    def __init__(self, client: ServerClient, job_id: JobId, secret: JobSecret) -> None:
+    def __init__(
+        self,
+        client: ServerClient,
+        job_id: JobId,
+        secret: JobSecret,
+        progress: Callable[[], bytes] = bytes,
+    ) -> None:
+        """`progress`: what this node tells about itself with a renewal; empty: nothing."""
         self._client = client
+        self._progress = progress
         self._job_id = job_id
         self._fingerprint = secret.fingerprint()
 
     async def join(self, sealed: bytes, known_version: int) -> MembershipList:
-        call = partial(self._client.join_job, self._job_id, self._fingerprint, sealed, known_version)
+        known = sealed, known_version, self._progress()
+        call = partial(self._client.join_job, self._job_id, self._fingerprint, *known)
         return await trio.to_thread.run_sync(call, abandon_on_cancel=True)
 
     async def leave(self, sealed: bytes) -> None:

@@ -41,6 +41,7 @@ from dieselfs.sources.server import ServerSource
 from dieselfs.telemetry.socket import PublishedMetrics
 from dieselfs_client.cluster.membership import Members, Membership, RemoteRegistry
 from dieselfs_client.cluster.peer_service import PeerService
+from dieselfs_client.cluster.progress_report import ProgressReport
 from dieselfs_client.memory.budget import node_cache_evictable_bytes, offered_bytes
 from dieselfs_client.memory.fetch_workers import FetchWorkers
 from dieselfs_client.memory.node_cache import NodeCache, usable_bytes
@@ -219,7 +220,8 @@ class Pool:
         snapshot, secret = self._snapshot, self._config.secret
         digest = job_digest(snapshot.digest, DEFAULT_ORDER_VERSION)
         job_id = JobId(snapshot.dataset, self._config.job.name, snapshot.generation, digest)
-        registry = RemoteRegistry(self._client, job_id, secret)
+        progress = ProgressReport(self.metrics, trio.current_time)
+        registry = RemoteRegistry(self._client, job_id, secret, progress.due)
         self._membership = Membership(registry, secret, job_id, me, self._change, metrics=self.metrics)
         try:
             await self._membership.run(is_resumed)

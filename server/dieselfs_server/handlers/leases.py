@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 import trio
 
 from dieselfs.cluster.member import Member, check_job_name
+from dieselfs.cluster.node_progress import PROGRESS_BYTES_MAX
 from dieselfs.cluster.secret import FINGERPRINT_BYTES
 from dieselfs.errors import InvalidInput
 from dieselfs.limits import SEAL_BYTES
@@ -21,6 +22,7 @@ from dieselfs_server.leases.lease import (
     Pin,
     live_pins,
     put_pin_of,
+    put_progress,
     remove_pin,
     shown_pins,
 )
@@ -79,6 +81,10 @@ class LeaseCalls:
             )
         if arguments.generation < 0 or arguments.known_version < 0:
             raise InvalidInput("a negative generation or membership version")
+        if len(arguments.progress) > PROGRESS_BYTES_MAX:
+            raise InvalidInput(
+                f"{len(arguments.progress)} bytes about the progress of a node, limit {PROGRESS_BYTES_MAX}"
+            )
         node = Member.of(arguments.member[SEAL_BYTES:]).node
         # Versions begin with the time and rise by one: a member that knows a later one would use up all that there are.
         known_version = min(arguments.known_version, time.time_ns() + VERSION_AHEAD_NS)
@@ -88,6 +94,10 @@ class LeaseCalls:
             answer = await trio.to_thread.run_sync(
                 lambda: job_members.admit(request, time.time_ns()), limiter=self.admissions
             )
+        if arguments.progress:
+            name = f"{arguments.job}/{arguments.fingerprint.hex()}/{node}"
+            told = name, call.caller.name, arguments.progress, time.time_ns()
+            await trio.to_thread.run_sync(put_progress, self.metadata, job_members.dataset_id, *told)
         members = encode_members(answer.members or ())
         interval_ms = int(answer.interval_s * 1000)
         info = thrift.MembershipInfo(

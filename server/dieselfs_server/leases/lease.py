@@ -190,6 +190,45 @@ def end_lease(metadata: MetadataStore, dataset_id: bytes, holder: str) -> None:
     until_done(attempt, "the lease of maintenance")
 
 
+PROGRESS_FOLDER = "job-progress/"
+PROGRESS_S = 600
+"""What a node has told about itself is kept for this long."""
+
+
+def put_progress(
+    metadata: MetadataStore, dataset_id: bytes, member: str, user: str, progress: bytes, now_ns: int
+) -> None:
+    """Keep what a node tells, in place of the last; `member`: its name behind JOBS_FOLDER. A lost race is no loss: the
+    next one comes. Removes those that have expired when there is a new node.
+    """
+    name = PROGRESS_FOLDER + member
+    (present,) = metadata.notes(dataset_id, [name])
+    lease = Lease(now_ns + PROGRESS_S * 10**9, user.encode() + b"\n" + progress)
+    changes = [NoteChange(name, present, lease.note())]
+    if present is None:
+        found = metadata.notes_below(dataset_id, PROGRESS_FOLDER).items()
+        changes += [NoteChange(old, note, None) for old, note in found if Lease.of(note).expires_ns <= now_ns]
+    metadata.change_notes(dataset_id, changes)
+
+
+def progress_of(
+    metadata: MetadataStore, dataset_id: bytes, now_ns: int
+) -> dict[str, tuple[str, bytes, float]]:
+    """By the name of the member behind JOBS_FOLDER: user, what it has told, and how long ago in seconds."""
+    found = {}
+    for name, note in metadata.notes_below(dataset_id, PROGRESS_FOLDER).items():
+        lease = Lease.of(note)
+        if lease.expires_ns > now_ns:
+            user, _, progress = lease.value.partition(b"\n")
+            age_s = PROGRESS_S - (lease.expires_ns - now_ns) / 1e9
+            found[name.removeprefix(PROGRESS_FOLDER)] = (
+                user.decode("utf-8", "replace"),
+                progress,
+                max(age_s, 0.0),
+            )
+    return found
+
+
 JOBS_FOLDER = "jobs/"
 DIGEST_BYTES = 32
 
@@ -311,14 +350,14 @@ class JobMembers:
 
     def __init__(self, metadata: MetadataStore, dataset_id: bytes, job: str, fingerprint: bytes) -> None:
         self._metadata = metadata
-        self._dataset_id = dataset_id
+        self.dataset_id = dataset_id
         self._name = f"the membership list of job {job}"
         self._folder = f"{JOBS_FOLDER}{job}/{fingerprint.hex()}/"  # also the name of the head
 
     def renew(self, request: JoinRequest, now_ns: int) -> MembershipList | None:
         """The common case: extend the lease, without other changes. None if the caller must call `admit`."""
         name = self._folder + request.node
-        head_note, own_note = self._metadata.notes(self._dataset_id, [self._folder, name])
+        head_note, own_note = self._metadata.notes(self.dataset_id, [self._folder, name])
         if head_note is None or own_note is None:
             return None
         head, own = Head.of(head_note), Lease.of(own_note)
@@ -327,11 +366,11 @@ class JobMembers:
         if head.version < request.known_version:  # a part of the notes is lost
             return None
         lease = Lease(now_ns + lease_ns(head.members), request.sealed)
-        if not self._metadata.change_notes(self._dataset_id, [NoteChange(name, own_note, lease.note())]):
+        if not self._metadata.change_notes(self.dataset_id, [NoteChange(name, own_note, lease.note())]):
             return None
         if _is_up_to_date(head, request, now_ns):
             return _answer(request, head, {}, now_ns)
-        head_now, leases = self._parsed(self._metadata.notes_below(self._dataset_id, self._folder))
+        head_now, leases = self._parsed(self._metadata.notes_below(self.dataset_id, self._folder))
         return None if head_now is None else _answer(request, head_now, leases, now_ns)
 
     def admit(self, request: JoinRequest, now_ns: int) -> MembershipList:
@@ -343,7 +382,7 @@ class JobMembers:
         answers: list[MembershipList] = []
 
         def attempt() -> bool:
-            before = self._metadata.notes_below(self._dataset_id, self._folder)
+            before = self._metadata.notes_below(self.dataset_id, self._folder)
             if not before:
                 self._make_room(now_ns)
             head, leases = with_member(*self._parsed(before), request, now_ns)
@@ -357,7 +396,7 @@ class JobMembers:
         """Remove a member, if it is in the list with this sealed record."""
 
         def attempt() -> bool:
-            before = self._metadata.notes_below(self._dataset_id, self._folder)
+            before = self._metadata.notes_below(self.dataset_id, self._folder)
             head, leases = self._parsed(before)
             if head is None or node not in leases or leases[node].value != sealed:
                 return True
@@ -378,18 +417,18 @@ class JobMembers:
         names = sorted(before.keys() | after.keys())
         changes = [NoteChange(name, before.get(name), after.get(name)) for name in names]
         changed = [change for change in changes if change.expected != change.value]
-        return self._metadata.change_notes(self._dataset_id, changed)
+        return self._metadata.change_notes(self.dataset_id, changed)
 
     def _make_room(self, now_ns: int) -> None:
         """Remove jobs whose leases have all expired, before a new job. Raises InvalidInput if there are too many."""
         jobs: defaultdict[str, dict[str, bytes]] = defaultdict(dict)
-        for name, note in self._metadata.notes_below(self._dataset_id, JOBS_FOLDER).items():
+        for name, note in self._metadata.notes_below(self.dataset_id, JOBS_FOLDER).items():
             jobs[name.rpartition("/")[0]][name] = note
         for job, notes in list(jobs.items()):
             if all(Lease.of(note).expires_ns <= now_ns for note in notes.values()):
                 gone = [NoteChange(name, note, None) for name, note in notes.items()]
                 # Fails if the job has just renewed a lease.
-                self._metadata.change_notes(self._dataset_id, gone)
+                self._metadata.change_notes(self.dataset_id, gone)
                 del jobs[job]
         if len(jobs) >= JOBS_MAX:
             raise InvalidInput(f"{len(jobs)} jobs read this dataset already, which is the limit")

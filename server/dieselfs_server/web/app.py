@@ -370,7 +370,7 @@ class App:
                 "tags": [views.tag_view(tag_name, tag) for tag_name, tag in tags],
                 "reader_count": len(readers),
                 "readers": views.readers_view(readers, now_ns),
-                "jobs": [views.job_summary(job, now_ns) for job in facts.jobs_of(dataset)],
+                "jobs": [views.job_summary(job, now_ns, right) for job in facts.jobs_of(dataset)],
             }
 
         return await self._read(read)
@@ -419,7 +419,7 @@ class App:
         def read() -> dict[str, Any]:
             now_ns = time_ns()
             seen = [job for job in self._facts.jobs() if viewer.may_see(job.dataset)]
-            return {"jobs": [views.job_summary(job, now_ns) for job in seen]}
+            return {"jobs": [views.job_summary(job, now_ns, viewer.right(job.dataset)) for job in seen]}
 
         return await self._read(read)
 

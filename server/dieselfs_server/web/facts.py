@@ -6,13 +6,14 @@ dataset, which are read each time.
 
 import time
 from collections import OrderedDict, defaultdict
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Mapping
 from contextlib import suppress
 from functools import partial
 from threading import Lock
 from typing import Generic, TypeVar
 
 from dieselfs.chunk.ids import chunk_time_s
+from dieselfs.cluster.node_progress import NodeProgress
 from dieselfs.errors import Damaged, NotFound
 from dieselfs.names import printable
 from dieselfs.records import DatasetRecord, FileRecord
@@ -20,9 +21,9 @@ from dieselfs.rpc.limit_kinds import UsageRecord
 from dieselfs.rpc.records import TagRecord
 from dieselfs_server.admission.usage import Usages
 from dieselfs_server.datasets.tags import TagStore
-from dieselfs_server.leases.lease import JOBS_FOLDER, Head, Lease, Pin, live_pins
+from dieselfs_server.leases.lease import JOBS_FOLDER, Head, Lease, Pin, live_pins, progress_of
 from dieselfs_server.metadata.interface import MetadataStore
-from dieselfs_server.web.views import ChunkFacts, FoundJob
+from dieselfs_server.web.views import ChunkFacts, FoundJob, Told
 
 DATASETS_S = 2.0
 DETAILS_S = 5.0
@@ -80,6 +81,15 @@ class _Kept(Generic[Value]):
                     oldest, _ = self._values.popitem(last=False)
                     self._making.pop(oldest, None)
             return value
+
+
+def _told(found: Mapping[str, tuple[str, bytes, float]], job: str) -> dict[str, Told]:
+    """By the node, of one job; without what cannot be read."""
+    return {
+        name.removeprefix(job): Told(user, progress, age_s)
+        for name, (user, encoded, age_s) in found.items()
+        if name.startswith(job) and (progress := NodeProgress.of(encoded)) is not None
+    }
 
 
 class Facts:
@@ -199,9 +209,19 @@ class Facts:
                 job, fingerprint, node = name.removeprefix(JOBS_FOLDER).split("/", 2)
                 parts[job, fingerprint][node] = note
         now_ns, found = self._now_ns(), []
+        told = progress_of(self._metadata, dataset.dataset_id, now_ns) if parts else {}
         for (job, fingerprint), notes in parts.items():
             head = notes.pop("", None)
             leases = {node: Lease.of(note) for node, note in notes.items()}
             if head is not None and any(lease.expires_ns > now_ns for lease in leases.values()):
-                found.append(FoundJob(dataset.name, job, fingerprint, Head.of(head), leases))
+                found.append(
+                    FoundJob(
+                        dataset.name,
+                        job,
+                        fingerprint,
+                        Head.of(head),
+                        leases,
+                        _told(told, f"{job}/{fingerprint}/"),
+                    )
+                )
         return found

@@ -1,14 +1,15 @@
 """What the page shows of datasets, jobs and failures, as values for JSON. No I/O."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import asdict, dataclass, field
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from dieselfs.arrays import distinct
 from dieselfs.cluster.member import Member
+from dieselfs.cluster.node_progress import NodeProgress
 from dieselfs.cluster.placement import Placement
 from dieselfs.errors import InvalidInput
 from dieselfs.limits import SEAL_BYTES
@@ -168,6 +169,14 @@ def readers_view(pins: Iterable[Pin], now_ns: int) -> list[dict[str, Any]]:
     ]
 
 
+class Told(NamedTuple):
+    """What a node has told about itself, `age_s` ago, and as which user."""
+
+    user: str
+    progress: NodeProgress
+    age_s: float
+
+
 @dataclass(frozen=True)
 class FoundJob:
     """The membership list of a job, as it is stored. `fingerprint`: of its secret, in hexadecimal."""
@@ -177,9 +186,27 @@ class FoundJob:
     fingerprint: str
     head: Head
     leases: Leases
+    told: Mapping[str, Told] = field(default_factory=dict)
 
 
-def job_summary(found: FoundJob, now_ns: int) -> dict[str, Any]:
+def _epoch(told: Sequence[Told]) -> dict[str, Any]:
+    """The newest epoch that nodes of a job read, how far the slowest of them is, and their rates together."""
+    seen = [each.progress for each in told]
+    epoch = max((each.epoch for each in seen), default=-1)
+    shares = [each.position / each.positions for each in seen if each.epoch == epoch and each.positions > 0]
+    hits = [each.hit_share for each in seen if each.hit_share is not None]
+    return {
+        "epoch": epoch if epoch >= 0 else None,
+        "share": min(shares, default=None),
+        "reads": sum(each.reads for each in seen) if seen else None,
+        "fetched_bytes": sum(each.fetched_bytes for each in seen) if seen else None,
+        "hit_share": sum(hits) / len(hits) if hits else None,
+        "age_s": max((each.progress.age_s + each.age_s for each in told), default=None),
+    }
+
+
+def job_summary(found: FoundJob, now_ns: int, right: Right = Right.READ) -> dict[str, Any]:
+    """Users are shown to those who may write to the dataset."""
     live = {node: lease for node, lease in found.leases.items() if lease.expires_ns > now_ns}
     members = [Member.of(lease.value[SEAL_BYTES:]) for lease in live.values()]
     return {
@@ -190,6 +217,8 @@ def job_summary(found: FoundJob, now_ns: int) -> dict[str, Any]:
         "nodes": len(live),
         "suspected": sum(_is_late(found.head, lease.expires_ns, now_ns) for lease in live.values()),
         "memory_bytes": sum(member.memory_bytes for member in members),
+        **_epoch([found.told[node] for node in live if node in found.told]),
+        "users": sorted({each.user for each in found.told.values()}) if right >= Right.WRITE else [],
     }
 
 
@@ -220,6 +249,9 @@ def job_view(found: FoundJob, facts: ChunkFacts, now_ns: int, right: Right) -> d
             "owned_share": owned.get(node, 0) / total_bytes,
             "silent_s": _silent_s(found.head, live[node].expires_ns, now_ns),
             "is_suspected": _is_late(found.head, live[node].expires_ns, now_ns),
+            "told": {**asdict(found.told[node].progress), "told_s": found.told[node].age_s}
+            if node in found.told
+            else None,
         }
         for node, member in members.items()
     ]
@@ -227,7 +259,7 @@ def job_view(found: FoundJob, facts: ChunkFacts, now_ns: int, right: Right) -> d
     if right < Right.WRITE:
         for number, node in enumerate(nodes, 1):
             node |= {"node": f"node {number}", "address": ""}
-    return {**job_summary(found, now_ns), "dataset_bytes": total_bytes, "members": nodes}
+    return {**job_summary(found, now_ns, right), "dataset_bytes": total_bytes, "members": nodes}
 
 
 def _owned_bytes(members: Mapping[str, Member], facts: ChunkFacts) -> dict[str, int]:

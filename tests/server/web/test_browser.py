@@ -14,6 +14,7 @@ from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Browser, Error, Locator, Page, expect, sync_playwright
 
 from dieselfs.cluster.member import Member
+from dieselfs.cluster.node_progress import NodeProgress
 from dieselfs.cluster.secret import JobSecret
 from dieselfs.dataset import Dataset
 from dieselfs.errors import DieselfsError
@@ -97,7 +98,9 @@ def join_all(server: RunningServer) -> None:
             member = Member(
                 f"node-{rank:02}", rank, TcpAddress("10.0.0.1", 7000), (1 + rank % 3) * GIB, bytes(16)
             )
-            client.join_job(terms, SECRET.fingerprint(), SECRET.seal(member, terms, 0), 0)
+            told = NodeProgress(60, 2, 250 + rank, 1000, 30, 100, limit="store", text="100 reads a second.")
+            sealed = SECRET.seal(member, terms, 0)
+            client.join_job(terms, SECRET.fingerprint(), sealed, 0, told.encode())
 
 
 @pytest.fixture(scope="module")
@@ -406,6 +409,10 @@ def test_a_job_shows_its_nodes(page: Page, server: RunningServer) -> None:
     join_all(server)
     address = log_in(page, server)
     show(page, address, "jobs/counted/train/{job}")
+    epochs = page.get_by_role("region", name="Epoch")
+    expect(epochs.get_by_role("row")).to_have_count(1 + NODES)
+    expect(epochs.get_by_role("row").nth(1)).to_contain_text("25")
+    expect(epochs.get_by_role("row").nth(1)).to_contain_text("store")
     expect(page.locator(".map li")).to_have_count(NODES)
     expect(page.locator(".map li.late").first).to_be_visible()  # nobody renews
 
@@ -420,17 +427,33 @@ def test_figures_change_while_a_mount_reads(page: Page, server: RunningServer, t
         changed.setenv("XDG_RUNTIME_DIR", str(server.folder))
         place = tmp_path / "mount"
         place.mkdir()
-        options = MountOptions(server=server.unix, memory_bytes=128 * MIB, log_file=f"{place}.log")
+        (secret := tmp_path / "secret").touch(0o600)
+        secret.write_text("0123456789abcdef" * 4)
+        options = MountOptions(
+            server=server.unix,
+            memory_bytes=128 * MIB,
+            log_file=f"{place}.log",
+            job="alone",
+            job_node="node-1",
+            job_host="127.0.0.1",
+            job_secret=str(secret),
+        )
         control.mount("counted", place, options)
         try:
             expect(local.get_by_role("rowheader", name="counted")).to_be_visible()
-            for path in (place / ".dieselfs/shuffle/seed=1,epoch=0").read_text().splitlines():
+            paths = (place / ".dieselfs/shuffle/seed=1,epoch=0").read_text().splitlines()
+            for path in paths[: len(paths) // 2]:  # so the epoch has not ended
                 (place / path).read_bytes()
             fetched = page.locator("figure", has_text="Mounts on this machine")
             expect(fetched).to_be_visible()
             wait_until(lambda: page.evaluate(FETCHED) > 0)
             expect(fetched.locator("b")).not_to_have_text("–")
             page.screenshot(path=screenshots(tmp_path) / "mount.png", full_page=True)
+            show(page, address, "jobs")
+            page.get_by_role("link", name="alone").click()
+            epoch = page.get_by_role("region", name="Epoch").get_by_role("row").nth(1)
+            expect(epoch).to_contain_text(re.compile(r"^node-1\s*0\s*\d\d(\.\d)?\s%"))
+            page.screenshot(path=screenshots(tmp_path) / "job.png", full_page=True)
         finally:
             clear(place)
     expect(local).to_have_count(0)

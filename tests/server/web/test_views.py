@@ -1,11 +1,13 @@
 """What the page shows of datasets and jobs."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from dieselfs.cluster.member import Member
+from dieselfs.cluster.node_progress import NodeProgress
 from dieselfs.cluster.secret import JobSecret
 from dieselfs.errors import InvalidInput
 from dieselfs.limits import GIB
@@ -17,7 +19,7 @@ from dieselfs_server.access.accounts import Right
 from dieselfs_server.leases.lease import Head, Lease, interval_s, lease_ns
 from dieselfs_server.logs import Failure
 from dieselfs_server.web import views
-from dieselfs_server.web.views import LATE_INTERVALS, PAGE_ROWS, USERS_SHOWN_MAX, ChunkFacts, FoundJob
+from dieselfs_server.web.views import LATE_INTERVALS, PAGE_ROWS, USERS_SHOWN_MAX, ChunkFacts, FoundJob, Told
 
 NOW_NS = 1_800_000_000 * 10**9
 
@@ -110,6 +112,18 @@ def test_readers_do_not_learn_the_machines_of_others() -> None:
     shown = views.job_view(found, facts([1] * 2000), NOW_NS, Right.READ)
     assert [node["node"] for node in shown["members"]] == ["node 1", "node 2"]
     assert not any(secret in str(shown) for secret in ("login-of-ada", "gpu-7", "10.0.0.1"))
+
+
+def test_a_job_shows_the_epoch_of_its_slowest_node_and_its_user_to_writers() -> None:
+    ahead = NodeProgress(epoch=2, position=900, positions=1000, reads=50, hit_share=1.0)
+    behind = NodeProgress(epoch=2, position=300, positions=1000, reads=10, hit_share=0.5, limit="store")
+    told = {"n0": Told("ada", ahead, 1.0), "n1": Told("ada", behind, 2.0), "gone": Told("ada", ahead, 3.0)}
+    found = replace(job({"n0": 0, "n1": 0, "n2": 0}), told=told)
+    shown = views.job_view(found, facts([1]), NOW_NS, Right.WRITE)
+    assert [shown[name] for name in ("epoch", "share", "reads", "hit_share")] == [2, 0.3, 60, 0.75]
+    assert [node["told"] and node["told"]["limit"] for node in shown["members"]] == ["", "store", None]
+    assert shown["users"] == ["ada"]
+    assert "ada" not in str(views.job_view(found, facts([1]), NOW_NS, Right.READ))
 
 
 def test_a_node_that_missed_renewals_is_suspected_and_one_without_lease_is_gone() -> None:

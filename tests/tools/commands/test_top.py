@@ -12,8 +12,8 @@ from dieselfs.errors import EXIT_USAGE
 from dieselfs_client.daemon import control
 from dieselfs_tools.commands.watch import _shown, _unmounted
 from dieselfs_tools.observe.watching import Seen
+from tests.dieselfs.telemetry.test_diagnosis import SERVER, SLOW
 from tests.support.dlcmd import COMMAND, TIMEOUT_S, Dlcmd, wait_until
-from tests.tools.observe.test_diagnosis import SERVER, SLOW
 
 
 def test_one_view_for_people_and_for_programs(dlcmd: Dlcmd, pets: str) -> None:

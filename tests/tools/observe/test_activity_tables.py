@@ -7,7 +7,7 @@ from rich.console import Console
 
 from dieselfs.telemetry.activity import Activity, ServerActivity
 from dieselfs_tools.observe.activity_tables import tables
-from tests.tools.observe.test_diagnosis import SERVER, SLOW
+from tests.dieselfs.telemetry.test_diagnosis import SERVER, SLOW
 
 
 def shown(*seen: Activity | ServerActivity, width: int = 200) -> str:

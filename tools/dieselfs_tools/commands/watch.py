@@ -139,8 +139,8 @@ SINCE_MAX = 1.5
 def why(session: Session, mountpoint: str, duration_s: float, since_start: bool) -> int:
     """Say in one paragraph what limits the training that reads a mount now, and the one thing to change."""
     from dieselfs.telemetry.activity import Activity, ServerActivity
+    from dieselfs.telemetry.diagnosis import diagnosis
     from dieselfs_client.daemon import control
-    from dieselfs_tools.observe.diagnosis import diagnosis
     from dieselfs_tools.observe.watching import MountServers, not_found, server_of, watched
 
     if duration_s <= 0:

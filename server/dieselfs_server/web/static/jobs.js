@@ -15,6 +15,11 @@ export function jobsTable(jobs, empty, hasDataset = true) {
     ...(hasDataset ? [{ label: "Dataset", name: true, cell: (row) => datasetLink(row.dataset) }] : []),
     { label: "Nodes", number: true, cell: (row) => show.count(row.nodes) },
     { label: "Suspected", number: true, cell: (row) => (row.suspected ? h("span", { class: "bad" }, show.count(row.suspected)) : "0") },
+    { label: "Epoch", number: true, cell: (row) => (row.epoch === null ? "–" : `${show.count(row.epoch)}: ${show.share(row.share)}`) },
+    { label: "Reads/s", number: true, cell: (row) => show.number(row.reads) },
+    { label: "In time", number: true, wide: true, cell: (row) => show.share(row.hit_share) },
+    { label: "Running", number: true, wide: true, cell: (row) => show.duration(row.age_s) },
+    { label: "User", wide: true, cell: (row) => row.users.join(", ") || "–" },
     { label: "Memory", number: true, wide: true, cell: (row) => show.bytes(row.memory_bytes) },
     { label: "Generation", number: true, wide: true, cell: (row) => show.count(row.generation) },
   ], jobs, { empty });
@@ -52,6 +57,31 @@ function map(members) {
   }));
 }
 
+const SPENT = { server: "servers", peer: "other nodes", disk: "the disk of the node", verification: "verification", push: "the page push" };
+
+/** For what the threads of a node wait, as text. */
+const waits = (told) => Object.entries(told.spent).map(([cause, spent]) => `${SPENT[cause] || cause} ${show.number(spent)}`).join(", ") || "nothing";
+
+/** How far a node is, for what it waits, and what limits it. */
+function epochs(members) {
+  const told = members.filter((node) => node.told);
+  if (!told.length) return h("p", { class: "empty" }, "No node has told its progress yet: a mount does so after half a minute, with a dieselfs of this version.");
+  return [
+    h("p", { class: "dim" }, "Of the mount that speaks for a node, at most a minute old. In time: planned files that were in memory when they were read. Waits for: seconds of all threads, for a second."),
+    table("Epoch", [
+      { label: "Node", cell: (row) => row.node },
+      { label: "Epoch", number: true, cell: ({ told: one }) => (one.epoch < 0 ? "no plan" : show.count(one.epoch)) },
+      { label: "Read", number: true, cell: ({ told: one }) => (one.positions ? show.share(one.position / one.positions) : "–") },
+      { label: "Left", number: true, cell: ({ told: one }) => show.duration(one.left_s) },
+      { label: "Reads/s", number: true, cell: ({ told: one }) => show.number(one.reads) },
+      { label: "Fetched", number: true, wide: true, cell: ({ told: one }) => show.rate(one.fetched_bytes) },
+      { label: "In time", number: true, wide: true, cell: ({ told: one }) => show.share(one.hit_share) },
+      { label: "Waits for", text: true, wide: true, cell: ({ told: one }) => waits(one) },
+      { label: "Limit", text: true, cell: ({ told: one }) => [h("b", {}, one.limit), ` ${one.text} `, h("span", { class: "dim" }, one.advice)] },
+    ], told.slice(0, ROWS)),
+  ];
+}
+
 export async function jobView(main, { parts: [dataset, job, id], signal }) {
   const shown = h("div", {});
   fill(main, h("p", { class: "path" }, h("a", { href: "#/jobs" }, "Jobs"), " / ", datasetLink(dataset), " /"), h("h1", { tabindex: "-1" }, job), shown);
@@ -65,7 +95,14 @@ export async function jobView(main, { parts: [dataset, job, id], signal }) {
         ["Data in chunks", show.bytes(found.dataset_bytes)],
         ["Fits into memory", show.share(Math.min(found.memory_bytes / found.dataset_bytes, 1))],
         ["Generation", show.count(found.generation)],
+        ["Epoch", found.epoch === null ? "–" : show.count(found.epoch)],
+        ["Read by the slowest", show.share(found.share)],
+        ["Reads", found.reads === null ? "–" : `${show.number(found.reads)}/s`],
+        ["In time", show.share(found.hit_share)],
+        ["Running", show.duration(found.age_s)],
+        ["User", found.users.join(", ") || "–"],
       ]),
+      panel("The epoch, and what limits it", epochs(found.members)),
       panel("Nodes, with the share of the chunks that each owns", map(found.members)),
       panel("Members", table("Members", [
         { label: "Node", cell: (row) => row.node },

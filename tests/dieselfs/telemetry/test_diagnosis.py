@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from dieselfs.telemetry.activity import Activity, PlanProgress, ServerActivity
-from dieselfs_tools.observe.diagnosis import diagnosis
+from dieselfs.telemetry.diagnosis import diagnosis
 
 PLAN = PlanProgress(0, 100, 1000, 50.0, 18.0)
 SLOW = Activity(
