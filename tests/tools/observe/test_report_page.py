@@ -1,13 +1,27 @@
 """The page of dlcmd report, and its charts."""
 
+import os
 import re
+import shutil
+from dataclasses import replace
 from xml.etree import ElementTree
 
 import numpy as np
+import pytest
+from playwright.sync_api import sync_playwright
 
 from dieselfs.shuffle.quality import ShuffleQuality
 from dieselfs_tools.observe.epoch_report import epoch_report
-from dieselfs_tools.observe.report_page import HEIGHT, RANKS_SHOWN_MAX, bars, fields, lines, page, stacked
+from dieselfs_tools.observe.report_page import (
+    HEIGHT,
+    RANKS_SHOWN_MAX,
+    bars,
+    fields,
+    lines,
+    meaning,
+    page,
+    stacked,
+)
 from tests.tools.observe.test_epoch_report import history, plan
 
 QUALITY = ShuffleQuality(0.9, 0.3, 0.25, 0.1, 100, 50.0)
@@ -21,6 +35,38 @@ def test_the_page_needs_nothing_else() -> None:
     assert "prefers-color-scheme: dark" in text and text.count("<svg") == 9
     assert "90.0%" in text and "The slowest takes 1.33 times the mean" in text
     assert "<td>&lt;b&gt;, rank 1</td><td>80</td><td>100.0%</td>" in text
+
+
+def test_a_sentence_says_what_it_means() -> None:
+    report = epoch_report({"a": history(plan(3, [(40, 1000.0, 1010.0)]))})
+    node = report.nodes[0]
+
+    def said(files: int = 40, waited_s: float = 0.0, failed: int = 0) -> str:
+        changed = replace(node, files=files, waited_s=waited_s, failed=failed, hit_share=0.5)
+        return meaning(replace(report, nodes=[changed]))
+
+    assert said().startswith("Reading was not the limit: on the average 0.00 reads waited.")
+    assert "other epochs" not in said() and "read the same mounts" in said(files=9_069)
+    slow = said(waited_s=2 * report.seconds)
+    assert slow.startswith("Reading was a limit: on the average 2.00 reads waited, most of the time for '")
+    assert "Only 50% of the files were in memory in time" in slow
+    assert said(failed=2).startswith("2 reads failed")
+
+
+@pytest.mark.skipif(shutil.which("chromium") is None, reason="needs chromium: apt-get install chromium")
+def test_tables_have_whole_words_on_a_phone() -> None:
+    report = epoch_report({"a-node-with-a-long-name": history(plan(3, [(40, 1000.0, 1010.0)]))})
+    arguments = ["--no-sandbox"] if os.geteuid() == 0 else []
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=arguments)
+        try:
+            shown = browser.new_page(viewport={"width": 390, "height": 900})
+            shown.set_content(page("/mnt/x", report, QUALITY))
+            heights = shown.locator("td").evaluate_all("cells => cells.map(cell => cell.offsetHeight)")
+            assert max(heights) < 40
+            assert not shown.evaluate("document.documentElement.scrollWidth > innerWidth")
+        finally:
+            browser.close()
 
 
 def test_without_plan_and_quality_it_says_so() -> None:

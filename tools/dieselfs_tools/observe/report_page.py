@@ -10,7 +10,8 @@ import numpy.typing as npt
 
 from dieselfs import __version__
 from dieselfs.shuffle.quality import FULL_SHUFFLE_DISTANCE, ShuffleQuality
-from dieselfs.units import format_duration, format_size
+from dieselfs.telemetry.diagnosis import HIT_SHARE_MIN, WAITING_MIN
+from dieselfs.units import count, format_duration, format_size
 from dieselfs_tools.observe.epoch_report import EpochReport
 
 WIDTH, HEIGHT = 720, 200
@@ -144,6 +145,8 @@ def _framed(title: str, said: str, height: int, drawn: Sequence[str], legend: st
 
 
 RANKS_SHOWN_MAX = 64
+MORE_FILES_MIN = 1.02
+"""More files than this many times those of the epoch are not of it alone."""
 _STYLE = (
     """
 :root { color-scheme: light dark; --back: #fff; --text: #1b1f24; --quiet: #57606a; --line: #d8dee4; }
@@ -154,8 +157,8 @@ font: 15px/1.45 system-ui, sans-serif; }
 h1 { font-size: 1.4rem; margin: 0; } h2 { font-size: 1.05rem; margin: 1.6rem 0 .4rem; }
 p { margin: .4rem 0; } .quiet, figcaption { color: var(--quiet); }
 figure { margin: .8rem 0; } table { border-collapse: collapse; width: 100%; font-variant-numeric: tabular-nums; }
-th, td { text-align: right; padding: .2rem .5rem; border-bottom: 1px solid var(--line); }
-th:first-child, td:first-child { text-align: left; overflow-wrap: anywhere; } th { font-weight: 600; }
+th, td { text-align: right; padding: .2rem .5rem; border-bottom: 1px solid var(--line); white-space: nowrap; }
+th:first-child, td:first-child { text-align: left; } th { font-weight: 600; }
 .wide { overflow-x: auto; }
 dl { display: grid; grid-template-columns: repeat(auto-fit, minmax(10rem, 1fr)); gap: .6rem; margin: 1rem 0; }
 dl div { border: 1px solid var(--line); border-radius: .4rem; padding: .5rem .7rem; }
@@ -173,6 +176,7 @@ def page(subject: str, report: EpochReport, quality: ShuffleQuality | None) -> s
         f"<h1>{escape(subject)}: {title}</h1>",
         f'<p class="quiet">{began:%Y-%m-%d %H:%M:%S} UTC, {escape(format_duration(report.seconds))}; '
         f"dieselfs {escape(__version__)}</p>",
+        f"<p><strong>{escape(meaning(report))}</strong></p>",
         _facts(report),
         "<h2>Throughput</h2>",
         lines("files of the plan, a second", report.ends_s, {"files": report.files}, _number),
@@ -208,12 +212,45 @@ def page(subject: str, report: EpochReport, quality: ShuffleQuality | None) -> s
     )
 
 
+def meaning(report: EpochReport) -> str:
+    """What the figures say, in a sentence or two."""
+    totals = report.totals()
+    waiting, hit_share, spent_s = totals["waited_s"] / report.seconds, totals["hit_share"], totals["spent_s"]
+    cause = max(spent_s, key=lambda each: spent_s[each], default="")
+    if totals["failed"]:
+        text = f"{count(totals['failed'], 'read')} failed: see .dieselfs/errors of the mount."
+    elif waiting < WAITING_MIN:
+        text = (
+            f"Reading was not the limit: on the average {waiting:.2f} reads waited. If the epoch was slow, look at "
+            "decoding, transforms and the model."
+        )
+    else:
+        text = f"Reading was a limit: on the average {waiting:.2f} reads waited"
+        text += (
+            f", most of the time for '{cause}' ({spent_s[cause]:,.1f} s)."
+            if cause and spent_s[cause]
+            else "."
+        )
+        if hit_share is not None and hit_share < HIT_SHARE_MIN:
+            text += (
+                f" Only {hit_share:.0%} of the files were in memory in time: give the mount more memory, or read in "
+                "smaller groups."
+            )
+    positions = report.plan["positions"] if report.plan else 0
+    if positions and totals["files"] > MORE_FILES_MIN * positions:
+        text += (
+            f" In this time {totals['files']:,} files of plans were read, and the epoch has {positions:,}: other "
+            "epochs read the same mounts."
+        )
+    return text
+
+
 def _facts(report: EpochReport) -> str:
     totals = report.totals()
     hit_share = totals["hit_share"]
     fetched_bytes = sum(totals["fetched_bytes"].values())
     facts = {
-        "files read": f"{totals['files']:,}",
+        "files of plans read": f"{totals['files']:,}",
         "files a second": f"{totals['files_per_s']:,.0f}",
         "in time": "unknown" if hit_share is None else f"{hit_share:.1%}",
         "fetched": format_size(fetched_bytes),
