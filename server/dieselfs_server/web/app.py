@@ -337,7 +337,13 @@ class App:
 
         def read() -> dict[str, Any]:
             seen = [each for each in self._facts.datasets() if viewer.may_see(each.name)]
-            return views.datasets_view(seen, search, sort, page)
+            owners = self._service.users.current().owners
+
+            def owner(name: str) -> str:
+                found = owners.get(name, "")
+                return found if found == viewer.caller.name or viewer.right(name) >= Right.WRITE else ""
+
+            return views.datasets_view(seen, search, sort, page, owner)
 
         return await self._read(read)
 

@@ -106,6 +106,8 @@ class Contents:
             "known_digest": known.digest if known else b"",
             "bases": b"",
         }
+        if await self._is_encrypted(caller, address, dataset):
+            raise InvalidInput(f"dl://{dataset} is encrypted, and the server has no key")
         async with self._ask(caller, address, "get_snapshot", **named) as reply:
             if known is None or reply.bulk:
                 data = memoryview(reply.bulk[0]).obj
@@ -117,13 +119,16 @@ class Contents:
             self._snapshots.popitem(last=False)
         return known
 
+    async def _is_encrypted(self, caller: Caller, address: str, dataset: str) -> bool:
+        async with self._ask(caller, address, "get_keys", dataset=dataset) as keys:
+            return bool(keys.value)
+
     async def folder(
         self, caller: Caller, address: str, dataset: str, path: bytes, after: bytes
     ) -> dict[str, Any]:
         """Up to ENTRIES_SHOWN entries of a folder with names after `after`. Raises NotFound, InvalidInput."""
-        async with self._ask(caller, address, "get_keys", dataset=dataset) as keys:
-            if keys.value:
-                return {"is_encrypted": True, "entries": [], "next": None}
+        if await self._is_encrypted(caller, address, dataset):
+            return {"is_encrypted": True, "entries": [], "next": None}
         named = {"dataset": dataset, "path": path, "after": after, "limit": ENTRIES_SHOWN + 1}
         async with self._ask(caller, address, "list_folder", **named) as listed:
             found: list[RemoteEntry] = [*listed.value]

@@ -50,8 +50,15 @@ def dataset_view(dataset: DatasetRecord) -> dict[str, Any]:
     }
 
 
-def datasets_view(datasets: Sequence[DatasetRecord], search: str, sort: str, page: int) -> dict[str, Any]:
+def datasets_view(
+    datasets: Sequence[DatasetRecord],
+    search: str,
+    sort: str,
+    page: int,
+    owner: Callable[[str], str] = lambda name: "",
+) -> dict[str, Any]:
     """A page of the datasets whose names contain `search`. `sort`: a column, with `-` before it for the largest first.
+    `owner`: of a dataset, empty if there is none, or who looks may not see it.
 
     Raises InvalidInput.
     """
@@ -69,7 +76,10 @@ def datasets_view(datasets: Sequence[DatasetRecord], search: str, sort: str, pag
         "bytes": sum(each.total_bytes for each in found),
         "page": page,
         "pages": pages,
-        "rows": [dataset_view(each) for each in found[page * PAGE_ROWS : (page + 1) * PAGE_ROWS]],
+        "rows": [
+            {**dataset_view(each), "owner": owner(each.name)}
+            for each in found[page * PAGE_ROWS : (page + 1) * PAGE_ROWS]
+        ],
     }
 
 

@@ -5,6 +5,7 @@ import time
 from base64 import urlsafe_b64decode, urlsafe_b64encode
 from collections.abc import Iterator
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 
 import httpx
@@ -233,6 +234,32 @@ def test_health_has_what_runs_out(admin: Browser) -> None:
     checks = {each["name"]: each["state"] for each in admin.get("/api/health").json()["checks"]}
     assert checks.keys() >= {"store", "metadata", "disk", "identity", "room", "quotas", "keys"}
     assert checks["store"] == checks["quotas"] == "ok"
+
+
+def test_of_an_encrypted_dataset_nothing_is_shown(
+    server: RunningServer, admin: Browser, tmp_path: Path
+) -> None:
+    settings = replace(server.settings(), identity=str(tmp_path / "identity"), cache=tmp_path / "cache")
+    with Dataset(settings, "sealed", must_exist=False) as data:
+        data.client.encrypt(data.create())
+        data.put("secret", b"text")
+        data.flush()
+    folder = admin.get("/api/datasets/sealed/folder").json()
+    assert folder == {"is_encrypted": True, "entries": [], "next": None}
+    shape = admin.get("/api/datasets/sealed/shape")
+    assert shape.status_code == 400 and "is encrypted" in shape.json()["error"]
+
+
+def test_owners_are_shown_to_those_who_may_write(
+    server: RunningServer, user: Browser, admin: Browser
+) -> None:
+    with closing(server.client()) as client, closing(server.client(server.user("eva", open="read"))) as eva:
+        client.set_owner("open", "eva")
+        with Browser(eva) as owner:
+            owner.log_in()
+            seen = [browser.get("/api/datasets?search=open").json() for browser in (user, owner, admin)]
+        client.set_owner("open", "")
+    assert [each["rows"][0]["owner"] for each in seen] == ["", "eva", "eva"]
 
 
 def test_classes_sizes_and_changes(server: RunningServer, admin: Browser) -> None:

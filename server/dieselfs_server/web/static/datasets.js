@@ -16,6 +16,7 @@ const COLUMNS = [
   { label: "Size", sort: "size", number: true, cell: (row) => show.bytes(row.bytes) },
   { label: "Chunks", sort: "chunks", number: true, wide: true, cell: (row) => show.count(row.chunks) },
   { label: "Generation", sort: "generation", number: true, wide: true, cell: (row) => show.count(row.generation) },
+  { label: "Owner", wide: true, cell: (row) => row.owner || "–" },
   { label: "Changed", sort: "updated", number: true, cell: (row) => (row.updated_s ? h("time", { title: show.when(row.updated_s) }, show.ago(row.updated_s)) : "never") },
 ];
 
