@@ -18,12 +18,14 @@ LARGEST_SHOWN, SMALLEST_SHOWN = 20, 5
 """Folders in the plot: those with most files, and those with fewest."""
 CHANGES_SHOWN = 100
 """Paths of each kind of change."""
+STEP = 20_000
+"""Paths that are looked up at a time: meanwhile no other thread of the server runs."""
 _TYPE_BITS = np.uint32(0o170000)
 
 
 def shape_of(snapshot: Snapshot, path: bytes) -> dict[str, Any]:
     """Files and bytes below each folder in a folder, which are its classes, and the sizes of its files by powers of
-    two. Raises NotFound, InvalidInput. About 50 ms for a million files.
+    two. Raises NotFound, InvalidInput. Less than 0.1 s for a million files.
     """
     folder = snapshot.require_folder(path)
     names, counts, lengths = _classes(snapshot, folder)
@@ -83,8 +85,10 @@ def changes_between(old: Snapshot, new: Snapshot) -> dict[str, Any]:
     and first paths. Content is compared by the digests of extents, and by the time where there are none.
     """
     files = files_below(old)
-    paths = old.path_many(files)
-    found = new.find_many(paths) if paths else np.empty(0, np.int64)
+    found = np.full(len(files), -1)
+    for start in range(0, len(files), STEP):
+        run = slice(start, start + STEP)
+        found[run] = new.find_many(old.path_many(files[run]))
     is_file = (new.column("modes")[np.maximum(found, 0)] & _TYPE_BITS) == stat.S_IFREG
     is_kept = (found >= 0) & is_file
     kept, now = files[is_kept], found[is_kept]

@@ -15,7 +15,7 @@ from dieselfs.dataset import Dataset
 from dieselfs.errors import DieselfsError
 from dieselfs.net import auth
 from dieselfs.rpc.client import ServerClient
-from dieselfs.rpc.limit_kinds import QuotaRecord
+from dieselfs.rpc.limit_kinds import QuotaRecord, RateRecord
 from dieselfs_server.web.guard import HEADERS
 from dieselfs_server.web.logins import TRIES_PER_ADDRESS
 from dieselfs_server.web.views import READERS_MAX
@@ -234,6 +234,16 @@ def test_health_has_what_runs_out(admin: Browser) -> None:
     checks = {each["name"]: each["state"] for each in admin.get("/api/health").json()["checks"]}
     assert checks.keys() >= {"store", "metadata", "disk", "identity", "room", "quotas", "keys"}
     assert checks["store"] == checks["quotas"] == "ok"
+
+
+def test_a_rate_holds_for_what_the_page_reads(server: RunningServer) -> None:
+    with closing(server.client()) as client, closing(server.client(server.user("kim", open="read"))) as kim:
+        client.set_rate(RateRecord("kim", bytes_per_s=1 << 20))
+        with Browser(kim) as browser:
+            browser.log_in()
+            began_s = time.monotonic()
+            assert len(browser.get("/data/open?path=a/long.png").content) == 2_100_000
+            assert time.monotonic() - began_s > 0.9  # a second's bytes are free
 
 
 def test_of_an_encrypted_dataset_nothing_is_shown(
