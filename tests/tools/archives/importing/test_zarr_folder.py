@@ -13,7 +13,7 @@ from tests.support.importing import contents, read_all
 
 zarr = pytest.importorskip("zarr", reason="the extra 'test' is not installed")
 
-IMAGES = np.random.default_rng(1).integers(0, 255, (11, 4, 6), np.uint8)
+IMAGES = np.random.default_rng(1).integers(0, 255, (13, 4, 6), np.uint8)
 
 
 def made(folder: Path, data: Any = IMAGES, **options: Any) -> Any:
@@ -29,6 +29,11 @@ def made(folder: Path, data: Any = IMAGES, **options: Any) -> Any:
         {"zarr_format": 3},
         {"zarr_format": 3, "chunk_key_encoding": {"name": "v2", "separator": "."}},
         {"zarr_format": 3, "chunks": (2, 4, 6), "shards": (4, 4, 6)},
+        {
+            "zarr_format": 3,
+            "chunks": (2, 4, 6),
+            "shards": (8, 4, 6),
+        },  # the last chunk of the last one is not there
         {"chunks": (2, 4, 6), "shards": {"shape": (4, 4, 6), "index_location": "start"}},
     ],
 )
@@ -39,6 +44,27 @@ def test_rows_are_those_of_zarr(tmp_path: Path, options: dict[str, Any], data: A
     assert len(found) == len(rows)
     for row, value in enumerate(rows):
         assert found[f"x.zarr/{row:08}.4x6.{value.dtype}"] == value.tobytes()
+
+
+@pytest.mark.parametrize("version", [2, 3])
+def test_chunks_with_parts_of_rows_are_slices(tmp_path: Path, version: int) -> None:
+    made(tmp_path / "x", chunks=(3, 2, 6), zarr_format=version)
+    found = contents(tmp_path / "x", is_in_place=True)
+    assert len(found) == 10
+    for row in range(0, 13, 3):
+        for column in (0, 2):
+            part = IMAGES[row : row + 3, column : column + 2]
+            assert found[f"x/{row:08}.{column:08}.00000000.{len(part)}x2x6.uint8"] == part.tobytes()
+    (record,) = read_all(tmp_path / "x", is_in_place=True, is_by_row=True)
+    assert record.fault == "its chunks have parts of rows; store it with dlcmd import"
+
+
+def test_a_scalar(tmp_path: Path) -> None:
+    for version in (2, 3):
+        made(tmp_path / f"{version}", np.array(2.5), chunks=(), zarr_format=version)
+        assert contents(tmp_path / f"{version}", is_in_place=True) == {
+            f"{version}.scalar.float64": np.array(2.5).tobytes()
+        }
 
 
 @pytest.mark.filterwarnings("ignore:Consolidated metadata")
@@ -68,7 +94,8 @@ def test_arrays_of_a_group(tmp_path: Path, version: int) -> None:
             "it is compressed, or changed by another codec",
         ),
         ({"zarr_format": 2, "order": "F"}, "it is in Fortran order"),
-        ({"chunks": (3, 2, 6)}, "its chunks have parts of rows"),
+        ({"chunks": (3, 3, 6)}, "its chunks have parts of rows, and padding"),
+        ({"chunks": (2, 2, 6), "shards": (4, 4, 6)}, "the chunks in its shards have parts of rows"),
     ],
 )
 def test_arrays_that_are_not_attached(tmp_path: Path, options: dict[str, Any], fault: str) -> None:

@@ -110,9 +110,8 @@ def _tensor(name: str, facts: Any) -> tuple[Array, int, Any]:
 
 def _files(source: Input, file: BinaryIO, array: Array, dtype: Any, begin: int) -> Iterator[Record]:
     """`dtype`: of numpy; None if it has none, and the bytes are the file."""
-    rows = array.shape[0] if array.shape else 1
     if source.form.is_in_place:
-        yield from in_place(source, array, [Block(0, rows, begin, source)])
+        yield from in_place(source, array, [Block((0,) * len(array.shape), array.shape, begin, source)])
         return
     if begin + array.total_bytes > os.fstat(file.fileno()).st_size:
         raise Damaged(f"{array.name}: it ends behind the end of the file")

@@ -36,14 +36,22 @@ NAMED_KINDS = "?biufc"
 
 
 class Block(NamedTuple):
-    """Rows of an array that follow each other in `source`, a local file. `offset`: of the first one, in
-    bytes.
+    """A part of an array that is a range of `source`, from `offset` on, in bytes: `first` is the place of its first
+    number in each dimension, and `shape` its shape.
     """
 
-    first: int
-    rows: int
+    first: tuple[int, ...]
+    shape: tuple[int, ...]
     offset: int
     source: Input
+
+
+PADDED = "its chunks have parts of rows, and padding"
+
+
+def has_padding(shape: Sequence[int], chunk: Sequence[int]) -> bool:
+    """Whether chunks have numbers that are not those of the array, and not behind all others."""
+    return any(size % part for size, part in zip(shape[1:], chunk[1:], strict=True))
 
 
 class Array(NamedTuple):
@@ -122,8 +130,8 @@ def whole_file(name: str, array: Any, mtime_ns: int) -> Record:
 
 
 def in_place(source: Input, array: Array, blocks: Iterable[Block]) -> Iterator[Record]:
-    """The files of an array as ranges of the source, or of files in its folder. `blocks` have all rows, in order.
-    Raises Damaged for a place outside of a file.
+    """The files of an array as ranges of the source, or of files in its folder: rows, or blocks with parts of rows.
+    `blocks` are all of it, in order. Raises Damaged for a place outside of a file.
     """
     is_by_row, mtime_ns, name = source.form.is_by_row, source.mtime_ns, array.name
     fault = array.fault(is_by_row)
@@ -134,7 +142,7 @@ def in_place(source: Input, array: Array, blocks: Iterable[Block]) -> Iterator[R
         return
     is_whole = array.is_whole(is_by_row)
     for block in blocks:
-        begin, length = block.offset, block.rows * array.row_bytes
+        begin, length = block.offset, array.item_bytes * math.prod(block.shape)
         if begin < 0 or begin + length > block.source.size_bytes():
             raise Damaged(f"{name}: its bytes from {begin} to {begin + length} are outside of the file")
         if is_whole and length != array.total_bytes:
@@ -149,7 +157,15 @@ def in_place(source: Input, array: Array, blocks: Iterable[Block]) -> Iterator[R
                 path = name + suffix
             yield Record(path.encode(), mtime_ns, length, place=block.source.place(begin))
             return
-        for row in range(block.rows):
-            path = raw_name(f"{name}/{number(block.first + row)}", array.dtype, array.shape[1:])
+        if block.shape[1:] != array.shape[1:]:
+            if is_by_row:
+                fault = "its chunks have parts of rows; store it with dlcmd import"
+                yield Record(name.encode(), mtime_ns, fault=fault)
+                return
+            path = raw_name(f"{name}/{'.'.join(map(number, block.first))}", array.dtype, block.shape)
+            yield Record(path.encode(), mtime_ns, length, place=block.source.place(begin))
+            continue
+        for row in range(block.shape[0]):
+            path = raw_name(f"{name}/{number(block.first[0] + row)}", array.dtype, array.shape[1:])
             place = block.source.place(begin + row * array.row_bytes)
             yield Record(path.encode(), mtime_ns, array.row_bytes, place=place)

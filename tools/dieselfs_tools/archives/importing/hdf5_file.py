@@ -4,13 +4,22 @@ import math
 import os
 from collections.abc import Iterator
 from contextlib import ExitStack
+from itertools import product
 from typing import Any
 
 import numpy as np
 
 from dieselfs.errors import Damaged
 from dieselfs_tools.archives.formats import required
-from dieselfs_tools.archives.importing.arrays import Array, Block, imported, in_place, whole_file
+from dieselfs_tools.archives.importing.arrays import (
+    PADDED,
+    Array,
+    Block,
+    has_padding,
+    imported,
+    in_place,
+    whole_file,
+)
 from dieselfs_tools.archives.importing.inputs import Input
 from dieselfs_tools.archives.importing.record import (
     FOLDER_MODE,
@@ -125,26 +134,31 @@ def _not_in_place(h5py: Any, dataset: Any) -> str:
         return "its numbers have a form of their own"
     if dataset.chunks is None:
         return "" if dataset.id.get_offset() is not None or not dataset.size else "it has no place of its own"
-    if dataset.chunks[1:] != dataset.shape[1:]:
-        return "its chunks have parts of rows"
-    if dataset.id.get_num_chunks() != -(-len(dataset) // dataset.chunks[0]):
+    if has_padding(dataset.shape, dataset.chunks):
+        return PADDED
+    counts = (-(-size // part) for size, part in zip(dataset.shape, dataset.chunks, strict=True))
+    if dataset.id.get_num_chunks() != math.prod(counts):
         return "some of its chunks were not written"
     return ""
 
 
 def _blocks(source: Input, array: Array, dataset: Any) -> list[Block]:
-    """Where the rows are. Raises Damaged for chunks that are not those of the dataset."""
-    rows = len(dataset)
+    """Where its parts are. Raises Damaged for chunks that are not those of the dataset."""
     if array.total_bytes > source.size_bytes():
         raise Damaged(f"{dataset.name}: its {array.total_bytes} bytes are more than those of the file")
     if dataset.chunks is None:
-        return [Block(0, rows, dataset.id.get_offset() or 0, source)]
-    step, chunks = dataset.chunks[0], []
-    dataset.id.chunk_iter(lambda one: chunks.append((one.chunk_offset[0], one.byte_offset)))
+        return [Block((0,) * len(array.shape), array.shape, dataset.id.get_offset() or 0, source)]
+    chunks: list[tuple[tuple[int, ...], int]] = []
+    dataset.id.chunk_iter(lambda one: chunks.append((one.chunk_offset, one.byte_offset)))
     chunks.sort()
-    if [first for first, _ in chunks] != [*range(0, rows, step)]:
-        raise Damaged(f"{dataset.name}: its chunks are not those of {rows} rows")
-    return [Block(first, min(step, rows - first), offset, source) for first, offset in chunks]
+    places = product(*(range(0, size, part) for size, part in zip(array.shape, dataset.chunks, strict=True)))
+    if [first for first, _ in chunks] != [*places]:
+        raise Damaged(f"{dataset.name}: its chunks are not those of the shape {array.shape}")
+    step, *others = dataset.chunks
+    return [
+        Block(first, (min(step, len(dataset) - first[0]), *others), offset, source)
+        for first, offset in chunks
+    ]
 
 
 def _record(path: str, value: Any, mtime_ns: int) -> Record:

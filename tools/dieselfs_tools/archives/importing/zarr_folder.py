@@ -4,6 +4,7 @@ A group needs consolidated metadata: the process that reads it sees no folders.
 """
 
 import json
+import math
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
@@ -14,7 +15,7 @@ import numpy as np
 from dieselfs.errors import Damaged, InvalidInput
 from dieselfs.names import printable
 from dieselfs_tools.archives.importing.array_files import DIMENSIONS_MAX, ITEM_BYTES
-from dieselfs_tools.archives.importing.arrays import Array, Block, in_place
+from dieselfs_tools.archives.importing.arrays import PADDED, Array, Block, has_padding, in_place
 from dieselfs_tools.archives.importing.inputs import Input, label_of
 from dieselfs_tools.archives.importing.record import Record
 
@@ -27,13 +28,14 @@ _CHECKSUM_BYTES = 4
 
 
 class _Layout(NamedTuple):
-    """How an array is stored. `rows`: of a file; `inner_rows`: of a chunk in a shard, 0 without shards. `key`: the file
-    of a chunk, with {} for the first number.
+    """How an array is stored. `chunk`: the shape of a file; `inner_rows`: of a chunk in a shard, 0 without shards. The
+    file of a chunk is `prefix`, and its numbers with a separator between them.
     """
 
     array: Array
-    rows: int
-    key: str
+    chunk: tuple[int, ...]
+    prefix: str
+    separator: str
     inner_rows: int = 0
     index_codecs: int = 0
     is_index_first: bool = False
@@ -122,7 +124,7 @@ def _layout_2(name: str, prefix: str, metadata: Mapping[str, Any]) -> _Layout | 
         return "it has records"
     array = Array.of(name, np.dtype(dtype), shape)
     separator = metadata.get("dimension_separator", ".")
-    return _checked(array, chunk, prefix + separator.join(["{}", *"0" * (len(shape) - 1)]))
+    return _checked(array, chunk, prefix if shape else f"{prefix}0", separator)
 
 
 def _layout_3(name: str, prefix: str, metadata: Mapping[str, Any]) -> _Layout | str:
@@ -133,9 +135,12 @@ def _layout_3(name: str, prefix: str, metadata: Mapping[str, Any]) -> _Layout | 
         return "its chunks have a form of their own"
     chunk, is_default = _numbers(grid["configuration"]["chunk_shape"]), encoding["name"] == "default"
     separator = (encoding.get("configuration") or {}).get("separator", "/" if is_default else ".")
-    numbers = ["{}", *"0" * (len(shape) - 1)] if shape else [] if is_default else ["0"]
     array = Array(name, dtype if dtype in ITEM_BYTES else "", ITEM_BYTES.get(dtype, 0), shape)
-    layout = _checked(array, chunk, prefix + separator.join((["c"] if is_default else []) + numbers))
+    if is_default:
+        prefix += f"c{separator}" if shape else "c"
+    elif not shape:
+        prefix += "0"
+    layout = _checked(array, chunk, prefix, separator)
     sharding = codecs[0].get("configuration") if codecs[0]["name"] == "sharding_indexed" else None
     if not _are_plain(codecs if sharding is None else sharding["codecs"], array):
         return "it is compressed, or changed by another codec"
@@ -144,8 +149,8 @@ def _layout_3(name: str, prefix: str, metadata: Mapping[str, Any]) -> _Layout | 
     inner, index_codecs = _numbers(sharding["chunk_shape"]), [one["name"] for one in sharding["index_codecs"]]
     if len(codecs) > 1 or index_codecs not in (["bytes"], ["bytes", "crc32c"]) or not inner:
         return "its shards have a form of their own"
-    if inner[1:] != shape[1:] or inner[0] < 1 or chunk[0] % inner[0]:
-        return "its chunks have parts of rows"
+    if not inner[1:] == chunk[1:] == shape[1:] or inner[0] < 1 or chunk[0] % inner[0]:
+        return "the chunks in its shards have parts of rows"
     is_first = sharding.get("index_location", "end") == "start"
     return layout._replace(inner_rows=inner[0], index_codecs=len(index_codecs), is_index_first=is_first)
 
@@ -162,41 +167,53 @@ def _numbers(values: Any) -> tuple[int, ...]:
     return tuple(values)
 
 
-def _checked(array: Array, chunk: tuple[int, ...], key: str) -> _Layout | str:
+def _checked(array: Array, chunk: tuple[int, ...], prefix: str, separator: str) -> _Layout | str:
     if len(chunk) != len(array.shape) or 0 in chunk:
         raise ValueError(f"{array.name} has the shape {array.shape} and chunks {chunk}")
-    if chunk[1:] != array.shape[1:]:
-        return "its chunks have parts of rows"
-    return _Layout(array, chunk[0] if chunk else 1, key)
+    if has_padding(array.shape, chunk):
+        return PADDED
+    return _Layout(array, chunk, prefix, separator)
 
 
 def _blocks(source: Input, layout: _Layout) -> Iterator[Block]:
     """Raises Damaged for a missing chunk, and an index of a shard that is cut off, or names other lengths."""
-    array = layout.array
-    rows = array.shape[0] if array.shape else 1
-    for number, first in enumerate(range(0, rows, layout.rows)):
-        key = layout.key.format(number)
+    array, chunk = layout.array, layout.chunk
+    counts = [-(-size // part) for size, part in zip(array.shape, chunk, strict=True)]
+    for number in range(math.prod(counts)):  # without a list: a file may claim any count
+        indexes = _indexes(number, counts)
+        first = tuple(index * part for index, part in zip(indexes, chunk, strict=True))
+        key = layout.prefix + layout.separator.join(map(str, indexes))
         with ExitStack() as stack:
-            if (chunk := source.beside(key, stack, is_packed=False)) is None:
+            if (file := source.beside(key, stack, is_packed=False)) is None:
                 raise Damaged(f"{key} is missing: the numbers there are those of the fill value")
-            last = min(first + layout.rows, rows)
+            rows = min(chunk[0], array.shape[0] - first[0]) if chunk else 1
             if not layout.inner_rows:
-                yield Block(first, last - first, 0, chunk)
+                yield Block(first, (rows, *chunk[1:]) if chunk else (), 0, file)
                 continue
-            offsets = _index(chunk, layout, key)
-            for begin, offset in zip(range(first, last, layout.inner_rows), offsets, strict=False):
-                yield Block(begin, min(layout.inner_rows, last - begin), offset, chunk)
+            for place, offset in enumerate(_index(file, layout, key, rows)):
+                begin = place * layout.inner_rows
+                shape = (min(layout.inner_rows, rows - begin), *chunk[1:])
+                yield Block((first[0] + begin, *first[1:]), shape, offset, file)
 
 
-def _index(shard: Input, layout: _Layout, key: str) -> list[int]:
-    """Where the chunks of a shard begin."""
-    count = layout.rows // layout.inner_rows
-    length = count * _INDEX_ITEM
+def _indexes(number: int, counts: list[int]) -> list[int]:
+    """The numbers of a chunk in each dimension; the last one rises first."""
+    found = []
+    for size in reversed(counts):
+        number, index = divmod(number, size)
+        found.append(index)
+    return found[::-1]
+
+
+def _index(shard: Input, layout: _Layout, key: str, rows: int) -> list[int]:
+    """Where the chunks of a shard with `rows` of the array begin."""
+    count, used = layout.chunk[0] // layout.inner_rows, -(-rows // layout.inner_rows)
+    chunk_bytes, length = layout.inner_rows * layout.array.row_bytes, count * _INDEX_ITEM
     whole, size_bytes = length + (_CHECKSUM_BYTES if layout.index_codecs > 1 else 0), shard.size_bytes()
-    if whole > size_bytes:
-        raise Damaged(f"{key} is shorter than its index")
+    if whole + used * chunk_bytes > size_bytes:
+        raise Damaged(f"{key} is shorter than its index and chunks")
     index = shard.read_at(0 if layout.is_index_first else size_bytes - whole, length)
-    places = np.frombuffer(index, "<u8").reshape(count, 2).tolist()
-    if any(stored != layout.inner_rows * layout.array.row_bytes for _, stored in places):
+    places = np.frombuffer(index, "<u8").reshape(count, 2).tolist()[:used]
+    if any(stored != chunk_bytes for _, stored in places):
         raise Damaged(f"{key} has not all of its chunks, or chunks of another length")
     return [offset for offset, _ in places]
