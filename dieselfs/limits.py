@@ -68,6 +68,8 @@ REPORT_LINE_BYTES_MAX = 1_000
 REPORT_LINES_MAX = 1_000
 COPY_SELECTION_BYTES_MAX = 1 * MIB
 """A selection of entries to copy: a bit for each entry of a dataset."""
+STRATA_BYTES_MAX = 16 * MIB
+"""The strata of a dataset for a repack: 2 bytes for each extent of its files."""
 ATTACHED_PER_REPLY_MAX = 100
 """Sources of attached chunks in one page of their list."""
 VERSIONS_PER_REQUEST_MAX = 1 << 20

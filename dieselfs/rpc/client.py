@@ -19,6 +19,7 @@ from dieselfs.limits import (
     OPEN_AHEAD_S,
     REQUEST_TIMEOUT_S,
     SNAPSHOT_BYTES_MAX,
+    STRATA_BYTES_MAX,
 )
 from dieselfs.names import split_path
 from dieselfs.net import auth
@@ -46,6 +47,7 @@ from dieselfs.rpc.records import (
     RebuildReport,
     RemoteEntry,
     RemoteSnapshot,
+    RepackReport,
     ServerCheck,
     ServerStatus,
     SharedFile,
@@ -195,6 +197,29 @@ class ServerClient(ServerConnections):
         Raises NotFound; Damaged at a source that cannot be read, and what is copied by then stays.
         """
         return int(self._job("copy_attached", progressed, dataset=dataset, is_dry_run=is_dry_run))
+
+    def repack(
+        self,
+        dataset: str,
+        generation: int,
+        strata: "npt.NDArray[np.uint16]",
+        seed: int,
+        is_dry_run: bool,
+        progressed: Progressed | None = None,
+    ) -> RepackReport:
+        """Copy files into chunks with all `strata` in proportion, which `dieselfs.shuffle.strata` makes of the snapshot
+        of this generation. Raises NotFound, StorageFull, and InvalidInput for more files than STRATA_BYTES_MAX.
+        """
+        encoded = strata.astype("<u2").tobytes()
+        if not encoded:
+            return RepackReport(0, 0, 0, 0, 0, generation)
+        if len(encoded) > STRATA_BYTES_MAX:
+            raise InvalidInput(
+                f"dl://{dataset} has {len(strata):,} extents, a repack takes {STRATA_BYTES_MAX // 2:,} at most"
+            )
+        options = {"dataset": dataset, "generation": generation, "seed": seed, "is_dry_run": is_dry_run}
+        sent = {"bulk": [encoded], "bulk_length": len(encoded)}
+        return _copy(RepackReport, self._job("repack", progressed, **options, **sent))
 
     def rebuild(
         self,

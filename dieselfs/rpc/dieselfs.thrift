@@ -169,6 +169,16 @@ struct PurgeReport {
   5: required list<string> held_by
 }
 
+/** `needed_bytes`: what it takes beside the old chunks, until a purge. */
+struct RepackReport {
+  1: required i64 chunks
+  2: required i64 chunks_kept
+  3: required i64 chunks_written
+  4: required i64 files
+  5: required i64 needed_bytes
+  6: required i64 generation
+}
+
 /** `skipped` entries exist already, or are kept. `paths`: the first new paths, in a dry run. */
 struct CopyReport {
   1: required i64 copied
@@ -340,6 +350,12 @@ service ChunkServer extends Handshake {
   DetachReport detach(1: string dataset, 2: binary location) throws (1: Refusal refusal)
   /** Copy the bytes of attached chunks into ordinary ones, as purge does with live entries. Returns their number. */
   i64 copy_attached(1: string dataset, 2: bool is_dry_run, 3: bool with_progress = 0) throws (1: Refusal refusal)
+  /**
+   * Followed by the stratum of each extent of the files of `generation`, in the order of chunks and offsets: 2 bytes,
+   * the lowest first. Copy the files of chunks that do not have the strata in proportion into chunks that do.
+   */
+  RepackReport repack(1: string dataset, 2: i64 generation, 3: i64 seed, 4: bool is_dry_run, 5: i64 bulk_length,
+    6: bool with_progress = 0) throws (1: Refusal refusal)
   /** Metadata from chunks: all of them, or those made at `since_s` or later; -1: all. */
   RebuildReport rebuild(1: string dataset, 2: i64 since_s, 3: bool with_progress = 0, 4: bool is_forced = 0)
       throws (1: Refusal refusal)

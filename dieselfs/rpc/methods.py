@@ -18,6 +18,7 @@ from dieselfs.limits import (
     PEER_CHUNKS_MAX,
     RANGES_PER_REQUEST_MAX,
     SNAPSHOT_BUILD_TIMEOUT_S,
+    STRATA_BYTES_MAX,
 )
 from dieselfs.records import DatasetRecord
 from dieselfs.rpc.limit_kinds import QUOTAS, RATES, QuotaRecord, RateRecord, UsageRecord
@@ -32,6 +33,7 @@ from dieselfs.rpc.records import (
     PurgeReport,
     RebuildReport,
     RemoteEntry,
+    RepackReport,
     ServerCheck,
     ServerStatus,
     TagRecord,
@@ -77,6 +79,7 @@ LISTING = Sizes(CALL_BYTES_MAX, 0, VALUES_MAX)
 CHUNK = Sizes(CALL_BYTES_MAX, CHUNK_OBJECT_BYTES_MAX, 8_192)
 FILE = Sizes(CALL_BYTES_MAX + INLINE_FILE_BYTES_MAX, 0, 8_192)
 SELECTION = Sizes(CALL_BYTES_MAX + COPY_SELECTION_BYTES_MAX, 0, 8_192)
+STRATA = Sizes(CALL_BYTES_MAX, STRATA_BYTES_MAX, 8_192)
 RANGES = Sizes(CALL_BYTES_MAX + 8 * RANGES_PER_REQUEST_MAX, 0, 8_192)
 EXTENTS = Sizes(CALL_BYTES_MAX + 8 * PEER_CHUNKS_MAX + 8 * RANGES_PER_REQUEST_MAX, 0, 8_192)
 
@@ -237,6 +240,9 @@ _SERVER = (
     Method("list_attached", AttachedRecord, WRITE, MAINTENANCE, ONCE, ORDINARY, SMALL, START, None),
     Method("detach", DetachReport, WRITE, MAINTENANCE, ONCE, ORDINARY, SMALL, START, ("dataset",)),
     Method("copy_attached", int, _purge_needs, JOB, ONCE, ORDINARY, SMALL, START, ("dataset", "is_dry_run")),
+    Method(
+        "repack", RepackReport, _purge_needs, JOB, ONCE, ORDINARY, STRATA, START, ("dataset", "is_dry_run")
+    ),
     Method("rebuild", RebuildReport, ADMIN, JOB, ONCE, ORDINARY, SMALL, START, ("dataset", "is_forced")),
     Method("fsck", FsckReport, _fsck_needs, JOB, ONCE, ORDINARY, SMALL, START, None),
     # -- tags and leases --

@@ -79,6 +79,19 @@ class PurgeReport(NamedTuple):
     held_by: tuple[str, ...] = ()
 
 
+class RepackReport(NamedTuple):
+    """The result of a repack: of `chunks`, whose `files` were copied into `chunks_written`, and `chunks_kept` as they
+    were. `needed_bytes`: what the copies take beside the old chunks, until a purge.
+    """
+
+    chunks: int
+    chunks_kept: int
+    chunks_written: int
+    files: int
+    needed_bytes: int
+    generation: int
+
+
 class Existing(IntEnum):
     """What a copy does with a file or link that exists at its new path with other content."""
 

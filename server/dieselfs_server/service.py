@@ -111,7 +111,7 @@ class Service:
                 shared,
                 keys,
             ),
-            MaintenanceCalls(*stores, ids, sources, snapshots, tags, scratch, room or Room(), share),
+            MaintenanceCalls(*stores, ids, sources, snapshots, tags, scratch, room or Room(), quotas, share),
             ServerCalls(
                 *stores,
                 identity,

@@ -23,6 +23,7 @@ from dieselfs.errors import (
     NotFound,
     Unavailable,
 )
+from dieselfs.shuffle.strata import strata_of_classes
 from dieselfs_server.store.posix import PosixStore
 from tests.support.server import RunningServer, running_server
 
@@ -367,6 +368,7 @@ def test_rights(server: RunningServer, data: Dataset) -> None:
     reader = server.client(server.user("reader", data="read"))
     writer = server.client(server.user("writer", data="write"))
     stranger = server.client(server.user("stranger", other="admin"))
+    generation, strata = data.snapshot.generation, strata_of_classes(data.snapshot)
     calls: list[Callable[[], object]] = [
         lambda: reader.rebuild("data"),
         lambda: reader.fsck("data", False, False),
@@ -376,6 +378,8 @@ def test_rights(server: RunningServer, data: Dataset) -> None:
         lambda: reader.put_tag("data", "t"),
         lambda: reader.delete_tag("data", "t"),
         lambda: writer.purge("data", 0, False),
+        lambda: reader.repack("data", generation, strata, 0, True),
+        lambda: writer.repack("data", generation, strata, 0, False),
     ]
     for call in calls:
         with pytest.raises(AccessDenied):
@@ -390,6 +394,9 @@ def test_rights(server: RunningServer, data: Dataset) -> None:
             missing("data")
     writer.fsck("data", False, False)
     writer.purge("data", 0, True)
+    assert writer.repack("data", generation, strata, 0, True).generation == generation
+    with pytest.raises(InvalidInput, match="seed -1 is out of range"):
+        writer.repack("data", generation, strata, -1, True)
     reader.pin("data", "mount", 1, 1, 60)
     for time_ns in (-1, data.snapshot.header.updated_ns + 1):
         with pytest.raises(InvalidInput, match="out of range"):

@@ -130,6 +130,11 @@ VERB_LINES: Mapping[str, Mapping[str, list[str]]] = {
             "columns files target?",
         ],
     },
+    "repack": {
+        "summary": [
+            "dry_run dataset rewritten_chunks kept_chunks written_chunks files needed_bytes generation"
+        ]
+    },
     "tag": {
         "tag": [_TAG],
         "summary": [_TAG, "dataset tag dry_run", "tags"],

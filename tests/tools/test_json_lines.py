@@ -103,6 +103,7 @@ RUNS: Sequence[tuple[str, int]] = (
     ("purge -n D", 0),
     ("fsck --all", 0),
     ("purge --all", 0),
+    ("repack D", 0),
     ("rebuild D", 0),
     ("rebuild -n D", 0),
     ("shuffle D", 0),

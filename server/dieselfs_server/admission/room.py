@@ -66,6 +66,18 @@ class Room:
                     "(dlcmd purge --grace 0s dl://DATASET), or enlarge the disk"
                 )
 
+    def check_ahead(self, what: str, needed_bytes: int) -> None:
+        """Raise StorageFull for work that takes more bytes than there are beside the reserve."""
+        for folder in self._folders:
+            with suppress(OSError):
+                disk = self._disk(folder)
+                free_bytes = max(disk.free_bytes - reserve_bytes(disk), 0)
+                if disk.total_bytes > 0 and free_bytes < needed_bytes:
+                    raise StorageFull(
+                        f"{what} needs {format_size(needed_bytes)} until a purge, and the disk of {folder} has "
+                        f"{format_size(free_bytes)}; nothing was changed"
+                    )
+
     @contextmanager
     def for_purge(self, preamble: Preamble, header: ChunkHeader) -> Iterator[None]:
         """An `Admission` for copies that purge makes."""

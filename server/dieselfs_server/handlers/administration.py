@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Protocol, TypeVar
 
@@ -26,6 +27,7 @@ from dieselfs.rpc.records import (
     PageLink,
     PurgeReport,
     RebuildReport,
+    RepackReport,
     ServerCheck,
     ServerStatus,
     TagRecord,
@@ -50,6 +52,7 @@ from dieselfs_server.maintenance import attachments
 from dieselfs_server.maintenance import fsck as checking
 from dieselfs_server.maintenance import purge as purging
 from dieselfs_server.maintenance import rebuild as rebuilding
+from dieselfs_server.maintenance import repack as repacking
 from dieselfs_server.maintenance.jobs import JOBS_MAX, MaintenanceJobs
 from dieselfs_server.metadata.interface import MetadataStore
 from dieselfs_server.reading.shared_payloads import SharedPayloads
@@ -182,6 +185,7 @@ class MaintenanceCalls:
     scratch: Path
     """A folder for temporary files."""
     room: Room
+    quotas: Quotas
     share: int
     """Processes of this server, which have equal parts of the limit of jobs."""
 
@@ -224,6 +228,17 @@ class MaintenanceCalls:
         dataset = await call.dataset()
         work = purging.copy_attached, dataset, time.time_ns(), call.arguments.is_dry_run
         return await self._run(call, dataset.dataset_id, f"purge --copy of {dataset.name}", *work)
+
+    async def repack(self, call: Call) -> RepackReport:
+        dataset, asked = await call.dataset(), call.arguments
+        if asked.seed < 0:
+            raise InvalidInput(f"seed {asked.seed} is out of range (0 to {(1 << 63) - 1})")
+        snapshot = await self.snapshots.get(dataset, asked.generation)
+        admitted = partial(self.quotas.admitted, dataset)
+        check_room = partial(self.room.check_ahead, f"repack of dl://{dataset.name}")
+        options = call.bulk, asked.seed, time.time_ns, asked.is_dry_run, admitted, check_room
+        work = repacking.repack, dataset, snapshot, *options
+        return await self._run(call, dataset.dataset_id, f"repack of {dataset.name}", *work)
 
     async def rebuild(self, call: Call) -> RebuildReport:
         dataset_id, name, since_s = await call.dataset_id(), call.arguments.dataset, call.arguments.since_s

@@ -7,7 +7,7 @@ the chunks gives the same dataset.
 """
 
 import logging
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from contextlib import suppress
 
 from dieselfs.chunk.format import ChunkHeader, Op, check_extents
@@ -114,10 +114,7 @@ def _rewrite(
     admitted: Admission = any_chunk,
 ) -> None:
     """Copy the live entries of these chunks into new ones."""
-    # Of equal versions the larger chunk ID counts, so the copies need larger IDs, even if the clocks of the original
-    # writers were ahead.
-    newest_s = max((chunk_time_s(chunk.chunk_id) for chunk in chunks), default=0)
-    ids = ChunkIdSource(lambda: max(now_ns // 10**9, newest_s + 1))
+    ids = ids_after((chunk.chunk_id for chunk in chunks), lambda: now_ns)
     proceed.expect(len(chunks))
 
     def stored(_entries: int, _bytes: int) -> None:  # a chunk with the same bytes for many files becomes many
@@ -130,20 +127,26 @@ def _rewrite(
         check_extents(preamble, header, payload, f"chunk {chunk_name(chunk.chunk_id)}", proceed.check)
         for entry in range(chunk.entries):
             if not chunk.deleted[entry // 8] >> entry % 8 & 1:
-                _copy(writer, header, entry, payload)
+                start = int(header.offsets[entry])
+                copy_entry(writer, header, entry, bytes(payload[start : start + int(header.lengths[entry])]))
     writer.write()
 
 
-def _copy(writer: ChunkWriter, header: ChunkHeader, entry: int, payload: memoryview) -> None:
-    """Copy an entry with its version."""
-    length = int(header.lengths[entry])
-    writer.make_room(length)
+def ids_after(copied: Iterable[bytes], now_ns: Callable[[], int]) -> ChunkIdSource:
+    """IDs for copies of the chunks with these IDs. Of equal versions the larger chunk ID counts, so the copies need
+    larger ones, even if the clocks of the original writers were ahead.
+    """
+    newest_s = max(map(chunk_time_s, copied), default=0)
+    return ChunkIdSource(lambda: max(now_ns() // 10**9, newest_s + 1))
+
+
+def copy_entry(writer: ChunkWriter, header: ChunkHeader, entry: int, content: bytes) -> None:
+    """Copy an entry with its version. `content`: of a file, its bytes here."""
+    writer.make_room(int(header.lengths[entry]))
     path, version, builder = header.paths[entry], int(header.versions[entry]), writer.builder
     mode, mtime_ns = int(header.modes[entry]), int(header.mtimes_ns[entry])
     match Op(int(header.ops[entry])):
         case Op.FILE:
-            start = int(header.offsets[entry])
-            content = bytes(payload[start : start + length])
             size, place = int(header.sizes[entry]), int(header.places[entry])
             builder.add_file(path, content, mode, mtime_ns, size, place, version)
         case Op.DIRECTORY:

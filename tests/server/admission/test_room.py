@@ -86,6 +86,11 @@ def test_files_leave_the_reserve_and_deletes_use_it() -> None:
     assert refusals(room, chunks) == [True, True, False]
     with room.for_purge(*chunks[0]):
         pass
+    room.check_ahead("repack", 0)
+    with pytest.raises(
+        StorageFull, match=r"repack needs 8.0 MiB until a purge, and the disk of state has 0 B"
+    ):
+        room.check_ahead("repack", 8 * MIB)
     with pytest.raises(StorageFull, match=r"purge --grace 0s"), room.for_purge(*of_file(3 * MIB)):
         pass
     assert refusals(Room(), chunks) == [False] * 3

@@ -95,6 +95,7 @@ GROUPS = {
         "verify": "Print one digest of a dataset, or of a folder.",
         "fsck": "Check the chunks, metadata and snapshot of a dataset.",
         "purge": "Free the space of deleted files.",
+        "repack": "Mix the classes of a dataset in its chunks.",
         "rebuild": "Rebuild the metadata of a dataset from its chunks.",
     },
     "Administration": {
@@ -125,7 +126,7 @@ _MODULES = {
     "encryption": ("key", "erase"),
     "limits": ("quota", "limit", "usage"),
     "look": ("ls", "stat", "info", "du", "find", "tree", "cat", "head"),
-    "maintain": ("fsck", "purge", "rebuild", "rm", "rb"),
+    "maintain": ("fsck", "purge", "repack", "rebuild", "rm", "rb"),
     "measure": ("bench", "plan", "chaos"),
     "memory": ("warm", "cache"),
     "mounts": ("mount", "umount", "mounts", "run", "upgrade"),
