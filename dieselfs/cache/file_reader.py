@@ -373,26 +373,26 @@ class FileReader:
         `firsts[i]` on. `firsts`: shape (n,); `rows`: shape (n, bytes), contiguous.
         """
         snapshot, length = self._snapshot, rows.shape[1]
-        first = int(snapshot.column("firsts")[node])
-        places = snapshot.column("extent_places")[first : first + int(snapshot.column("counts")[node])]
-        lows = np.searchsorted(places, firsts, side="right") - 1
-        highs = np.searchsorted(places, firsts + length, side="left")
-        numbers = distinct(runs_of(lows, highs - lows))
-        refs = snapshot.extent_refs(first + numbers)
+        lows = snapshot.extent_numbers(node, firsts)
+        counts = snapshot.extent_numbers(node, firsts + length - 1) - lows + 1
+        numbers = distinct(runs_of(lows, counts))
+        refs = snapshot.extent_refs(numbers)
         by_chunk: dict[int, list[ExtentRef]] = {}
         for ref in refs:
             by_chunk.setdefault(ref.chunk, []).append(ref)
         contents, missed = self._held.contents(Wanted(by_chunk), VIEWS)
         (self._misses if missed else self._hits).value += len(rows)
-        memory = [np.frombuffer(contents[ref], np.uint8) for ref in refs]
-        begins = firsts - places[lows].astype(np.int64)
-        columns = np.searchsorted(numbers, lows), begins, highs - lows
-        for row, extent, begin, count in zip(rows, *(column.tolist() for column in columns), strict=True):
+        memory = [contents[ref] for ref in refs]
+        begins = firsts - snapshot.column("extent_places")[lows].astype(np.int64)
+        columns = np.searchsorted(numbers, lows), begins, counts
+        target, place = rows.data.cast("B"), 0
+        for extent, begin, count in zip(*(column.tolist() for column in columns), strict=True):
             if count == 1:
-                row[:] = memory[extent][begin : begin + length]
+                target[place : place + length] = memory[extent][begin : begin + length]
             else:  # it crosses the border of extents
-                joined = np.concatenate(memory[extent : extent + count])
-                row[:] = joined[begin : begin + length]
+                joined = b"".join(memory[extent : extent + count])
+                target[place : place + length] = joined[begin : begin + length]
+            place += length
 
     def _extents(self, node: int, start: int = 0, end: int | None = None) -> list[ExtentRef]:
         extents = self._snapshot.extents(node, start, end)

@@ -2,7 +2,8 @@
 
 A chunk of which most is needed, or that another process shares, is held whole by the cache, where readers find it. Of
 other chunks, which the readers of a plan have in common, the files themselves are fetched, many in one request, and
-wait here until they are read: once in an epoch.
+wait here until they are read: once in an epoch. A list of extents is of parts of files, which are read several times:
+all its chunks are held whole.
 
 A prefetch that fails is no error: the reader fetches the file itself.
 """
@@ -168,7 +169,8 @@ class LookAhead:
                 self._end(each)
         if len(self._plans) == PLANS_MAX:
             self._end(self._plans[0])
-        window = PlanWindow(share.plan, NoTripwires(), self._bytes_of, self._clock)
+        bytes_of = self._bytes_of_extents if _is_of_extents(share) else self._bytes_of
+        window = PlanWindow(share.plan, NoTripwires(), bytes_of, self._clock)
         window.join(share, position)
         following = _Following(share, window, is_reader)
         self._plans.append(following)
@@ -304,12 +306,15 @@ class LookAhead:
         return False
 
     def _enqueue(self, following: _Following, span: Span) -> None:
-        by_chunk = dict(self._table.of_files(span.nodes).by_chunk())
+        is_of_extents = _is_of_extents(following.share)
+        extents_of = self._table.of_numbers if is_of_extents else self._table.of_files
+        by_chunk = dict(extents_of(span.nodes).by_chunk())
         length_of = self._snapshot.chunk_payload_length
         wholes = [
             chunk
             for chunk, of_chunk in by_chunk.items()
-            if is_worth_whole(int(of_chunk.lengths.sum()), length_of(chunk), PREFETCH_WHOLE_SHARE)
+            if is_of_extents
+            or is_worth_whole(int(of_chunk.lengths.sum()), length_of(chunk), PREFETCH_WHOLE_SHARE)
         ]
         parts = set(by_chunk).difference(wholes)
         if following.is_reader:
@@ -334,7 +339,7 @@ class LookAhead:
                 wanted_bytes, is_whole = int(extents.lengths.sum()), batch.is_whole and is_reader
                 if self._cache.bring(chunk, wanted_bytes, is_whole, is_shared_plan):
                     self._chunks.value += 1
-                elif is_reader:
+                elif is_reader and not batch.is_whole:
                     left[chunk] = extents[extents.lengths == extents.sizes]
             except DieselfsError as error:
                 self._note(error)
@@ -384,6 +389,14 @@ class LookAhead:
     def _bytes_of(self, nodes: Numbers) -> Numbers:
         sizes: Numbers = self._sizes[nodes].astype(np.int64)
         return sizes
+
+    def _bytes_of_extents(self, numbers: Numbers) -> Numbers:
+        lengths: Numbers = self._snapshot.column("extent_lengths")[numbers].astype(np.int64)
+        return lengths
+
+
+def _is_of_extents(share: Share) -> bool:
+    return isinstance(share.plan, ListedPlan) and share.plan.is_of_extents
 
 
 def _identity(share: Share) -> tuple[int, bytes, ReaderSpec]:

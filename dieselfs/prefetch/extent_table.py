@@ -128,6 +128,10 @@ class ExtentTable:
         """All extents of files, in the order of `nodes`."""
         return self._extents(*self._numbers(nodes))
 
+    def of_numbers(self, numbers: Numbers) -> Extents:
+        """Extents by their numbers, without their files: node 0 stands for all."""
+        return self._extents(np.zeros(len(numbers), np.int64), numbers)
+
     def first_number(self, node: int) -> int | None:
         """The number of the first extent of a file; None if it is empty."""
         return int(self._firsts[node]) if self._counts[node] else None

@@ -163,8 +163,10 @@ class OpportunisticState(SamplerState):
         self.order = self._served(self.order)
 
     def _served(self, order: Any) -> ServedOrder:
-        if not isinstance(order, PlanOrder):
-            raise InvalidInput("an opportunistic order has the files of one dataset: give no mixture")
+        if type(order) is not PlanOrder:  # those of tokens are of parts of files
+            raise InvalidInput(
+                "an opportunistic order has the files of one dataset: give no mixture, and no tokens"
+            )
         return ServedOrder(order, self._draw)
 
     def _draw(self, whole: PlanOrder) -> RunLog:

@@ -6,7 +6,7 @@ Where they cannot open it, they do not know the list.
 
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import cached_property
 from typing import Any, NamedTuple
 
@@ -88,11 +88,19 @@ class ReadingList(SharedMemoryFile):
 
 
 class Reading:
-    """How far this process has come in a list of files. `nodes`: shape (n,)."""
+    """How far this process has come in a list of files. `nodes`: shape (n,); with `is_of_extents`, the numbers of
+    extents, in the order in which each is needed for the first time.
+    """
 
-    def __init__(self, snapshot: Snapshot, nodes: Nodes) -> None:
-        self.share = ListedPlan(snapshot, nodes.astype(np.int64)).share()
+    def __init__(self, snapshot: Snapshot, nodes: Nodes, is_of_extents: bool = False) -> None:
+        self.share = ListedPlan(snapshot, nodes.astype(np.int64), is_of_extents=is_of_extents).share()
         self._nodes, self._next = nodes, 0
+        listed = nodes.tolist() if is_of_extents else []
+        self._places = dict(zip(reversed(listed), range(len(listed) - 1, -1, -1), strict=True))
+
+    def furthest(self, extents: Iterable[int]) -> int:
+        """The number of the list up to which these extents lie."""
+        return max((self._places.get(extent, -1) for extent in extents), default=-1) + 1
 
     def place(self, nodes: Sequence[int]) -> int | None:
         """The place in the list of a read of these files, by the first of them; None if it is not in the list."""

@@ -48,6 +48,8 @@ class LibrarySource:
         self._reader = 0  # the ID of the last process that has read, as this object sees it
         self.times = WorkerTimes()
         """Times of all processes that read through this source."""
+        self.reads_extents = False
+        """Whether lists are of extents, as parts of files are read."""
         self._list = ReadingList()
         self._reading: Reading | None = None  # what this process reads, by its own reads
         self._reading_of = 0, 0  # the process, and the version of the list
@@ -76,10 +78,15 @@ class LibrarySource:
         return row.tobytes()
 
     def read_rows(self, node: int, firsts: Numbers, rows: npt.NDArray[np.uint8]) -> None:
-        """As `Dataset.read_rows`."""
+        """As `Dataset.read_rows`. Loads ahead what this process reads next."""
         self._reader = os.getpid()
         with self.times.timed("reading"):
+            if not self._knows_list:
+                self._join_readers()
             self.dataset.read_rows(node, firsts, rows)
+            if (reading := self._reading) is not None:
+                place = reading.furthest(self.snapshot.extent_numbers(node, firsts).tolist())
+                self.dataset.look_ahead.follow(reading.share, place, is_reader=True)
 
     def _read(
         self, read: Callable[[Sequence[int], bool], list[_Content]], nodes: Sequence[int]
@@ -117,7 +124,7 @@ class LibrarySource:
             listed = self._list.read()
             if listed is None:
                 return
-            self._reading = Reading(self.snapshot, listed.of_worker(*worker))
+            self._reading = Reading(self.snapshot, listed.of_worker(*worker), self.reads_extents)
         self._reading_of = os.getpid(), version
 
     def place(self, path: bytes) -> str:
@@ -162,7 +169,7 @@ class LibrarySource:
         The result is called with the number of the step that is handed out next.
         """
         self._list.publish(listed)
-        own = Reading(self.snapshot, listed.of_worker(worker, workers))
+        own = Reading(self.snapshot, listed.of_worker(worker, workers), self.reads_extents)
         self._reading = own if listed.is_tracked else None
         self._reading_of = os.getpid(), self._list.version
         is_own = np.arange(len(listed.ends)) % workers == worker
@@ -187,6 +194,7 @@ class MountSource:
     orders_selections = False
     takes_lists = False
     """See `LibrarySource`. The daemon knows orders of folders only."""
+    reads_extents = False
 
     def __init__(self, mountpoint: str, snapshot: Snapshot) -> None:
         self._mountpoint = mountpoint

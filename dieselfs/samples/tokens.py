@@ -8,12 +8,12 @@ from typing import Any, Unpack
 import numpy as np
 import numpy.typing as npt
 
-from dieselfs.arrays import Nodes, Numbers
+from dieselfs.arrays import Nodes, Numbers, distinct
 from dieselfs.errors import InvalidInput
 from dieselfs.samples.file_lists import match_files
 from dieselfs.samples.order import Names, PlanOrder
 from dieselfs.samples.sample_set import SampleSet
-from dieselfs.samples.source import ConnectOptions, Progress, SampleSource, open_file_or_folder
+from dieselfs.samples.source import ConnectOptions, SampleSource, open_file_or_folder
 from dieselfs.samples.token_files import SUFFIXES, TokenFile, document_starts, joined, token_file
 from dieselfs.samples.token_shards import shard_files, shard_index, table_starts
 from dieselfs.shuffle.assignment import ChunkHomes, HomesOf
@@ -59,6 +59,7 @@ class TokenSamples(SampleSet):
             raise InvalidInput("eos= is the end of documents: give boundaries=True with it")
         source, folder, name = open_file_or_folder(root, **connection)
         super().__init__(root, source, folder)
+        source.reads_extents = source.takes_lists
         self._boundaries, self._eos = boundaries, eos
 
         def find() -> npt.NDArray[np.integer]:
@@ -98,8 +99,21 @@ class TokenSamples(SampleSet):
         return super().path(int(self.windows.places(self._whole([index]))[0][0]))
 
     def reads(self, indices: Numbers) -> Iterator[tuple[SampleSource, Numbers, Nodes]]:
-        """No whole files."""
-        return iter(())
+        """As that of `SamplePlaces`, but the extents with the first bytes of samples, each when it is first needed. A
+        sample that ends in another extent waits for it.
+        """
+        none = np.empty(0, np.int64)
+        if not self.source.takes_lists:
+            return iter([(self.source, none, none.astype(np.uint32))])
+        extents = np.empty(len(indices), np.int64)
+        streams, begins = self.windows.places(indices)
+        for stream in distinct(streams).tolist():
+            mine, file = streams == stream, self.files[stream]
+            extents[mine] = self.snapshot.extent_numbers(file.node, file.stream.bytes_of(begins[mine]))
+        by_extent = np.argsort(extents, kind="stable")
+        is_first = np.diff(extents[by_extent], prepend=-1) > 0
+        places = np.sort(by_extent[is_first])
+        return iter([(self.source, places, extents[places].astype(np.uint32))])
 
     def order(self, spec: PlanSpec) -> "WindowOrder":
         layout = self._layout()
@@ -226,9 +240,7 @@ class SampleNumbers:
 class WindowOrder(PlanOrder):
     """The order of samples of tokens, in which a sample has the place of the chunk with its first byte."""
 
-    @property
-    def takes_lists(self) -> bool:
-        return False
+    is_listed = True
 
     def __init__(self, plan: Plan, names: Names, source: SampleSource, layout: WindowLayout) -> None:
         """`layout`: of all samples."""
@@ -246,6 +258,5 @@ class WindowOrder(PlanOrder):
         plan = Plan(self.plan.snapshot, spec, self.plan.layout)
         return WindowOrder(plan, self._names, self._source, self._window_layout)
 
-    def declare(self, reader: ReaderSpec) -> Progress | None:
-        """Not yet."""
-        return None
+    def declare(self, reader: ReaderSpec) -> None:
+        """The library loads ahead what is listed."""

@@ -28,10 +28,14 @@ class ListedOrder:
         nodes: Numbers,
         first_bytes: int = FIRST_GROUP_BYTES,
         group_bytes: int = GROUP_BYTES,
+        is_of_extents: bool = False,
     ) -> None:
-        """`nodes`: shape (n,), files of the snapshot in the order in which they are read; one may come again."""
-        self._snapshot, self._nodes = snapshot, nodes.astype(np.uint64)
-        ends = np.cumsum(snapshot.column("sizes")[nodes], dtype=np.int64)
+        """`nodes`: shape (n,), files of the snapshot in the order in which they are read; one may come again.
+        `is_of_extents`: they are the numbers of extents instead.
+        """
+        self._nodes = nodes.astype(np.uint64)
+        sizes = snapshot.column("extent_lengths" if is_of_extents else "sizes")
+        self._count, ends = len(sizes), np.cumsum(sizes[nodes], dtype=np.int64)
         total = int(ends[-1]) if len(ends) else 0
         cuts = np.searchsorted(ends, np.arange(first_bytes, total, group_bytes), side="right")
         self.bounds: Positions = distinct(np.concatenate(([0], cuts, [len(nodes)]))).astype(np.int64)
@@ -45,7 +49,7 @@ class ListedOrder:
 
     @cached_property
     def _is_single(self) -> npt.NDArray[np.bool_]:
-        counts = np.bincount(self._nodes.astype(np.int64), minlength=len(self._snapshot))
+        counts = np.bincount(self._nodes.astype(np.int64), minlength=self._count)
         is_single: npt.NDArray[np.bool_] = counts == 1
         return is_single
 
@@ -62,7 +66,9 @@ class ListedPlan(Plan):
         nodes: Numbers,
         first_bytes: int = FIRST_GROUP_BYTES,
         group_bytes: int = GROUP_BYTES,
+        is_of_extents: bool = False,
     ) -> None:
         """See `ListedOrder`."""
+        self.is_of_extents = is_of_extents
         self.snapshot, self.spec, self.skips = snapshot, PlanSpec(policy=LISTED), NO_SKIPS
-        self._arrange(ListedOrder(snapshot, nodes, first_bytes, group_bytes))
+        self._arrange(ListedOrder(snapshot, nodes, first_bytes, group_bytes, is_of_extents))

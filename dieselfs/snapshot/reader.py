@@ -374,6 +374,13 @@ class Snapshot:
             for extent in chosen
         ]
 
+    def extent_numbers(self, node: int, places: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        """The number of the extent with each of these bytes of a file, which has bytes: shape (n,), as `places`."""
+        first, count = int(self._firsts[node]), int(self._counts[node])
+        begins = self.column("extent_places")[first : first + count]
+        numbers: npt.NDArray[np.int64] = first + np.searchsorted(begins, places, side="right") - 1
+        return numbers
+
     def extent_refs(self, numbers: npt.NDArray[np.integer]) -> list[ExtentRef]:
         """Extents by their numbers, which are places in the columns of extents: shape (n,)."""
         names = ("places", "chunks", "offsets", "lengths", "digests")

@@ -26,6 +26,7 @@ from dieselfs.samples.ranks import Gather, gathering, rank_and_world
 from dieselfs.samples.reading_list import announce
 from dieselfs.samples.sample_set import SampleSet
 from dieselfs.samples.sample_store import SampleStore, StoredReads, new_name
+from dieselfs.samples.tokens import TokenSamples
 
 Batch = TypeVar("Batch")
 
@@ -217,10 +218,14 @@ class ImportanceSampler(Sampler[list[int]]):
 
 
 def _files_of(dataset: object) -> Numbers | None:
-    """The nodes of the files of each sample, -1 for none: shape (n, files). None for a dataset that is not ours."""
+    """The nodes of the files of each sample, -1 for none: shape (n, files). None for parts of files, and for a dataset
+    that is not ours.
+    """
     if isinstance(dataset, PairSamples):
         return dataset.parts
-    return dataset.nodes[:, None].astype(np.int64) if isinstance(dataset, SampleSet) else None
+    if isinstance(dataset, SampleSet) and not isinstance(dataset, TokenSamples):
+        return dataset.nodes[:, None].astype(np.int64)
+    return None
 
 
 def _sizes_of(dataset: Any, files: Numbers) -> Numbers:

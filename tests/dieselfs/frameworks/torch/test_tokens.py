@@ -15,7 +15,14 @@ from torch.utils.data import DataLoader, random_split
 
 from dieselfs.dataset import Dataset
 from dieselfs.errors import Damaged, InvalidInput, NotFound
-from dieselfs.torch import BatchStream, ChunkShuffleBatchSampler, MixedDataset, TokenDataset
+from dieselfs.samples.source import LibrarySource
+from dieselfs.torch import (
+    BatchStream,
+    ChunkShuffleBatchSampler,
+    MixedDataset,
+    OpportunisticSampler,
+    TokenDataset,
+)
 from dieselfs.transfer.upload import TreeUpload, walk_source
 from tests.support.server import RunningServer
 
@@ -168,9 +175,23 @@ def test_each_sample_comes_once_in_groups_of_chunks(server: RunningServer, store
         assert sorted(taken[: len(train)].tolist()) == [*range(len(train))]
         local = ChunkShuffleBatchSampler(dataset, 24, seed=2, rank=1, world=2, assignment=["a", "b"])
         assert len(np.concatenate([*local])) == 781
+        with pytest.raises(InvalidInput, match="give no mixture, and no tokens"):
+            OpportunisticSampler(dataset, 24, rank=0, world=1)
         other = TokenDataset("tokens/one", 65, server=server.unix)
         with other, pytest.raises(InvalidInput, match="the cursor is of snapshot"):
             ChunkShuffleBatchSampler(other, 25).load_state_dict(sampler.state_dict())
+
+
+def test_chunks_are_loaded_ahead_of_their_samples(server: RunningServer, stored: str) -> None:
+    with TokenDataset("tokens/one", 64, server=server.unix) as dataset:
+        assert isinstance(dataset.source, LibrarySource)
+        sampler = ChunkShuffleBatchSampler(dataset, 4, seed=2, group_chunks=1)
+        for batch in sampler:
+            dataset.__getitems__(batch)
+            if dataset.source.dataset.statistics()["look_ahead"]["chunks"]:
+                break
+        else:
+            pytest.fail("no chunk was loaded ahead")
 
 
 def test_faults_have_one_clear_line(tmp_path: Path) -> None:
