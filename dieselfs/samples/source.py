@@ -16,7 +16,7 @@ from dieselfs.chunk.format import Op
 from dieselfs.dataset import Dataset, connect
 from dieselfs.digests import EXTENT_DIGESTS
 from dieselfs.errors import Damaged, InvalidInput, NotFound
-from dieselfs.limits import LIBRARY_MEMORY_BYTES, NAME_BYTES_MAX
+from dieselfs.limits import LIBRARY_MEMORY_BYTES, MIB, NAME_BYTES_MAX
 from dieselfs.names import CONTROL_FOLDER, SCHEME, is_location, parse_location, user_path
 from dieselfs.records import DatasetRecord, EntryTable, ExtentColumns
 from dieselfs.samples.reading_list import Listed, Reading, ReadingList, loader_worker
@@ -27,6 +27,11 @@ from dieselfs.snapshot.builder import build_snapshot
 from dieselfs.snapshot.reader import Snapshot
 from dieselfs.telemetry import catalogue
 from dieselfs.telemetry.stalls import CAUSES, DaemonWork
+
+_NONE = np.empty(0, np.int64)
+
+AHEAD_BYTES = 64 * MIB
+"""On a mount the kernel reads this much ahead of readers of parts of files."""
 
 _Content = TypeVar("_Content")
 
@@ -48,8 +53,8 @@ class LibrarySource:
         self._reader = 0  # the ID of the last process that has read, as this object sees it
         self.times = WorkerTimes()
         """Times of all processes that read through this source."""
-        self.reads_extents = False
-        """Whether lists are of extents, as parts of files are read."""
+        self.partial_files: Numbers = _NONE
+        """The files that are read in parts, if any are; lists are then of extents."""
         self._list = ReadingList()
         self._reading: Reading | None = None  # what this process reads, by its own reads
         self._reading_of = 0, 0  # the process, and the version of the list
@@ -124,7 +129,7 @@ class LibrarySource:
             listed = self._list.read()
             if listed is None:
                 return
-            self._reading = Reading(self.snapshot, listed.of_worker(*worker), self.reads_extents)
+            self._reading = Reading(self.snapshot, listed.of_worker(*worker), bool(len(self.partial_files)))
         self._reading_of = os.getpid(), version
 
     def place(self, path: bytes) -> str:
@@ -169,7 +174,7 @@ class LibrarySource:
         The result is called with the number of the step that is handed out next.
         """
         self._list.publish(listed)
-        own = Reading(self.snapshot, listed.of_worker(worker, workers), self.reads_extents)
+        own = Reading(self.snapshot, listed.of_worker(worker, workers), bool(len(self.partial_files)))
         self._reading = own if listed.is_tracked else None
         self._reading_of = os.getpid(), self._list.version
         is_own = np.arange(len(listed.ends)) % workers == worker
@@ -192,9 +197,7 @@ class MountSource:
     """Reads files on a mount. This process maps the snapshot of the mount, so it lists no folder."""
 
     orders_selections = False
-    takes_lists = False
     """See `LibrarySource`. The daemon knows orders of folders only."""
-    reads_extents = False
 
     def __init__(self, mountpoint: str, snapshot: Snapshot) -> None:
         self._mountpoint = mountpoint
@@ -202,7 +205,14 @@ class MountSource:
         self.snapshot = snapshot
         self.times = WorkerTimes()
         """Times of all processes that read through this source."""
-        self._descriptors: dict[int, int] = {}  # of files that are read in parts, by node
+        self.partial_files: Numbers = _NONE
+        """As that of `LibrarySource`."""
+        self._descriptors: dict[int, int] = {}  # of these, by node
+
+    @property
+    def takes_lists(self) -> bool:
+        """The daemon takes no lists of files; the kernel reads ahead parts of files."""
+        return bool(len(self.partial_files))
 
     def read_range(self, node: int, start: int, end: int) -> bytes:
         """As `LibrarySource.read_range`. Raises OSError, Damaged."""
@@ -213,13 +223,47 @@ class MountSource:
     def read_rows(self, node: int, firsts: Numbers, rows: npt.NDArray[np.uint8]) -> None:
         """As `Dataset.read_rows`. Raises OSError, Damaged."""
         with self.times.timed("reading"):
-            path = self._prefix + self.snapshot.path(node)
-            descriptor = self._descriptors.get(node)
-            if descriptor is None:
-                descriptor = self._descriptors[node] = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            descriptor = self._descriptor(node)
             for first, row in zip(firsts.tolist(), rows, strict=True):
                 if os.preadv(descriptor, [row], first) < len(row):
-                    raise Damaged(f"{os.fsdecode(path)}: it ends before byte {first + len(row)}")
+                    path = self.place(self.snapshot.path(node))
+                    raise Damaged(f"{path}: it ends before byte {first + len(row)}")
+
+    def _descriptor(self, node: int) -> int:
+        found = self._descriptors.get(node)
+        if found is None:
+            path = self._prefix + self.snapshot.path(node)
+            found = self._descriptors[node] = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        return found
+
+    def announce(self, listed: Listed, worker: int = 0, workers: int = 1) -> Progress:
+        """The kernel reads ahead the extents that are listed, as far as AHEAD_BYTES. Of several `workers`, this process
+        does so for its own steps. The result: as that of `LibrarySource.announce`; it raises OSError.
+        """
+        numbers = listed.of_worker(worker, workers).astype(np.int64)
+        places, lengths = (
+            self.snapshot.column(f"extent_{name}")[numbers].astype(np.int64) for name in ("places", "lengths")
+        )
+        read_bytes = np.append(0, np.cumsum(lengths))
+        firsts = self.snapshot.column("firsts")[self.partial_files]
+        by_first = np.argsort(firsts)
+        nodes = self.partial_files[by_first][np.searchsorted(firsts[by_first], numbers, side="right") - 1]
+        is_own = np.arange(len(listed.ends)) % workers == worker
+        own_ends = np.cumsum(np.diff(listed.ends, prepend=0) * is_own)
+        ahead = 0
+
+        def progress(step: int) -> None:
+            nonlocal ahead
+            place = int(own_ends[step - 1]) if step else 0
+            end = int(np.searchsorted(read_bytes, read_bytes[place] + AHEAD_BYTES))
+            for extent in range(max(ahead, place), min(end, len(numbers))):
+                descriptor = self._descriptor(int(nodes[extent]))
+                os.posix_fadvise(
+                    descriptor, int(places[extent]), int(lengths[extent]), os.POSIX_FADV_WILLNEED
+                )
+            ahead = max(ahead, end)
+
+        return progress
 
     def read_many(self, nodes: Sequence[int]) -> list[bytes]:
         """As `LibrarySource.read_many`. Raises OSError, Damaged."""
@@ -347,6 +391,8 @@ class LocalSource(MountSource):
 
     def declare(self, share: Share) -> None:
         """A plain folder has no prefetcher."""
+
+    takes_lists = False
 
     def daemon_work(self) -> None:
         """A plain folder has no daemon."""

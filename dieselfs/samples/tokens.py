@@ -59,7 +59,6 @@ class TokenSamples(SampleSet):
             raise InvalidInput("eos= is the end of documents: give boundaries=True with it")
         source, folder, name = open_file_or_folder(root, **connection)
         super().__init__(root, source, folder)
-        source.reads_extents = source.takes_lists
         self._boundaries, self._eos = boundaries, eos
 
         def find() -> npt.NDArray[np.integer]:
@@ -72,6 +71,7 @@ class TokenSamples(SampleSet):
             return np.array([file.node for file in self.files])
 
         self._find(find)
+        source.partial_files = self.nodes.astype(np.int64)
 
     def _found_files(
         self, name: bytes, patterns: str | Iterable[str] | None, column: str, dtype: npt.DTypeLike | None

@@ -5,9 +5,12 @@ import os
 import pickle  # noqa: TID251  # as a DataLoader hands a source to spawned workers
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from dieselfs.errors import Damaged, InvalidInput, NotFound
+from dieselfs.samples import source as source_module
+from dieselfs.samples.reading_list import Listed
 from dieselfs.samples.source import MountSource, open_source, snapshot_of
 from dieselfs.shuffle.cursor import Cursor
 from dieselfs.shuffle.plan import Plan
@@ -160,3 +163,29 @@ def test_an_empty_folder_and_none(tmp_path: Path) -> None:
         snapshot_of(str(tmp_path))
     with pytest.raises(NotFound, match="no such folder"):
         snapshot_of(str(tmp_path / "nowhere"))
+
+
+def test_the_kernel_reads_listed_parts_of_files_ahead(mount: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    advised: list[tuple[str, int, int]] = []
+
+    def advise(descriptor: int, place: int, length: int, advice: int) -> None:
+        assert advice == os.POSIX_FADV_WILLNEED
+        advised.append((os.readlink(f"/proc/self/fd/{descriptor}"), place, length))
+
+    monkeypatch.setattr(os, "posix_fadvise", advise)
+    monkeypatch.setattr(source_module, "AHEAD_BYTES", 1)
+    source, _ = open_source(mount)
+    assert isinstance(source, MountSource) and not source.takes_lists
+    names = ["train/c/3.jpg", "train/a,b/1.jpg"]
+    source.partial_files = np.array([source.snapshot.require(name.encode()) for name in names])
+    assert source.takes_lists
+    zero = np.zeros(1, np.int64)
+    extents = [int(source.snapshot.extent_numbers(node, zero)[0]) for node in source.partial_files.tolist()]
+    progress = source.announce(Listed(np.array(extents, np.uint32), np.array([1, 2]), False))
+    expected = [(f"{mount}/{name}", 0, len(FILES[name])) for name in names]
+    progress(0)
+    assert advised == expected[:1]
+    progress(1)
+    progress(2)
+    assert advised == expected
+    source.close()
