@@ -6,11 +6,13 @@ believed, and nothing is written to it in plain text.
 """
 
 import getpass
+import hmac
 import os
 import re
 from base64 import urlsafe_b64decode, urlsafe_b64encode
 from pathlib import Path
 
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 
 from dieselfs.encryption.cipher import DatasetCipher
@@ -64,6 +66,14 @@ class Keyring:
                 f"identity {self._identity} is not what dlcmd key has written; restore it from a copy"
             )
         return match[1], X25519PrivateKey.from_private_bytes(urlsafe_b64decode(match[2] + "="))
+
+    def signing_key(self) -> Ed25519PrivateKey:
+        """The key that signs for this user, made from the private key, of which it tells nothing. `recipient` makes
+        that if there is none. Raises AccessDenied.
+        """
+        self.recipient()
+        secret = self._private()[1].private_bytes_raw()
+        return Ed25519PrivateKey.from_private_bytes(hmac.digest(secret, b"dieselfs proof", "sha256"))
 
     # -- the keys of datasets ----------------------------------------------------------------------------
 

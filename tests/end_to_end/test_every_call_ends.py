@@ -130,6 +130,7 @@ VERB_ARGUMENTS: dict[str, list[str]] = {
     "rebuild": ["rebuild", "dl://d"],
     "shuffle": ["shuffle", "dl://d"],
     "which": ["which", "--step", "1", "--batch", "2", "dl://d"],
+    "prove": ["prove", "d", "f"],
     "bisect": ["bisect", "--step", "1", "--batch", "2", "dl://d", "--", "true"],
     "user": ["user", "ls"],
     "group": ["group", "ls"],

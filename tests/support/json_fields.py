@@ -100,6 +100,17 @@ FIELDS: Mapping[str, Field] = {
     "runs": Field(WHOLE, "Runs that were made."),
     "unfinished": Field(TEXT, "Why the search has ended early."),
     "causes": Field(WHOLE, "Causes that were found."),
+    # -- proofs
+    "step": Field(WHOLE, "Step of the epoch, from 0."),
+    "is_there": Field(YES_NO, "Whether the generation has this file."),
+    "orders": Field(WHOLE, "Orders of which the proof states something."),
+    "stated_s": Field(WHOLE, "When the proof was made, in seconds since 1970."),
+    "signer": Field(TEXT, "Name of the user who has signed."),
+    "public_key": Field(TEXT, "Key of that user, in hexadecimal."),
+    "server_key": Field(TEXT, "Key of the servers that have signed the snapshot, in hexadecimal."),
+    "proof": Field(TEXT, "The whole proof."),
+    "others": Field(WHOLE, "Cursors of other samples, which were left out."),
+    "is_compared": Field(YES_NO, "Whether the key is the one that was asked for."),
     # -- totals
     "entries": Field(WHOLE, "Number of files, folders and links."),
     "files": Field(WHOLE, "Number of files."),

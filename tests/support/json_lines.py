@@ -44,6 +44,7 @@ _PURGED = (
 _CHECKED = "dataset deep repair dry_run chunks entries bytes problems unmended"
 _REBUILT = "dataset chunks entries files generation damaged_chunks"
 _PLAN = "dataset *folder? seed epoch positions group_chunks? skipped? files? cursor?"
+_PROOF = "dataset generation *folder? orders stated_s signer public_key server_key"
 _SETTING = "name value origin where"
 
 VERB_LINES: Mapping[str, Mapping[str, list[str]]] = {
@@ -180,6 +181,15 @@ VERB_LINES: Mapping[str, Mapping[str, list[str]]] = {
         "run": ["run left_out files verdict returned metric seconds"],
         "cause": ["cause position *path is_decided"],
         "summary": [f"{_PLAN} runs_max runs? causes? unfinished? dry_run?"],
+    },
+    "prove": {
+        "read": ["seed epoch positions cursor skipped"],
+        "reading": ["*path seed epoch position step?"],
+        "never": ["*path is_there"],
+        "summary": [
+            f"{_PROOF} proof others",
+            f"{_PROOF} is_compared",
+        ],
     },
     "user": {
         "key": ["user key"],

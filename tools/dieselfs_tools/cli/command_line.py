@@ -83,6 +83,7 @@ GROUPS = {
         "shuffle": "Print the files of a dataset in the order of an epoch.",
         "which": "Print the files of one step of an epoch.",
         "bisect": "Find the files behind a loss spike.",
+        "prove": "State what a run has read, with a signature; check that.",
     },
     "Versions": {
         "columns": "Keep labels and other values of files, to select files by them.",
@@ -131,6 +132,7 @@ _MODULES = {
     "memory": ("warm", "cache"),
     "mounts": ("mount", "umount", "mounts", "run", "upgrade"),
     "orders": ("shuffle", "which"),
+    "prove": ("prove",),
     "serve": ("server", "dashboard", "metrics", "doctor"),
     "settings": ("config", "completion"),
     "versions": ("tag", "snapshot", "diff", "check", "verify"),

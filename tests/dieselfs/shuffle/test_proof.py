@@ -1,0 +1,134 @@
+"""Proofs: their text, what they answer, and that no change of one goes unnoticed."""
+
+from collections.abc import Iterable
+from dataclasses import replace
+from functools import cache
+
+import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dieselfs.errors import Damaged, InvalidInput
+from dieselfs.shuffle.cursor import Cursor
+from dieselfs.shuffle.plan import Plan
+from dieselfs.shuffle.proof import Proof, Reading, cursors_in, furthest, whole_epochs
+from dieselfs.shuffle.skips import Skips
+from dieselfs.shuffle.spec import PlanSpec
+from dieselfs.snapshot.reader import Snapshot
+from dieselfs_server.datasets.snapshots import signed
+from tests.support.dataset import TreeEntry, pack_entries
+from tests.support.documents import REPOSITORY
+from tests.support.identity import IDENTITY
+
+SAMPLES = REPOSITORY / "tests/samples/proof"
+FILES, BATCH = 50, 8
+KEY = Ed25519PrivateKey.from_private_bytes(bytes(range(2, 34)))
+
+
+@cache
+def snapshot_of(files: int = FILES) -> Snapshot:
+    entries = [TreeEntry(b"train/%02d.png" % number, 0o100644, 0, b"x" * 9) for number in range(files)]
+    entries.append(TreeEntry(b"val/0.png", 0o100644, 0, b"x"))
+    return Snapshot(
+        signed(bytes(pack_entries(entries, chunk_bytes=100).snapshot.content), IDENTITY), "packed"
+    )
+
+
+def plan(epoch: int = 0, skips: Iterable[range] = ()) -> Plan:
+    return Plan(snapshot_of(), PlanSpec(1, epoch, 2, Skips(skips), b"train"))
+
+
+def made(*reads: Cursor) -> Proof:
+    key = KEY.public_key().public_bytes_raw()
+    header = snapshot_of().header
+    return Proof.of(header, b"train", BATCH, reads, 1_790_000_000, "anna", key).signed(KEY.sign)
+
+
+READS = (plan(0).cursor(FILES), plan(1, [range(8, 24)]).cursor(20))
+PROOF = made(*READS)
+CONTENT = PROOF.encode()
+
+
+def test_a_proof_answers_when_a_file_was_read() -> None:
+    proof = Proof.decode(CONTENT, "run.proof")
+    assert proof == PROOF
+    plans = proof.plans(snapshot_of())
+    whole = [snapshot_of().path(int(node)) for node in plan(1).nodes()]
+    left = whole[:8] + whole[24:]
+    first = [snapshot_of().path(int(node)) for node in plan(0).nodes()]
+    for path in first:
+        expected = [Reading(1, 0, place := first.index(path), place // BATCH)]
+        if path in left[:20]:
+            expected.append(Reading(1, 1, place := left.index(path), place // BATCH))
+        assert proof.readings(plans, path) == expected
+    assert proof.readings(plans, b"val/0.png") == proof.readings(plans, b"none") == []
+    with pytest.raises(InvalidInput, match="is not generation"):
+        proof.plans(snapshot_of(FILES + 1))
+
+
+def test_the_samples() -> None:
+    """Other versions must read what this one has written, and write the same."""
+    content = (SAMPLES / "run.proof").read_bytes()
+    proof = Proof.decode(content, "run.proof")
+    assert replace(proof, signature=b"").signed(KEY.sign).encode() == content
+    plans = proof.plans(Snapshot.open(SAMPLES / "packed.snapshot"))
+    assert proof.readings(plans, b"train/07.png") == [Reading(1, 0, 31, 3)]
+    assert [one.epoch for one in proof.readings(plans, b"train/11.png")] == [0, 1]
+
+
+@given(st.data())
+def test_no_change_goes_unnoticed(data: st.DataObject) -> None:
+    place = data.draw(st.integers(0, len(CONTENT) - 1))
+    removed = data.draw(st.integers(0, 40))
+    changed = CONTENT[:place] + data.draw(st.binary(max_size=40)) + CONTENT[place + removed :]
+    if changed != CONTENT:
+        with pytest.raises(Damaged, match=r"^here: "):
+            Proof.decode(changed, "here")
+
+
+@pytest.mark.parametrize(
+    "forged",
+    [
+        replace(PROOF, generation=PROOF.generation + 1),
+        replace(PROOF, reads=READS[:1]),
+        replace(PROOF, reads=READS[::-1]),
+        replace(PROOF, batch=9),
+        replace(PROOF, folder=b"val"),
+        replace(PROOF, stated_s=0),
+        replace(PROOF, signer="ben"),
+        replace(PROOF, public_key=IDENTITY.public_key),
+        replace(PROOF, digest=bytes(32)).signed(KEY.sign),  # the servers have not signed that
+        replace(PROOF, server=PROOF.public_key).signed(KEY.sign),
+    ],
+)
+def test_what_was_not_signed_is_refused(forged: Proof) -> None:
+    with pytest.raises(Damaged, match="here: "):
+        Proof.decode(forged.encode(), "here")
+
+
+def test_a_signer_who_names_another_generation_is_found_with_the_snapshot() -> None:
+    proof = Proof.decode(replace(PROOF, generation=PROOF.generation + 1).signed(KEY.sign).encode(), "here")
+    with pytest.raises(Damaged, match="another name or generation"):
+        proof.plans(snapshot_of())
+
+
+def test_cursors_are_found_in_any_content() -> None:
+    cursors = [plan(0).cursor(7), plan(0).cursor(30), *READS]
+    content = b"\x8cord" + b"\x00d".join(str(cursor).encode() for cursor in cursors) + b"0.order2.text"
+    assert [*cursors_in(content)] == cursors
+    wrong = str(READS[0]).replace("p50", "p49").encode()
+    assert [*cursors_in(wrong)] == []
+    assert furthest([*cursors, plan(2).cursor(0)]) == list(READS)
+
+
+def test_whole_epochs_have_the_skips_that_are_known() -> None:
+    newest = plan(3).cursor(10)
+    known = [plan(1, [range(8, 24)]).cursor(20), newest]
+    whole = [*whole_epochs(0, newest, plan(), known)]
+    assert [(one.spec.epoch, one.position) for one in whole] == [(0, FILES), (1, FILES - 16), (2, FILES)]
+    assert len(furthest([*known, *whole])) == 4
+    with pytest.raises(InvalidInput, match="epochs in one proof"):
+        [*whole_epochs(0, plan(5000).cursor(1), plan(), [])]
+    with pytest.raises(InvalidInput, match="1 to 4096 orders"):
+        made()

@@ -1,0 +1,197 @@
+"""The verb `prove`: a signed statement of what a run has read, and what it answers."""
+
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import click
+
+from dieselfs.errors import AccessDenied, InvalidInput, NotFound
+from dieselfs.limits import CURSOR_CHARACTERS_MAX
+from dieselfs.names import SCHEME, Location, printable, user_path
+from dieselfs.shuffle.cursor import Cursor
+from dieselfs.shuffle.proof import PROOF_BYTES_MAX, Proof, cursors_in, furthest, whole_epochs
+from dieselfs.shuffle.spec import PlanSpec
+from dieselfs.units import format_time
+from dieselfs_tools.cli import options
+from dieselfs_tools.cli.output import name_fields, replace_file
+from dieselfs_tools.cli.session import Session
+
+_BLOCK_BYTES = 1 << 24
+
+
+@options.verb(
+    "prove",
+    "dlcmd prove imagenet@v1/train run/checkpoint.pt train.log --since 0 --batch 256 -o run.proof",
+    "dlcmd prove imagenet@v1 /mnt/imagenet/.dieselfs/cursor       # what a mount has read",
+    "dlcmd prove --check run.proof --signer 3f61...",
+    "dlcmd prove --check run.proof --snapshot imagenet.snapshot --file train/n01440764/n01440764_10026.JPEG",
+)
+@click.argument("dataset", type=options.FOLDER, required=False, metavar="[DATASET[@TAG][/FOLDER]")
+@click.argument("sources", nargs=-1, type=click.Path(path_type=Path), metavar="FILE...]")
+@click.option(
+    "--since",
+    type=click.IntRange(0),
+    metavar="EPOCH",
+    help="State that the epochs from this one to the newest were read to their ends.",
+)
+@click.option(
+    "--batch", type=click.IntRange(1, 10**9), help="Files of one step, so that answers have steps too."
+)
+@click.option(
+    "-o", "--out", type=click.Path(path_type=Path), metavar="FILE", help="Write the proof here.  [stdout]"
+)
+@click.option("--check", "proof", type=click.Path(path_type=Path), metavar="FILE", help="Check this proof.")
+@click.option("--signer", metavar="KEY", help="Fail if another key than this one has signed.")
+@click.option(
+    "--snapshot",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="The saved snapshot of the generation; answers need it.",
+)
+@click.option("--file", "files", multiple=True, metavar="PATH", help="Print when this file was read.")
+def prove(
+    session: Session,
+    dataset: Location | None,
+    sources: tuple[Path, ...],
+    since: int | None,
+    batch: int | None,
+    out: Path | None,
+    proof: Path | None,
+    signer: str | None,
+    snapshot: Path | None,
+    files: tuple[str, ...],
+) -> int:
+    """State with your signature what a run has read: the generation, the orders, and how far; or check such a proof.
+
+    FILEs are states of samplers, checkpoints, logs, and .dieselfs/cursor of mounts: each cursor in them counts. The
+    check needs no server. It answers when a file was read, and whether it never was.
+    """
+    if proof is not None:
+        if dataset is not None or sources or since is not None or batch is not None or out is not None:
+            raise InvalidInput(
+                "--check takes the proof alone: leave out the dataset, --since, --batch and -o"
+            )
+        if files and snapshot is None:
+            raise InvalidInput("--file needs --snapshot: 'dlcmd snapshot save' writes the file")
+        return _check(session, proof, signer, snapshot, files)
+    if signer is not None or snapshot is not None or files:
+        raise InvalidInput("--signer, --snapshot and --file need --check: the proof")
+    if dataset is None or not sources:
+        raise InvalidInput("the dataset and a file with cursors are missing: dlcmd prove DATASET FILE...")
+    return _prove(session, dataset, sources, since, batch or 0, out)
+
+
+def _prove(
+    session: Session,
+    location: Location,
+    sources: Sequence[Path],
+    since: int | None,
+    batch: int,
+    out: Path | None,
+) -> int:
+    from dieselfs.rpc.encrypted import keyring
+
+    plan = session.dataset(location.state, job="").plan_of(PlanSpec(folder=location.path))
+    found = {cursor for source in sources for cursor in _cursors(source)}
+    if not found:
+        raise InvalidInput("there is no cursor in the files: a state of a sampler, or a log, has one")
+    digest = plan.cursor(0).snapshot
+    mine = [cursor for cursor in found if cursor.snapshot == digest]
+    if not mine:
+        raise InvalidInput(
+            f"the {len(found)} cursors in the files are of another folder, generation or choice of files than "
+            f"{location}: give those of the run"
+        )
+    if since is not None:
+        newest = max(mine, key=lambda cursor: (cursor.spec.epoch, cursor.position))
+        mine += whole_epochs(since, newest, plan, mine)
+    reads = furthest(mine)
+    if not reads:
+        raise InvalidInput("nothing was read: the cursors in the files are at the start of their epochs")
+    keys = keyring(session.settings())
+    signer, key = keys.recipient().name, keys.signing_key()
+    public_key = key.public_key().public_bytes_raw()
+    made = Proof.of(
+        plan.snapshot.header, location.path, batch, reads, int(time.time()), signer, public_key
+    ).signed(key.sign)
+    text = made.encode().decode()
+    if out is not None:
+        replace_file(out, text)
+        session.output.note(f"{out}: signed by {signer} {public_key.hex()}")
+    elif not session.output.is_json:
+        print(text, end="")
+    others = len(found) - len({cursor for cursor in found if cursor.snapshot == digest})
+    if others:
+        session.output.aside(f"{others} cursors in the files are of other samples, and left out")
+    return session.output.summary("", {**_fields(made), "proof": text, "others": others})
+
+
+def _cursors(source: Path) -> Iterator[Cursor]:
+    """The cursors in a file of any size. Raises NotFound if it cannot be read."""
+    rest = b""
+    try:
+        with open(source, "rb") as file:
+            while block := file.read(_BLOCK_BYTES):
+                yield from cursors_in(rest + block)
+                rest = block[-CURSOR_CHARACTERS_MAX:]
+    except OSError as error:
+        raise NotFound(f"{source}: {error.strerror}") from None
+
+
+def _fields(proof: Proof) -> dict[str, object]:
+    return {
+        "dataset": proof.dataset,
+        "generation": proof.generation,
+        **(name_fields(proof.folder, "folder") if proof.folder else {}),
+        "orders": len(proof.reads),
+        "stated_s": proof.stated_s,
+        "signer": proof.signer,
+        "public_key": proof.public_key.hex(),
+        "server_key": proof.server.hex(),
+    }
+
+
+def _check(session: Session, path: Path, signer: str | None, saved: Path | None, files: Sequence[str]) -> int:
+    from dieselfs.snapshot.reader import Snapshot
+
+    try:
+        with open(path, "rb") as file:
+            proof = Proof.decode(file.read(PROOF_BYTES_MAX + 1), str(path))
+    except OSError as error:
+        raise NotFound(f"{path}: {error.strerror}") from None
+    if signer is not None and proof.public_key.hex() != signer.lower():
+        raise AccessDenied(
+            f"{path}: signed by {proof.signer} with the key {proof.public_key.hex()}, not with yours"
+        )
+    output = session.output
+    for cursor in proof.reads:
+        spec = cursor.spec
+        fields = {"seed": spec.seed, "epoch": spec.epoch, "positions": cursor.position, "cursor": str(cursor)}
+        text = f"seed {spec.seed}, epoch {spec.epoch}: positions 0 to {cursor.position - 1} of {cursor}"
+        output.detail("read", text, {**fields, "skipped": len(spec.skips)})
+    plans = proof.plans(Snapshot.open(saved)) if saved is not None else []
+    for name in files:
+        name_bytes = user_path(name)
+        readings = proof.readings(plans, name_bytes)
+        for one in readings:
+            step = "" if one.step is None else f", step {one.step}"
+            text = (
+                f"{printable(name_bytes)}: seed {one.seed}, epoch {one.epoch}, position {one.position}{step}"
+            )
+            fields = {"seed": one.seed, "epoch": one.epoch, "position": one.position}
+            fields |= {} if one.step is None else {"step": one.step}
+            output.record("reading", text, {**name_fields(name_bytes), **fields})
+        if not readings:
+            is_there = plans[0].snapshot.find(name_bytes) >= 0
+            why = "never, in what the proof states" if is_there else "not in this generation"
+            output.record(
+                "never", f"{printable(name_bytes)}: {why}", {**name_fields(name_bytes), "is_there": is_there}
+            )
+    folder = f"/{printable(proof.folder)}" if proof.folder else ""
+    whose = "" if signer else " (compare the key, or give --signer)"
+    text = (
+        f"{SCHEME}{proof.dataset}{folder}, generation {proof.generation}: stated {format_time(proof.stated_s)} by "
+        f"{proof.signer} {proof.public_key.hex()}{whose}; snapshot signed by the servers {proof.server.hex()}"
+    )
+    return output.summary(text, {**_fields(proof), "is_compared": signer is not None})
