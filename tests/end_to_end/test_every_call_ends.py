@@ -131,6 +131,7 @@ VERB_ARGUMENTS: dict[str, list[str]] = {
     "shuffle": ["shuffle", "dl://d"],
     "which": ["which", "--step", "1", "--batch", "2", "dl://d"],
     "prove": ["prove", "d", "f"],
+    "columns": ["columns", "list", "dl://d"],
     "bisect": ["bisect", "--step", "1", "--batch", "2", "dl://d", "--", "true"],
     "user": ["user", "ls"],
     "group": ["group", "ls"],
