@@ -114,7 +114,12 @@ class _Evaluation:
             found = self._database.execute("SELECT json_serialize_sql(?)", [statement]).fetchone()
             return json.loads(found[0]) if found else {"error": True, "error_message": "unreadable"}
 
-        found, plain = tree(self._expression), tree("true")
+        try:
+            found, plain = tree(self._expression), tree("true")
+        except RecursionError:
+            raise self._fail("it is nested too deeply") from None
+        except self._error as error:  # it is no UTF-8
+            raise self._fail(str(error).splitlines()[0]) from None
         if found["error"]:
             raise self._fail(found["error_message"].splitlines()[0])
         (statement, *others), (expected,) = found["statements"], plain["statements"]
@@ -171,6 +176,8 @@ class _Evaluation:
             raise self._fail((str(error).splitlines() or ["failed"])[0]) from None
         finally:
             timer.cancel()
+        if len(found) != columns.table.num_rows + 1:
+            raise self._fail("it has several values for a file")
         return found[:-1], bool(found[-1]) and not has_path
 
 
