@@ -40,19 +40,20 @@ def columns(data: Dataset, files: int) -> None:
     data.flush()
 
 
-@pytest.fixture(params=[False, True], ids=["plain", "encrypted"])
+@pytest.fixture
 def data(server: RunningServer, tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Dataset]:
     settings = replace(
         server.settings(), identity=str(tmp_path / "own" / "identity"), cache=tmp_path / "cache"
     )
     name = f"labelled-{next(NAMES)}"
-    with Dataset(settings, name, must_exist=False, encrypt=request.param) as dataset:
+    with Dataset(settings, name, must_exist=False, encrypt=getattr(request, "param", False)) as dataset:
         for each in range(FILES):
             dataset.put(path(each), path(each).encode() * 50)
         columns(dataset, FILES)
         yield dataset
 
 
+@pytest.mark.parametrize("data", [False, True], ids=["plain", "encrypted"], indirect=True)
 def test_a_selection_is_a_dataset_of_its_files(data: Dataset) -> None:
     assert len(data) == FILES and data.ls() == ["train"] and len(data.shuffle(1)) == FILES
     with data.select(GERMAN) as german, german.select("number < 20") as few:
