@@ -25,7 +25,7 @@ from dieselfs.cluster.node_client import NodeClient
 from dieselfs.cluster.peer_client import PeerClient
 from dieselfs.cluster.placement import ChunkOwners
 from dieselfs.cluster.pooled_source import PooledSource
-from dieselfs.errors import InvalidInput
+from dieselfs.errors import InvalidInput, Unavailable
 from dieselfs.forks import renew_after_fork
 from dieselfs.limits import JOB_MASTER_WAIT_S, NODE_MEMBERS_INTERVAL_S
 from dieselfs.snapshot.reader import Snapshot
@@ -114,6 +114,14 @@ class Attachment:
         """Where the chunks are, as the masters of the job answer: see `distances_in_job`."""
         peers = self.peers
         return distances_in_job(self.snapshot.chunk_count, self.name, self._members, peers.held)
+
+    def peer(self, node: str) -> Member:
+        """The master of another node. Raises Unavailable if none is known."""
+        self._here()
+        for member in self._members:
+            if member.node == node:
+                return member
+        raise Unavailable(f"node {node} has no master in the job now")
 
     def own_among(self, chunks: Iterable[int]) -> set[int]:
         """The chunks that the master of this node owns now."""

@@ -23,6 +23,7 @@ from dieselfs.cluster.credential import JobCredential
 from dieselfs.cluster.failure_detector import FailureDetector
 from dieselfs.cluster.member import Member
 from dieselfs.cluster.warmth import Warmth
+from dieselfs.columns import U32
 from dieselfs.errors import DieselfsError, ProtocolError, Unavailable
 from dieselfs.limits import (
     PEER_CALL_TIMEOUT_S,
@@ -33,6 +34,7 @@ from dieselfs.limits import (
 )
 from dieselfs.net.auth import PEER_ROLE
 from dieselfs.rpc.connection import Connection, connected
+from dieselfs.rpc.wire import Buffer
 from dieselfs.sources.server import PART_BYTES
 from dieselfs.telemetry import catalogue
 from dieselfs.telemetry.registry import Registry
@@ -292,7 +294,7 @@ class PeerClient:
         """
 
         def destination(reply: Any) -> Iterator[memoryview]:
-            lengths = _lengths(requests, reply.states)
+            lengths = _lengths([each.length_bytes for each in requests], reply.states)
             if reply.bulk_length != sum(lengths):
                 raise ProtocolError(f"{reply.bulk_length} bytes announced, {sum(lengths)} expected")
             # One buffer for all requests without a destination: large pages make it cheaper than many.
@@ -319,6 +321,42 @@ class PeerClient:
         self.metrics.add(self._received, reply.bulk_length)
         return [*map(ChunkAvailability, reply.states)]
 
+    def samples(
+        self, peer: Member, store: str, files: Sequence[int], sizes: Sequence[int]
+    ) -> list[memoryview | None]:
+        """The bytes of files that a peer keeps in a store, unverified; None for those that it does not have.
+        `sizes`: of the files, PEER_ANSWER_BYTES_MAX together at most. Raises as `extents`.
+        """
+        contents: list[memoryview | None] = []
+
+        def destination(reply: Any) -> Iterator[memoryview]:
+            lengths = _lengths(sizes, reply.states)
+            if reply.bulk_length != sum(lengths):
+                raise ProtocolError(f"{reply.bulk_length} bytes announced, {sum(lengths)} expected")
+            buffer = np.empty(reply.bulk_length, np.uint8).data
+            if buffer:
+                yield buffer
+            for length, state in zip(lengths, reply.states, strict=True):
+                contents.append(buffer[:length] if state == _HERE else None)
+                buffer = buffer[length:]
+
+        arguments: dict[str, object] = {"store": store, "files": np.array(files, U32).tobytes()}
+        with METER.timed("peer"):
+            reply = self._call(peer, "get_samples", arguments, destination)
+        self.metrics.add(self._received, reply.bulk_length)
+        return contents
+
+    def keep_samples(
+        self, peer: Member, store: str, files: Sequence[int], contents: Sequence[Buffer]
+    ) -> None:
+        """Have a peer keep files in a store: 1 to PEER_ANSWER_BYTES_MAX bytes together. Raises as `extents`."""
+        arguments: dict[str, object] = {
+            "store": store,
+            "files": np.array(files, U32).tobytes(),
+            "bulk_length": sum(map(len, contents)),
+        }
+        self._call(peer, "put_samples", arguments, None, bulk=contents)
+
     def _call(
         self,
         peer: Member,
@@ -329,6 +367,7 @@ class PeerClient:
         is_retry: bool = False,
         queue_timeout_s: float = math.inf,
         asked: Callable[[Connection], None] | None = None,
+        bulk: Sequence[Buffer] = (),
     ) -> Any:
         link = self._take_turn(peer, is_retry, queue_timeout_s)
         try:
@@ -344,7 +383,7 @@ class PeerClient:
                     if asked is not None:
                         connection.ask(method, arguments, self._silence_s, left_s)
                         asked(connection)
-                    reply, _ = connection.call(method, arguments, (), self._silence_s, destination, left_s)
+                    reply, _ = connection.call(method, arguments, bulk, self._silence_s, destination, left_s)
                     link.answered_s = self._clock()
                     if not is_ping:
                         took_s = link.answered_s - began_s
@@ -440,10 +479,8 @@ def _groups(requests: Sequence[PeerRequest]) -> Iterator[tuple[list[PeerRequest]
         yield group, group_bytes
 
 
-def _lengths(requests: Sequence[PeerRequest], states: bytes) -> list[int]:
-    """The bytes that follow for each chunk. Raises ProtocolError for invalid states."""
-    if len(states) != len(requests) or not _STATES.issuperset(states):
-        raise ProtocolError(
-            f"malformed reply: {len(states)} states for {len(requests)} chunks, or unknown ones"
-        )
-    return [each.length_bytes if state == _HERE else 0 for each, state in zip(requests, states, strict=True)]
+def _lengths(lengths: Sequence[int], states: bytes) -> list[int]:
+    """The bytes that follow for each chunk, or file, of these lengths. Raises ProtocolError for invalid states."""
+    if len(states) != len(lengths) or not _STATES.issuperset(states):
+        raise ProtocolError(f"malformed reply: {len(states)} states for {len(lengths)}, or unknown ones")
+    return [length if state == _HERE else 0 for length, state in zip(lengths, states, strict=True)]

@@ -19,7 +19,7 @@ from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from threading import RLock
-from typing import Any, Literal, overload
+from typing import TYPE_CHECKING, Any, Literal, overload
 
 import numpy as np
 import numpy.typing as npt
@@ -64,6 +64,9 @@ from dieselfs.snapshot.subtree import files_below, listed_children, walk_order
 from dieselfs.sources.server import ServerSource
 from dieselfs.transfer.sender import ChunkSender
 from dieselfs.transfer.writer import DatasetWriter
+
+if TYPE_CHECKING:  # imported in a job alone
+    from dieselfs.cluster.attachment import Attachment
 
 DEFAULT_GRACE_S = 24 * 3600
 """Purge removes chunks that have been dead for this long; readers of older snapshots may need younger ones."""
@@ -229,6 +232,12 @@ class Dataset:
     def job_node(self) -> str | None:
         """The name of this node in the job in which the dataset is read; None without a job."""
         return None if self._frozen.job is None else self._frozen.job.job.node
+
+    @property
+    def attachment(self) -> "Attachment | None":
+        """The access to the nodes of the job, for samplers; None without a job."""
+        self._frozen.open()
+        return self._frozen.attachment
 
     def statistics(self) -> dict[str, Any]:
         """Read counters of this process since the snapshot was opened, by group and name."""

@@ -43,6 +43,8 @@ class FrozenReader:
         """
         self.reader: FileReader | None = None
         """The open reader; None before the first `open`. Changed under the lock."""
+        self.attachment: Attachment | None = None
+        """That of the reader, in a job."""
         self.tag, self.memory_bytes, self.job, self.where = tag, memory_bytes, job, where
         self.whole: Snapshot | None = None
         """The snapshot of the dataset, of which `where` selects; None before the first `open`."""
@@ -98,7 +100,7 @@ class FrozenReader:
             path = socket_path(runtime_folder(), snapshot.dataset, snapshot.digest)
             daemon = NodeClient(path, snapshot.digest)
         else:
-            daemon = self.job.attach(snapshot, chunks)
+            daemon = self.attachment = self.job.attach(snapshot, chunks)
         self.reader = FileReader(readable(chunks, self._client), self.memory_bytes, daemon)
         return self.reader
 

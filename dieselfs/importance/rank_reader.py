@@ -135,6 +135,11 @@ class RankReader:
         ahead = {*self._samples_taken()}
         return [sample for sample in released if sample not in ahead]
 
+    def kept(self) -> list[int]:
+        """The samples of this rank in the step that was consumed last, as far as the cache has them now."""
+        own = [] if self._current is None else self.course.order.samples[self._current].tolist()
+        return [sample for sample in own if sample in self.course.cache]
+
     def _samples_taken(self) -> list[int]:
         order = self.course.order.samples
         return [sample for _, own in self._taken for sample in order[own].tolist()]

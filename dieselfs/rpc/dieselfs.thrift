@@ -328,6 +328,13 @@ service Peer extends Handshake {
    */
   Extents get_extents(1: binary digest, 2: binary chunks, 3: binary counts, 4: binary ranges, 5: bool is_shared_plan)
     throws (1: Refusal refusal)
+  /**
+   * Followed by the files that this node keeps in `store` for the ranks of its job, joined. `files`: u32 numbers in the
+   * snapshot; `states` has a byte for each: 0, it follows; 2, it is not here.
+   */
+  Extents get_samples(1: binary digest, 2: string store, 3: binary files) throws (1: Refusal refusal)
+  /** Keep in `store` the files whose bytes follow, joined, as far as there is space, if the node has such a store. */
+  void put_samples(1: binary digest, 2: string store, 3: binary files, 4: i64 bulk_length) throws (1: Refusal refusal)
 }
 
 service ChunkServer extends Handshake {

@@ -2,15 +2,19 @@
 
 Which samples are kept is decided elsewhere (`dieselfs.importance`); this holds what readers wrote and nobody dropped. A
 sample that is missing, or for which there is no space, is read from its source. The folder ends with the last process
-that uses it: each holds a lock on it, and a new store removes folders of processes that have died.
+that uses it: each holds a lock on it, and a new store removes folders of processes that have died. In a job, a pool
+(`sample_pool.py`) has the stores of all nodes.
 """
 
 import contextlib
 import fcntl
 import os
+import re
 import secrets
 import shutil
-from collections.abc import Iterable, Sequence
+import stat
+from collections.abc import Iterable
+from threading import get_ident
 from typing import Any
 
 from dieselfs.errors import InvalidInput
@@ -19,11 +23,18 @@ MEMORY_FOLDER = "/dev/shm"
 _PREFIX = f"dieselfs-samples-{os.getuid()}-"
 _LOCK = "lock"
 _ATTEMPTS_MAX = 100
+_NAME = re.compile(r"dieselfs-samples-[0-9]+-[0-9a-f]{16}-[A-Za-z0-9][A-Za-z0-9._-]*")
+"""Of a store of a pool."""
 
 
 def new_name() -> str:
     """A folder name that nobody can guess, for a store that several processes of a job open."""
     return _PREFIX + secrets.token_hex(8)
+
+
+def name_on(name: str, node: str) -> str:
+    """The name of the store of one node, of a pool that all nodes of a job open: nodes may share a machine."""
+    return f"{name}-{node}"
 
 
 class SampleStore:
@@ -35,6 +46,20 @@ class SampleStore:
         self.folder = os.path.join(parent, name)
         self._owner = os.getpid()
         self._lock = self._open()
+
+    @classmethod
+    def existing(cls, name: str, parent: str = MEMORY_FOLDER) -> "SampleStore | None":
+        """The store of a node that ranks of this user have opened, to use it in their name; None if there is none."""
+        folder = os.path.join(parent, name)
+        try:
+            status = os.lstat(folder) if _NAME.fullmatch(name) else None
+        except OSError:
+            return None
+        if status is None or not stat.S_ISDIR(status.st_mode) or status.st_uid != os.geteuid():
+            return None
+        store = cls.__new__(cls)
+        store.__setstate__({"folder": folder, "_owner": 0, "_lock": -1})
+        return store
 
     def _open(self) -> int:
         for attempt in range(_ATTEMPTS_MAX):
@@ -58,10 +83,10 @@ class SampleStore:
         except OSError:
             return None
 
-    def write(self, sample: int, content: bytes) -> None:
+    def write(self, sample: int, content: bytes | memoryview) -> None:
         """Keep a sample, if there is space. Readers see all of it or nothing."""
         path = self._path(sample)
-        part = f"{path}.{os.getpid()}"
+        part = f"{path}.{os.getpid()}-{get_ident()}"
         try:
             with open(part, "wb", buffering=0) as file:
                 is_whole = file.write(content) == len(content)
@@ -94,31 +119,6 @@ class SampleStore:
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
-
-
-class StoredReads:
-    """A source whose samples are looked up in a store first, and written to it after reading."""
-
-    def __init__(self, source: Any, store: SampleStore) -> None:
-        self.source, self.store = source, store
-
-    def read_many(self, nodes: Sequence[int]) -> list[bytes]:
-        """All bytes of each file, in this order; each file is read from the source once. Raises DieselfsError."""
-        found = {node: self.store.read(node) for node in dict.fromkeys(nodes)}
-        missing = [node for node, content in found.items() if content is None]
-        contents = self.source.read_many(missing) if missing else []
-        for node, content in zip(missing, contents, strict=True):
-            found[node] = content
-            self.store.write(node, content)
-        return [content for node in nodes if (content := found[node]) is not None]
-
-    read_views = read_many
-
-    def __getattr__(self, name: str) -> Any:
-        """The rest is that of the source."""
-        if name in ("source", "store"):  # while it is unpickled
-            raise AttributeError(name)
-        return getattr(self.source, name)
 
 
 def remove_abandoned(parent: str = MEMORY_FOLDER) -> None:

@@ -57,6 +57,38 @@ PROGRAM = PROGRAM.replace("FILE_BYTES", f"{FILE_BYTES}").replace("FILES", f"{FIL
 PROGRAM = PROGRAM.replace("MEMORY_BYTES", f"{MEMORY_BYTES}")
 PROGRAM = PROGRAM.replace("NODES", f"{NODES}").replace("DATASET", DATASET)
 
+SAMPLING = """
+import json, os, sys, time
+import torch.distributed
+from torch.utils.data import DataLoader
+from dieselfs.torch import FileDataset, ImportanceSampler
+
+rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+torch.distributed.init_process_group("gloo", f"file://{sys.argv[1]}", rank=rank, world_size=world)
+with FileDataset("DATASET", loader=bytes) as dataset:
+    while dataset.source.dataset.statistics()["job"]["nodes"] < NODES:
+        dataset[0]
+        time.sleep(0.05)
+    sampler = ImportanceSampler(dataset, 16, seed=1, cache_share=0.25)
+    loader = DataLoader(
+        dataset, batch_sampler=sampler, collate_fn=list, num_workers=1, multiprocessing_context="fork"
+    )
+    for epoch in range(3):
+        torch.distributed.barrier()
+        for batch in sampler.consumed(loader):
+            sampler.record([float(content[0]) for content in batch])
+            torch.distributed.barrier()
+            if sampler.position == FILES:
+                figures = sampler.statistics()
+    torch.distributed.barrier()
+    kept = [name for name in os.listdir(dataset.source.store.folder) if name.isdecimal()]
+    torch.distributed.barrier()
+    figures |= {"kept": kept, "cached": len(sampler.reader.course.cache)}
+    print(json.dumps(figures))
+    sampler.close()
+"""
+SAMPLING = SAMPLING.replace("FILES", f"{FILES}").replace("NODES", f"{NODES}").replace("DATASET", DATASET)
+
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
@@ -251,3 +283,21 @@ def test_a_snapshot_that_the_servers_have_no_more_is_handed_to_the_daemon(
             figures["job"]["nodes"] == 1
             and figures["requested"]["node_bytes"] > 0 == figures["requested"]["server_bytes"]
         ), nodes.log()
+
+
+def test_ranks_on_two_nodes_share_one_cache_of_samples(nodes: Nodes, tmp_path: Path) -> None:
+    pytest.importorskip("torch", reason="the sampler is one of PyTorch")
+    with ExitStack() as stack:
+        running = []
+        for rank in range(NODES):
+            of_rank = {"RANK": f"{rank}", "WORLD_SIZE": f"{NODES}", "LOCAL_WORLD_SIZE": "1"}
+            command = [sys.executable, "-c", SAMPLING, str(tmp_path / "group")]
+            environment = nodes.environment(rank * PROCESSES_EACH) | of_rank
+            process = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True)
+            running.append(stack.enter_context(process))
+            stack.callback(process.kill)
+        first, second = (json.loads(process.communicate(timeout=PATIENCE_S)[0]) for process in running)
+    kept = first["kept"] + second["kept"]
+    assert len(set(kept)) == len(kept) == first["cached"] == FILES // 4
+    for rank in (first, second):
+        assert rank["reads"] == FILES // 2 > rank["hits"] > rank["from_peers"] > rank["hits"] // 4

@@ -17,7 +17,7 @@ from dieselfs.cluster.credential import JobCredential
 from dieselfs.cluster.holdings import encoded
 from dieselfs.cluster.warmth import Warmth
 from dieselfs.errors import DieselfsError, InvalidInput, ProtocolError
-from dieselfs.limits import PEER_ANSWER_S, PEER_CLIENTS_MAX, PEER_REPORT_BYTES_MAX
+from dieselfs.limits import PEER_ANSWER_BYTES_MAX, PEER_ANSWER_S, PEER_CLIENTS_MAX, PEER_REPORT_BYTES_MAX
 from dieselfs.net import auth
 from dieselfs.rpc.messages import decode_call, encode_refusal, encode_reply, thrift
 from dieselfs.rpc.methods import PEER_METHODS
@@ -27,6 +27,7 @@ from dieselfs.rpc.serving.server import RpcServer
 from dieselfs.snapshot.reader import Snapshot
 from dieselfs.telemetry.registry import Registry
 from dieselfs.telemetry.socket import PublishedMetrics
+from dieselfs_client.cluster.kept_samples import read_samples, write_samples
 from dieselfs_client.memory.node_cache import NodeCache
 
 PEER_FETCHES_MAX = 16
@@ -104,6 +105,7 @@ class PeerService:
         if method in ("hello", "prove"):
             raise ProtocolError("a second handshake")
         self._requests.value += 1
+        sent = await _received(connection, arguments) if method == "put_samples" else bytearray()
         try:
             if arguments.digest != self._snapshot.digest:
                 ours, theirs = self._snapshot.digest.hex(), arguments.digest.hex()
@@ -124,6 +126,9 @@ class PeerService:
                     encode_reply(method, sequence, thrift.Bulk(bulk_length=len(bulk))), [bulk]
                 )
                 return
+            if method in ("get_samples", "put_samples"):
+                await self._samples(connection, method, sequence, arguments, sent)
+                return
             requests = decode_requests(arguments, self._snapshot)
         except DieselfsError as error:
             self._refused.value += 1
@@ -137,6 +142,20 @@ class PeerService:
             extent for each, payload in here for extent in each.of(payload)
         )  # lazily, as they are sent
         await connection.send(encode_reply(method, sequence, reply), extents)
+
+    async def _samples(
+        self, connection: ClientConnection, method: str, sequence: int, arguments: Any, bulk: bytearray
+    ) -> None:
+        """Raises InvalidInput for a malformed request."""
+        if method == "put_samples":
+            await trio.to_thread.run_sync(write_samples, self._snapshot, arguments, bulk)
+            await connection.send(encode_reply(method, sequence, None))
+            return
+        states, contents = await trio.to_thread.run_sync(read_samples, self._snapshot, arguments)
+        length_bytes = sum(map(len, contents))
+        self._bytes.value += length_bytes
+        reply = thrift.Extents(states=bytes(states), bulk_length=length_bytes)
+        await connection.send(encode_reply(method, sequence, reply), contents)
 
     async def _report(self, arguments: Any) -> bytes:
         """Raises InvalidInput if this node publishes nothing, or more than a reply may have."""
@@ -198,3 +217,10 @@ class PeerService:
         for state, counter in self._by_state.items():
             counter.value += states.count(state)
         return states, here
+
+
+async def _received(connection: ClientConnection, arguments: Any) -> bytearray:
+    """The bytes behind a call. Raises ProtocolError for more than a call may have."""
+    if not 0 < arguments.bulk_length <= PEER_ANSWER_BYTES_MAX:
+        raise ProtocolError(f"{arguments.bulk_length} bytes of samples, limit {PEER_ANSWER_BYTES_MAX}")
+    return await connection.receive_bulk(arguments.bulk_length)

@@ -10,6 +10,7 @@ for images, labels in sampler.consumed(loader):
 
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
+from functools import partial
 from hashlib import sha256
 from typing import Any, TypeVar
 
@@ -25,7 +26,9 @@ from dieselfs.samples.base_names import PairSamples
 from dieselfs.samples.ranks import Gather, gathering, rank_and_world
 from dieselfs.samples.reading_list import announce
 from dieselfs.samples.sample_set import SampleSet
-from dieselfs.samples.sample_store import SampleStore, StoredReads, new_name
+from dieselfs.samples.sample_store import SampleStore, name_on, new_name
+from dieselfs.samples.source import LibrarySource
+from dieselfs.samples.stored_reads import ReadCounts, StoredReads
 from dieselfs.samples.tokens import TokenSamples
 
 Batch = TypeVar("Batch")
@@ -73,25 +76,37 @@ class ImportanceSampler(Sampler[list[int]]):
         self._gather = gathering(gather, world)
         self.reader = RankReader(course, batch_size, rank, world, gather=self._gather, drop_last=drop_last)
         self._fingerprint = _fingerprint(dataset, self._files)
-        self._store = self._open_store() if cache_share and self._files is not None else None
+        self._stored = self._open_store() if cache_share and self._files is not None else None
+        self._counted = ReadCounts(0, 0, 0)  # before this epoch
         self._is_ordered = True
 
-    def _open_store(self) -> SampleStore:
-        """Each node has one store of the ranks' common name."""
-        store = SampleStore(self._gather(new_name())[0])
+    def _open_store(self) -> StoredReads:
+        """Each node has one store of the ranks' common name; in a job of several nodes, they are a pool."""
         dataset: Any = self.dataset
-        dataset.source = StoredReads(dataset.source, store)
-        weakref.finalize(self, store.close)
-        return store
+        source = dataset.source
+        me = _pooling_node(source)
+        of_ranks = self._gather((new_name(), me))
+        name, nodes = of_ranks[0][0], {node for _, node in of_ranks}
+        if me is None or None in nodes or len(nodes) == 1:
+            stored = StoredReads(source, SampleStore(name))
+        else:
+            from dieselfs.samples.sample_pool import SamplePool  # in a job alone
+
+            store = SampleStore(name_on(name, me))
+            pool = SamplePool(name, nodes, me, store, source.snapshot, partial(_attachment_of, source))
+            stored = StoredReads(source, store, pool)
+        dataset.source = stored
+        weakref.finalize(self, stored.store.close)
+        return stored
 
     def close(self) -> None:
         """Release the memory of the cache. Samples are read from their source from now on."""
-        if self._store is not None:
+        if self._stored is not None:
             dataset: Any = self.dataset
-            if isinstance(dataset.source, StoredReads) and dataset.source.store is self._store:
-                dataset.source = dataset.source.source
-            self._store.close()
-            self._store = None
+            if dataset.source is self._stored:
+                dataset.source = self._stored.source
+            self._stored.store.close()
+            self._stored = None
 
     @property
     def epoch(self) -> int:
@@ -106,7 +121,13 @@ class ImportanceSampler(Sampler[list[int]]):
         """Go to the start of another epoch, with the losses of all ranks. For the current one nothing changes, so a
         resumed epoch continues. All ranks must call it.
         """
-        self.reader.set_epoch(epoch)
+        if epoch != self.epoch:
+            self.reader.set_epoch(epoch)
+            self._begin_counts()
+
+    def _begin_counts(self) -> None:
+        if self._stored is not None:
+            self._counted = self._stored.counts.total()
 
     def __iter__(self) -> Iterator[list[int]]:
         told: list[Callable[[int], None]] | None = None
@@ -148,8 +169,12 @@ class ImportanceSampler(Sampler[list[int]]):
     def advance(self) -> None:
         """Count the loader's next batch as consumed. Raises InvalidInput if the loader has taken no further one."""
         released = self.reader.consume()
-        if self._store is not None and self._files is not None:
-            self._store.drop(node for node in self._files[released].flatten().tolist() if node >= 0)
+        if self._stored is not None:
+            self._stored.settle(self._nodes_of(released), self._nodes_of(self.reader.kept()))
+
+    def _nodes_of(self, samples: list[int]) -> list[int]:
+        assert self._files is not None
+        return [node for node in self._files[samples].flatten().tolist() if node >= 0]
 
     def record(self, losses: Any, indices: Any = None) -> None:
         """The losses of the batch that was consumed last, one for each sample, or of the samples at `indices`.
@@ -181,10 +206,17 @@ class ImportanceSampler(Sampler[list[int]]):
         ).float()
 
     def statistics(self) -> dict[str, float]:
-        """Counts of this epoch so far, of all ranks together: samples read, hits of the cache, and the number of
-        different samples in the whole epoch.
+        """Counts of this epoch so far: `reads`, `hits`, and the number of `different` samples in the whole epoch.
+
+        With a cache of bytes, `reads` are the files that this rank and its workers have read since it began the epoch
+        or loaded a state; `hits` are those that were in memory, and `from_peers` those of them that other nodes sent.
+        Without it, they are samples of all ranks together, and the hits that a cache would have.
         """
-        return self.reader.statistics()
+        found = self.reader.statistics()
+        if self._stored is not None:
+            counts = zip(ReadCounts._fields, self._stored.counts.total(), self._counted, strict=True)
+            found.update({name: now - before for name, now, before in counts})
+        return found
 
     # -- state ---------------------------------------------------------------------------------------------
 
@@ -215,6 +247,17 @@ class ImportanceSampler(Sampler[list[int]]):
                 for name, value in state.items()
             }
         )
+        self._begin_counts()
+
+
+def _attachment_of(source: LibrarySource) -> Any:
+    return source.dataset.attachment
+
+
+def _pooling_node(source: object) -> str | None:
+    """The node of a job that keeps samples for the others, and may send them: stores have plain bytes."""
+    is_able = isinstance(source, LibrarySource) and not source.snapshot.header.is_encrypted
+    return source.node if isinstance(source, LibrarySource) and is_able else None
 
 
 def _files_of(dataset: object) -> Numbers | None:

@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from dieselfs.errors import InvalidInput
-from dieselfs.samples.sample_store import SampleStore, StoredReads, new_name, remove_abandoned
+from dieselfs.samples.sample_store import SampleStore, new_name, remove_abandoned
+from dieselfs.samples.stored_reads import StoredReads
 
 
 @pytest.fixture

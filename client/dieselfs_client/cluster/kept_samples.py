@@ -1,0 +1,57 @@
+"""What other nodes ask of the samples that the ranks of this node keep. This module reads and writes the files of
+`SampleStore`, and blocks.
+"""
+
+from itertools import accumulate
+from typing import Any
+
+import numpy as np
+
+from dieselfs.cluster.chunk_requests import ChunkAvailability
+from dieselfs.columns import U32
+from dieselfs.errors import InvalidInput
+from dieselfs.limits import PEER_ANSWER_BYTES_MAX, PEER_CHUNKS_MAX
+from dieselfs.samples.sample_store import MEMORY_FOLDER, SampleStore
+from dieselfs.snapshot.reader import Snapshot
+
+
+def read_samples(
+    snapshot: Snapshot, arguments: Any, parent: str = MEMORY_FOLDER
+) -> tuple[list[ChunkAvailability], list[bytes]]:
+    """The states of the files of `get_samples`, and the bytes of those that are here. Raises InvalidInput."""
+    files, sizes = _files(snapshot, arguments.files)
+    store = SampleStore.existing(arguments.store, parent)
+    found = [store.read(file) if store is not None else None for file in files]
+    states, contents = [], []
+    for content, size in zip(found, sizes, strict=True):
+        if content is None or len(content) != size:
+            states.append(ChunkAvailability.ELSEWHERE)
+        else:
+            states.append(ChunkAvailability.HERE)
+            contents.append(content)
+    return states, contents
+
+
+def write_samples(snapshot: Snapshot, arguments: Any, bulk: bytearray, parent: str = MEMORY_FOLDER) -> None:
+    """Keep the files of `put_samples`, if this node has the store. Raises InvalidInput."""
+    files, sizes = _files(snapshot, arguments.files)
+    if len(bulk) != sum(sizes):
+        raise InvalidInput(f"{len(bulk)} bytes of samples, {sum(sizes)} expected")
+    store = SampleStore.existing(arguments.store, parent)
+    if store is not None:
+        content = memoryview(bulk)
+        for file, size, end in zip(files, sizes, accumulate(sizes), strict=True):
+            store.write(file, content[end - size : end])
+
+
+def _files(snapshot: Snapshot, encoded: bytes) -> tuple[list[int], list[int]]:
+    """The files of a request, and their sizes. Raises InvalidInput."""
+    if len(encoded) % 4 or not 0 < len(encoded) <= 4 * PEER_CHUNKS_MAX:
+        raise InvalidInput(f"malformed request: {len(encoded)} bytes of numbers of files")
+    files = np.frombuffer(encoded, U32)
+    if int(files.max()) >= len(snapshot):
+        raise InvalidInput(f"the snapshot has no entry {files.max()}")
+    sizes = snapshot.column("sizes")[files].tolist()
+    if sum(sizes) > PEER_ANSWER_BYTES_MAX:
+        raise InvalidInput(f"{sum(sizes)} bytes of samples, limit {PEER_ANSWER_BYTES_MAX}")
+    return files.tolist(), sizes

@@ -1,0 +1,105 @@
+"""The samples that the nodes of a job keep in memory together. This module sends requests to other nodes.
+
+Each sample has one owner among the nodes whose ranks share the pool: the placement of chunks, with equal weights, by
+the number of the sample's file. Only its store keeps the sample, and the other nodes fetch it there. A rank that has
+read a sample which the cache keeps gives it to its owner. Where an owner does not answer, samples are read from their
+source.
+"""
+
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from contextlib import suppress
+from typing import Protocol
+
+import numpy as np
+
+from dieselfs.cluster.member import Member
+from dieselfs.cluster.peer_client import PeerClient
+from dieselfs.cluster.placement import Placement
+from dieselfs.cluster.pooled_source import PEER_BATCH_BYTES
+from dieselfs.errors import Unavailable
+from dieselfs.limits import PEER_ANSWER_BYTES_MAX, PEER_CHUNKS_MAX
+from dieselfs.samples.sample_store import SampleStore, name_on
+from dieselfs.snapshot.reader import Snapshot
+from dieselfs.sources.interface import Slices
+from dieselfs.sources.server import first_damaged
+
+
+class Nodes(Protocol):
+    """`dieselfs.cluster.attachment.Attachment`."""
+
+    @property
+    def peers(self) -> PeerClient: ...
+
+    def peer(self, node: str) -> Member:
+        """Raises Unavailable."""
+        ...
+
+
+class SamplePool:
+    """Blocks, each wait bounded. `name`: the same on all `nodes`, whose ranks share the pool; `store`: that of the node
+    `me`; `attached`: returns the access to the nodes, in the process that calls it.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        nodes: Collection[str],
+        me: str,
+        store: SampleStore,
+        snapshot: Snapshot,
+        attached: Callable[[], Nodes],
+    ) -> None:
+        self._name, self._me, self._store, self._snapshot = name, me, store, snapshot
+        self._attached = attached
+        self._placement = Placement.of_names({*nodes})
+
+    def owners(self, files: Sequence[int]) -> list[str]:
+        """The node that keeps each file."""
+        identities = np.zeros((len(files), 2), "<u8")
+        identities[:, 0] = files
+        members = self._placement.members
+        return [members[place].node for place in self._placement.owners(identities.view(np.uint8)).tolist()]
+
+    def fetch(self, files: Sequence[int]) -> dict[int, bytes]:
+        """The verified bytes of those of these files that other nodes keep and send; one request to each owner, or more
+        for many bytes.
+        """
+        found = {}
+        for owner, batch, sizes in self._of_others(files):
+            with suppress(Unavailable):  # logged; the peer is avoided for a while
+                to, store = self._attached(), name_on(self._name, owner)
+                contents = to.peers.samples(to.peer(owner), store, batch, sizes)
+                for file, content in zip(batch, contents, strict=True):
+                    if content is not None and self._is_intact(file, content):
+                        found[file] = bytes(content)
+        return found
+
+    def give(self, files: Iterable[int]) -> None:
+        """Move files that this node has read to the nodes that keep them."""
+        here = {file: content for file in files if (content := self._store.read(file)) is not None}
+        for owner, batch, _ in self._of_others([*here]):
+            with suppress(Unavailable):  # logged; they are read from their source next time
+                to, store = self._attached(), name_on(self._name, owner)
+                to.peers.keep_samples(to.peer(owner), store, batch, [here[file] for file in batch])
+            self._store.drop(batch)
+
+    def _of_others(self, files: Sequence[int]) -> Iterator[tuple[str, list[int], list[int]]]:
+        """Files that other nodes own, in requests: owner, files, sizes. A request has PEER_BATCH_BYTES at most, or one
+        file. Files without bytes, or larger than a reply may be, stay where they are.
+        """
+        sizes = self._snapshot.column("sizes")[np.array(files, np.int64)].tolist()
+        by_owner: dict[str, list[tuple[int, int]]] = {}
+        for file, size, owner in zip(files, sizes, self.owners(files), strict=True):
+            if owner != self._me and 0 < size <= PEER_ANSWER_BYTES_MAX:
+                by_owner.setdefault(owner, []).append((file, size))
+        for owner, pairs in by_owner.items():
+            while pairs:
+                ends = np.cumsum([size for _, size in pairs[:PEER_CHUNKS_MAX]])
+                count = max(int(np.searchsorted(ends, PEER_BATCH_BYTES, "right")), 1)
+                batch, pairs = pairs[:count], pairs[count:]
+                yield owner, [file for file, _ in batch], [size for _, size in batch]
+
+    def _is_intact(self, file: int, content: memoryview) -> bool:
+        extents = self._snapshot.extents(file)
+        places, lengths = [extent.place for extent in extents], [extent.length for extent in extents]
+        return first_damaged(extents, Slices(content, places, lengths)) is None
