@@ -21,8 +21,8 @@ from dieselfs.shuffle.spec import SEED_MAX
 DEFAULT_REPEATS = 3.0
 REPEATS_MAX = 100.0
 STATE_VERSION = 1
-_LOSS_CHANGE = "loss_change"
-"""States of version 0.1 have none."""
+_NEWER = "loss_peak", "loss_change"
+"""States of version 0.1 have none of them."""
 
 
 class Records(NamedTuple):
@@ -161,7 +161,8 @@ class Course:
             "repeats": schedule.repeats,
             "smoothing": schedule.smoothing,
             "loss": schedule.loss,
-            _LOSS_CHANGE: schedule.loss_change,
+            "loss_peak": schedule.loss_peak,
+            "loss_change": schedule.loss_change,
             "accuracies": [*schedule.accuracies],
             "loss_sum": self._loss_sum,
             "losses": self._losses,
@@ -180,7 +181,7 @@ class Course:
         """Continue from a state. Raises InvalidInput if it is of another number of samples, or damaged; then the course
         is as before.
         """
-        missing = [name for name in Course(1).state() if name not in state and name != _LOSS_CHANGE]
+        missing = [name for name in Course(1).state() if name not in state and name not in _NEWER]
         if missing:
             raise InvalidInput(f"not a state of an importance sampler: it has no {missing[0]!r}")
         if state["version"] != STATE_VERSION:
@@ -207,7 +208,7 @@ class Course:
             float(state["smoothing"]),
             None if loss is None else float(loss),
             [float(accuracy) for accuracy in state["accuracies"]],
-            float(state.get(_LOSS_CHANGE, 0.0)),
+            *(float(state.get(name, 0.0)) for name in _NEWER),
         )
         self.seed, self.epoch, self.cache, self._base = int(state["seed"]), int(state["epoch"]), cache, base
         self.hits, self.reads = int(state["hits"]), int(state["reads"])

@@ -20,7 +20,15 @@ def test_cached_samples_are_repeated_while_accuracy_improves() -> None:
 
 @pytest.mark.parametrize(
     ("losses", "is_repeated"),
-    [([2.0], True), ([2.0, 1.5], True), ([2.0, 1.3], False), ([2.0, 1.3, 1.2], True), ([1.0, 2.0], True)],
+    [
+        ([2.0], True),
+        ([2.0, 1.5], True),
+        ([2.0, 1.3], False),
+        ([2.0, 1.3, 1.2], True),
+        ([2.0, 1.5, 1.0, 0.5, 0.1], True),  # the curve is not steep where the loss is small
+        ([1.0, 2.0, 1.3], False),
+        ([1.0, 2.0], True),
+    ],
 )
 def test_cached_samples_are_not_repeated_after_a_steep_decline_of_the_loss(
     losses: list[float], is_repeated: bool
