@@ -150,9 +150,11 @@ def hit_rows(subject: Subject, epochs: int) -> Iterator[Row]:
         yield row(name, hits_of, first.get(name))
     for repeats in REPEATS:
         ours = {share: shade_hits(subject, 1, epochs, share, repeats) for share in SHARES}
-        if repeats == 1:  # then requests barely depend on the size of the cache
-            served = ours[SHARES[0]][1].served
-            yield row("SHADE's draws: LRU", partial(_lru, served), served)
+        equal = {
+            share: (hit_ratio(_lru(training.served, int(share * samples))), training)
+            for share, (_, training) in ours.items()
+        }
+        yield _shade_row(subject, f"SHADE's draws, repeats {repeats:g}: LRU", equal, base[SHARES[0]])
         yield _shade_row(subject, f"SHADE, repeats {repeats:g}", ours, base[SHARES[0]])
     always = {share: shade_hits(subject, 1, epochs, share, DEFAULT_REPEATS, False) for share in SHARES}
     yield _shade_row(subject, f"SHADE, repeats {DEFAULT_REPEATS:g} in every epoch", always, base[SHARES[0]])
