@@ -291,6 +291,8 @@ JOB_GATHER_TIMEOUT_S = 60.0
 """A node waits this long for the other nodes of its job, then starts with those that are there."""
 WARMTH_TIMEOUT_S = 1.5
 """Wait for the answers of all nodes of a job to a query of their warmth."""
+PEER_SCORES_TIMEOUT_S = 10.0
+"""A node draws the order of 10 million files for the mounts of its job, and answers, in this time."""
 PEER_REPORT_BYTES_MAX = 1 * MIB
 """What a node tells the others of its metrics, or of their history."""
 UNMOUNT_TIMEOUT_S = 10.0

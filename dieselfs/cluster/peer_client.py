@@ -24,7 +24,7 @@ from dieselfs.cluster.failure_detector import FailureDetector
 from dieselfs.cluster.member import Member
 from dieselfs.cluster.warmth import Warmth
 from dieselfs.columns import U32
-from dieselfs.errors import DieselfsError, ProtocolError, Unavailable
+from dieselfs.errors import DieselfsError, InvalidInput, ProtocolError, Unavailable
 from dieselfs.limits import (
     PEER_CALL_TIMEOUT_S,
     PEER_CONNECT_TIMEOUT_S,
@@ -243,29 +243,42 @@ class PeerClient:
     def report(self, peer: Member, window: Window | None = None) -> bytes:
         """The metrics of a peer as JSON, or their history in a window. Raises as `held`."""
         first_s, last_s = (math.floor(window[0]), math.ceil(window[1])) if window else (0, 0)
-        arguments: dict[str, object] = {
-            "is_history": window is not None,
-            "first_s": first_s,
-            "last_s": last_s,
-        }
-        return self._aside(peer, "get_report", arguments)
+        is_history = window is not None
+        return self._found(
+            peer, "get_report", {"is_history": is_history, "first_s": first_s, "last_s": last_s}
+        )
 
     def held(self, peer: Member) -> bytes:
         """The chunks that a peer has in memory, see `cluster.holdings`. Raises Unavailable."""
-        return self._aside(peer, "get_held", {})
+        return self._found(peer, "get_held", {})
 
-    def _aside(self, peer: Member, method: str, arguments: dict[str, object]) -> bytes:
-        """The bulk of a call on a connection of its own. A failure does not count: a peer of an earlier version does
-        not know the method. Raises Unavailable.
+    def _found(self, peer: Member, method: str, arguments: dict[str, object]) -> bytes:
+        """As `ask_aside`; a peer of an earlier version does not know the method. Raises Unavailable."""
+        try:
+            return self.ask_aside(peer, method, arguments, self._silence_s, bytes_max=PEER_REPORT_BYTES_MAX)
+        except InvalidInput as error:
+            raise Unavailable(f"node {peer.node}: {error}") from error
+
+    def ask_aside(
+        self,
+        peer: Member,
+        method: str,
+        arguments: dict[str, object],
+        timeout_s: float,
+        bulk: Sequence[Buffer] = (),
+        bytes_max: int = 0,
+    ) -> bytes:
+        """The bulk of a call on a connection of its own. A failure does not count. Raises InvalidInput if the peer
+        refuses, and Unavailable.
         """
         link = _PeerLink(peer, self._clock())
         link.is_closed = True  # it is kept for no other call
-        arguments["digest"] = self._digest
         try:
             with self._connected(link) as connection:
-                _, found = connection.call(
-                    method, arguments, (), self._silence_s, bulk_bytes_max=PEER_REPORT_BYTES_MAX
-                )
+                asked = {"digest": self._digest, **arguments}
+                _, found = connection.call(method, asked, bulk, timeout_s, bulk_bytes_max=bytes_max)
+        except InvalidInput:
+            raise
         except DieselfsError as error:
             raise Unavailable(f"node {peer.node}: {error}") from error
         return bytes(found or b"")

@@ -18,7 +18,7 @@ from dieselfs.errors import InvalidInput
 from dieselfs.importance.epoch import first_epoch, later_epoch
 from dieselfs.importance.schedule import Schedule
 from dieselfs.importance.score_lines import LossBatch
-from dieselfs.importance.scores import scores_of
+from dieselfs.importance.scores import Scores, scores_of
 from dieselfs.names import printable
 from dieselfs.shuffle.order import GroupOrder, Layout
 from dieselfs.shuffle.policies import KnownLosses
@@ -28,6 +28,17 @@ from dieselfs.snapshot.reader import Snapshot
 ORDERS_KEPT = 4
 _SHOWN_MAX = 80
 _TYPE_BITS = 0o170000
+
+
+class FoundLosses(NamedTuple):
+    """The losses of a batch as they count: shape (n,) the files and the score of each; how many there were, and their
+    sum.
+    """
+
+    nodes: Nodes
+    scores: Scores
+    losses: int
+    loss_sum: float
 
 
 class OrderKey(NamedTuple):
@@ -66,19 +77,29 @@ class ScoredFiles:
         self.changes = 0
 
     def take(self, batch: LossBatch) -> None:
-        """Count the losses of a batch; the score of a file is the rank of its loss in it. Raises InvalidInput if a path
-        is no file of the snapshot; then no loss counts.
+        """Count the losses of a batch. Raises as `found`; then no loss counts."""
+        self.add(self.found(batch))
+
+    def found(self, batch: LossBatch) -> FoundLosses:
+        """What the losses of a batch count; the score of a file is the rank of its loss in it. Raises InvalidInput if a
+        path is no file of the snapshot.
         """
         nodes = self._snapshot.find_many(batch.paths)
         types = self._snapshot.column("modes")[nodes] & _TYPE_BITS
         for place in np.flatnonzero((nodes < 0) | (types != stat.S_IFREG))[:1].tolist():
             path = printable(batch.paths[place][:_SHOWN_MAX])
             raise InvalidInput(f"{path} is no file of {self._snapshot.dataset}")
+        self.batches += 1
+        return FoundLosses(
+            nodes.astype(np.uint32), scores_of(batch.losses), len(batch.losses), float(batch.losses.sum())
+        )
+
+    def add(self, found: FoundLosses) -> None:
+        """Count losses; of a file that comes twice, the last one counts."""
         with self._lock:
-            self._scores[nodes] = scores_of(batch.losses)
-            self._loss_sum += float(batch.losses.sum())
-            self._losses += len(batch.losses)
-            self.batches += 1
+            self._scores[found.nodes] = found.scores
+            self._loss_sum += found.loss_sum
+            self._losses += found.losses
             self.changes += 1
 
     @property
@@ -111,11 +132,23 @@ class ScoredFiles:
                 drawn = later_epoch(scores, cached, key.seed, key.epoch, smoothing, 1.0)
             else:
                 drawn = first_epoch(len(files), key.seed, key.epoch)
-            order = self._orders[key] = files[drawn.samples]
-            while len(self._orders) > ORDERS_KEPT:
-                self._orders.popitem(last=False)
-            self.changes += 1
-            return order
+            return self._keep(key, files[drawn.samples])
+
+    def known(self, key: OrderKey) -> Nodes | None:
+        """An order that is kept."""
+        return self._orders.get(key)
+
+    def adopt(self, key: OrderKey, order: Nodes) -> Nodes:
+        """Keep an order that was drawn elsewhere, unless one is known; returns the one that is kept."""
+        with self._lock:
+            return self._orders[key] if key in self._orders else self._keep(key, order)
+
+    def _keep(self, key: OrderKey, order: Nodes) -> Nodes:
+        self._orders[key] = order
+        while len(self._orders) > ORDERS_KEPT:
+            self._orders.popitem(last=False)
+        self.changes += 1
+        return order
 
     def orders(self) -> list[dict[str, Any]]:
         """The orders that are kept; nodes of a job whose `check` is the same have the same order."""

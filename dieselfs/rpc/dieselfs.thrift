@@ -335,6 +335,13 @@ service Peer extends Handshake {
   Extents get_samples(1: binary digest, 2: string store, 3: binary files) throws (1: Refusal refusal)
   /** Keep in `store` the files whose bytes follow, joined, as far as there is space, if the node has such a store. */
   void put_samples(1: binary digest, 2: string store, 3: binary files, 4: i64 bulk_length) throws (1: Refusal refusal)
+  /**
+   * Followed by u32 numbers of files and as many u32 scores, which count for all mounts of the job. `losses`: how many
+   * there were; `loss_sum`: a float64.
+   */
+  void put_scores(1: binary digest, 2: binary loss_sum, 3: i64 losses, 4: i64 bulk_length) throws (1: Refusal refusal)
+  /** Followed by the order of an epoch by these scores: u32 numbers of files. `seed`, `epoch`: decimal numbers. */
+  Bulk get_order(1: binary digest, 2: binary folder, 3: string seed, 4: string epoch) throws (1: Refusal refusal)
 }
 
 service ChunkServer extends Handshake {

@@ -16,6 +16,7 @@ from dieselfs_client.daemon import control
 from dieselfs_client.mount.points.options import MountOptions
 from lab.namespace import wait_for
 from lab.network import clear
+from tests.support.job_mounts import job_mounts
 from tests.support.server import RunningServer, running_server
 
 pytestmark = pytest.mark.skipif(
@@ -117,3 +118,35 @@ def test_an_order_is_read_from_the_page_cache(view: str, server: RunningServer, 
         assert (mountpoint / ".dieselfs/cursor").read_text() == ""
     finally:
         clear(mountpoint)
+
+
+def test_mounts_of_a_job_have_one_set_of_scores(server: RunningServer, tmp_path: Path) -> None:
+    """Each of three mounts, two of one node, gets a part of the losses; all draw by all of them."""
+    with job_mounts(
+        server, "images", tmp_path, ["a", "a", "b"], memory_bytes=64 * MIB, scores=True
+    ) as mounts:
+        orders = [mount / ".dieselfs/shuffle" for mount in mounts]
+        name = "policy=importance,seed=1,folder=train,epoch="
+        files = [f"train/{number:06d}" for number in range(FILES)]
+        (first,) = {(order / f"{name}0").read_text() for order in orders}
+        assert sorted(first.splitlines()) == files
+        for number, mount in enumerate(mounts):
+            with open(mount / ".dieselfs/scores", "w") as scores:
+                scores.writelines(
+                    f"{loss / FILES} {path}\n" for loss, path in enumerate(files[number :: len(mounts)])
+                )
+                scores.write("\n")
+        wait_for(
+            lambda: sum(stats_of(mount)["importance"]["scored_files"] for mount in mounts) == FILES,
+            "one mount has all scores",
+            TIMEOUT_S,
+        )
+        (second,) = {(order / f"{name}1").read_text() for order in orders}
+        drawn = [int(path.removeprefix("train/")) for path in second.splitlines()]
+        assert len(drawn) == FILES > len(set(drawn))
+        # The losses that each mount got grow with the number of a file.
+        parts = [[number for number in drawn if number % len(mounts) == part] for part in range(len(mounts))]
+        assert all(sum(part) > 1.03 * len(part) * FILES / 2 for part in parts)
+        for order in orders:
+            with pytest.raises(OSError, match="Invalid argument"):
+                (order / "policy=importance,seed=2,epoch=0").read_text()

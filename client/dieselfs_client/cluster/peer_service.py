@@ -27,6 +27,7 @@ from dieselfs.rpc.serving.server import RpcServer
 from dieselfs.snapshot.reader import Snapshot
 from dieselfs.telemetry.registry import Registry
 from dieselfs.telemetry.socket import PublishedMetrics
+from dieselfs_client.cluster.job_scores import JobScores
 from dieselfs_client.cluster.kept_samples import read_samples, write_samples
 from dieselfs_client.memory.node_cache import NodeCache
 
@@ -63,8 +64,9 @@ class PeerService:
         warmth: Callable[[bool], Warmth] = lambda is_to_warm: Warmth(0, 0),
         metrics: Registry | None = None,
         published_metrics: PublishedMetrics | None = None,
+        scores: JobScores | None = None,
     ) -> None:
-        self._published_metrics = published_metrics
+        self._published_metrics, self._scores = published_metrics, scores
         self.keys = JobKeys(credential.key)
         self._has_tls = credential.has_tls
         self.metrics = metrics = metrics or Registry()
@@ -105,7 +107,7 @@ class PeerService:
         if method in ("hello", "prove"):
             raise ProtocolError("a second handshake")
         self._requests.value += 1
-        sent = await _received(connection, arguments) if method == "put_samples" else bytearray()
+        sent = await _received(connection, arguments) if hasattr(arguments, "bulk_length") else bytearray()
         try:
             if arguments.digest != self._snapshot.digest:
                 ours, theirs = self._snapshot.digest.hex(), arguments.digest.hex()
@@ -126,6 +128,9 @@ class PeerService:
                     encode_reply(method, sequence, thrift.Bulk(bulk_length=len(bulk))), [bulk]
                 )
                 return
+            if method in ("put_scores", "get_order"):
+                await self._importance(connection, method, sequence, arguments, sent)
+                return
             if method in ("get_samples", "put_samples"):
                 await self._samples(connection, method, sequence, arguments, sent)
                 return
@@ -142,6 +147,19 @@ class PeerService:
             extent for each, payload in here for extent in each.of(payload)
         )  # lazily, as they are sent
         await connection.send(encode_reply(method, sequence, reply), extents)
+
+    async def _importance(
+        self, connection: ClientConnection, method: str, sequence: int, arguments: Any, bulk: bytearray
+    ) -> None:
+        """Raises InvalidInput if this node has no scores, too."""
+        if self._scores is None:
+            raise InvalidInput("this node keeps no scores")
+        if method == "put_scores":
+            self._scores.add_of_peer(arguments, bulk)
+            await connection.send(encode_reply(method, sequence, None))
+            return
+        order = await trio.to_thread.run_sync(self._scores.order_for_peer, arguments)
+        await connection.send(encode_reply(method, sequence, thrift.Bulk(bulk_length=len(order))), [order])
 
     async def _samples(
         self, connection: ClientConnection, method: str, sequence: int, arguments: Any, bulk: bytearray

@@ -39,6 +39,7 @@ from dieselfs.settings.table import OFF, JobSettings
 from dieselfs.shuffle.spec import DEFAULT_ORDER_VERSION
 from dieselfs.sources.server import ServerSource
 from dieselfs.telemetry.socket import PublishedMetrics
+from dieselfs_client.cluster.job_scores import JobScores
 from dieselfs_client.cluster.membership import Members, Membership, RemoteRegistry
 from dieselfs_client.cluster.peer_service import PeerService
 from dieselfs_client.cluster.progress_report import ProgressReport
@@ -107,6 +108,7 @@ class Pool:
         config: PoolConfig,
         host: PoolHost,
         on_change: Callable[[Members], None] = lambda members: None,
+        scores: JobScores | None = None,
     ) -> None:
         """`reader`: the source of chunks that no node has. `on_change` gets each new list of `members`, within `run`.
 
@@ -157,6 +159,7 @@ class Pool:
             warmth=self._warmth_for_peer,
             metrics=metrics,
             published_metrics=host.published_metrics,
+            scores=scores,
         )
         self._membership: Membership | None = None
         self._on_change = on_change

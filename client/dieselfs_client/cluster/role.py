@@ -36,6 +36,7 @@ from dieselfs.sources.server import ServerSource
 from dieselfs.telemetry import catalogue
 from dieselfs.telemetry.registry import Registry
 from dieselfs.telemetry.series import Window
+from dieselfs_client.cluster.job_scores import JobScores
 from dieselfs_client.cluster.job_warmth import JobWarmth, answers_of, job_fields
 from dieselfs_client.cluster.local_service import LocalService, bound
 from dieselfs_client.cluster.membership import Members
@@ -132,6 +133,10 @@ class JobRole:
         """Set when the expected nodes are members, or after JOB_GATHER_TIMEOUT_S."""
         self.refusal: DieselfsError | None = None
         """Why this node cannot join; the nursery is cancelled then."""
+        self.scores = JobScores(
+            snapshot, self.node, self._others, lambda: self._pool is not None, self._peers, self.metrics
+        )
+        """Those of all mounts of the job."""
         self._declare_metrics(self.metrics)
         if self._election.try_take():
             self._make_pool()
@@ -181,6 +186,7 @@ class JobRole:
             self.gathered.set()
         self._host.nursery.start_soon(self._run)
         self._host.nursery.start_soon(self._warmth.run)
+        self._host.nursery.start_soon(self.scores.run)
 
     async def _run(self) -> None:
         with closing(self._election):
@@ -228,7 +234,9 @@ class JobRole:
     # -- master ------------------------------------------------------------------------------------------
 
     def _make_pool(self) -> None:
-        self._pool = Pool(self._reader, self._client, self._config, self._host, self._share_members)
+        self._pool = Pool(
+            self._reader, self._client, self._config, self._host, self._share_members, self.scores
+        )
 
     async def _run_master(self, pool: Pool) -> None:
         async with trio.open_nursery() as nursery:

@@ -151,7 +151,14 @@ class Node:
         )
         self.reads = prepared.view.reads(path, self.control.errors, nursery, self._prefetcher.pushing)
         # Adds the files of the previous daemon to the control tree before the kernel asks for them.
-        self._progress = ProgressKeeper(snapshot, handover, self._prefetcher, self.control, self.share)
+        self._progress = ProgressKeeper(
+            snapshot,
+            handover,
+            self._prefetcher,
+            self.control,
+            self.share,
+            None if job is None else job.scores,
+        )
         nursery.start_soon(self._progress.run)
         self._declare_metrics()
         self.memory_advice = "" if job else self._advice()  # nodes of a job have shares of groups
@@ -242,7 +249,7 @@ class Node:
         return await self._job.warmth()
 
     def score(self, batch: LossBatch) -> None:
-        self._progress.scores.files.take(batch)
+        self._progress.scores.take(batch)
 
     def warm(self) -> None:
         if self._job is None:

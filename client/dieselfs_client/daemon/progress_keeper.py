@@ -8,13 +8,14 @@ from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from threading import Lock
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import trio
 
 from dieselfs.arrays import Nodes
 from dieselfs.errors import DieselfsError, InvalidInput
+from dieselfs.importance.score_lines import LossBatch
 from dieselfs.importance.scored_files import ORDERS_KEPT, OrderKey, ScoredFiles
 from dieselfs.limits import MIB
 from dieselfs.shuffle.listed import ListedOrder
@@ -25,6 +26,9 @@ from dieselfs.snapshot.reader import Snapshot
 from dieselfs_client.mount.control.tree import ControlFile, ControlTree
 from dieselfs_client.prefetch.prefetcher import Prefetcher
 from dieselfs_client.supervision.status import MemoryFile
+
+if TYPE_CHECKING:  # imported in a job alone
+    from dieselfs_client.cluster.job_scores import JobScores
 
 HANDOVER_INTERVAL_S = 1.0
 """Progress of plans since the last write is lost if the daemon dies."""
@@ -74,8 +78,10 @@ def parse_handover(data: bytes) -> HandoverEntries:
 class KeptScores:
     """Thread-safe. The next daemon has all scores but those of the last moment, and every order that a reader got."""
 
-    def __init__(self, snapshot: Snapshot, file: MemoryFile | None) -> None:
-        self.files = ScoredFiles(snapshot)
+    def __init__(self, snapshot: Snapshot, file: MemoryFile | None, job: "JobScores | None" = None) -> None:
+        """`job`: the scores of all mounts of the job."""
+        self.files = ScoredFiles(snapshot) if job is None else job.files
+        self._scores = self.files if job is None else job
         self._snapshot, self._file = snapshot, file
         self._lock = Lock()  # guards the file, and the number and the orders below
         self._kept = 0
@@ -90,7 +96,7 @@ class KeptScores:
     def drawn(self, spec: PlanSpec, files: Nodes) -> ListedOrder:
         """The order of an epoch (`policies.Losses`), the same for all readers. It is kept before it is returned."""
         key = OrderKey(spec.folder, spec.seed, spec.epoch)
-        nodes = self.files.order(key, files)
+        nodes = self._scores.order(key, files)
         self.keep()
         with self._lock:
             drawn, order = self._orders.get(key, (None, None))
@@ -100,6 +106,10 @@ class KeptScores:
                 while len(self._orders) > ORDERS_KEPT:
                     self._orders.popitem(last=False)
             return order
+
+    def take(self, batch: LossBatch) -> None:
+        """As `ScoredFiles.take`."""
+        self._scores.take(batch)
 
     @property
     def is_changed(self) -> bool:
@@ -134,8 +144,9 @@ class ProgressKeeper:
         prefetcher: Prefetcher,
         control: ControlTree,
         share: Callable[[ShareName], Share],
+        scores: "JobScores | None" = None,
     ) -> None:
-        self.scores = KeptScores(snapshot, handover.scores)
+        self.scores = KeptScores(snapshot, handover.scores, scores)
         self._snapshot = snapshot
         self._state = handover.state
         self._prefetcher = prefetcher

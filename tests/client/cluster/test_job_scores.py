@@ -1,0 +1,73 @@
+"""Scores of a job that one node has: what others cannot send waits within a bound, and nonsense is refused."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from dieselfs.cluster.member import Member
+from dieselfs.cluster.peer_client import PeerClient
+from dieselfs.errors import InvalidInput, Unavailable
+from dieselfs.importance.score_lines import LossBatch
+from dieselfs.importance.scored_files import OrderKey
+from dieselfs.telemetry.registry import Registry
+from dieselfs_client.cluster import job_scores
+from dieselfs_client.cluster.job_scores import JobScores
+from tests.support.dataset import TreeEntry, pack_entries
+from tests.support.peer_nodes import CREDENTIAL
+
+SNAPSHOT = pack_entries([TreeEntry(b"%d" % n, 0o100644, 0, b"x") for n in range(20)]).snapshot
+FILES = np.array([SNAPSHOT.find(b"%d" % n) for n in range(20)], np.uint32)
+BATCH = LossBatch([b"1", b"2", b"3"], np.array([1.0, 2.0, 3.0]))
+SUM = np.float64(6).tobytes()
+
+
+def scores_of(others: list[str], is_master: bool = True) -> JobScores:
+    peers = PeerClient(CREDENTIAL, SNAPSHOT.digest)
+    members = [Member.named(node) for node in others]
+    return JobScores(SNAPSHOT, "me", lambda: members, lambda: is_master, lambda: peers, Registry())
+
+
+def test_a_node_alone_counts_its_own_losses() -> None:
+    scores = scores_of([])
+    scores.take(BATCH)
+    scores.send()
+    assert scores.files.scored == 3 and len(scores.order(OrderKey(b"", 1, 1), FILES)) == len(FILES)
+
+
+def test_losses_wait_for_the_node_that_has_the_scores(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(job_scores, "UNSENT_MAX", 6)
+    scores = scores_of(["nobody"], is_master=False)
+    for _ in range(3):
+        scores.take(BATCH)
+        with pytest.raises(Unavailable, match="node nobody"):
+            scores.send()
+    with pytest.raises(Unavailable, match="node nobody"):
+        scores.order(OrderKey(b"", 1, 1), FILES)
+    assert scores.lost.value == 3 and not scores.files.scored
+    with pytest.raises(InvalidInput, match="no file"):
+        scores.take(LossBatch([b"none"], np.array([1.0])))
+
+
+@pytest.mark.parametrize(
+    ("sent", "bulk", "says"),
+    [
+        ({"loss_sum": SUM, "losses": 1}, b"1234567", "malformed"),
+        ({"loss_sum": b"", "losses": 1}, bytes(8), "malformed"),
+        ({"loss_sum": SUM, "losses": -1}, bytes(8), "malformed"),
+        ({"loss_sum": np.float64(np.nan).tobytes(), "losses": 1}, bytes(8), "sum of losses is nan"),
+        ({"loss_sum": SUM, "losses": 1}, b"\xff" * 8, "no entry"),
+    ],
+)
+def test_malformed_scores_are_refused(sent: dict[str, Any], bulk: bytes, says: str) -> None:
+    scores = scores_of([])
+    with pytest.raises(InvalidInput, match=says):
+        scores.add_of_peer(SimpleNamespace(**sent), bytearray(bulk))
+    assert not scores.files.changes
+
+
+@pytest.mark.parametrize("number", ["-1", "", "x", str(1 << 64), "9" * 30])
+def test_orders_of_impossible_numbers_are_refused(number: str) -> None:
+    with pytest.raises(InvalidInput, match=r"seed and epoch are"):
+        scores_of([]).order_for_peer(SimpleNamespace(folder=b"", seed=number, epoch="1"))
