@@ -3,8 +3,8 @@
 Hits, as figures 7 and 12 of SHADE have them: trainings on synthetic images give the requests; policies are simulated
 over them. Requests are of uniform sampling, of importance sampling by the losses of whole batches (SHADE's
 "default"), and of SHADE itself, whose requests depend on its cache. Accuracies are of trainings with and without
-importance, in memory. Speeds, as figures 8 to 11 have them, are those of these trainings if misses took the time of a
-slow store (`load_times`).
+importance, in memory. Speeds, as figures 8 to 11 have them, are those of these trainings if they loaded their batches
+as `sample_loads` does, for real, in the last epoch, and a step computed for COMPUTING_MS (`load_times`).
 """
 
 from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Sequence
@@ -18,6 +18,7 @@ import numpy as np
 from bench.harness.agreement import accuracy_cells
 from bench.harness.figures import Row, Scale
 from bench.papers.lessons import Subject, Training, UniformReader, digits, distinct, learn, synthetic
+from bench.papers.sample_loads import SampleLoads, sample_loads
 from bench.simulations.cache_policies import (
     Lru,
     NeverEvict,
@@ -65,7 +66,8 @@ def importance(folder: Path, scale: Scale) -> Generator[Iterable[Row]]:
     samples, epochs = (QUICK_SAMPLES, QUICK_EPOCHS) if scale.is_quick else (HIT_SAMPLES, HIT_EPOCHS)
     yield hit_rows(synthetic(samples), epochs)
     seeds, epochs = (2, epochs) if scale.is_quick else (SPEED_SEEDS, SPEED_EPOCHS)
-    yield speed_rows(synthetic(samples), epochs, seeds)
+    with sample_loads(folder, samples) as loads:
+        yield speed_rows(synthetic(samples), epochs, seeds, loads)
     yield accuracy_rows(digits(), scale)
     yield accuracy_rows(synthetic(QUICK_SAMPLES if scale.is_quick else ACCURACY_SAMPLES), scale)
 
@@ -283,6 +285,13 @@ class _HitCounter:
         self.misses[-1].append(course.reads - course.hits + missed)
 
 
+def _misses(hits: Hits, batch: int) -> list[list[int]]:
+    """By epoch, of each batch."""
+    return [
+        [epoch[first : first + batch].count(False) for first in range(0, len(epoch), batch)] for epoch in hits
+    ]
+
+
 class Speed(NamedTuple):
     """One training: its times, and how its network learned."""
 
@@ -290,11 +299,11 @@ class Speed(NamedTuple):
     accuracies: Sequence[float]
 
 
-def speed_rows(subject: Subject, epochs: int, seeds: int) -> Iterator[Row]:
+def speed_rows(subject: Subject, epochs: int, seeds: int, loads: SampleLoads) -> Iterator[Row]:
     """For each size of the cache: throughput, loading of a batch, and when the training converges (figures 8 to 11).
     Means over the seeds, ratios of equal seeds.
     """
-    for share, runs, goals in speeds(subject, epochs, seeds):
+    for share, runs, goals in speeds(subject, epochs, seeds, loads):
         for name, of_seeds in runs.items():
             yield {
                 f"speed, {subject.title}, {seeds} seeds, cache of": f"{share:.0%}",
@@ -307,6 +316,7 @@ def speeds(
     subject: Subject,
     epochs: int,
     seeds: int,
+    loads: SampleLoads,
     shares: Sequence[float] = SPEED_SHARES,
     ways: Collection[str] = WAYS,
 ) -> Iterator[tuple[float, dict[str, list[Speed]], list[float]]]:
@@ -317,18 +327,19 @@ def speeds(
     uniform = [learn(subject, seed, epochs, UniformReader(samples, batch, seed)) for seed in range(seeds)]
     goals = [max(training.accuracies) - NEAR for training in uniform]
 
+    def speed(training: Training, misses: list[list[int]]) -> Speed:
+        loads_ms = loads.loads_ms(training.served[-1], batch, misses[-1])
+        return Speed(LoadTimes(misses, samples, loads_ms), training.accuracies)
+
     def simulated(hits: Callable[[Sequence[Sequence[int]]], Hits]) -> list[Speed]:
-        return [
-            Speed(LoadTimes.of_hits(hits(training.served), batch), training.accuracies)
-            for training in uniform
-        ]
+        return [speed(training, _misses(hits(training.served), batch)) for training in uniform]
 
     def shade(size: int, repeats: float) -> list[Speed]:
         found = []
         for seed in range(seeds):
             counter = _HitCounter(RankReader(Course(samples, seed, size, repeats=repeats), batch))
             training = learn(subject, seed, epochs, counter)
-            found.append(Speed(LoadTimes(counter.misses, samples), training.accuracies))
+            found.append(speed(training, counter.misses))
         return found
 
     for share in shares:
@@ -344,9 +355,9 @@ def speeds(
 
 def _speed_cells(speeds: Sequence[Speed], base: Sequence[Speed], goals: Sequence[float]) -> dict[str, str]:
     """Convergence is compared for the seeds with which both trainings reach their goal."""
-    loads = [speed.times.load_ms(WARM_EPOCHS) for speed in speeds]
-    rates = [speed.times.throughput(WARM_EPOCHS) for speed in speeds]
-    usual = [speed.times.throughput(WARM_EPOCHS) for speed in base]
+    loads = [speed.times.load_ms() for speed in speeds]
+    rates = [speed.times.throughput() for speed in speeds]
+    usual = [speed.times.throughput() for speed in base]
     pairs = [
         (ours.times.time_to(ours.accuracies, goal), theirs.times.time_to(theirs.accuracies, goal))
         for ours, theirs, goal in zip(speeds, base, goals, strict=True)

@@ -355,9 +355,10 @@ OTHERS = (
     ),
     Experiment(
         "SHADE, figures 8 to 11",
-        "throughput, loading and convergence, from the misses of trainings",
-        "a miss takes 0.25 ms by a model, and a batch 5 ms; synthetic images of ten classes, not CIFAR-10 and ImageNet"
-        "; converged: half a point from the best of uniform sampling; *not measured*: with no seed do both converge",
+        "throughput, loading and convergence of trainings",
+        "loaded for real, from a server on one machine; a step computes for 5 ms by a model; synthetic images of ten "
+        "classes, not CIFAR-10 and ImageNet; converged: half a point from the best of uniform sampling; "
+        "*not measured*: with no seed do both converge",
         (
             *(
                 Comparison(

@@ -135,7 +135,7 @@ def _shade(folder: Path, scale: Scale, experiments: Sequence[Experiment]) -> Ite
 
     name = "importance"
     wanted = {(each.trial, each.side) for each in measures_of(experiments) if each.benchmark == name}
-    for title, side, values in shade_figures(scale, wanted):
+    for title, side, values in shade_figures(folder, scale, wanted):
         yield {(name, title, side): values}
 
 
@@ -145,7 +145,7 @@ COMPUTED: dict[str, Callable[[Path, Scale, Sequence[Experiment]], Iterator[Value
     "regression": _regression,
     "importance": _shade,
 }
-"""What depends on seeds, and not on the machine."""
+"""What depends on seeds, and but for loading not on the machine."""
 
 
 # -- which sides, and what their values give: no I/O ------------------------------------------------------

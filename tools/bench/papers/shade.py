@@ -1,8 +1,9 @@
-"""What figures 2 to 4 and 7 to 12 of SHADE show, of the trainings and caches of `importance`. No I/O."""
+"""What figures 2 to 4 and 7 to 12 of SHADE show, of the trainings and caches of `importance`."""
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from itertools import compress
 from math import ceil
+from pathlib import Path
 
 import numpy as np
 
@@ -16,7 +17,6 @@ from bench.papers.importance import (
     SHARES,
     SPEED_EPOCHS,
     SPEED_SHARES,
-    WARM_EPOCHS,
     BatchLossReader,
     hit_ratio,
     policies,
@@ -26,6 +26,7 @@ from bench.papers.importance import (
 )
 from bench.papers.lessons import Subject, Training, UniformReader, learn, synthetic
 from bench.papers.paper_numbers import ACCURACY
+from bench.papers.sample_loads import SampleLoads, sample_loads
 from dieselfs.importance.course import DEFAULT_REPEATS
 
 HITS = "hits of a request"
@@ -35,7 +36,7 @@ THROUGHPUT, LOADING, LOADING_SPREAD, CONVERGED = (
     "standard deviation of loading",
     "seconds until converged",
 )
-"""Of the model of loading. Compared are the seeds with which all trainings converge."""
+"""Of real loading, and a model of computing. Compared are the seeds with which all trainings converge."""
 AGAIN, AGAIN_LAST, THRICE_LAST, IMPORTANT = (
     "read more than once in the second epoch",
     "read more than once in the last epoch",
@@ -61,30 +62,34 @@ def speed_title(share: float) -> str:
     return f"speed, cache of {share:.0%}"
 
 
-def shade_figures(scale: Scale, wanted: Collection[tuple[str, str]]) -> Iterator[Found]:
+def shade_figures(folder: Path, scale: Scale, wanted: Collection[tuple[str, str]]) -> Iterator[Found]:
     """`wanted`: titles of trials, each with a side."""
     subject = synthetic(QUICK_SAMPLES if scale.is_quick else HIT_SAMPLES)
-    yield from _speeds(subject, scale, wanted)
+    if {title for title, _ in wanted} & set(map(speed_title, SPEED_SHARES)):
+        with sample_loads(folder, len(subject.train.labels)) as loads:
+            yield from _speeds(subject, scale, wanted, loads)
     if {title for title, _ in wanted} - set(map(speed_title, SPEED_SHARES)):
         yield from _samplings(subject, scale, wanted)
 
 
-def _speeds(subject: Subject, scale: Scale, wanted: Collection[tuple[str, str]]) -> Iterator[Found]:
+def _speeds(
+    subject: Subject, scale: Scale, wanted: Collection[tuple[str, str]], loads: SampleLoads
+) -> Iterator[Found]:
     titles, sides = {title for title, _ in wanted}, {side for _, side in wanted}
     shares = [share for share in SPEED_SHARES if speed_title(share) in titles]
     epochs = QUICK_EPOCHS if scale.is_quick else SPEED_EPOCHS
-    for share, runs, goals in speeds(subject, epochs, scale.seeds, shares, sides) if shares else ():
+    for share, runs, goals in speeds(subject, epochs, scale.seeds, loads, shares, sides):
         times = {
             side: [each.times.time_to(each.accuracies, goal) for each, goal in zip(of, goals, strict=True)]
             for side, of in runs.items()
         }
         together = [None not in each for each in zip(*times.values(), strict=True)]
         for side, of in runs.items():
-            loads = [each.times.load_ms(WARM_EPOCHS) for each in of]
+            found = [each.times.load_ms() for each in of]
             values = {
-                THROUGHPUT: [each.times.throughput(WARM_EPOCHS) for each in of],
-                LOADING: [mean for mean, _ in loads],
-                LOADING_SPREAD: [spread for _, spread in loads],
+                THROUGHPUT: [each.times.throughput() for each in of],
+                LOADING: [mean for mean, _ in found],
+                LOADING_SPREAD: [spread for _, spread in found],
                 CONVERGED: [each for each in compress(times[side], together) if each is not None],
             }
             yield speed_title(share), side, values

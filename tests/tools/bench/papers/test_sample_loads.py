@@ -1,0 +1,24 @@
+"""Batches that are loaded for real, in a home of its own."""
+
+from pathlib import Path
+
+import pytest
+
+from bench.papers import sample_loads
+from dieselfs.samples.sample_store import SampleStore
+
+
+def test_each_batch_of_an_epoch_is_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sample_loads, "can_drop_caches", lambda: False)
+    read: list[int] = []
+
+    class Store(SampleStore):
+        def read(self, sample: int) -> bytes | None:
+            read.append(sample)
+            return super().read(sample)
+
+    monkeypatch.setattr(sample_loads, "SampleStore", Store)
+    with sample_loads.sample_loads(tmp_path, 20, 500) as loads:
+        loads_ms = loads.loads_ms([*range(20), 3, 4], 8, [8, 0, 3])
+    assert len(loads_ms) == 3 and min(loads_ms) > 0
+    assert read == [*range(8, 16), 19, 3, 4]  # the hits
