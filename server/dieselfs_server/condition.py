@@ -2,6 +2,7 @@
 the store, reads `/sys`, and opens connections.
 """
 
+import math
 import os
 import secrets
 import time
@@ -202,20 +203,17 @@ def quota_room(quotas: Sequence[tuple[tuple[str, str], float]]) -> CheckRecord:
 
 
 def keys(accounts: Accounts, now_s: float) -> CheckRecord:
-    """The keys of users that expire soon; those that have expired are no news."""
-    ends = sorted(
-        (key.expires_s, user, key_id)
-        for user, found in accounts.users.items()
-        for key_id, key in found.keys.items()
-        if now_s < key.expires_s < now_s + EXPIRY_S
-    )
-    if ends:
-        soon = [
-            f"{key_id} of {user} on {datetime.fromtimestamp(end, UTC):%Y-%m-%d}" for end, user, key_id in ends
-        ]
-        fix = "the user makes another one: dlcmd user rotate"
-        return CheckRecord("keys", WARNING, _first("expire soon", soon), fix)
-    return CheckRecord("keys", OK, f"none expires within {EXPIRY_S // 86400} days")
+    """The users whose last key expires soon: tokens, and keys that have a successor, expire as they should."""
+    soon = []
+    for user, found in accounts.users.items():
+        lasting = [key.expires_s or math.inf for key in found.keys.values() if not key.grants]
+        end_s = max(lasting, default=0.0)
+        if now_s < end_s < now_s + EXPIRY_S:
+            soon.append((end_s, f"that of {user} on {datetime.fromtimestamp(end_s, UTC):%Y-%m-%d}"))
+    if soon:
+        text = _first("the last key expires soon", [named for _, named in sorted(soon)])
+        return CheckRecord("keys", WARNING, text, "the user makes another one: dlcmd user rotate")
+    return CheckRecord("keys", OK, f"no last key of a user expires within {EXPIRY_S // 86400} days")
 
 
 def _first(what: str, found: Sequence[str]) -> str:

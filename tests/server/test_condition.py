@@ -14,7 +14,7 @@ from dieselfs.net.auth import Verifier
 from dieselfs.rpc.records import FAILURE, OK, WARNING, CheckRecord
 from dieselfs.settings.table import OFF, ON
 from dieselfs_server import condition
-from dieselfs_server.access.accounts import Accounts, StoredKey, User
+from dieselfs_server.access.accounts import Accounts, Right, StoredKey, User
 from dieselfs_server.admission.room import Disk, Room
 from dieselfs_server.condition import disk_reads
 from dieselfs_server.metadata.sqlite.connections import MEMORY
@@ -66,11 +66,15 @@ def test_quotas_and_keys_that_run_out_are_named() -> None:
     )
     assert condition.quota_room(full[2:]).state == OK
 
-    def keys(expires_s: int) -> CheckRecord:
-        verifier = Verifier(b"", b"")
-        return condition.keys(Accounts({"ann": User({"k": StoredKey(verifier, 0, expires_s)})}), 86_400.0)
+    def keys(*expires_s: int, token: int = 0) -> CheckRecord:
+        found = {str(end_s): StoredKey(Verifier(b"", b""), 0, end_s) for end_s in expires_s}
+        if token:
+            found["token"] = StoredKey(Verifier(b"", b""), 0, token, {"pets": Right.READ})
+        return condition.keys(Accounts({"ann": User(found)}), 86_400.0)
 
-    assert keys(3 * 86_400).text == "expire soon: k of ann on 1970-01-04"
+    assert keys(3 * 86_400).text == "the last key expires soon: that of ann on 1970-01-04"
+    assert keys(3 * 86_400, token=200 * 86_400).state == WARNING
+    assert keys(3 * 86_400, 0, token=2 * 86_400).state == OK  # it was rotated
     assert {keys(expires_s).state for expires_s in (0, 86_000, 100 * 86_400)} == {OK}
 
 
