@@ -206,9 +206,11 @@ class ServerClient(ServerConnections):
         seed: int,
         is_dry_run: bool,
         progressed: Progressed | None = None,
+        chunk_bytes: int = 0,
     ) -> RepackReport:
         """Copy files into chunks with all `strata` in proportion, which `dieselfs.shuffle.strata` makes of the snapshot
-        of this generation. Raises NotFound, StorageFull, and InvalidInput for more files than STRATA_BYTES_MAX.
+        of this generation. `chunk_bytes`: of the new chunks, 0 for the default. Raises NotFound, StorageFull, and
+        InvalidInput for more files than STRATA_BYTES_MAX.
         """
         encoded = strata.astype("<u2").tobytes()
         if not encoded:
@@ -218,7 +220,7 @@ class ServerClient(ServerConnections):
                 f"dl://{dataset} has {len(strata):,} extents, a repack takes {STRATA_BYTES_MAX // 2:,} at most"
             )
         options = {"dataset": dataset, "generation": generation, "seed": seed, "is_dry_run": is_dry_run}
-        sent = {"bulk": [encoded], "bulk_length": len(encoded)}
+        sent = {"bulk": [encoded], "bulk_length": len(encoded), "chunk_bytes": chunk_bytes}
         return _copy(RepackReport, self._job("repack", progressed, **options, **sent))
 
     def rebuild(

@@ -367,9 +367,10 @@ service ChunkServer extends Handshake {
   /**
    * Followed by the stratum of each extent of the files of `generation`, in the order of chunks and offsets: 2 bytes,
    * the lowest first. Copy the files of chunks that do not have the strata in proportion into chunks that do.
+   * `chunk_bytes`: of the new chunks; 0: the default.
    */
   RepackReport repack(1: string dataset, 2: i64 generation, 3: i64 seed, 4: bool is_dry_run, 5: i64 bulk_length,
-    6: bool with_progress = 0) throws (1: Refusal refusal)
+    6: bool with_progress = 0, 7: i64 chunk_bytes = 0) throws (1: Refusal refusal)
   /** Metadata from chunks: all of them, or those made at `since_s` or later; -1: all. */
   RebuildReport rebuild(1: string dataset, 2: i64 since_s, 3: bool with_progress = 0, 4: bool is_forced = 0)
       throws (1: Refusal refusal)

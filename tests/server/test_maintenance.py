@@ -397,6 +397,8 @@ def test_rights(server: RunningServer, data: Dataset) -> None:
     assert writer.repack("data", generation, strata, 0, True).generation == generation
     with pytest.raises(InvalidInput, match="seed -1 is out of range"):
         writer.repack("data", generation, strata, -1, True)
+    with pytest.raises(InvalidInput, match="chunks of -1 bytes are out of range"):
+        writer.repack("data", generation, strata, 0, True, chunk_bytes=-1)
     reader.pin("data", "mount", 1, 1, 60)
     for time_ns in (-1, data.snapshot.header.updated_ns + 1):
         with pytest.raises(InvalidInput, match="out of range"):

@@ -23,7 +23,7 @@ from dieselfs.chunk.format import (
 )
 from dieselfs.chunk.ids import ChunkIdSource, chunk_name, chunk_time_s
 from dieselfs.errors import AlreadyExists, Damaged, InvalidInput, NotFound, StorageFull, Unavailable
-from dieselfs.limits import CHUNK_AHEAD_S_MAX, CHUNK_PAYLOAD_BYTES_MAX
+from dieselfs.limits import CHUNK_AHEAD_S_MAX, CHUNK_PAYLOAD_BYTES_MAX, CHUNK_TARGET_BYTES
 from dieselfs.records import DatasetRecord
 from dieselfs_server.datasets.dataset_names import DatasetNames
 from dieselfs_server.metadata.interface import MetadataStore
@@ -181,6 +181,7 @@ class ChunkWriter:
         admitted: Admission = any_chunk,
         stored: Callable[[int, int], object] = lambda *_: None,
         has_versions: bool = False,
+        target_bytes: int = CHUNK_TARGET_BYTES,
     ) -> None:
         """`stored` is called after each commit, with its entries and bytes. `has_versions`: all entries are copies of
         stored ones, with their versions, so none is reserved, and none is refused for its path.
@@ -191,7 +192,7 @@ class ChunkWriter:
         self._admitted = admitted
         self._stored = stored
         self._has_versions = has_versions
-        self.builder = ChunkBuilder(is_of_old=has_versions)
+        self.builder = ChunkBuilder(target_bytes, is_of_old=has_versions)
         self.generation = dataset.generation
 
     def make_room(self, length_bytes: int) -> None:

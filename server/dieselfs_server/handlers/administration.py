@@ -17,6 +17,7 @@ from dieselfs import __version__
 from dieselfs.chunk.ids import ChunkIdSource
 from dieselfs.errors import AlreadyExists, InvalidInput, NotFound, Unavailable
 from dieselfs.fields import DATASET_ID_BYTES
+from dieselfs.limits import CHUNK_PAYLOAD_BYTES_MAX, CHUNK_TARGET_BYTES
 from dieselfs.names import printable
 from dieselfs.records import DatasetRecord
 from dieselfs.rpc.records import (
@@ -234,9 +235,14 @@ class MaintenanceCalls:
         if asked.seed < 0:
             raise InvalidInput(f"seed {asked.seed} is out of range (0 to {(1 << 63) - 1})")
         snapshot = await self.snapshots.get(dataset, asked.generation)
+        chunk_bytes = asked.chunk_bytes or CHUNK_TARGET_BYTES
+        if not 0 < chunk_bytes <= CHUNK_PAYLOAD_BYTES_MAX:
+            raise InvalidInput(
+                f"chunks of {chunk_bytes} bytes are out of range (1 to {CHUNK_PAYLOAD_BYTES_MAX})"
+            )
         admitted = partial(self.quotas.admitted, dataset)
         check_room = partial(self.room.check_ahead, f"repack of dl://{dataset.name}")
-        options = call.bulk, asked.seed, time.time_ns, asked.is_dry_run, admitted, check_room
+        options = call.bulk, asked.seed, chunk_bytes, time.time_ns, asked.is_dry_run, admitted, check_room
         work = repacking.repack, dataset, snapshot, *options
         return await self._run(call, dataset.dataset_id, f"repack of {dataset.name}", *work)
 

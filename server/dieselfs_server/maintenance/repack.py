@@ -64,6 +64,7 @@ def repack(
     snapshot: Snapshot,
     strata: bytes | bytearray,
     seed: int,
+    chunk_bytes: int,
     now_ns: Callable[[], int],
     is_dry_run: bool,
     admitted: Admission,
@@ -71,7 +72,8 @@ def repack(
     proceed: Proceed,
 ) -> RepackReport:
     """Repack a dataset; with `is_dry_run` only report. `strata`: as `column_of` makes them of the snapshot, 2 bytes
-    each, the lowest first. `check_room` gets the bytes that it takes, and raises StorageFull if there is no room.
+    each, the lowest first. `chunk_bytes`: of the new chunks. `check_room` gets the bytes that it takes, and raises
+    StorageFull if there is no room.
 
     Headers are held in memory: about 250 bytes for a file. Raises InvalidInput for strata of another snapshot, Damaged,
     StorageFull, Unavailable; then what is copied stays, and the same call continues.
@@ -95,7 +97,7 @@ def repack(
     )
     entries = sum(map(len, moved)) + sum(len(old.others) for old in chosen)
     needed_bytes = payload_bytes + sum(old.payload_start for old in chosen)
-    written = max(-(-payload_bytes // CHUNK_TARGET_BYTES), -(-entries // CHUNK_ENTRIES_MAX))
+    written = max(-(-payload_bytes // chunk_bytes), -(-entries // CHUNK_ENTRIES_MAX))
     generation = dataset.generation
     if chosen and not is_dry_run:
         check_room(needed_bytes)
@@ -108,7 +110,7 @@ def repack(
             proceed()
 
         ids = ids_after((old.chunk_id for old in chosen), now_ns)
-        writer = ChunkWriter(store, metadata, ids, dataset, now_ns, admitted, stored, has_versions=True)
+        writer = ChunkWriter(store, metadata, ids, dataset, now_ns, admitted, stored, True, chunk_bytes)
         _move(store, dataset.dataset_id, chosen, seed, writer, proceed)
         generation = writer.generation
     return RepackReport(len(chosen), kept, written, files, needed_bytes, generation)

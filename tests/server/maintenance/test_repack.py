@@ -45,11 +45,12 @@ class ClassWorld(World):
         is_dry_run: bool = False,
         snapshot: Snapshot | None = None,
         check_room: Callable[[int], None] = lambda needed_bytes: None,
+        chunk_bytes: int = CHUNK_TARGET_BYTES,
     ) -> RepackReport:
         snapshot = snapshot or self.snapshot()
         strata = strata_of_classes(snapshot, "^[0-9]").astype("<u2").tobytes()
         stores, options = (self.store, self.metadata, self.dataset()), (any_chunk, check_room, Proceed())
-        return repack(*stores, snapshot, strata, 1, lambda: NOW_NS, is_dry_run, *options)
+        return repack(*stores, snapshot, strata, 1, chunk_bytes, lambda: NOW_NS, is_dry_run, *options)
 
     def extents(self, path: bytes) -> Sequence[Extent]:
         record = self.metadata.lookup(DATASET, path)
@@ -87,6 +88,12 @@ def test_each_chunk_has_all_classes_whatever_clock_wrote_the_old_ones(ahead_s: i
     world.purge()
     assert len(list(world.store.list_chunks(DATASET))) == done.chunks_written
     world.assert_whole()
+
+
+def test_chunks_have_the_size_that_is_asked_for() -> None:
+    world = ClassWorld()
+    assert world.repack(chunk_bytes=3 * FILE_BYTES).chunks_written == CLASSES * FILES // 3
+    assert world.live_classes() == [[1, 1, 1]] * FILES
 
 
 @pytest.mark.parametrize("is_after", [False, True])
@@ -145,7 +152,7 @@ def test_nothing_begins_without_room_or_with_the_strata_of_another_snapshot() ->
         world.repack(check_room=refuse)
     strata, stores = bytes(10), (world.store, world.metadata, world.dataset(), world.snapshot())
     with pytest.raises(InvalidInput, match="strata of 5 extents, of a snapshot with 72"):
-        repack(*stores, strata, 1, lambda: NOW_NS, False, any_chunk, refuse, Proceed())
+        repack(*stores, strata, 1, CHUNK_TARGET_BYTES, lambda: NOW_NS, False, any_chunk, refuse, Proceed())
     assert world.dataset().generation == 6
 
 

@@ -251,6 +251,7 @@ def _purge(session: Session, dataset: str, grace_s: int, is_copying: bool, is_dr
 @click.option(
     "--seed", type=click.IntRange(0, (1 << 63) - 1), default=0, help="Seed of the places of files. [0]"
 )
+@options.chunk_size
 @options.dry_run
 def repack(
     session: Session,
@@ -259,6 +260,7 @@ def repack(
     class_of: str | None,
     listed: str | None,
     seed: int,
+    chunk_bytes: int,
     is_dry_run: bool,
 ) -> int:
     """Copy files, inside the store, into chunks that each have all classes in the proportions of the dataset.
@@ -270,14 +272,14 @@ def repack(
     snapshot = session.dataset(dataset).snapshot
     strata = _strata(snapshot, stratify, class_of, listed)
     output, asked = session.output, (dataset, snapshot.generation, strata, seed)
-    report = session.client.repack(*asked, is_dry_run=True)
+    report = session.client.repack(*asked, is_dry_run=True, chunk_bytes=chunk_bytes)
     if report.chunks and not is_dry_run:
         output.aside(
             f"repack of dl://{dataset}: {count(report.chunks, 'chunk')}; the copies take "
             f"{output.size(report.needed_bytes)} until a purge"
         )
         with watched(output, f"repack {dataset}") as progressed:
-            report = session.client.repack(*asked, is_dry_run=False, progressed=progressed)
+            report = session.client.repack(*asked, False, progressed, chunk_bytes)
     would = "would copy" if is_dry_run else "copied"
     text = (
         f"{would} {count(report.files, 'file')} of {count(report.chunks, 'chunk')} into "
