@@ -1,29 +1,32 @@
 """Accuracy after training in chunk-wise order: Figure 13 of DIESEL, on scikit-learn's handwritten digits.
 
-The digits are stored twice in small chunks: class by class, the hard case, and in mixed order. Networks are trained
-through a mount, fully shuffled and with several group sizes.
+The digits are stored in small chunks: class by class, the hard case; in mixed order; and class by class, then repacked.
+Networks are trained through a mount, fully shuffled and with several group sizes.
 """
 
-from collections.abc import Generator, Iterable, Iterator, Sequence
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
 
 from bench.harness.agreement import Storing, storing_rows
 from bench.harness.figures import Row, Scale
 from bench.harness.forms import mounted, running_home
-from bench.papers.digits import Entries, Lesson, by_class, mixed, store_digits, write_digits
+from bench.papers.digits import CHUNK_BYTES, Entries, Lesson, by_class, mixed, store_digits, write_digits
 from dieselfs.shuffle.order import Layout
 from dieselfs.shuffle.plan import Plan
 from dieselfs.shuffle.quality import measure
 from dieselfs.shuffle.spec import PlanSpec
+from dieselfs.shuffle.strata import strata_of_classes
 
 GROUPS = (1, 5, 15, 30, 0)
 """Chunks in a group; 0 shuffles fully."""
+WAYS: Mapping[str, Entries] = {"stored class by class": by_class, "stored in mixed order": mixed}
+REPACKED = "stored class by class, repacked"
 
 
 def accuracy(folder: Path, scale: Scale) -> Generator[Iterable[Row]]:
     found = []
-    for storing in storings(folder, scale):
+    for storing in storings(folder, scale, ways={**WAYS, REPACKED: by_class}):
         found.append(storing)
         yield storing_rows(storing)
     if scale.figure is not None:
@@ -32,12 +35,14 @@ def accuracy(folder: Path, scale: Scale) -> Generator[Iterable[Row]]:
         draw_accuracy(found, scale.figure)
 
 
-def storings(folder: Path, scale: Scale, groups: Sequence[int] = GROUPS) -> Iterator[Storing]:
+def storings(
+    folder: Path, scale: Scale, groups: Sequence[int] = GROUPS, ways: Mapping[str, Entries] = WAYS
+) -> Iterator[Storing]:
     """Store the digits in each way, and train on them with groups of these sizes."""
     source = folder / "digits"
     write_digits(source)
-    for title, entries in (("stored class by class", by_class), ("stored in mixed order", mixed)):
-        yield _learn_from(title, entries, source, folder / entries.__name__, scale, groups)
+    for title, entries in ways.items():
+        yield _learn_from(title, entries, source, folder / title.replace(" ", "-"), scale, groups)
 
 
 def _learn_from(
@@ -49,6 +54,11 @@ def _learn_from(
     with running_home(folder) as home:
         with home.dataset(must_exist=False) as data:
             store_digits(data, entries, source)
+            if title == REPACKED:
+                strata = strata_of_classes(data.snapshot, "^train/([^/]+)/")
+                asked = data.name, data.snapshot.generation, strata, 0, False
+                data.client.repack(*asked, chunk_bytes=CHUNK_BYTES)
+                data.refresh()
             layout = Layout.of(data.snapshot, b"train")
             for group in groups:
                 specs = [PlanSpec(seed, 0, group, folder=layout.folder) for seed in seeds]
