@@ -5,7 +5,6 @@ hold, then the rest. The ranks exchange the logs of their draws. So each knows t
 begun continues with any number of ranks.
 """
 
-import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -22,38 +21,10 @@ from dieselfs.samples.sampler_state import SamplerOptions, SamplerState, entry_o
 from dieselfs.shuffle.assignment import HomesOf
 from dieselfs.shuffle.cursor import Cursor
 from dieselfs.shuffle.groups import GROWN_CHUNKS
-from dieselfs.shuffle.opportunistic import Parts, ServedLog, log_ahead, log_of, served
-from dieselfs.shuffle.partition import Partition
+from dieselfs.shuffle.opportunistic import Parts, ServedLog, log_ahead, served
+from dieselfs.shuffle.run_log import RunLog
 from dieselfs.shuffle.skips import NO_SKIPS
 from dieselfs.shuffle.spec import PlanSpec, ReaderSpec
-
-_HEAD = re.compile(r"opportunistic-run1 batch=([0-9]{1,10})\n")
-_LOG_STARTS = re.compile(r"^(?=opportunistic1 )", re.MULTILINE)
-
-
-@dataclass(frozen=True, slots=True)
-class RunLog:
-    """What repeats the order of an epoch: the samples of a step, of all ranks together, and the log of each rank."""
-
-    batch: int
-    logs: tuple[ServedLog, ...]
-
-    def __str__(self) -> str:
-        return f"opportunistic-run1 batch={self.batch}\n" + "".join(map(str, self.logs))
-
-    @classmethod
-    def parse(cls, text: str) -> "RunLog":
-        """Raises InvalidInput for any other text, or one that was truncated or changed."""
-        head = _HEAD.match(text) if isinstance(text, str) else None
-        if head is None:
-            raise InvalidInput(
-                f"not a log of a sampler in opportunistic order: it begins with {str(text)[:60]!r}"
-            )
-        _, *logs = _LOG_STARTS.split(text[head.end() :])
-        found = cls(int(head[1]), tuple(map(ServedLog.parse, logs)))
-        if not logs or str(found) != text:
-            raise InvalidInput("the log of a sampler in opportunistic order was truncated or changed")
-        return found
 
 
 @dataclass(eq=False)
@@ -91,14 +62,8 @@ class ServedOrder:
 
     @cached_property
     def _places(self) -> Numbers:
-        """The place of each position of the epoch in the draws of all ranks, one after the other: shape (n,)."""
         assert self.run is not None
-        total, world = len(self.whole.plan.layout), len(self.run.logs)
-        readers = [ReaderSpec(rank, world, self.run.batch) for rank in range(world)]
-        in_order = np.concatenate([Partition(total, reader).positions() for reader in readers])
-        places = np.empty(total, np.int64)
-        places[in_order] = np.arange(total)
-        return places
+        return self.run.places(len(self.whole.plan.layout))
 
     def _drawn(self, log: ServedLog) -> npt.NDArray[Any]:
         found = self._names.get(log.rank)
@@ -111,10 +76,7 @@ class ServedOrder:
 
     def repeating(self, run: RunLog) -> "ServedOrder":
         """The same order as in another run. Raises InvalidInput if its log is of other samples or another epoch."""
-        plan = self.whole.plan
-        for rank, log in enumerate(run.logs):
-            reader = ReaderSpec(rank, len(run.logs), nodes=log.nodes)
-            log.check(log_of(plan.cursor(0).snapshot, plan.spec, reader, ()))
+        run.check(self.whole.plan)
         return ServedOrder(self.whole, self.draw, run)
 
     def with_spec(self, spec: PlanSpec) -> "ServedOrder":

@@ -305,8 +305,11 @@ class MountSource:
         return None
 
     def distances(self) -> Numbers | None:
-        """A mount does not say it."""
-        return None
+        """A mount draws orders itself. Raises InvalidInput."""
+        raise InvalidInput(
+            "an opportunistic order of a mount is drawn by the mount: read .dieselfs/shuffle/policy=opportunistic "
+            "there, or give the name of the dataset"
+        )
 
     def expect_plan(self) -> None:
         """The mount gets the plan by `declare`."""
@@ -393,6 +396,9 @@ class LocalSource(MountSource):
         """A plain folder has no prefetcher."""
 
     takes_lists = False
+
+    def distances(self) -> None:
+        """A plain folder has no chunks."""
 
     def daemon_work(self) -> None:
         """A plain folder has no daemon."""

@@ -18,6 +18,8 @@ FIRST_GROUP_BYTES, GROUP_BYTES = 16 << 20, 64 << 20
 its files: they are in fewer different chunks, in proportion.
 """
 
+_OF_LISTS = PlanSpec(policy=LISTED)
+
 
 class ListedOrder:
     """A `GroupOrder` whose groups are stretches of a list."""
@@ -58,7 +60,11 @@ class ListedOrder:
 
 
 class ListedPlan(Plan):
-    """The plan of a list. It has no layout and no cursor: it lives in one process."""
+    """The plan of a list. It has no layout and no cursor: it lives in one process. Its positions are those of their
+    ranks already, so a local assignment changes nothing.
+    """
+
+    is_assigned = True
 
     def __init__(
         self,
@@ -67,8 +73,9 @@ class ListedPlan(Plan):
         first_bytes: int = FIRST_GROUP_BYTES,
         group_bytes: int = GROUP_BYTES,
         is_of_extents: bool = False,
+        spec: PlanSpec = _OF_LISTS,
     ) -> None:
-        """See `ListedOrder`."""
+        """See `ListedOrder`. `spec`: without skips."""
         self.is_of_extents = is_of_extents
-        self.snapshot, self.spec, self.skips = snapshot, PlanSpec(policy=LISTED), NO_SKIPS
+        self.snapshot, self.spec, self.skips = snapshot, spec, NO_SKIPS
         self._arrange(ListedOrder(snapshot, nodes, first_bytes, group_bytes, is_of_extents))

@@ -7,12 +7,14 @@ each chunk, repeats an order bit by bit.
 
 import re
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, fields, replace
+from functools import lru_cache
 from math import lgamma, log, log2
 from typing import Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from dieselfs.arrays import Nodes, Numbers
 from dieselfs.cluster.holdings import FAR, HERE
@@ -105,7 +107,7 @@ class ServedLog:
 class Parts:
     """The files of one rank by chunk. The files of all chunks, in the seeded order of the chunks, are cut into equal
     pieces, one for each rank; so ranks have as many files, except for one, and share at most the chunks at the cuts.
-    With homes, each piece has files that the node of its rank owns, as far as the equal counts allow.
+    With nodes, each piece has files that the node of its rank owns, as far as the equal counts allow.
     """
 
     def __init__(
@@ -115,21 +117,16 @@ class Parts:
         epoch: int,
         rank: int = 0,
         world: int = 1,
-        nodes: Sequence[str] = (),
-        homes_of: Callable[[Nodes], Numbers] | None = None,
+        nodes: tuple[str, ...] = (),
+        snapshot: Snapshot | None = None,
     ) -> None:
-        """`nodes`: of the ranks, as in `ReaderSpec`, with `homes_of`: the home of each file, as
-        `ChunkHomes.of_files`. Raises InvalidInput for numbers out of range.
+        """`nodes`: of the ranks, as in `ReaderSpec`, with the `snapshot`, which has the homes of the files. Raises
+        InvalidInput for numbers out of range.
         """
         ReaderSpec(rank, world)
-        chunks = Order(layout, PlanSpec(seed, epoch)).chunks
-        files, chunks = layout.files_of(chunks), np.repeat(chunks, layout.counts[chunks])
-        taken = np.arange(len(files))
-        if homes_of is not None and len(files):
-            sizes = np.array([len(files)], np.int64)
-            taken = local_order(homes_of(nodes_of(files)), sizes, node_numbers(nodes, world))
-        taken = taken[rank * len(files) // world : (rank + 1) * len(files) // world]
-        files, chunks = files[taken], chunks[taken]
+        files, chunks = _of_all_ranks(layout, seed, epoch, world, nodes, snapshot)
+        of_rank = slice(rank * len(files) // world, (rank + 1) * len(files) // world)
+        files, chunks = files[of_rank], chunks[of_rank]
         starts = np.flatnonzero(np.diff(chunks, prepend=-1))
         self.order: list[int] = chunks[starts].tolist()
         """The numbers of the parts with files, as they should be loaded."""
@@ -138,13 +135,28 @@ class Parts:
     @classmethod
     def of(cls, plan: Plan, reader: ReaderSpec) -> "Parts":
         """The files of a reader, with the homes of a job if it has `nodes`."""
-        homes_of = ChunkHomes(plan.snapshot, reader.nodes).of_files if reader.nodes else None
-        spec = plan.spec
-        return cls(plan.layout, spec.seed, spec.epoch, reader.rank, reader.world, reader.nodes, homes_of)
+        spec, snapshot = plan.spec, plan.snapshot if reader.nodes else None
+        return cls(plan.layout, spec.seed, spec.epoch, reader.rank, reader.world, reader.nodes, snapshot)
 
     def __len__(self) -> int:
         """Number of files."""
         return sum(map(len, self.nodes.values()))
+
+
+@lru_cache(1)
+def _of_all_ranks(
+    layout: Layout, seed: int, epoch: int, world: int, nodes: tuple[str, ...], snapshot: Snapshot | None
+) -> tuple[npt.NDArray[Any], Numbers]:
+    """The files of all ranks, one after the other, and their chunks in the layout: both of shape (files,). The last
+    result is kept, for the next rank.
+    """
+    chunks = Order(layout, PlanSpec(seed, epoch)).chunks
+    files, chunks = layout.files_of(chunks), np.repeat(chunks, layout.counts[chunks])
+    if snapshot is None or not nodes or not len(files):
+        return files, chunks
+    homes = ChunkHomes(snapshot, nodes).of_files(nodes_of(files))
+    taken = local_order(homes, np.array([len(files)], np.int64), node_numbers(nodes, world))
+    return files[taken], chunks[taken]
 
 
 def distances_of(parts: Parts, snapshot: Snapshot, distances: Numbers | None) -> dict[int, int]:

@@ -57,6 +57,8 @@ class Plan:
     Thread-safe. Cannot be pickled: pass a cursor instead.
     """
 
+    is_assigned = False
+
     def __init__(
         self,
         snapshot: Snapshot,
@@ -238,7 +240,8 @@ class Share(Partition):
 
     def __init__(self, plan: Plan, reader: ReaderSpec) -> None:
         """Raises InvalidInput if the reader starts beyond the end of the plan."""
-        super().__init__(len(plan), reader, plan.homes_of(reader.nodes) if reader.nodes else None)
+        is_local = bool(reader.nodes) and not plan.is_assigned
+        super().__init__(len(plan), reader, plan.homes_of(reader.nodes) if is_local else None)
         self.plan = plan
 
     def nodes(self, first: int = 0, end: int | None = None) -> Nodes:

@@ -45,7 +45,7 @@ class Policy(NamedTuple):
 POLICIES = {
     CHUNKWISE: Policy("order", "dieselfs.shuffle.order:Order"),  # docs/reference/order.md
     IMPORTANCE: Policy(order="dieselfs.importance.scored_files:importance_order"),
-    OPPORTUNISTIC: Policy(made_by="OpportunisticSampler and Dataset.batches"),
+    OPPORTUNISTIC: Policy(made_by="mounts, OpportunisticSampler and Dataset.batches"),
     MIXTURE: Policy("mix", made_by="MixedDataset, with the datasets and weights of the job"),
     LISTED: Policy(made_by="samplers"),
 }

@@ -14,10 +14,13 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from dieselfs.dataset import Dataset
 from dieselfs.limits import MIB
+from dieselfs.shuffle.assignment import ChunkHomes
+from dieselfs.snapshot.subtree import files_below
 from dieselfs_client.daemon import control
 from dieselfs_client.mount.points.options import MountOptions
 from dieselfs_client.supervision.status import supervision_of
@@ -143,6 +146,37 @@ def connections(process: int) -> Counter[int]:
         for _, _, remote, state, *_, inode in (line[:10] for line in lines)
         if state == ESTABLISHED and f"socket:[{inode}]" in own
     )
+
+
+def test_mounts_draw_what_their_node_holds_first(job: Job) -> None:
+    """And each file comes once in the lists of both."""
+    nodes = ("node-0", "node-1")
+    places = job.mount(*nodes, of=2)
+    with Dataset(job.server.settings(), "job") as data:
+        snapshot = data.snapshot
+    chunk_of = {
+        snapshot.path(node).decode(): snapshot.extents(node)[0].chunk
+        for node in files_below(snapshot).tolist()
+    }
+    homes = ChunkHomes(snapshot, nodes).of(np.arange(snapshot.chunk_count)).tolist()
+    held = [chunk for chunk, home in enumerate(homes) if home == 0][::2]
+    for path, chunk in chunk_of.items():
+        if chunk in held:
+            read(places[0], int(path))
+    name = f"policy=opportunistic,seed=1,group=1,world=2,batch=8,nodes={'+'.join(nodes)}"
+    orders = [
+        (place / f".dieselfs/shuffle/{name},rank={rank}").read_text().splitlines()
+        for rank, place in enumerate(places)
+    ]
+    assert sorted(orders[0] + orders[1]) == sorted(chunk_of)
+    assert held and {chunk_of[path] for path in orders[0][:5]} <= {*held}
+    for place, order in zip(places, orders, strict=True):
+        for path in order:
+            read(place, int(path))
+    refused = places[0] / f".dieselfs/shuffle/{name.replace('batch=8', 'batch=9')}"
+    with pytest.raises(OSError, match="Invalid argument"):
+        refused.read_text()
+    assert "was drawn for other ranks: give world=2,batch=8" in (places[0] / ".dieselfs/errors").read_text()
 
 
 def test_each_process_has_one_connection_to_each_other_node(job: Job) -> None:

@@ -13,9 +13,11 @@ from typing import Any
 import numpy as np
 import trio
 
+from dieselfs.arrays import Numbers
 from dieselfs.cluster.attachment import Attachment
 from dieselfs.cluster.credential import JobCredential
 from dieselfs.cluster.daemon import MasterWatch
+from dieselfs.cluster.holdings import FAR, distances_in_job
 from dieselfs.cluster.member import Member
 from dieselfs.cluster.node_client import NodeClient
 from dieselfs.cluster.node_lock import NodeLock
@@ -289,6 +291,13 @@ class JobRole:
             nodes[job.node] = self._pool.warmth()
         dataset_bytes = int(self._snapshot.column("chunk_payload_lengths").sum(dtype=np.int64))
         return job_fields(job.name, job.node, nodes, dataset_bytes)
+
+    def distances(self) -> Numbers:
+        """As `distances_in_job`, from any thread; all are FAR before this node is in the job."""
+        part, count = self._part, self._snapshot.chunk_count
+        if part is None:
+            return np.full(count, FAR)
+        return distances_in_job(count, self.node, part.members, part.peers.held)
 
     # -- reports -------------------------------------------------------------------------------------------
 

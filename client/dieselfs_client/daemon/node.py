@@ -1,14 +1,17 @@
 """The parts of a mount's node together: chunk cache, prefetcher, control tree, warming, and the view's reads."""
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import trio
 
 from dieselfs import __version__
+from dieselfs.arrays import Numbers
+from dieselfs.cluster.holdings import FAR, HERE
 from dieselfs.importance.score_lines import LossBatch
 from dieselfs.limits import FETCHES_AT_ONCE_MAX
 from dieselfs.names import printable
@@ -20,6 +23,7 @@ from dieselfs.settings.table import ONESHOT
 from dieselfs.shuffle.groups import GROWN_CHUNKS
 from dieselfs.shuffle.order import Layout
 from dieselfs.shuffle.plan import Plan, Share
+from dieselfs.shuffle.policies import OPPORTUNISTIC
 from dieselfs.shuffle.share_name import ShareName
 from dieselfs.shuffle.spec import PlanSpec, ReaderSpec
 from dieselfs.snapshot.reader import Snapshot
@@ -28,6 +32,7 @@ from dieselfs.telemetry import catalogue
 from dieselfs.telemetry.registry import Registry
 from dieselfs.telemetry.stalls import DAEMON_CAUSES, METER
 from dieselfs_client.cluster.job_warmth import warmth_fields
+from dieselfs_client.daemon.drawn_orders import DrawnOrders, KeptOrder
 from dieselfs_client.daemon.progress_keeper import HANDOVER_STATE, Handover, ProgressKeeper
 from dieselfs_client.daemon.service import declare_daemon, declare_servers
 from dieselfs_client.memory.budget import Allotment, allot_for, allotting, window_advice
@@ -151,14 +156,8 @@ class Node:
         )
         self.reads = prepared.view.reads(path, self.control.errors, nursery, self._prefetcher.pushing)
         # Adds the files of the previous daemon to the control tree before the kernel asks for them.
-        self._progress = ProgressKeeper(
-            snapshot,
-            handover,
-            self._prefetcher,
-            self.control,
-            self.share,
-            None if job is None else job.scores,
-        )
+        keep = partial(ProgressKeeper, snapshot, handover, self._prefetcher, self.control)
+        self._progress = keep(self.share, self._orders, None if job is None else job.scores)
         nursery.start_soon(self._progress.run)
         self._declare_metrics()
         self.memory_advice = "" if job else self._advice()  # nodes of a job have shares of groups
@@ -221,7 +220,19 @@ class Node:
     # -- for the control tree: `control_tree.ControlContents` ------------------------------------------------
 
     def share(self, asked: ShareName) -> Share:
+        if asked.plan.policy == OPPORTUNISTIC:
+            return self._progress.orders.share(asked)
         return asked.share(self._plan)
+
+    def _orders(self, left: Sequence[KeptOrder]) -> DrawnOrders:
+        node = None if self._job is None else self._job.node
+        return DrawnOrders(self._snapshot, self._layout, self._distances, node, left)
+
+    def _distances(self) -> Numbers:
+        """Where the chunks are, for an opportunistic order. Waits for the other nodes of a job, WARMTH_TIMEOUT_S."""
+        found = np.full(self._snapshot.chunk_count, FAR) if self._job is None else self._job.distances()
+        found[self._prefetcher.budget.pinned()] = HERE
+        return found
 
     def _plan(self, spec: PlanSpec) -> Plan:
         return Plan(self._snapshot, spec, self._layout(spec.folder), self._progress.scores)

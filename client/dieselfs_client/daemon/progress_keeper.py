@@ -23,6 +23,7 @@ from dieselfs.shuffle.plan import Share
 from dieselfs.shuffle.share_name import ShareName
 from dieselfs.shuffle.spec import PlanSpec
 from dieselfs.snapshot.reader import Snapshot
+from dieselfs_client.daemon.drawn_orders import DrawnOrders, KeptOrder
 from dieselfs_client.mount.control.tree import ControlFile, ControlTree
 from dieselfs_client.prefetch.prefetcher import Prefetcher
 from dieselfs_client.supervision.status import MemoryFile
@@ -50,11 +51,14 @@ class PlanProgress:
 
 
 class HandoverEntries(NamedTuple):
-    """All that is handed over. `pinned`: numbers of chunks; `files`: those of the control tree."""
+    """All that is handed over. `pinned`: numbers of chunks; `files`: those of the control tree; `orders`: those that
+    were drawn from what was in memory.
+    """
 
     readings: Sequence[PlanProgress] = ()
     pinned: Sequence[int] = ()
     files: Sequence[ControlFile] = ()
+    orders: Sequence[KeptOrder] = ()
 
 
 def encode_handover(entries: HandoverEntries) -> bytes:
@@ -70,6 +74,7 @@ def parse_handover(data: bytes) -> HandoverEntries:
             [PlanProgress(**reading) for reading in found["readings"]],
             [*map(int, found["pinned"])],
             [ControlFile(**file) for file in found["files"]],
+            [KeptOrder(*order) for order in found.get("orders", ())],
         )
     except (ValueError, KeyError, TypeError, OverflowError):
         return HandoverEntries()
@@ -144,8 +149,10 @@ class ProgressKeeper:
         prefetcher: Prefetcher,
         control: ControlTree,
         share: Callable[[ShareName], Share],
+        orders: Callable[[Sequence[KeptOrder]], DrawnOrders],
         scores: "JobScores | None" = None,
     ) -> None:
+        """`orders`: makes the opportunistic orders, from those of the previous daemon."""
         self.scores = KeptScores(snapshot, handover.scores, scores)
         self._snapshot = snapshot
         self._state = handover.state
@@ -153,6 +160,7 @@ class ProgressKeeper:
         self._control = control
         self._share = share
         self._left = parse_handover(handover.state.read(HANDOVER_BYTES_MAX))
+        self.orders = orders(self._left.orders)
         self._unresumed = [*self._left.readings]  # of the previous daemon
         control.inherit(self._left.files)
 
@@ -164,7 +172,8 @@ class ProgressKeeper:
             for share, position in window.positions()
         ]
         pinned, files = self._prefetcher.budget.pinned(), self._control.files()
-        entries = HandoverEntries([*readings, *self._unresumed], pinned, files)
+        orders = self.orders.kept(HANDOVER_BYTES_MAX // 2)
+        entries = HandoverEntries([*readings, *self._unresumed], pinned, files, orders)
         content = encode_handover(entries)
         if len(content) <= HANDOVER_BYTES_MAX:
             self._state.write(content)

@@ -49,7 +49,7 @@ def test_a_book_is_replaced_by_a_shorter_one() -> None:
     file = MemoryFile("book")
     for pinned in (list(range(1000)), [1]):
         file.write(encode_handover(HandoverEntries([], pinned)))
-    assert parse_handover(file.read()) == HandoverEntries([], [1], [])
+    assert parse_handover(file.read()) == HandoverEntries([], [1], [], [])
     os.close(file.descriptor)
 
 

@@ -6,7 +6,8 @@
                                                            Not listed, so that no search through all files starts it
     .dieselfs/scores    losses of files are written to it, as lines (`importance.score_lines`)
     .dieselfs/shuffle/seed=1,epoch=0,rank=0,world=8        the paths that one reader reads, one per line; not listed.
-                                                           With policy=importance they are drawn by the losses
+                                                           With policy=importance they are drawn by the losses,
+                                                           with policy=opportunistic from what is in memory first
 
 The kernel does not report that a file is opened, and does not read beyond the size from its lookup. So each lookup of a
 file makes a new inode with fixed content. The inode ends when the kernel forgets it.
