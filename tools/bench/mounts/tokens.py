@@ -169,7 +169,8 @@ class _Stage:
         if is_cold:
             self.home.stop_server()
         options = {"home": self.home.folder}
-        return self._run(lambda: token_batches(DATASET, **options), is_cold, self.home.folder)
+        with self.home.dataset():  # the server starts before the work, and stays
+            return self._run(lambda: token_batches(DATASET, **options), is_cold, self.home.folder)
 
     @contextmanager
     def _mounted(self) -> Iterator[Path]:
