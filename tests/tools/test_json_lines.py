@@ -144,6 +144,8 @@ RUNS: Sequence[tuple[str, int]] = (
     ("rb -y D", 0),
 )
 IN_OTHER_TESTS = {
+    "bisect",
+    "prove",
     "columns",
     "bench",
     "chaos",
