@@ -33,9 +33,9 @@ _CONTEXT = b"dieselfs proof\0"
 """Before the text that is signed, so that a signature of something else is never one of a proof."""
 _HEX32 = "[0-9a-f]{64}"
 _TEXT = re.compile(
-    rf"dieselfs-proof 1\ndataset (\S{{1,255}}) ([0-9a-f]{{32}}) (\d{{1,19}}) (\d{{1,19}}) ({_HEX32})\n"
-    rf"servers ({_HEX32}) ([0-9a-f]{{128}})\nfolder (/\S*)\nbatch (\d{{1,10}})\n((?:read \S+\n)+)"
-    rf"stated (\d{{1,12}})\nsigner (\S{{1,64}}) ({_HEX32})\nsignature ([0-9a-f]{{128}})\n"
+    rf"dieselfs-proof 1\ndataset ([!-~]{{1,255}}) ([0-9a-f]{{32}}) (\d{{1,19}}) (\d{{1,19}}) ({_HEX32})\n"
+    rf"servers ({_HEX32}) ([0-9a-f]{{128}})\nfolder (/[!-~]*)\nbatch (\d{{1,10}})\n((?:read [!-~]+\n)+)"
+    rf"stated (\d{{1,12}})\nsigner ([!-~]{{1,64}}) ({_HEX32})\nsignature ([0-9a-f]{{128}})\n"
 )
 _CURSORS = re.compile(
     rb"(?:%b)[12]\.[0-9a-f]{24}\.s\d{1,20}\.e\d{1,20}(?:\.g\d{1,20})?\.p\d{1,20}(?:\.x\d{1,20}-\d{1,20}){0,%d}"

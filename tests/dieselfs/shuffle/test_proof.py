@@ -132,3 +132,10 @@ def test_whole_epochs_have_the_skips_that_are_known() -> None:
         [*whole_epochs(0, plan(5000).cursor(1), plan(), [])]
     with pytest.raises(InvalidInput, match="1 to 4096 orders"):
         made()
+
+
+@pytest.mark.parametrize("name", [b"\xff", b"\x1b[31m"], ids=["no ASCII", "control"])
+@pytest.mark.parametrize("field", [b"signer ", b"dataset ", b"folder /"])
+def test_only_printable_ascii_is_a_proof(field: bytes, name: bytes) -> None:
+    with pytest.raises(Damaged, match="not a proof of this version"):
+        Proof.decode(CONTENT.replace(field, field + name), "run.proof")
