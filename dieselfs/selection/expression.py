@@ -53,7 +53,6 @@ def select(snapshot: Snapshot, read: Callable[[bytes], bytes], expression: str) 
         )
     with process:
         try:
-            columns = FileColumns.decode(content, ())  # meanwhile
             reply, _ = process.communicate(timeout=EVALUATION_S_MAX)
         except subprocess.TimeoutExpired:
             raise InvalidInput(
@@ -64,7 +63,9 @@ def select(snapshot: Snapshot, read: Callable[[bytes], bytes], expression: str) 
     if process.returncode or not reply:
         limit = format_size(DATA_BYTES_MAX)
         raise InvalidInput(f"the expression {expression!r}: its process has failed, with {limit} of memory")
-    return columns.files(snapshot, *_result(reply))
+    found = _result(reply)
+    # Not before: the process with limits has decoded the paths, so they are not too large for this one.
+    return FileColumns.decode(content, ()).files(snapshot, *found)
 
 
 def _result(reply: bytes) -> tuple[npt.NDArray[np.bool_], bool]:

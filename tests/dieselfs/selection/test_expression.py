@@ -78,6 +78,8 @@ def test_selected_files(where: str, paths: list[bytes]) -> None:
         ("lang = '\udcff'", "cannot encode str as UTF-8"),
         ("random() < 0.5", "the function 'random' is not possible"),
         ("now() > timestamp '2020-01-01'", "the function 'now' is not possible"),
+        ("age(timestamp '2020-01-01') > interval '1 year'", "the function 'age' is not possible"),
+        ("ago(interval '1 day') > timestamp '2020-01-01'", "the function 'ago' is not possible"),
     ],
 )
 def test_refused_expressions(where: str, reason: str) -> None:
@@ -182,3 +184,9 @@ def test_values_of_another_type_are_refused(tmp_path: Path) -> None:
     added = read_table(table, "path", b"", SNAPSHOT, is_partial=False)
     with pytest.raises(InvalidInput, match="'width' has values of type int64, the table has string"):
         COLUMNS.joined(added, SNAPSHOT)
+
+
+def test_times_do_not_depend_on_the_time_zone_of_the_node(monkeypatch: pytest.MonkeyPatch) -> None:
+    late = "hour(timestamptz '2020-01-01 23:00:00+00') = 23"
+    monkeypatch.setenv("TZ", "Asia/Tokyo")
+    assert len(expression.select(SNAPSHOT, CONTENT.__getitem__, late)) == len(PATHS)
