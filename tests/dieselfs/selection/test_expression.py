@@ -190,3 +190,9 @@ def test_times_do_not_depend_on_the_time_zone_of_the_node(monkeypatch: pytest.Mo
     late = "hour(timestamptz '2020-01-01 23:00:00+00') = 23"
     monkeypatch.setenv("TZ", "Asia/Tokyo")
     assert len(expression.select(SNAPSHOT, CONTENT.__getitem__, late)) == len(PATHS)
+
+
+def test_paths_are_decoded_after_the_process_with_limits_has_done_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(FileColumns, "decode", lambda *_: pytest.fail("decoded without limits"))
+    with pytest.raises(InvalidInput, match="'now' is not possible"):
+        expression.select(SNAPSHOT, CONTENT.__getitem__, "now() is null")
