@@ -15,6 +15,7 @@ from dataclasses import dataclass
 import msgpack
 
 HOLDERS_MAX = 4096
+_COUNT_END = 1 << 62
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +68,13 @@ def decoded(note: bytes | None) -> list[Holder]:
         return []
     try:
         fields = msgpack.unpackb(note)
-        return [Holder(str(name), *map(int, numbers)) for name, *numbers in fields]
+        return [Holder(str(name), *map(_count, numbers)) for name, *numbers in fields]
     except (ValueError, TypeError):
         return []
+
+
+def _count(value: object) -> int:
+    """Raises ValueError for what `encoded` cannot have made, or could not write again."""
+    if not isinstance(value, int) or not 0 <= value < _COUNT_END:
+        raise ValueError(f"{value!r} is no number of a holder")
+    return value

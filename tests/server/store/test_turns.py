@@ -2,6 +2,8 @@
 
 from collections import Counter
 
+import msgpack
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -76,3 +78,8 @@ def test_there_are_never_more_turns_and_each_holder_gets_one(turns_max: int, dat
 
 def test_a_note_of_another_version_is_no_holder() -> None:
     assert decoded(None) == decoded(b"\xc1") == decoded(b"\x91\x91\x01") == decoded(b"\x05") == []
+
+
+@pytest.mark.parametrize("number", [float("inf"), 2**64 - 1, -1])
+def test_a_note_with_numbers_that_no_holder_has_is_empty(number: float) -> None:
+    assert decoded(msgpack.packb([["a", 1, 0, number, 1]])) == []
