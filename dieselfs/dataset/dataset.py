@@ -274,7 +274,8 @@ class Dataset:
         `data.select("width >= 512 and lang = 'de'")`. Close it as well. Raises InvalidInput.
         """
         earlier = self._frozen.where
-        state = {**self.__getstate__(), "where": f"({earlier}) and ({where})" if earlier else where}
+        # On their own lines, so that a comment at the end of one hides nothing of what follows.
+        state = {**self.__getstate__(), "where": f"(\n{earlier}\n) and (\n{where}\n)" if earlier else where}
         selected = Dataset.__new__(Dataset)
         selected.__setstate__(state)
         try:

@@ -71,6 +71,11 @@ def test_a_selection_is_a_dataset_of_its_files(data: Dataset) -> None:
         data.select("lange = 'de'")
 
 
+def test_an_expression_with_a_comment_is_narrowed(data: Dataset) -> None:
+    with data.select(f"{GERMAN} -- the first") as german, german.select("number < 20 -- few") as few:
+        assert few.ls("train") == [f"{each:02}" for each in range(0, 20, 4)]
+
+
 def test_a_cursor_fits_its_selection_alone(data: Dataset) -> None:
     with data.select(GERMAN) as german, data.select("lang = 'en'") as english:
         plan = german.plan(seed=1)
