@@ -3,6 +3,7 @@
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import trio
 
@@ -24,6 +25,7 @@ from dieselfs_server.leases.lease import (
     put_pin_of,
     put_progress,
     remove_pin,
+    remove_progress,
     shown_pins,
 )
 from dieselfs_server.metadata.interface import MetadataStore
@@ -34,6 +36,11 @@ VERSION_AHEAD_NS = 24 * 3600 * 10**9
 """A version of a membership list may be this far ahead of the clock."""
 ADMISSIONS_AT_ONCE_MAX = 1
 """Concurrent changes of membership lists. More would only cause conflicts and retries."""
+
+
+def _member_name(arguments: Any, node: str) -> str:
+    """The name of a member among the leases of its dataset."""
+    return f"{arguments.job}/{arguments.fingerprint.hex()}/{node}"
 
 
 @dataclass(frozen=True, eq=False)
@@ -95,8 +102,7 @@ class LeaseCalls:
                 lambda: job_members.admit(request, time.time_ns()), limiter=self.admissions
             )
         if arguments.progress:
-            name = f"{arguments.job}/{arguments.fingerprint.hex()}/{node}"
-            told = name, call.caller.name, arguments.progress, time.time_ns()
+            told = _member_name(arguments, node), call.caller.name, arguments.progress, time.time_ns()
             await trio.to_thread.run_sync(put_progress, self.metadata, job_members.dataset_id, *told)
         members = encode_members(answer.members or ())
         interval_ms = int(answer.interval_s * 1000)
@@ -109,6 +115,8 @@ class LeaseCalls:
         job_members, member = await self._job_members(call), call.arguments.member
         node = Member.of(member[SEAL_BYTES:]).node
         await trio.to_thread.run_sync(job_members.remove, member, node, limiter=self.admissions)
+        name = _member_name(call.arguments, node)
+        await trio.to_thread.run_sync(remove_progress, self.metadata, job_members.dataset_id, name)
 
     async def _job_members(self, call: Call) -> JobMembers:
         dataset, fingerprint = await call.dataset(), call.arguments.fingerprint

@@ -193,22 +193,35 @@ def end_lease(metadata: MetadataStore, dataset_id: bytes, holder: str) -> None:
 PROGRESS_FOLDER = "job-progress/"
 PROGRESS_S = 600
 """What a node has told about itself is kept for this long."""
+PROGRESS_NODES_MAX = 512
+"""Of a dataset. What further nodes tell is not kept."""
 
 
 def put_progress(
     metadata: MetadataStore, dataset_id: bytes, member: str, user: str, progress: bytes, now_ns: int
 ) -> None:
     """Keep what a node tells, in place of the last; `member`: its name behind JOBS_FOLDER. A lost race is no loss: the
-    next one comes. Removes those that have expired when there is a new node.
+    next one comes. Removes those that have expired when there is a new node; keeps PROGRESS_NODES_MAX.
     """
     name = PROGRESS_FOLDER + member
     (present,) = metadata.notes(dataset_id, [name])
     lease = Lease(now_ns + PROGRESS_S * 10**9, user.encode() + b"\n" + progress)
     changes = [NoteChange(name, present, lease.note())]
     if present is None:
-        found = metadata.notes_below(dataset_id, PROGRESS_FOLDER).items()
-        changes += [NoteChange(old, note, None) for old, note in found if Lease.of(note).expires_ns <= now_ns]
+        found = metadata.notes_below(dataset_id, PROGRESS_FOLDER)
+        expired = [old for old, note in found.items() if Lease.of(note).expires_ns <= now_ns]
+        if len(found) - len(expired) >= PROGRESS_NODES_MAX:
+            return
+        changes += [NoteChange(old, found[old], None) for old in expired]
     metadata.change_notes(dataset_id, changes)
+
+
+def remove_progress(metadata: MetadataStore, dataset_id: bytes, member: str) -> None:
+    """Remove what a node has told. A lost race is no loss: it expires."""
+    name = PROGRESS_FOLDER + member
+    (present,) = metadata.notes(dataset_id, [name])
+    if present is not None:
+        metadata.change_notes(dataset_id, [NoteChange(name, present, None)])
 
 
 def progress_of(

@@ -7,6 +7,7 @@ only one: staggering makes reads faster, and nothing depends on it.
 
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from threading import Condition, Thread
 
 from dieselfs.errors import DieselfsError
@@ -96,8 +97,9 @@ class LargeReads:
             self._waiting += 1
             self._changed.notify_all()
             if self._shared is not None and not self._is_renewing:
-                self._is_renewing = True
-                Thread(target=self._renew, args=[self._shared], name="large-reads", daemon=True).start()
+                with suppress(RuntimeError):  # no more threads: then reads wait for PATIENCE_S
+                    Thread(target=self._renew, args=[self._shared], name="large-reads", daemon=True).start()
+                    self._is_renewing = True
             wait_s = timeout if self._shared is None else min(PATIENCE_S, timeout)
             is_allowed = self._changed.wait_for(lambda: self._reads < self._allowed, wait_s)
             if not is_allowed and self._shared is not None:
@@ -116,6 +118,14 @@ class LargeReads:
         self._shared, self._allowed, self._count_max = turns, 0, turns.turns_max
 
     def _renew(self, turns: SharedTurns) -> None:
+        try:
+            self._renew_while_needed(turns)
+        except BaseException:
+            with self._changed:
+                self._is_renewing = False  # the next read begins again
+            raise
+
+    def _renew_while_needed(self, turns: SharedTurns) -> None:
         """Until no read needs a turn; the turns are returned then."""
         while True:
             with self._changed:

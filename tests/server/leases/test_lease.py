@@ -10,12 +10,17 @@ from dieselfs.records import NoteChange
 from dieselfs_server.leases.lease import (
     NOTE_TRIES_MAX,
     PINS_PER_USER_MAX,
+    PROGRESS_NODES_MAX,
+    PROGRESS_S,
     Lease,
     Pin,
     live_pins,
+    progress_of,
     put_pin,
     put_pin_of,
+    put_progress,
     remove_pin,
+    remove_progress,
     until_done,
 )
 from dieselfs_server.metadata.sqlite.store import SqliteMetadata
@@ -99,3 +104,18 @@ def test_a_user_has_a_limited_number_of_pins(metadata: SqliteMetadata) -> None:
         "ada/another",
         "adam/1",
     ]
+
+
+def test_what_nodes_tell_is_bounded_removed_and_expires(metadata: SqliteMetadata) -> None:
+    for number in range(PROGRESS_NODES_MAX + 2):
+        put_progress(metadata, DATASET, f"job/{number}", "ada", b"x", 0)
+    assert len(progress_of(metadata, DATASET, 0)) == PROGRESS_NODES_MAX
+    put_progress(metadata, DATASET, "job/0", "ada", b"y", 1)
+    assert progress_of(metadata, DATASET, 1)["job/0"][:2] == ("ada", b"y")
+    for _ in range(2):
+        remove_progress(metadata, DATASET, "job/0")
+    put_progress(metadata, DATASET, "job/new", "ada", b"x", 1)
+    assert "job/new" in progress_of(metadata, DATASET, 1)
+    late_ns = PROGRESS_S * 10**9 + 2
+    put_progress(metadata, DATASET, "job/late", "ada", b"x", late_ns)
+    assert [*progress_of(metadata, DATASET, 0)] == ["job/late"]

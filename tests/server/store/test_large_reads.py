@@ -1,6 +1,7 @@
 """The limit of large reads over several servers with one Redis: reads together, a dead server, a Redis that is away."""
 
 import threading
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing
@@ -126,3 +127,25 @@ def test_a_folder_on_a_local_disk_is_one_disk_and_a_bucket_is_not(tmp_path: Path
     assert is_one_disk(f"posix://{tmp_path}")
     assert is_one_disk(f"tiered:fast=memory:,slow=posix://{tmp_path},size=1GiB")
     assert not is_one_disk("s3://bucket") and not is_one_disk("rados://pool") and not is_one_disk("memory:")
+
+
+def test_a_renewal_that_fails_is_begun_again_by_the_next_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(large_reads, "PATIENCE_S", 0.05)
+    monkeypatch.setattr(threading, "excepthook", lambda _: None)
+    own = turns(CommonNote(), "own", 1, Clock())
+    limit, ask = LargeReads(1), own.ask
+    failed: list[bool] = []
+
+    def failing(reads: int, waiting: int) -> int:
+        if not failed:
+            failed.append(True)
+            raise ZeroDivisionError
+        return ask(reads, waiting)
+
+    monkeypatch.setattr(own, "ask", failing)
+    limit.share(own)
+    assert limit.acquire(timeout=TIMEOUT_S)
+    limit.release()
+    monkeypatch.setattr(large_reads, "PATIENCE_S", TIMEOUT_S)
+    began_s = time.monotonic()
+    assert limit.acquire(timeout=TIMEOUT_S) and time.monotonic() - began_s < TIMEOUT_S / 2
