@@ -52,6 +52,7 @@ def test_verbs_select_files(dlcmd: Dlcmd, labelled: str) -> None:
     assert dlcmd("find", labelled, *LARGE).lines == [f"dl://{labelled}/train/cat.txt"]
     assert dlcmd("ls", "-R", labelled, *LARGE).lines == ["train/", "train/cat.txt"]
     assert dlcmd("ls", labelled, *LARGE).lines == ["train/"]
+    assert "--where selects files of a dataset" in dlcmd("ls", *LARGE, exit_code=EXIT_USAGE).stderr
     assert dlcmd("ls", labelled).lines == ["empty/", "latest", "none", "train/"]
     assert dlcmd("du", "--json", labelled, *LARGE).summary["files"] == 1
     assert dlcmd("shuffle", labelled, *LARGE).lines == ["train/cat.txt"]

@@ -53,6 +53,8 @@ def ls(
     Datasets whose metadata is lost are named as failures, with the command that repairs them.
     """
     if not locations:
+        if session.where:
+            raise InvalidInput("--where selects files of a dataset: name one, as dl://DATASET")
         return _list_datasets(session, is_long)
     listed = 0
     if is_long:
