@@ -85,10 +85,12 @@ def _npy_file(source: SampleSource, node: int) -> TokenFile:
         raise InvalidInput(f"{name} is no array of NumPy: {error}") from None
     if len(shape) != 1:
         raise InvalidInput(f"{name}: the array has the shape {shape}; tokens have one dimension")
-    stream = Stream.whole(head.tell(), integer_type(dtype).itemsize, shape[0])
+    if dtype.kind not in "iu":
+        raise InvalidInput(f"{name}: tokens are whole numbers, not {dtype}")
+    stream = Stream.whole(head.tell(), dtype.itemsize, shape[0])
     if size < stream.end_byte:
         raise Damaged(f"{name}: it is cut off, it should have {shape[0]} tokens")
-    return TokenFile(node, integer_type(dtype), stream)
+    return TokenFile(node, dtype, stream)
 
 
 def _megatron_file(source: SampleSource, node: int, index: int) -> TokenFile:

@@ -211,7 +211,7 @@ def test_faults_have_one_clear_line(tmp_path: Path) -> None:
     fails(InvalidInput, "33 bytes are no whole number of uint16", "a.bin", dtype="uint16")
     fails(InvalidInput, "no file has 99 tokens", "a.bin", 99, dtype="uint8")
     fails(InvalidInput, "dtype is 'u16'", "a.bin", dtype="u16")
-    fails(InvalidInput, "whole numbers, not float64", "float.npy")
+    fails(InvalidInput, "float.npy: tokens are whole numbers, not float64", "float.npy")
     fails(InvalidInput, "tokens have one dimension", "square.npy")
     fails(InvalidInput, "no.npy is no array of NumPy", "no.npy")
     fails(Damaged, "it is cut off, it should have 999 tokens", "cut.npy")
