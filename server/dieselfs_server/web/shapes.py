@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from dieselfs.arrays import Numbers
 from dieselfs.digests import NO_DIGEST
-from dieselfs.names import printable
+from dieselfs.names import CONTROL_FOLDER, printable
 from dieselfs.snapshot.reader import Snapshot
 from dieselfs.snapshot.subtree import files_below, nodes_below
 
@@ -61,7 +61,7 @@ def shape_of(snapshot: Snapshot, path: bytes) -> dict[str, Any]:
 
 
 def _classes(snapshot: Snapshot, folder: int) -> tuple[list[bytes], Numbers, Numbers]:
-    """The folders in a folder: names, and the number and bytes of the files below each."""
+    """The folders in a folder, without CONTROL_FOLDER: names, and the number and bytes of the files below each."""
     levels = nodes_below(snapshot, folder)
     modes, sizes, parents = (snapshot.column(name) for name in ("modes", "sizes", "parents"))
     if not levels:
@@ -76,6 +76,7 @@ def _classes(snapshot: Snapshot, folder: int) -> tuple[list[bytes], Numbers, Num
         np.add.at(counts, owners[is_file], 1)
         np.add.at(lengths, owners[is_file], sizes[run][is_file].astype(np.int64))
     is_folder = (modes[first.start : first.stop] & _TYPE_BITS) == stat.S_IFDIR
+    is_folder &= np.arange(first.start, first.stop) != snapshot.find(CONTROL_FOLDER.encode())
     nodes = first.start + np.flatnonzero(is_folder)
     return [snapshot.name(int(node)) for node in nodes], counts[is_folder], lengths[is_folder]
 

@@ -13,6 +13,7 @@ import pytest
 
 from dieselfs.dataset import Dataset
 from dieselfs.errors import DieselfsError
+from dieselfs.names import COLUMNS_PATH
 from dieselfs.net import auth
 from dieselfs.rpc.client import ServerClient
 from dieselfs.rpc.limit_kinds import QuotaRecord, RateRecord
@@ -290,6 +291,7 @@ def test_classes_sizes_and_changes(server: RunningServer, admin: Browser) -> Non
         data.put("cat/1", b"a" * 1000)  # another time, the same content
         data.put("new", b"12")
         data.delete("top")
+        data.put(COLUMNS_PATH, b"table")
         data.flush()
     shape = admin.get("/api/datasets/versions/shape").json()
     classes = [(each["name"], each["files"], each["bytes"]) for each in shape["classes"]]
