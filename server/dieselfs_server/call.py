@@ -142,6 +142,11 @@ class Call:
             raise _no_dataset(name)
         if has < right:
             user = self.caller.name
+            if self.caller.has_token(self.access.users.latest):
+                raise AccessDenied(
+                    f"this token of user {user} may only {has.name.lower()} dataset {name}; "
+                    f"with your key, make another: dlcmd user token --dataset {name} --write"
+                )
             raise AccessDenied(
                 f"user {user} may only {has.name.lower()} dataset {name}; "
                 f"an administrator can change that: dlcmd user grant {user} {name} {right.name.lower()}"
@@ -156,6 +161,10 @@ class Call:
 
     async def require_admin(self) -> None:
         if await self.right("*") < Right.ADMIN:
+            if self.caller.has_token(self.access.users.latest):
+                raise AccessDenied(
+                    f"a token of user {self.caller.name} administers nothing: use the user's key"
+                )
             raise AccessDenied(f"user {self.caller.name} is not an administrator of this server")
 
     async def _require_some_right(self) -> None:

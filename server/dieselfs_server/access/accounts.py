@@ -182,6 +182,12 @@ class Caller:
             raise AccessDenied(f"the key {self.key_id} of user {self.name} was removed or has expired")
         return key
 
+    def has_token(self, accounts: Accounts) -> bool:
+        """Whether the key is a token, for messages; False if it is gone."""
+        user = accounts.users.get(self.name)
+        key = user.keys.get(self.key_id) if user else None
+        return bool(key and key.grants)
+
     def key_for_keys(self, accounts: Accounts, now_s: float) -> StoredKey:
         """As `key`, to add or remove keys of its user. Raises AccessDenied also for a token, or a shared key."""
         key = self.key(accounts, now_s)
@@ -221,7 +227,7 @@ def with_key(accounts: Accounts, name: str, key_id: str, key: StoredKey) -> Acco
 def token(verifier: Verifier, now_s: int, expires_s: int, grants: Grants) -> StoredKey:
     """A key with these rights at most. Raises InvalidInput."""
     if not now_s < expires_s <= now_s + TOKEN_LIFETIME_S_MAX:
-        raise InvalidInput(f"a token is valid for {TOKEN_LIFETIME_S_MAX // 86_400} days at most")
+        raise InvalidInput(f"a token is valid for a second to {TOKEN_LIFETIME_S_MAX // 86_400} days")
     if not 0 < len(grants) <= TOKEN_GRANTS_MAX:
         raise InvalidInput(f"a token is for 1 to {TOKEN_GRANTS_MAX} datasets, not {len(grants)}")
     for dataset, right in grants.items():

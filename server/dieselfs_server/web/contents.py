@@ -20,7 +20,7 @@ from starlette.types import Receive, Scope, Send
 
 from dieselfs.errors import DieselfsError, InvalidInput
 from dieselfs.limits import KIB, MIB
-from dieselfs.names import printable, split_path
+from dieselfs.names import CONTROL_FOLDER, printable, split_path
 from dieselfs.records import Extent, FileRecord, Op
 from dieselfs.rpc.records import RemoteEntry
 from dieselfs.snapshot.reader import Snapshot
@@ -55,6 +55,9 @@ _SUFFIXES = {
 }
 MEDIA = {suffix: kind for kind, suffixes in _SUFFIXES.items() for suffix in suffixes}
 """The types that are shown, by the suffix of a name. SVG and HTML can have scripts: they are text."""
+
+_HIDDEN = CONTROL_FOLDER.encode()
+"""In the root of a dataset; as in other listings."""
 
 CONFINED = "default-src 'none'; sandbox"
 """A second policy, besides that of the page; a browser keeps to both."""
@@ -135,7 +138,7 @@ class Contents:
         shown = found[:ENTRIES_SHOWN]
         return {
             "is_encrypted": False,
-            "entries": [_entry_view(path, entry) for entry in shown],
+            "entries": [_entry_view(path, entry) for entry in shown if path or entry.name != _HIDDEN],
             "next": quote(shown[-1].name, safe="") if len(found) > len(shown) else None,
         }
 

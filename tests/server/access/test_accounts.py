@@ -193,8 +193,8 @@ def test_a_token_of_an_administrator_manages_nothing() -> None:
 @pytest.mark.parametrize(
     ("lifetime_s", "grants", "reason"),
     [
-        (0, {"x": Right.READ}, "valid for 31 days"),
-        (TOKEN_LIFETIME_S_MAX + 1, {"x": Right.READ}, "valid for 31 days"),
+        (0, {"x": Right.READ}, "for a second to 31 days"),
+        (TOKEN_LIFETIME_S_MAX + 1, {"x": Right.READ}, "for a second to 31 days"),
         (1, {}, "for 1 to 16 datasets, not 0"),
         (1, {f"x{number}": Right.READ for number in range(17)}, "not 17"),
         (1, {"x": Right.ADMIN}, "may read or write a dataset, not admin it"),

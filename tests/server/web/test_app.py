@@ -298,6 +298,8 @@ def test_classes_sizes_and_changes(server: RunningServer, admin: Browser) -> Non
     assert classes == [("cat", 2, 1001), ("dog", 1, 3)]
     sizes = [(each["below"], each["files"]) for each in shape["sizes"]]
     assert (shape["files"], sizes) == (5, [(2, 1), (4, 2), (1024, 1), (8 << 20, 1)])
+    listed = admin.get("/api/datasets/versions/folder").json()["entries"]
+    assert [each["path"] for each in listed] == ["cat", "dog", "long", "new"]
     (inner,) = admin.get("/api/datasets/versions/shape?path=cat").json()["classes"]
     assert (inner["name"], inner["path"], inner["files"]) == ("\\xff", "cat/%FF", 1)
     assert "v1" in admin.get("/api/datasets/versions/states").json()["states"]

@@ -138,7 +138,11 @@ def test_a_token_reads_one_dataset_and_is_listed_and_removed_by_its_user(
     assert (stat.S_IMODE(job_path.stat().st_mode), made["right"]) == (0o600, "read")
     assert job("cat", "dl://tinas/f").text == "content"
     job("cat", "dl://others/f", exit_code=EXIT_NOT_FOUND)
-    assert "may only read dataset tinas" in job("rm", "dl://tinas/f", exit_code=EXIT_REFUSED).stderr
+    assert (
+        "this token of user tina may only read dataset tinas; with your key, make another"
+        in job("rm", "dl://tinas/f", exit_code=EXIT_REFUSED).stderr
+    )
+    assert "administers nothing" in job("user", "grant", "tina", "x", "read", exit_code=EXIT_REFUSED).stderr
     again = ("user", "token", "--dataset", "tinas")
     for words in (again, ("user", "rotate"), ("user", "rm", "tina", "--key", made["key_id"])):
         assert "is a token of user tina, and changes no keys" in job(*words, exit_code=EXIT_REFUSED).stderr
