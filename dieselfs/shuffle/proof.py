@@ -1,8 +1,8 @@
 """A signed statement of what a run has read: a generation of a dataset, and positions of its orders
 (docs/reference/proof.md). No I/O.
 
-A user states it, and signs it; the servers' signature in it is that of the snapshot. Who has the snapshot computes from
-it when a file was read.
+A user states it, and signs it; the servers' signature in it is that of the snapshot. A reader of the proof
+with the snapshot computes when a file was read.
 """
 
 import re

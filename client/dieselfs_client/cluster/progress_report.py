@@ -11,7 +11,7 @@ from dieselfs.telemetry.registry import Registry, Report
 REPORT_S = 10.0
 """At most so often."""
 RENEWALS_PER_REPORT = 5
-"""And with one of so many renewals, so that a large job writes few."""
+"""And with one renewal of this number, so that a large job writes few."""
 
 
 class ProgressReport:

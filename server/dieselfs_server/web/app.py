@@ -83,7 +83,7 @@ BODY_BYTES_MAX = 4096
 BODY_S = 10.0
 SPAN_S_MAX = 24 * 3600
 HEALTH_S = 60.0
-"""The checks of the server write to its stores, so many who look share them."""
+"""The checks of the server write to its stores, so all users share them for this time."""
 STREAMS_MAX = 64
 STREAMS_PER_USER_MAX = 16
 READS_MAX = 4
@@ -449,7 +449,7 @@ class App:
         viewer = await self._viewer(request)
         if not viewer.is_admin:
             raise AccessDenied("only administrators see the checks of the server")
-        async with self._checking:  # one check for all who look
+        async with self._checking:  # one check for all users
             if trio.current_time() >= self._checks_until_s:
                 ask = self._ask(viewer.caller, _address(request), "check_server", is_whole=True)
                 async with ask as reply:

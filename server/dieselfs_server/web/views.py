@@ -58,7 +58,7 @@ def datasets_view(
     owner: Callable[[str], str] = lambda name: "",
 ) -> dict[str, Any]:
     """A page of the datasets whose names contain `search`. `sort`: a column, with `-` before it for the largest first.
-    `owner`: of a dataset, empty if there is none, or who looks may not see it.
+    `owner`: of a dataset, empty if there is none, or the caller may not see it.
 
     Raises InvalidInput.
     """

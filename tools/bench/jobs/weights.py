@@ -114,7 +114,7 @@ class _Stage:
     hosts: list[Host]
 
     def streamed(self, size_bytes: int) -> Run:
-        """The time of so many bytes at the rate of one stream."""
+        """The time of this number of bytes at the rate of one stream."""
         _, bytes_per_s = measured_link(self.hosts[0], self.cluster.storages[0].host)
         return Run(size_bytes / bytes_per_s, seen={"MB/s": bytes_per_s / 1e6})
 

@@ -11,7 +11,7 @@ scheme.addEventListener("change", () => charts.forEach((chart) => chart.draw()))
 const STEPS = [1, 2, 5, 10, 20, 50, 100, 200, 500];
 const BYTE_STEPS = [0, 1, 2, 3, 4, 5].flatMap((power) => STEPS.map((step) => step * 1024 ** power));
 
-/** Longer than so many steps without a sample is a gap. */
+/** A longer time without a sample, in steps, is a gap. */
 const GAP_STEPS = 3;
 
 /** The places of values without a neighbour, which no line shows. */
