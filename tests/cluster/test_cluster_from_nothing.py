@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -68,13 +69,18 @@ class Site:
 
     def has_noticed_the_loss(self) -> bool:
         """Ceph has marked the disk of the first machine as lost, and all placement groups take writes again."""
-        ask = ("ceph", "--connect-timeout", "60", "--keyring", "/etc/ceph/ceph.keyring", "-f", "json")
-        disks = json.loads(self.machines[1].run(*ask, "osd", "stat"))
-        groups = json.loads(self.machines[1].run(*ask, "pg", "stat"))["pg_summary"]["num_pg_by_state"]
-        states = [group["name"] for group in groups]
-        return disks["num_up_osds"] < len(self.machines) and all(
-            "active" in state.split("+") for state in states
-        )
+        disks, groups = self._asked("osd"), self._asked("pg")
+        states = [
+            group["name"].split("+") for group in groups.get("pg_summary", {}).get("num_pg_by_state", ())
+        ]
+        is_marked = disks.get("num_up_osds", len(self.machines)) < len(self.machines)
+        return is_marked and bool(states) and all("active" in state for state in states)
+
+    def _asked(self, what: str) -> dict[str, Any]:
+        """The state of OSDs or placement groups; empty without an answer: a monitor is lost, too."""
+        ask = f"timeout 20 ceph --keyring /etc/ceph/ceph.keyring -f json {what} stat || echo {{}}"
+        found: dict[str, Any] = json.loads(self.machines[1].run("sh", "-c", ask))
+        return found
 
     def dlcmd(self, *words: str | Path) -> str:
         """As a user who has copied the folder for clients."""

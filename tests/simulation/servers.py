@@ -147,10 +147,12 @@ def _host() -> tuple[ServerHost, Process]:
     return host, process
 
 
-def _open_store(url: str, is_new: bool, bounds: Any = None, metrics: Any = None) -> Any:
+def _open_store(
+    url: str, is_new: bool, bounds: Any = None, metrics: Any = None, large_reads: Any = None
+) -> Any:
     host, process = _host()
     store = SimulatedStore(host.objects, host.world, process, host.crash)
-    return open_marked(opening._patient(store, bounds, metrics), url, is_new, is_folder=True)
+    return open_marked(opening._patient(store, bounds, metrics, large_reads), url, is_new, is_folder=True)
 
 
 def _open_metadata(url: str) -> Any:

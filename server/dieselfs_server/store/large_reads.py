@@ -22,7 +22,9 @@ POLL_S = 0.02
 LOST_S = 3.0
 """A holder that has not renewed its turns for this long has died or is cut off."""
 PATIENCE_S = 3.0
-"""A read that has waited for this long begins within the limit of its process: other servers, or the note, are slow."""
+"""A read that has waited for this long begins within the limit of its process, whatever the others do."""
+SILENCE_S = 0.3
+"""After this time without a reply about the note, reads begin within the limit of their process."""
 TRIES_MAX = 8
 
 
@@ -90,6 +92,7 @@ class LargeReads:
         self._reads = self._waiting = 0
         self._shared: SharedTurns | None = None
         self._is_renewing = False
+        self._asked_s: float | None = None  # since when a reply about the note is waited for
 
     def acquire(self, *, timeout: float) -> bool:
         """Wait for a turn, to be returned by `release`; False if there was none within `timeout` seconds."""
@@ -100,13 +103,25 @@ class LargeReads:
                 with suppress(RuntimeError):  # no more threads: then reads wait for PATIENCE_S
                     Thread(target=self._renew, args=[self._shared], name="large-reads", daemon=True).start()
                     self._is_renewing = True
-            wait_s = timeout if self._shared is None else min(PATIENCE_S, timeout)
-            is_allowed = self._changed.wait_for(lambda: self._reads < self._allowed, wait_s)
-            if not is_allowed and self._shared is not None:
-                is_allowed = self._changed.wait_for(lambda: self._reads < self._count_max, timeout - wait_s)
+            is_allowed = self._waited(timeout) if self._shared is None else self._waited_for_turn(timeout)
             self._waiting -= 1
             self._reads += is_allowed
         return is_allowed
+
+    def _waited(self, timeout_s: float) -> bool:
+        return self._changed.wait_for(lambda: self._reads < self._allowed, timeout_s)
+
+    def _waited_for_turn(self, timeout_s: float) -> bool:
+        """As `_waited`; the limit of the process holds while the note is silent, and after PATIENCE_S."""
+        began_s = time.monotonic()
+        while (left_s := min(PATIENCE_S, timeout_s) - (time.monotonic() - began_s)) > 0:
+            asked_s = self._asked_s
+            if asked_s is not None and time.monotonic() - asked_s >= SILENCE_S:
+                break
+            if self._waited(min(SILENCE_S, left_s)):
+                return True
+        rest_s = timeout_s - (time.monotonic() - began_s)
+        return self._changed.wait_for(lambda: self._reads < self._count_max, max(rest_s, 0))
 
     def release(self) -> None:
         with self._changed:
@@ -122,7 +137,7 @@ class LargeReads:
             self._renew_while_needed(turns)
         except BaseException:
             with self._changed:
-                self._is_renewing = False  # the next read begins again
+                self._is_renewing, self._asked_s = False, None  # the next read begins again
             raise
 
     def _renew_while_needed(self, turns: SharedTurns) -> None:
@@ -132,8 +147,10 @@ class LargeReads:
                 reads, waiting = self._reads, self._waiting
                 if not reads + waiting:
                     self._allowed = 0
+                self._asked_s = time.monotonic()
             allowed = turns.ask(reads, waiting)
             with self._changed:
+                self._asked_s = None
                 if not reads + waiting:
                     if not self._waiting:
                         self._is_renewing = False

@@ -4,7 +4,6 @@ import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -231,7 +230,9 @@ class DyingStore(MemoryStore):
 
 
 def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dieselfs_server.datasets.commit.ChunkBuilder", partial(ChunkBuilder, 2000))
+    monkeypatch.setattr(
+        "dieselfs_server.datasets.commit.ChunkBuilder", lambda _, **options: ChunkBuilder(2000, **options)
+    )
 
 
 @pytest.mark.parametrize("is_after", [False, True])

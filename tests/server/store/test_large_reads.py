@@ -149,3 +149,24 @@ def test_a_renewal_that_fails_is_begun_again_by_the_next_read(monkeypatch: pytes
     monkeypatch.setattr(large_reads, "PATIENCE_S", TIMEOUT_S)
     began_s = time.monotonic()
     assert limit.acquire(timeout=TIMEOUT_S) and time.monotonic() - began_s < TIMEOUT_S / 2
+
+
+def test_reads_do_not_wait_for_a_note_that_is_silent(monkeypatch: pytest.MonkeyPatch) -> None:
+    own, silence = turns(CommonNote(), "own", 2, Clock()), threading.Event()
+    ask = own.ask
+
+    def silent(reads: int, waiting: int) -> int:
+        silence.wait(TIMEOUT_S)
+        return ask(reads, waiting)
+
+    monkeypatch.setattr(own, "ask", silent)
+    limit = LargeReads(2)
+    limit.share(own)
+    began_s = time.monotonic()
+    for _ in range(20):
+        assert limit.acquire(timeout=TIMEOUT_S)
+        limit.release()
+    assert limit.acquire(timeout=TIMEOUT_S) and limit.acquire(timeout=TIMEOUT_S)
+    assert time.monotonic() - began_s < large_reads.PATIENCE_S
+    assert not limit.acquire(timeout=0.1)
+    silence.set()

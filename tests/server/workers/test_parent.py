@@ -155,7 +155,7 @@ def test_a_removed_key_is_refused_by_all_workers_at_once(server: RunningServer) 
         stack.enter_context(closing(server.client())).grant("alice", "*", "none")
         for client in clients:
             with pytest.raises(AccessDenied):
-                client.users()
+                client.groups()
 
 
 def _tcp_of(process: int) -> list[str]:

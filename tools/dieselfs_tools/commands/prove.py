@@ -3,19 +3,21 @@
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from dieselfs.errors import AccessDenied, InvalidInput, NotFound
 from dieselfs.limits import CURSOR_CHARACTERS_MAX
 from dieselfs.names import SCHEME, Location, printable, user_path
-from dieselfs.shuffle.cursor import Cursor
-from dieselfs.shuffle.proof import PROOF_BYTES_MAX, Proof, cursors_in, furthest, whole_epochs
-from dieselfs.shuffle.spec import PlanSpec
 from dieselfs.units import format_time
 from dieselfs_tools.cli import options
 from dieselfs_tools.cli.output import name_fields, replace_file
 from dieselfs_tools.cli.session import Session
+
+if TYPE_CHECKING:  # orders import numpy, for which the help must not wait
+    from dieselfs.shuffle.cursor import Cursor
+    from dieselfs.shuffle.proof import Proof
 
 _BLOCK_BYTES = 1 << 24
 
@@ -91,6 +93,8 @@ def _prove(
     out: Path | None,
 ) -> int:
     from dieselfs.rpc.encrypted import keyring
+    from dieselfs.shuffle.proof import Proof, furthest, whole_epochs
+    from dieselfs.shuffle.spec import PlanSpec
 
     plan = session.dataset(location.state, job="").plan_of(PlanSpec(folder=location.path))
     found = {cursor for source in sources for cursor in _cursors(source)}
@@ -127,8 +131,10 @@ def _prove(
     return session.output.summary("", {**_fields(made), "proof": text, "others": others})
 
 
-def _cursors(source: Path) -> Iterator[Cursor]:
+def _cursors(source: Path) -> "Iterator[Cursor]":
     """The cursors in a file of any size. Raises NotFound if it cannot be read."""
+    from dieselfs.shuffle.proof import cursors_in
+
     rest = b""
     try:
         with open(source, "rb") as file:
@@ -139,7 +145,7 @@ def _cursors(source: Path) -> Iterator[Cursor]:
         raise NotFound(f"{source}: {error.strerror}") from None
 
 
-def _fields(proof: Proof) -> dict[str, object]:
+def _fields(proof: "Proof") -> dict[str, object]:
     return {
         "dataset": proof.dataset,
         "generation": proof.generation,
@@ -153,6 +159,7 @@ def _fields(proof: Proof) -> dict[str, object]:
 
 
 def _check(session: Session, path: Path, signer: str | None, saved: Path | None, files: Sequence[str]) -> int:
+    from dieselfs.shuffle.proof import PROOF_BYTES_MAX, Proof
     from dieselfs.snapshot.reader import Snapshot
 
     try:
