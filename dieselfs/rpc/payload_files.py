@@ -113,7 +113,7 @@ def shared_files(connection: Connection, arguments: dict[str, object], timeout_s
     """The payloads that a server shares, as `share_payloads` of the protocol; the caller closes their descriptors. None
     of a server that is not a process of this user or of root on this machine. Raises as `Connection.call`.
     """
-    if not connection.gives_files or not connection.is_of_own_user:
+    if not connection.is_of_own_user:
         return []
     reply, descriptors = connection.call_for_files(
         "share_payloads", arguments, timeout_s, SHARED_PAYLOADS_MAX

@@ -7,7 +7,7 @@ bytes that were verified. docs/reference/shared-memory.md has the details.
 
 import logging
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple
@@ -22,6 +22,7 @@ from dieselfs.errors import Damaged, NoRoom, Unavailable
 from dieselfs.limits import KIB, MIB
 from dieselfs.process.system_limits import available_bytes
 from dieselfs.telemetry.registry import Registry
+from dieselfs_server.admission.processor_time import in_thread
 from dieselfs_server.reading.executor import InUse, RequestExecutor
 from dieselfs_server.store.interface import OpenPayload
 
@@ -79,7 +80,8 @@ class SharedPayloads:
         self._segments_max = segments_max
         self._clock = clock
         self._available_min_bytes = available_min_bytes
-        self._has_files = limit_bytes > 0
+        self._limit_bytes = limit_bytes
+        self._has_files = True  # as far as is known
         self._policy: CachePolicy[_Key, SharedPayload] = CachePolicy(
             lambda key: key.length_bytes, limit_bytes - evictable_bytes, evictable_bytes
         )
@@ -96,11 +98,11 @@ class SharedPayloads:
 
     async def get(self, dataset_id: bytes, chunk_id: bytes, wanted_bytes: int) -> SharedPayload | None:
         """The payload of a chunk for a reader who needs `wanted_bytes` of it; None if it is not shared: there is no
-        room, it is not worth it, or the store has no files. Raises NotFound, Damaged, Unavailable.
+        room, or it is not worth it. Raises NotFound, Damaged, Unavailable.
 
         If cancelled, a payload that is being read is held all the same.
         """
-        if not self._has_files:
+        if self._limit_bytes == 0:
             return None
         preamble = await self._executor.preamble(dataset_id, chunk_id)
         key = _Key(dataset_id, chunk_id, preamble.payload_length)
@@ -125,9 +127,11 @@ class SharedPayloads:
             self._release_unused(key.dataset_id)
         if key.length_bytes == 0 or not self._policy.has_room(key):
             return False
+        # Without files, a payload comes over a network: one small read does not fetch all of it.
+        is_cheap = self._has_files or key in self._recent
         return (
             key in self._fills
-            or self._policy.would_pin(key)
+            or (is_cheap and self._policy.would_pin(key))
             or self._recent.is_worth_whole(key, wanted_bytes, key.length_bytes)
         )
 
@@ -144,24 +148,28 @@ class SharedPayloads:
             async with lock:
                 if key in self._policy or len(self._policy) >= self._segments_max:
                     return
-                opened = await self._executor.open_payload(key.dataset_id, key.chunk_id)
-                if opened is None:
-                    self._has_files = False
-                    return
                 is_kept = self._policy.would_pin(key)
                 self._policy.begin(key)
                 try:
-                    with opened:
-                        segment = await trio.to_thread.run_sync(
-                            partial(sealed_copy, opened, digest, self._available_min_bytes),
-                            limiter=self._limiter,
-                        )
+                    segment = await self._copied(key, digest)
                 except NoRoom as error:
                     log.warning("chunk %s is not shared: %s", chunk_name(key.chunk_id), error)
                     return
                 finally:
                     self._policy.end(key)
                 self._hold(key, SharedPayload(segment, digest, is_kept))
+
+    async def _copied(self, key: _Key, digest: bytes) -> Segment:
+        """Raises as `sealed_copy`."""
+        async with self._limiter:
+            opened = await self._executor.open_payload(key.dataset_id, key.chunk_id)
+            self._has_files = opened is not None
+            if opened is not None:
+                with opened:
+                    return await in_thread(sealed_copy, opened, digest, self._available_min_bytes)
+            payload = await self._executor.payload(key.dataset_id, key.chunk_id)
+            copied = partial(sealed_parts, f"chunk {chunk_name(key.chunk_id)}", cut(payload), len(payload))
+            return await in_thread(copied, digest, self._available_min_bytes)
 
     def _hold(self, key: _Key, payload: SharedPayload) -> None:
         self._filled.value += 1
@@ -171,34 +179,60 @@ class SharedPayloads:
 
 
 def sealed_copy(opened: OpenPayload, digest: bytes, available_min_bytes: int = 0) -> Segment:
+    """As `sealed_parts`, of a payload in a file. Raises Unavailable for one that cannot be read."""
+    try:
+        return sealed_parts(
+            f"{opened.name}: offset {opened.start}",
+            _file_parts(opened),
+            opened.length,
+            digest,
+            available_min_bytes,
+        )
+    except OSError as error:
+        raise Unavailable(f"object store: {error.strerror}") from error
+
+
+def _file_parts(opened: OpenPayload) -> Iterator[memoryview]:
+    """Raises OSError, and Damaged at the end of a file that is too short."""
+    # One read from the disk: windows of read-ahead take twice the time, and twice the processor time.
+    os.posix_fadvise(opened.descriptor, opened.start, opened.length, os.POSIX_FADV_WILLNEED)
+    room = memoryview(bytearray(min(PART_BYTES, opened.length)))
+    offset = 0
+    while offset < opened.length:
+        size = os.preadv(opened.descriptor, [room[: opened.length - offset]], opened.start + offset)
+        if size == 0:
+            raise Damaged(
+                f"{opened.name}: offset {opened.start + offset}: the file ends inside of the payload"
+            )
+        yield room[:size]
+        offset += size
+
+
+def cut(payload: memoryview) -> Iterator[memoryview]:
+    """The parts of a payload in memory."""
+    return (payload[start : start + PART_BYTES] for start in range(0, len(payload), PART_BYTES))
+
+
+def sealed_parts(
+    name: str, parts: Iterator[memoryview], length: int, digest: bytes, available_min_bytes: int = 0
+) -> Segment:
     """A copy of a payload, verified against its `digest`. Blocks. Raises NoRoom, also if less memory than
-    `available_min_bytes` is left; Damaged; Unavailable for a file that cannot be read.
+    `available_min_bytes` is left; Damaged.
     """
     available = available_bytes()
-    if available is not None and available < max(available_min_bytes, opened.length):
+    if available is not None and available < max(available_min_bytes, length):
         raise NoRoom(f"{available // MIB} MiB of memory are left")
-    segment, hashed = Segment.create(opened.length), blake3()
-    room = memoryview(bytearray(min(PART_BYTES, opened.length)))
+    segment, hashed = Segment.create(length), blake3()
     try:
-        # One read from the disk: windows of read-ahead take twice the time, and twice the processor time.
-        os.posix_fadvise(opened.descriptor, opened.start, opened.length, os.POSIX_FADV_WILLNEED)
         offset = 0
-        while offset < opened.length:
-            part = room[: opened.length - offset]
-            size = os.preadv(opened.descriptor, [part], opened.start + offset)
-            if size == 0:
-                raise Damaged(
-                    f"{opened.name}: offset {opened.start + offset}: the file ends inside of the payload"
-                )
-            hashed.update(part[:size])
-            segment.write(offset, part[:size])
-            offset += size
+        for part in parts:
+            hashed.update(part)
+            segment.write(offset, part)
+            offset += len(part)
         if hashed.digest() != digest:
-            raise Damaged(f"{opened.name}: offset {opened.start}: digest of the payload does not match")
+            raise Damaged(f"{name}: digest of the payload does not match")
         segment.seal()
-    except BaseException as error:
+    except BaseException:
         segment.close()
-        if isinstance(error, OSError):
-            raise Unavailable(f"object store: {error.strerror}") from error
         raise
     return segment

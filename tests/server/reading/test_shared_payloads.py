@@ -1,4 +1,4 @@
-"""Payloads in shared memory: verified, read once, within the limit, and only of stores with files."""
+"""Payloads in shared memory: verified, read once, and within the limit."""
 
 import fcntl
 import gc
@@ -40,6 +40,16 @@ def chunk_id(number: int) -> bytes:
 
 def payload(number: int) -> bytes:
     return bytes([number]) * PAYLOAD_BYTES
+
+
+class Counting(MemoryStore):
+    """Counts reads of whole payloads."""
+
+    large_reads = 0
+
+    def get_range(self, dataset_id: bytes, chunk_id: bytes, offset: int, length: int) -> bytes:
+        self.large_reads += length == PAYLOAD_BYTES
+        return super().get_range(dataset_id, chunk_id, offset, length)
 
 
 class Sharing:
@@ -174,10 +184,30 @@ async def test_a_missing_chunk_is_not_found(store: PosixStore) -> None:
         await Sharing(store).payloads.get(FIRST, chunk_id(99), 10)
 
 
-async def test_nothing_is_shared_without_files_or_memory(
-    store: PosixStore, caplog: pytest.LogCaptureFixture
-) -> None:
-    assert await Sharing(filled(MemoryStore())).get(1) is None
+async def test_a_payload_of_a_store_without_files_is_fetched_once_when_it_is_requested_again() -> None:
+    store = filled(Counting())
+    sharing = Sharing(store)
+    assert await sharing.get(0, wanted_bytes=PAYLOAD_BYTES) is True
+    assert await sharing.get(1) is None, "one small read does not fetch all of it"
+    async with trio.open_nursery() as nursery:
+        for _ in range(10):
+            nursery.start_soon(sharing.get, 1)
+    assert await sharing.get(1) is True
+    assert sharing.filled == 2 and store.large_reads == 2
+
+
+async def test_what_is_damaged_in_a_store_without_files_is_not_shared() -> None:
+    store = MemoryStore()
+    chunk = chunk_object(sample_fields(payload(1)), payload(1), chunk_id(1))
+    store.put(FIRST, chunk_id(1), [chunk[:-1], b"\xff"])
+    sharing = Sharing(store)
+    for _ in range(2):
+        with pytest.raises(Damaged, match="digest of the payload"):
+            await sharing.get(1, wanted_bytes=PAYLOAD_BYTES)
+    assert sharing.filled == 0 and sharing.metrics.numbers()["shared.kept_bytes"] == 0
+
+
+async def test_nothing_is_shared_without_memory(store: PosixStore, caplog: pytest.LogCaptureFixture) -> None:
     assert await Sharing(store, limit_bytes=0).get(1) is None
     sharing = Sharing(store, available_min_bytes=1 << 60)
     assert await sharing.get(1) is None
