@@ -117,3 +117,8 @@ ERROR_BY_CODE: dict[int, type[DieselfsError]] = {code: error for error, code in 
 def code_of(error: DieselfsError) -> int:
     """The code of the nearest kind of an error that has one."""
     return next(CODE_BY_ERROR[kind] for kind in (*type(error).__mro__, Unavailable) if kind in CODE_BY_ERROR)
+
+
+def parse_fault(error: Exception) -> str:
+    """What was wrong with a parsed description, without the names of Python's errors."""
+    return f"there is no {error}" if isinstance(error, KeyError) else str(error)

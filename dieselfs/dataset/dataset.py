@@ -37,6 +37,7 @@ from dieselfs.dataset.batches import (
 )
 from dieselfs.dataset.file import DatasetFile, buffered
 from dieselfs.dataset.reader import FrozenReader
+from dieselfs.dataset.strata import strata_of
 from dieselfs.errors import AlreadyExists, DieselfsError, InvalidInput, NotFound
 from dieselfs.limits import CHUNK_TARGET_BYTES, LIBRARY_MEMORY_BYTES
 from dieselfs.names import (
@@ -50,7 +51,7 @@ from dieselfs.names import (
 )
 from dieselfs.records import DatasetRecord
 from dieselfs.rpc.client import ServerClient
-from dieselfs.rpc.records import CopyRequest, PurgeReport
+from dieselfs.rpc.records import CopyRequest, PurgeReport, RepackReport
 from dieselfs.selection.selected import content_at
 from dieselfs.settings import Settings
 from dieselfs.shuffle.cursor import Cursor
@@ -448,6 +449,23 @@ class Dataset:
     def purge(self, grace_s: int = DEFAULT_GRACE_S, is_dry_run: bool = False) -> PurgeReport:
         """Merge chunks that have dead entries, and remove chunks that have been dead for `grace_s` (DL_purge)."""
         return self._client.purge(self._name, grace_s, is_dry_run)
+
+    def repack(
+        self,
+        stratify: str = "class",
+        *,
+        class_of: str | None = None,
+        column: str | None = None,
+        seed: int = 0,
+        is_dry_run: bool = False,
+    ) -> RepackReport:
+        """Copy files, inside the store, into chunks that have all strata in proportion, which `strata_of` explains.
+        Later reads see the new generation. Raises NotFound, StorageFull; after an error, the same call continues.
+        """
+        strata = strata_of(self.snapshot, self._client, stratify, class_of, column)
+        report = self._client.repack(self._name, self.snapshot.generation, strata, seed, is_dry_run)
+        self._frozen.refresh_if_newest()
+        return report
 
     def delete_dataset(self) -> None:
         """Remove the dataset with all its files permanently (DL_delete_dataset). Raises NotFound, also if it was

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dieselfs.arrays import Numbers
-from dieselfs.errors import Damaged, DieselfsError, InvalidInput
+from dieselfs.errors import Damaged, DieselfsError, InvalidInput, parse_fault
 from dieselfs.names import path_fault
 from dieselfs.samples.source import SampleSource
 from dieselfs.samples.token_files import TokenFile, integer_type, joined, named
@@ -63,7 +63,9 @@ def shard_files(
     except DieselfsError:
         raise
     except (KeyError, TypeError, ValueError, IndexError, AttributeError, OverflowError) as error:
-        raise Damaged(f"{INDEX.decode()}: no proper description of its shards: {error!r}") from None
+        raise Damaged(
+            f"{INDEX.decode()}: no proper description of its shards: {parse_fault(error)}"
+        ) from None
 
 
 def _litdata(source: SampleSource, folder: bytes, index: dict[str, Any]) -> Iterator[TokenFile]:

@@ -14,7 +14,7 @@ from dieselfs.samples.file_lists import match_files
 from dieselfs.samples.order import Names, PlanOrder
 from dieselfs.samples.sample_set import SampleSet
 from dieselfs.samples.source import ConnectOptions, SampleSource, open_file_or_folder
-from dieselfs.samples.token_files import SUFFIXES, TokenFile, document_starts, joined, token_file
+from dieselfs.samples.token_files import SUFFIXES, TokenFile, document_starts, joined, named, token_file
 from dieselfs.samples.token_shards import shard_files, shard_index, table_starts
 from dieselfs.shuffle.assignment import ChunkHomes, HomesOf
 from dieselfs.shuffle.plan import Plan
@@ -66,6 +66,9 @@ class TokenSamples(SampleSet):
             self.windows = Windows([file.stream for file in self.files], length, overlap)
             if not len(self.windows):
                 raise InvalidInput(f"{self.root}: no file has {length} tokens")
+            for file in self.files:
+                if eos is not None and not np.can_cast(np.min_scalar_type(eos), file.dtype):
+                    raise InvalidInput(f"{named(source, file.node)}: no token of {file.dtype} is eos={eos}")
             if boundaries and eos is None:
                 self._starts = [*map(self._document_starts, self.files)]
             return np.array([file.node for file in self.files])

@@ -5,7 +5,7 @@ The table has one row per file that has values, with its path. It is stored at C
 encrypted, copied, tagged and rebuilt as they are. It belongs to the folder that listings, orders and mounts leave out.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from difflib import get_close_matches
 from io import BytesIO
 from json import dumps
@@ -17,8 +17,9 @@ import numpy.typing as npt
 
 from dieselfs.arrays import Numbers
 from dieselfs.columns import I64
-from dieselfs.errors import Damaged, InvalidInput
+from dieselfs.errors import Damaged, InvalidInput, NotFound
 from dieselfs.names import COLUMNS_PATH, SCHEME, printable
+from dieselfs.shuffle.strata import ranges_of
 from dieselfs.snapshot.reader import Snapshot
 from dieselfs.snapshot.subtree import files_below
 
@@ -34,6 +35,8 @@ except ImportError as error:
 PATH = "path"
 """The column with the path of the file."""
 KINDS = (".parquet", ".csv", ".jsonl")
+RANGE_VALUES_MIN = 256
+"""From this number of different values on, a column of numbers is stratified by ranges."""
 _ROWS_AT_ONCE = 16_384
 _SHOWN = 3
 """Faulty rows that an error names."""
@@ -54,9 +57,12 @@ class FileColumns:
         self.table = table
 
     @classmethod
-    def decode(cls, content: bytes, names: Iterable[str] | None = None) -> "FileColumns":
-        """`names`: the columns to read, beside PATH; None: all. Raises Damaged."""
-        cls.names_in(content)
+    def decode(cls, content: bytes, names: Sequence[str] | None = None) -> "FileColumns":
+        """`names`: the columns to read, beside PATH; None: all. Raises Damaged, InvalidInput for an unknown name."""
+        there = cls.names_in(content)
+        for name in names or ():
+            if name not in there:
+                raise InvalidInput(name_fault(name, there))
         try:
             wanted = None if names is None else [PATH, *names]
             return cls(parquet.read_table(BytesIO(content), columns=wanted).combine_chunks())
@@ -142,6 +148,14 @@ class FileColumns:
                 raise InvalidInput(name_fault(name, self.names))
         return FileColumns(self.table.drop_columns(list(names)))
 
+    def strata(self, name: str) -> dict[bytes, object]:
+        """A stratum for each path: the value of a column, or its range in a column with RANGE_VALUES_MIN numbers."""
+        values = _only(self.table, name)
+        is_number = pa.types.is_integer(values.type) or pa.types.is_floating(values.type)
+        if is_number and len(values.unique()) >= RANGE_VALUES_MIN:
+            values = pa.array(ranges_of(values.fill_null(0).to_numpy(zero_copy_only=False)))
+        return dict(zip(_only(self.table, PATH).to_pylist(), values.to_pylist(), strict=True))
+
     def with_text(self) -> Any:
         """The table with paths as text; as bytes if some are not UTF-8."""
         try:
@@ -172,7 +186,7 @@ def read_table(path: Path, key: str, folder: bytes, snapshot: Snapshot, is_parti
     """The columns of a file of a kind of KINDS. `key`: the column with the paths, relative to `folder`.
     `is_partial`: leave out rows of files that do not exist.
 
-    Raises InvalidInput, which names the first faulty rows.
+    Raises NotFound without such a file, and InvalidInput, which names the first faulty rows.
     """
     kind = _kind(path)
     try:
@@ -180,8 +194,8 @@ def read_table(path: Path, key: str, folder: bytes, snapshot: Snapshot, is_parti
             table = parquet.read_table(path)
         else:
             table = (csv.read_csv if kind == ".csv" else json.read_json)(path)
-    except FileNotFoundError:
-        raise InvalidInput(f"{path}: no such file") from None
+    except FileNotFoundError as error:
+        raise NotFound(f"{path}: {error.strerror}") from None
     except (pa.ArrowException, OSError) as error:
         raise InvalidInput(f"{path}: {_first_line(error)}") from None
     if key not in table.column_names:
@@ -261,7 +275,7 @@ def _keys(table: Any, key: str, folder: bytes, path: Path) -> Any:
     counts = pc.value_counts(names)
     several = counts.filter(pc.greater(counts.field(1), 1)).field(0)
     if len(several):
-        raise InvalidInput(f"{path}: {len(several)} keys come several times: {_some(several)}")
+        raise InvalidInput(f"{path}: more than one row has the key {_some(several)}")
     return names
 
 

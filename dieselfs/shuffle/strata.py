@@ -23,8 +23,8 @@ Strata = npt.NDArray[np.uint16]
 """Shape (n,): the number of a stratum for each file, or for each extent in the order of the storage."""
 
 STRATA_MAX = 1 << 16
-LENGTHS = 16
-"""Strata of lengths, with equal numbers of files."""
+RANGES = 16
+"""Strata of lengths and of other numbers, with equal numbers of files."""
 
 _STRATA = 10  # a kind of keys, as `order.py` has 1 and 2
 
@@ -70,11 +70,15 @@ def strata_of_classes(snapshot: Snapshot, pattern: str | None = None) -> Strata:
 
 
 def strata_of_lengths(snapshot: Snapshot) -> Strata:
-    """By size, in LENGTHS ranges with equal numbers of files. As `column_of`."""
+    """By size, in RANGES ranges with equal numbers of files. As `column_of`."""
     order = StorageOrder.of(snapshot, files_below(snapshot))
-    sizes = snapshot.column("sizes")[order.owners]
-    strata = np.empty(len(sizes), np.uint16)
-    strata[np.argsort(sizes, kind="stable")] = np.arange(len(sizes)) * LENGTHS // max(len(sizes), 1)
+    return ranges_of(snapshot.column("sizes")[order.owners])
+
+
+def ranges_of(values: npt.NDArray[np.generic]) -> Strata:
+    """The number of a range for each value, of RANGES ranges with equal numbers of values: shape (n,) as `values`."""
+    strata = np.empty(len(values), np.uint16)
+    strata[np.argsort(values, kind="stable")] = np.arange(len(values)) * RANGES // max(len(values), 1)
     return strata
 
 

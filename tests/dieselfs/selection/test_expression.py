@@ -162,7 +162,7 @@ def test_columns_are_joined_by_path(tmp_path: Path) -> None:
     ("text", "reason"),
     [
         ("path,n\na/1,1\nx,2\ny,3\n", "2 of 3 paths are not files of dl://packed: x, y; leave them out"),
-        ("path,n\na/1,1\na/1,2\n", "1 keys come several times: a/1"),
+        ("path,n\na/1,1\na/1,2\n", "more than one row has the key a/1"),
         ("file,n\na/1,1\n", "no column 'path': there are file, n"),
         ("path,n\na/1,\n", "column 'n' has no value"),
         ("path,n,N\na/1,1,1\n", "a column cannot be called 'N'"),

@@ -134,6 +134,7 @@ def test_what_cannot_be_searched(dlcmd: Dlcmd, dataset: str, many: list[str]) ->
         (["--", "sh", "-c", "exit 126"], "exit code 126"),
         (["--above", "1", "--", "true"], "need --metric"),
         (["--metric", "x", "--", "true"], "needs --above or --below"),
+        (["--metric", "x", "--above", "nan", "--", "true"], "--above nan"),
         (["--metric", "(", "--above", "1", "--", "true"], "no regular expression"),
         (["--step", "8", "--", "true"], "there is no step 8"),
         (["--into", "many/00/below", "--", "true"], "give another --into"),

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from dieselfs.errors import EXIT_NOT_FOUND
-from dieselfs_tools.commands.look import folder_sums
+from dieselfs_tools.commands.disk_usage import folder_sums
 from tests.support.dataset import pack_tree
 from tests.support.dlcmd import Dlcmd
 

@@ -181,6 +181,6 @@ def test_targets_that_are_refused(dlcmd: Dlcmd, pets: str) -> None:
     dlcmd("export", "-f", f"dl://{pets}", "a.tar")
     assert tarfile.is_tarfile(io.BytesIO((dlcmd.folder / "a.tar").read_bytes()))
     assert "would write" in dlcmd("export", "-n", f"dl://{pets}", "b.tar").text
-    ran = dlcmd("export", f"dl://{pets}", "none/b.tar", exit_code=EXIT_PARTIAL)
-    assert ran.stderr == "dlcmd: none/b.tar: cannot be written: No such file or directory\n"
+    ran = dlcmd("export", f"dl://{pets}", "none/b.tar", exit_code=EXIT_NOT_FOUND)
+    assert ran.stderr == "dlcmd: none/b.tar: No such file or directory: make its folder first\n"
     assert sorted(path.name for path in dlcmd.folder.iterdir()) == ["a.lmdb", "a.tar", "pets"]

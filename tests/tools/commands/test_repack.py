@@ -88,6 +88,34 @@ def test_lengths_and_listed_strata(dlcmd: Dlcmd, dataset: str) -> None:
     assert dlcmd("repack", "-n", "--json", "--strata", "strata.tsv", f"dl://{dataset}").summary["files"] == 0
 
 
+def test_a_column_and_the_library(dlcmd: Dlcmd, dataset: str) -> None:
+    (dlcmd.folder / "tree").mkdir()
+    for number in range(84):
+        (dlcmd.folder / f"tree/{number:03}.wav").write_bytes(os.urandom(150_000))
+    dlcmd("put", "-r", "tree/", f"dl://{dataset}/")
+    rows = [f"{number:03}.wav,{'de' if number < 42 else 'en'}\n" for number in range(84)]
+    (dlcmd.folder / "languages.csv").write_text("file,language\n" + "".join(rows))
+    place = f"dl://{dataset}"
+    failed = dlcmd("repack", "--column", "language", place, exit_code=EXIT_NOT_FOUND)
+    assert failed.stderr.count("\n") == 1
+    dlcmd("columns", "add", place, "languages.csv", "--key", "file")
+    failed = dlcmd("repack", "--column", "langage", place, exit_code=EXIT_USAGE)
+    assert "there is no column 'langage': did you mean language?" in failed.stderr
+    planned = dlcmd("repack", "-n", "--json", "--column", "language", place).summary
+    with dieselfs.connect(dataset, server=EMBEDDED, home=dlcmd.home) as data:
+        found = [
+            data.repack("column", column="language", is_dry_run=dry).files for dry in (True, False, False)
+        ]
+        assert found == [planned["files"], planned["files"], 0] and planned["files"] > 50
+        places = [
+            (data.snapshot.extents(node)[0].chunk, node)
+            for node in range(len(data.snapshot))
+            if data.snapshot.stat(node).is_file
+        ]
+        first = [data.snapshot.path(node) for chunk, node in places if chunk == places[0][0]]
+        assert 0.3 < sum(path < b"042" for path in first) / len(first) < 0.7
+
+
 def test_what_cannot_be_is_said_in_a_line(dlcmd: Dlcmd, pets: str) -> None:
     place, strata = f"dl://{pets}", dlcmd.folder / "strata.tsv"
     (dlcmd.folder / "no-tab").write_text("none 1\n")
@@ -95,12 +123,15 @@ def test_what_cannot_be_is_said_in_a_line(dlcmd: Dlcmd, pets: str) -> None:
     for options, fault in (
         (("--class-of", "("), "'(' is no regular expression"),
         (("--stratify", "length", "--class-of", "x"), "--class-of is for --stratify class"),
-        (("--stratify", "class", "--strata", "strata.tsv"), "leave out --stratify and --class-of"),
-        (("--strata", "missing"), "missing: No such file or directory"),
+        (("--stratify", "class", "--strata", "strata.tsv"), "leave out --stratify, --class-of and --column"),
+        (("--stratify", "column"), "--stratify column needs --column NAME"),
+        (("--stratify", "length", "--column", "x"), "--column is for --stratify column"),
         (("--strata", "no-tab"), "no-tab: line 1: no tab between path and stratum"),
         (("--strata", "strata.tsv"), "strata.tsv: line 2: there is no some"),
     ):
         failed = dlcmd("repack", *options, place, exit_code=EXIT_USAGE)
         assert fault in failed.stderr and failed.stderr.count("\n") == 1
     dlcmd("repack", "dl://no-such-dataset", exit_code=EXIT_NOT_FOUND)
+    failed = dlcmd("repack", "--strata", "missing", place, exit_code=EXIT_NOT_FOUND)
+    assert "missing: No such file or directory" in failed.stderr
     assert dlcmd("repack", place).text.startswith("copied 0 files of 0 chunks into 0 chunks")

@@ -126,8 +126,10 @@ _MODULES = {
     "copy": ("put", "sync", "get", "cp", "mv"),
     "encryption": ("key", "erase"),
     "limits": ("quota", "limit", "usage"),
-    "look": ("ls", "stat", "info", "du", "find", "tree", "cat", "head"),
-    "maintain": ("fsck", "purge", "repack", "rebuild", "rm", "rb"),
+    "disk_usage": ("du",),
+    "look": ("ls", "stat", "info", "find", "tree", "cat", "head"),
+    "maintain": ("fsck", "purge", "rebuild", "rm", "rb"),
+    "repack": ("repack",),
     "measure": ("bench", "plan", "chaos"),
     "memory": ("warm", "cache"),
     "mounts": ("mount", "umount", "mounts", "run", "upgrade"),
@@ -168,7 +170,7 @@ SYNONYMS = {
 EXIT_OUTPUT_CLOSED = 141
 """The code that a shell reports for a write into a closed pipe."""
 
-_RESUMABLE = {"put", "sync", "get", "import", "cp", "mv", "bisect"}
+_RESUMABLE = {"put", "sync", "get", "import", "cp", "mv", "bisect", "repack"}
 
 _EPILOG = """\b
 Examples:
@@ -185,7 +187,7 @@ Exit codes:
     5  damaged: stored or received bytes are corrupt
     6  unavailable: the server cannot be reached or does not answer
    70  a bug in dieselfs; --debug shows where
-  130  interrupted; the same put, get, cp, mv, import or bisect, run again, continues
+  130  interrupted; the same put, get, cp, mv, import, repack or bisect, run again, continues
   141  the reader of the output closed the pipe"""
 
 

@@ -1,5 +1,6 @@
 """The verb `bisect`, which finds the files behind a loss spike."""
 
+import math
 import re
 import shutil
 from contextlib import closing
@@ -146,6 +147,9 @@ def _metric(expression: str | None, above: float | None, below: float | None) ->
         return None
     if above is None and below is None:
         raise InvalidInput("--metric needs --above or --below: which numbers are bad")
+    for option, limit in (("--above", above), ("--below", below)):
+        if limit is not None and math.isnan(limit):
+            raise InvalidInput(f"{option} nan: no number is larger or smaller; give a number")
     try:
         re.compile(expression)
     except re.error as error:

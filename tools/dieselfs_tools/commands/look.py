@@ -1,4 +1,4 @@
-"""The verbs that look at datasets: `ls`, `stat`, `info`, `du`, `find`, `tree`, `cat` and `head`."""
+"""The verbs that look at datasets: `ls`, `stat`, `info`, `find`, `tree`, `cat` and `head`."""
 
 import stat as modes
 import sys
@@ -16,7 +16,7 @@ from dieselfs.rpc.limit_kinds import QUOTAS
 from dieselfs.units import count, format_time
 from dieselfs_tools.cli import options
 from dieselfs_tools.cli.output import RECORDS_TOGETHER, Output, name_fields, write_bytes
-from dieselfs_tools.cli.patterns import ALL, Pattern, Patterns
+from dieselfs_tools.cli.patterns import Pattern, Patterns
 from dieselfs_tools.cli.session import Session
 from dieselfs_tools.commands.limits import quota_text, usage_fields
 from dieselfs_tools.transfers.entries import (
@@ -238,79 +238,6 @@ def _info_of_file(session: Session, location: Location) -> None:
         listed.append({**places, "blake3": digest})
     fields = {"dataset": dataset.name, **name_fields(path), "size": size_bytes, "extents": listed}
     output.record("file", "\n".join(lines), fields)
-
-
-@options.verb(
-    "du",
-    "dlcmd du dl://imagenet",
-    "dlcmd du -d 1 --bytes dl://imagenet/train     # each folder in train, then train",
-)
-@click.argument("locations", nargs=-1, type=options.LOCATION, metavar="[dl://DATASET/PATH...]")
-@click.option(
-    "-d",
-    "--depth",
-    "depth_max",
-    type=click.IntRange(0),
-    default=0,
-    help="Also print each folder down to this depth. [0]",
-)
-@options.filters
-@options.human
-@options.where
-def du(session: Session, locations: Sequence[Location], depth_max: int, patterns: Patterns) -> int:
-    """Print the size and the number of files of each location, or of all datasets."""
-    places = locations or [Location(dataset.name) for dataset in session.client.datasets()]
-    total_bytes = total_files = 0
-    for place in places:
-        sums = _sums(session, place, depth_max, patterns)
-        for path, (size_bytes, files) in sums.items():
-            shown = Location(place.dataset, path, tag=place.tag)
-            text = f"{session.output.size(size_bytes):>{SIZE_COLUMNS}} {files:>12,} files  {shown}"
-            fields = {"dataset": place.dataset, **name_fields(path), "bytes": size_bytes, "files": files}
-            session.output.record("usage", text, fields)
-        total_bytes += sums[place.path][0]
-        total_files += sums[place.path][1]
-    return session.output.summary("", {"bytes": total_bytes, "files": total_files})
-
-
-Sums = dict[bytes, tuple[int, int]]
-"""Bytes and files by path; a folder comes after the folders in it."""
-
-
-def _sums(session: Session, place: Location, depth_max: int, patterns: Patterns) -> Sums:
-    if not (
-        patterns or place.path or depth_max or place.tag or session.where
-    ):  # the server knows these totals
-        record = session.client.dataset(place.dataset)
-        return {b"": (record.total_bytes, record.files)}
-    return folder_sums(session.dataset(place.state).snapshot, place.path, depth_max, patterns)
-
-
-def folder_sums(snapshot: "Snapshot", path: bytes, depth_max: int, patterns: Patterns = ALL) -> Sums:
-    """The sums of the folder at `path`, and of the folders down to `depth_max` below it, of what the patterns select.
-    Raises NotFound.
-    """
-    import numpy as np
-
-    from dieselfs.snapshot.subtree import nodes_below
-    from dieselfs_tools.transfers.trees import selected_nodes
-
-    top = snapshot.require(path)
-    if not snapshot.stat(top).is_folder:
-        return {path: (snapshot.stat(top).size, 1)}
-    kinds, parents = snapshot.column("modes") & 0o170000, snapshot.column("parents")
-    is_file, levels = kinds == modes.S_IFREG, nodes_below(snapshot, top)
-    if (selected := selected_nodes(snapshot, top, patterns)) is not None:
-        is_file &= np.isin(np.arange(len(is_file)), selected)
-    size_bytes = np.where(is_file, snapshot.column("sizes"), 0).astype(np.int64)
-    files = is_file.astype(np.int64)
-    for level in reversed(levels):
-        nodes = slice(level.start, level.stop)
-        np.add.at(size_bytes, parents[nodes], size_bytes[nodes])
-        np.add.at(files, parents[nodes], files[nodes])
-    listed = [top, *(node for level in levels[:depth_max] for node in level if kinds[node] == modes.S_IFDIR)]
-    sums = {snapshot.path(node): (int(size_bytes[node]), int(files[node])) for node in listed}
-    return dict(sorted(sums.items(), reverse=True))
 
 
 BITS_OF_TYPE = {"file": modes.S_IFREG, "folder": modes.S_IFDIR, "link": modes.S_IFLNK}

@@ -22,8 +22,6 @@ from dieselfs_tools.cli.session import Session
 
 if TYPE_CHECKING:
     from dieselfs import Dataset
-    from dieselfs.shuffle.strata import Strata
-    from dieselfs.snapshot.reader import Snapshot
 
 
 Result = tuple[str, Mapping[str, object], int]
@@ -232,90 +230,6 @@ def _purge(session: Session, dataset: str, grace_s: int, is_copying: bool, is_dr
         "held_by": list(report.held_by),
     }
     return text, fields, EXIT_OK
-
-
-@options.verb(
-    "repack",
-    "dlcmd repack -n dl://pets                         # only print what would be copied, and the space it takes",
-    "dlcmd repack dl://pets                            # classes are the first folders of paths",
-    "dlcmd repack --class-of '^train/(n[0-9]+)/' dl://imagenet",
-    "dlcmd repack --stratify length dl://speech        # short and long files in each chunk",
-    "dlcmd repack --strata languages.tsv dl://texts    # lines of PATH, a tab, STRATUM",
-)
-@click.argument("dataset", type=options.DATASET, metavar="dl://DATASET")
-@click.option("--stratify", type=click.Choice(["class", "length"]), help="What to mix.  [default: class]")
-@click.option("--class-of", metavar="REGEX", help="The class is what the first group, or all of it, matches.")
-@click.option(
-    "--strata", "listed", metavar="FILE", help="Mix the strata that a file lists: PATH, a tab, STRATUM."
-)
-@click.option(
-    "--seed", type=click.IntRange(0, (1 << 63) - 1), default=0, help="Seed of the places of files. [0]"
-)
-@options.chunk_size
-@options.dry_run
-def repack(
-    session: Session,
-    dataset: str,
-    stratify: str | None,
-    class_of: str | None,
-    listed: str | None,
-    seed: int,
-    chunk_bytes: int,
-    is_dry_run: bool,
-) -> int:
-    """Copy files, inside the store, into chunks that each have all classes in the proportions of the dataset.
-
-    Then a shuffle with small groups is as random as with large ones. Files and their digests stay; readers of older
-    generations keep the old chunks, which 'dlcmd purge' removes after the grace time. Chunks in proportion stay, so the
-    same command continues after an interruption, and mixes what was added later.
-    """
-    snapshot = session.dataset(dataset).snapshot
-    strata = _strata(snapshot, stratify, class_of, listed)
-    output, asked = session.output, (dataset, snapshot.generation, strata, seed)
-    report = session.client.repack(*asked, is_dry_run=True, chunk_bytes=chunk_bytes)
-    if report.chunks and not is_dry_run:
-        output.aside(
-            f"repack of dl://{dataset}: {count(report.chunks, 'chunk')}; the copies take "
-            f"{output.size(report.needed_bytes)} until a purge"
-        )
-        with watched(output, f"repack {dataset}") as progressed:
-            report = session.client.repack(*asked, False, progressed, chunk_bytes)
-    would = "would copy" if is_dry_run else "copied"
-    text = (
-        f"{would} {count(report.files, 'file')} of {count(report.chunks, 'chunk')} into "
-        f"{count(report.chunks_written, 'chunk')} ({output.size(report.needed_bytes)}); "
-        f"{report.chunks_kept:,} stay as they are"
-    )
-    fields = {
-        "dry_run": is_dry_run,
-        "dataset": dataset,
-        "rewritten_chunks": report.chunks,
-        "kept_chunks": report.chunks_kept,
-        "written_chunks": report.chunks_written,
-        "files": report.files,
-        "needed_bytes": report.needed_bytes,
-        "generation": report.generation,
-    }
-    return output.summary(text, fields)
-
-
-def _strata(snapshot: "Snapshot", stratify: str | None, class_of: str | None, listed: str | None) -> "Strata":
-    """Raises InvalidInput."""
-    from dieselfs.shuffle.strata import strata_of_classes, strata_of_lengths, strata_of_lines
-
-    if listed is not None and (stratify, class_of) != (None, None):
-        raise InvalidInput("--strata has the strata: leave out --stratify and --class-of")
-    if stratify == "length":
-        if class_of is not None:
-            raise InvalidInput("--class-of is for --stratify class")
-        return strata_of_lengths(snapshot)
-    if listed is None:
-        return strata_of_classes(snapshot, class_of)
-    try:
-        with open(listed, "rb") as lines:
-            return strata_of_lines(snapshot, lines, listed)
-    except OSError as error:
-        raise InvalidInput(f"{listed}: {error.strerror}") from None
 
 
 def parse_time(text: str) -> int:

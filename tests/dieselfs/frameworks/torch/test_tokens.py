@@ -217,6 +217,7 @@ def test_faults_have_one_clear_line(tmp_path: Path) -> None:
     fails(Damaged, "it is cut off, it should have 999 tokens", "cut.npy")
     fails(InvalidInput, "does not say where documents begin", "a.bin", dtype="uint8", boundaries=True)
     fails(InvalidInput, "give boundaries=True", "a.bin", dtype="uint8", eos=0)
+    fails(InvalidInput, "no token of uint8 is eos=256", "a.bin", dtype="uint8", boundaries=True, eos=256)
     fails(InvalidInput, "is a file: patterns are for folders", "a.bin", patterns="*", dtype="uint8")
     fails(NotFound, r"no file matches \*.x", ".", patterns="*.x")
     for name in SHARDS:

@@ -142,7 +142,7 @@ def test_groups_are_folders_and_the_rest_is_named(path: Path) -> None:
     assert {record.name for record in records if record.is_folder} == {b"empty", b"train"}
     faults = {record.name.decode(): record.fault for record in records if record.fault}
     assert faults.keys() == {"null", "references", "soft"}
-    assert faults["soft"] == "a link of HDF5; import the file that it names"
+    assert faults["soft"] == "a link of HDF5, which is not followed; import the place /train"
 
 
 def test_files_that_are_damaged(path: Path) -> None:

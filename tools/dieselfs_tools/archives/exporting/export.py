@@ -2,6 +2,7 @@
 starts a thread.
 """
 
+import errno
 import os
 import shutil
 import sys
@@ -14,7 +15,15 @@ from typing import BinaryIO
 
 from dieselfs.arrays import Numbers
 from dieselfs.dataset import Dataset
-from dieselfs.errors import EXIT_OK, EXIT_PARTIAL, AlreadyExists, DieselfsError, InvalidInput, StorageFull
+from dieselfs.errors import (
+    EXIT_OK,
+    EXIT_PARTIAL,
+    AlreadyExists,
+    DieselfsError,
+    InvalidInput,
+    NotFound,
+    StorageFull,
+)
 from dieselfs.limits import CHUNK_TARGET_BYTES, MIB
 from dieselfs.names import Location
 from dieselfs.snapshot.reader import Snapshot, Stat
@@ -249,6 +258,8 @@ def _errors(target: str) -> Iterator[None]:
         if isinstance(error, DieselfsError):
             raise
         reason = os.strerror(error.errno or 0)
+        if error.errno == errno.ENOENT:
+            raise NotFound(f"{target}: {reason}: make its folder first") from None
         if error.errno in DISK_FULL:
             raise StorageFull(f"{target}: {reason}: free some space and run the same command again") from None
         raise DieselfsError(f"{target}: cannot be written: {reason}") from None

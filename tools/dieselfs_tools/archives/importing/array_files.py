@@ -11,7 +11,7 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from dieselfs.errors import Damaged, InvalidInput
+from dieselfs.errors import Damaged, InvalidInput, parse_fault
 from dieselfs.raw_array import raw_name
 from dieselfs_tools.archives.importing.arrays import Array, Block, imported, in_place
 from dieselfs_tools.archives.importing.inputs import Input, label_of
@@ -80,7 +80,7 @@ def read_safetensors(source: Input) -> Iterator[Record]:
             tensors.pop("__metadata__", None)
             found = sorted(map(_tensor, tensors, tensors.values()), key=lambda one: one[1])
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-            raise Damaged(f"no proper header of safetensors: {error!r}") from None
+            raise Damaged(f"no proper header of safetensors: {parse_fault(error)}") from None
         end = 0
         for array, begin, dtype in found:
             if begin < end:

@@ -66,7 +66,14 @@ def _group(
         below = f"{path}/{name}" if path else name
         link = group.get(name, getlink=True)
         if not isinstance(link, h5py.HardLink):
-            yield Record(below.encode(), mtime_ns, fault="a link of HDF5; import the file that it names")
+            what = (
+                f"the file {link.filename}"
+                if isinstance(link, h5py.ExternalLink)
+                else f"the place {link.path}"
+            )
+            yield Record(
+                below.encode(), mtime_ns, fault=f"a link of HDF5, which is not followed; import {what}"
+            )
             continue
         item = group[name]
         if isinstance(item, h5py.Group):

@@ -10,6 +10,7 @@ import stat
 import sys
 from collections.abc import Callable
 from contextlib import ExitStack
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple, Protocol
 from urllib.parse import unquote, urlsplit
 
@@ -59,6 +60,12 @@ class Opener(Protocol):
     def file(self, stream: BinaryIO, stack: ExitStack) -> str:
         """The path of a file with these bytes, until the stack is closed. Raises DieselfsError without room for it."""
 
+    def maps(self) -> bytes:
+        """Where this process has mapped files now: the content of MAPS, see proc_pid_maps(5)."""
+
+
+MAPS = "/proc/self/maps"
+
 
 class DirectOpener:
     """Opens files and sockets itself. `open_remote` opens what is at a URL."""
@@ -67,6 +74,9 @@ class DirectOpener:
         self._name = name
         self._output = output
         self._open_remote = open_remote or _open_remote
+
+    def maps(self) -> bytes:
+        return Path(MAPS).read_bytes()
 
     def find(self, base: str = "") -> Found:
         name = name_beside(self._name, base) if base else self._name
@@ -137,6 +147,10 @@ class Input:
             self.path, self._file = "", None  # readers of files need the content
             self._stream = io.BufferedReader(_Whole(_unpacked(unpack(self._stream))), BUFFER_BYTES)
         self.head = self._stream.peek(HEAD_BYTES)[:HEAD_BYTES]
+
+    def maps(self) -> bytes:
+        """As of the opener."""
+        return self._opener.maps()
 
     def place(self, offset: int, crc32: int | None = None) -> Place | None:
         """Where a byte of the stream is in the source; None if that is compressed, or standard input."""

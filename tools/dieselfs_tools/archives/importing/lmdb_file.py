@@ -1,7 +1,7 @@
 """Values of an LMDB environment by their keys, in the order of the keys. This module maps files."""
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -36,7 +36,7 @@ def read(source: Input) -> Iterator[Record]:
         ) as environment:
             _check_size(environment, file)
             with environment.begin(buffers=True) as transaction:
-                mapping = _Mapping(file)
+                mapping = _Mapping(file, source.maps)
                 for key, value in transaction.cursor():
                     database = _database(lmdb, environment, transaction, bytes(key), value)
                     if database is None:
@@ -52,8 +52,8 @@ def read(source: Input) -> Iterator[Record]:
 class _Mapping:
     """The place in a mapped file of a value in memory: where the library has mapped the file, the kernel says."""
 
-    def __init__(self, file: str) -> None:
-        self._file = file
+    def __init__(self, file: str, maps: Callable[[], bytes]) -> None:
+        self._file, self._maps = file, maps
         self._inode = os.stat(file).st_ino
         self._begin = self._end = self._offset = 0
 
@@ -67,14 +67,13 @@ class _Mapping:
         return Place(self._file, address - self._begin + self._offset)
 
     def _find(self, address: int) -> bool:
-        with open("/proc/self/maps", encoding="utf-8", errors="replace") as maps:
-            for line in maps:
-                addresses, _, offset, _, inode, *_ = line.split(maxsplit=5)
-                begin, end = (int(text, 16) for text in addresses.split("-"))
-                # The device here differs from that of `stat` on overlayfs and btrfs.
-                if begin <= address < end and int(inode) == self._inode:
-                    self._begin, self._end, self._offset = begin, end, int(offset, 16)
-                    return True
+        for line in self._maps().splitlines():
+            addresses, _, offset, _, inode, *_ = line.split(maxsplit=5)
+            begin, end = (int(text, 16) for text in addresses.split(b"-"))
+            # The device here differs from that of `stat` on overlayfs and btrfs.
+            if begin <= address < end and int(inode) == self._inode:
+                self._begin, self._end, self._offset = begin, end, int(offset, 16)
+                return True
         return False
 
 

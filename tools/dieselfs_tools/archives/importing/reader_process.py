@@ -25,7 +25,7 @@ from dieselfs.process import sandbox
 from dieselfs_client import capabilities
 from dieselfs_tools.archives.formats import FORMATS, format_of
 from dieselfs_tools.archives.importing.channel import ANOTHER, receive_answer, record_message
-from dieselfs_tools.archives.importing.inputs import Found, Input
+from dieselfs_tools.archives.importing.inputs import MAPS, Found, Input
 from dieselfs_tools.archives.importing.record import COPIED_BYTES_MAX, ArrayForm, Content, Record
 from dieselfs_tools.transfers.content_ring import ContentRing
 from dieselfs_tools.transfers.messages import PART_BYTES_MAX, SENT_BYTES, Writer
@@ -98,9 +98,10 @@ def _read(writer: Writer, end: socket.socket) -> None:
     sandbox.end_with_parent(signal.SIGKILL)
     message, descriptors = receive_answer(end)
     _, name, format_name, mtime_ns, path, is_folder, has_spool, has_contents, is_check, *form = message
+    maps = io.FileIO(MAPS)
     _give_up(descriptors)
     found = Found(None if is_folder else io.FileIO(descriptors[0]), mtime_ns, path)
-    opener = _Asked(writer, end, found, descriptors[-1] if has_spool else None)
+    opener = _Asked(writer, end, found, maps, descriptors[-1] if has_spool else None)
     kind, text = DieselfsError.__name__, ""
     try:
         with ExitStack() as stack:
@@ -134,18 +135,27 @@ def _give_up(descriptors: list[int]) -> None:
     python = {*sys.path, *sysconfig.get_paths().values(), f"{sys.base_prefix}/lib"}
     # An editable install imports them from folders that are not in `sys.path`.
     packages = {*dieselfs.__path__, *dieselfs_client.__path__, *dieselfs_tools.__path__}
-    sandbox.restrict_files({*python, *packages, *LIBRARIES, f"/proc/{os.getpid()}/maps"}, descriptors)
+    sandbox.restrict_files({*python, *packages, *LIBRARIES}, descriptors)
     sandbox.refuse_calls()
 
 
 class _Asked:
-    """Opens files by asking `dlcmd`."""
+    """Opens files by asking `dlcmd`. `maps`: opened before access to files was given up. A rule of Landlock would not
+    do: it is for an inode, and a kernel that drops its caches makes a new one.
+    """
 
-    def __init__(self, writer: Writer, end: socket.socket, source: Found, spool: int | None) -> None:
+    def __init__(
+        self, writer: Writer, end: socket.socket, source: Found, maps: io.FileIO, spool: int | None
+    ) -> None:
+        self._maps = maps
         self._writer = writer
         self._end = end
         self._source = source
         self._spool = spool
+
+    def maps(self) -> bytes:
+        self._maps.seek(0)
+        return self._maps.readall()
 
     def find(self, base: str = "") -> Found:
         if not base:

@@ -15,7 +15,7 @@ from typing import Any, BinaryIO
 import numpy as np
 import xxhash
 
-from dieselfs.errors import Damaged, InvalidInput
+from dieselfs.errors import Damaged, InvalidInput, parse_fault
 from dieselfs.names import path_fault
 from dieselfs.samples.token_shards import NUMPY_TYPES, TORCH_TYPES
 from dieselfs_tools.archives.formats import required
@@ -119,7 +119,7 @@ def read_mds(source: Input) -> Iterator[Record]:
             files = {part["basename"]: part is packed for part in (data, packed) if part}
             name = data["basename"]
         except (KeyError, TypeError, ValueError, OverflowError, AttributeError) as error:
-            raise Damaged(f"{INDEX}: a shard has no proper description: {error!r}") from None
+            raise Damaged(f"{INDEX}: a shard has no proper description: {parse_fault(error)}") from None
         with ExitStack() as stack:
             opened = open_shard(source, files, stack)
             stream = _Hashed(opened.stream(), hashes)

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from dieselfs.errors import Damaged, InvalidInput
+from dieselfs.errors import Damaged, InvalidInput, parse_fault
 from dieselfs.names import printable
 from dieselfs_tools.archives.importing.array_files import DIMENSIONS_MAX, ITEM_BYTES
 from dieselfs_tools.archives.importing.arrays import PADDED, Array, Block, has_padding, in_place
@@ -72,7 +72,7 @@ def read(source: Input) -> Iterator[Record]:
     except InvalidInput:  # a ValueError too
         raise
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise Damaged(f"no proper metadata of zarr: {error!r}") from None
+        raise Damaged(f"no proper metadata of zarr: {parse_fault(error)}") from None
 
 
 def _arrays(source: Input, name: str) -> Iterator[tuple[str, Any]]:
