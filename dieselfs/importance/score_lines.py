@@ -2,8 +2,10 @@
 
     0.731 train/cat/1.jpg
     2.094 train/dog/7.jpg
+    accuracy 0.713
 
-A line has the loss of a file, a blank, and its path. An empty line ends a batch.
+A line has the loss of a file, a blank, and its path, or the word "accuracy" and the accuracy on validation data. An
+empty line ends a batch.
 """
 
 from math import isfinite
@@ -19,13 +21,15 @@ BATCH_BYTES_MAX = 8 << 20
 """Limit of the paths of a batch, which are in memory until it ends."""
 LINE_BYTES_MAX = 16 << 10
 """A path has at most 4 KiB."""
+ACCURACY = b"accuracy"
 
 
 class LossBatch(NamedTuple):
-    """The files of a batch, and the loss of each: shape (n,)."""
+    """The files of a batch, and the loss of each: shape (n,). `accuracy`: the last one that was written with it."""
 
     paths: list[bytes]
     losses: Losses
+    accuracy: float | None = None
 
 
 class ScoreLines:
@@ -41,6 +45,7 @@ class ScoreLines:
         """A new batch."""
         self._paths: list[bytes] = []
         self._losses: list[float] = []
+        self._accuracy: float | None = None
         self._path_bytes = 0
 
     def write(self, offset: int, content: bytes) -> list[LossBatch]:
@@ -60,7 +65,7 @@ class ScoreLines:
             for line in lines:
                 if line:
                     self._add(line)
-                elif self._paths:
+                elif self._paths or self._accuracy is not None:
                     found.append(self._ended())
         except InvalidInput:
             self._begin()
@@ -71,14 +76,19 @@ class ScoreLines:
 
     def _add(self, line: bytes) -> None:
         loss, blank, path = line.partition(b" ")
+        is_accuracy = loss == ACCURACY
         try:
-            value = float(loss)
+            value = float(path if is_accuracy else loss)
         except ValueError:
             blank = b""
         if not blank or not path:
             raise InvalidInput(f"{printable(line[:80])!r} is not LOSS PATH")
         if not isfinite(value):
-            raise InvalidInput(f"the loss of {printable(path)} is {value}: leave out the step")
+            of = "accuracy" if is_accuracy else f"loss of {printable(path)}"
+            raise InvalidInput(f"the {of} is {value}: leave out the step")
+        if is_accuracy:
+            self._accuracy = value
+            return
         self._path_bytes += len(path)
         if self._path_bytes > BATCH_BYTES_MAX:
             raise InvalidInput(
@@ -88,6 +98,6 @@ class ScoreLines:
         self._losses.append(value)
 
     def _ended(self) -> LossBatch:
-        batch = LossBatch(self._paths, np.array(self._losses))
+        batch = LossBatch(self._paths, np.array(self._losses), self._accuracy)
         self._begin()
         return batch

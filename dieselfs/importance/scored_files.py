@@ -1,20 +1,23 @@
 """The importance of files, and orders drawn by it, for programs that only read and write files. No I/O.
 
-Scores and draws are those of `ImportanceSampler` (SHADE), without a cache of samples: nothing is repeated on purpose.
-An order stays as it is from its first request on. Losses that come later count for later epochs.
+Scores, draws and repetition are those of `ImportanceSampler` (SHADE); the cache is that of this process, whose files
+`read` chooses. An order stays as it is from its first request on. Losses that come later count for later epochs.
 """
 
 import io
 import stat
 import zlib
 from collections import OrderedDict
+from collections.abc import Iterable
 from threading import Lock
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from dieselfs.arrays import Nodes
+from dieselfs.arrays import Nodes, Numbers
 from dieselfs.errors import InvalidInput
+from dieselfs.importance.app_cache import AppCache
+from dieselfs.importance.course import DEFAULT_REPEATS
 from dieselfs.importance.epoch import first_epoch, later_epoch
 from dieselfs.importance.schedule import Schedule
 from dieselfs.importance.score_lines import LossBatch
@@ -32,13 +35,14 @@ _TYPE_BITS = 0o170000
 
 class FoundLosses(NamedTuple):
     """The losses of a batch as they count: shape (n,) the files and the score of each; how many there were, and their
-    sum.
+    sum. `accuracy`: on validation data, the last one that is known.
     """
 
     nodes: Nodes
     scores: Scores
     losses: int
     loss_sum: float
+    accuracy: float | None = None
 
 
 class OrderKey(NamedTuple):
@@ -68,13 +72,19 @@ class ScoredFiles:
         self._snapshot = snapshot
         self._lock = Lock()  # guards all below
         self._scores = np.zeros(len(snapshot), np.uint32)
-        self._schedule = Schedule(1.0)
+        self._schedule = Schedule(DEFAULT_REPEATS)
+        self._accuracy: float | None = None  # the last one of this epoch
+        self._cache = AppCache(len(snapshot), 0)
         self._epoch = -1
         self._loss_sum, self._losses = 0.0, 0
         self._orders: OrderedDict[OrderKey, Nodes] = OrderedDict()
         self.batches = 0
         """Counts of what came, since the start of this process."""
         self.changes = 0
+        self.hits = self.reads = 0
+        """Hits and reads of the files that `read` got."""
+        self.left: list[int] = []
+        """The files in the cache of the previous process."""
 
     def take(self, batch: LossBatch) -> None:
         """Count the losses of a batch. Raises as `found`; then no loss counts."""
@@ -89,18 +99,52 @@ class ScoredFiles:
         for place in np.flatnonzero((nodes < 0) | (types != stat.S_IFREG))[:1].tolist():
             path = printable(batch.paths[place][:_SHOWN_MAX])
             raise InvalidInput(f"{path} is no file of {self._snapshot.dataset}")
-        self.batches += 1
+        self.batches += bool(batch.paths)
+        scores = scores_of(batch.losses)
+        with self._lock:
+            self._cache.update(nodes, scores)
         return FoundLosses(
-            nodes.astype(np.uint32), scores_of(batch.losses), len(batch.losses), float(batch.losses.sum())
+            nodes.astype(np.uint32), scores, len(batch.losses), float(batch.losses.sum()), batch.accuracy
         )
 
     def add(self, found: FoundLosses) -> None:
-        """Count losses; of a file that comes twice, the last one counts."""
+        """Count losses; of a file that comes twice, the last one counts. Of the accuracies of an epoch, too."""
         with self._lock:
             self._scores[found.nodes] = found.scores
             self._loss_sum += found.loss_sum
             self._losses += found.losses
+            if found.accuracy is not None:
+                self._accuracy = found.accuracy
             self.changes += 1
+
+    # -- the cache -------------------------------------------------------------------------------------------
+
+    def keep(self, capacity: int, sizes: Numbers, first: Iterable[int]) -> Numbers:
+        """Begin with a cache that has the files `first`, as far as they fit; returns those. `sizes`: shape (entries of
+        the snapshot,), and `capacity`, in one unit.
+        """
+        with self._lock:
+            scores = self._cache.scores
+            self._cache = AppCache(len(sizes), capacity, sizes)
+            self._cache.scores[:] = scores
+            self._cache.restore(first)
+            return self._cache.samples()
+
+    def read(self, files: Numbers) -> Numbers:
+        """Files were read, in this order; returns those that the cache no longer has: it did not keep, or evicted them.
+        Its scores are those of losses that were written in this process.
+        """
+        released: dict[int, None] = {}
+        with self._lock:
+            for file in files.tolist():
+                access = self._cache.access(file)
+                self.hits += access.is_hit
+                released.update(dict.fromkeys(access.evicted))
+                released.pop(file, None)
+                if not access.is_kept:
+                    released[file] = None
+        self.reads += len(files)
+        return np.array([*released], np.int64)
 
     @property
     def scored(self) -> int:
@@ -121,18 +165,25 @@ class ScoredFiles:
                 raise InvalidInput(
                     f"the order of epoch {key.epoch} is not kept any more: the scores are those of epoch {self._epoch}"
                 )
-            if key.epoch > self._epoch and self._losses:
-                self._schedule.end_epoch(self._loss_sum / self._losses)
-                self._loss_sum, self._losses = 0.0, 0
+            if key.epoch > self._epoch:
+                self._end_epoch()
             self._epoch = key.epoch
             scores = self._scores[files]
             if scores.any():
-                cached = np.zeros(len(files), np.bool_)
-                smoothing = self._schedule.smoothing_units
-                drawn = later_epoch(scores, cached, key.seed, key.epoch, smoothing, 1.0)
+                schedule, cached = self._schedule, self._cache.mask()[files]
+                smoothing, repeats = schedule.smoothing_units, schedule.repeats_now()
+                drawn = later_epoch(scores, cached, key.seed, key.epoch, smoothing, repeats)
             else:
                 drawn = first_epoch(len(files), key.seed, key.epoch)
             return self._keep(key, files[drawn.samples])
+
+    def _end_epoch(self) -> None:
+        if self._losses:
+            self._schedule.end_epoch(self._loss_sum / self._losses)
+            self._loss_sum, self._losses = 0.0, 0
+        if self._accuracy is not None:
+            self._schedule.note_accuracy(self._accuracy)
+            self._accuracy = None
 
     def known(self, key: OrderKey) -> Nodes | None:
         """An order that is kept."""
@@ -165,7 +216,7 @@ class ScoredFiles:
     # -- handover ------------------------------------------------------------------------------------------
 
     def encode(self) -> bytes:
-        """All scores and orders, about 4 bytes a file for each of them."""
+        """All scores and orders, about 4 bytes a file for each of them, and the numbers of the files in the cache."""
         buffer, schedule = io.BytesIO(), self._schedule
         with self._lock:
             keys = [*self._orders]
@@ -177,6 +228,9 @@ class ScoredFiles:
             arrays["epoch"] = np.array([str(self._epoch)])
             loss = np.nan if schedule.loss is None else schedule.loss
             arrays["numbers"] = np.array([schedule.smoothing, loss, self._loss_sum, self._losses])
+            arrays["curves"] = np.array([schedule.loss_peak, schedule.loss_change, *schedule.accuracies])
+            arrays["accuracy"] = np.array([np.nan if self._accuracy is None else self._accuracy])
+            arrays["kept"] = self._cache.samples()
             np.savez(buffer, scores=self._scores, **arrays)
         return buffer.getvalue()
 
@@ -192,13 +246,22 @@ class ScoredFiles:
                     for number, (folder, (seed, epoch)) in enumerate(keys)
                 }
                 epoch = int(found["epoch"][0])
-                schedule = Schedule(1.0, smoothing, None if np.isnan(loss) else loss)
+                peak, change, *accuracies = found["curves"].tolist() if "curves" in found else (0.0, 0.0)
+                accuracy = found["accuracy"].tolist()[0] if "accuracy" in found else np.nan
+                left = found["kept"].astype(np.int64) if "kept" in found else np.empty(0, np.int64)
+                loss = None if np.isnan(loss) else loss
+                schedule = Schedule(DEFAULT_REPEATS, smoothing, loss, accuracies, peak, change)
                 losses = int(losses)
         except Exception as error:  # zipfile and NumPy raise many kinds for a file that was written in part
             raise InvalidInput(f"not the scores of files: {error}") from None
         if scores.shape != self._scores.shape:
             raise InvalidInput(f"scores of {len(scores)} files; the snapshot has {len(self._scores)}")
+        if len(left) and not 0 <= int(left.min()) <= int(left.max()) < len(scores):
+            raise InvalidInput("not the scores of files: a file in the cache is none of the snapshot")
         with self._lock:
+            self._accuracy = None if np.isnan(accuracy) else accuracy
+            self._cache.scores[:] = scores
+            self.left = left.tolist()
             self._scores, self._epoch = scores, epoch
             self._schedule = schedule
             self._loss_sum, self._losses = loss_sum, losses

@@ -337,9 +337,10 @@ service Peer extends Handshake {
   void put_samples(1: binary digest, 2: string store, 3: binary files, 4: i64 bulk_length) throws (1: Refusal refusal)
   /**
    * Followed by u32 numbers of files and as many u32 scores, which count for all mounts of the job. `losses`: how many
-   * there were; `loss_sum`: a float64.
+   * there were; `loss_sum`: a float64; `accuracy`: a float64 or nothing, the last one on validation data.
    */
-  void put_scores(1: binary digest, 2: binary loss_sum, 3: i64 losses, 4: i64 bulk_length) throws (1: Refusal refusal)
+  void put_scores(1: binary digest, 2: binary loss_sum, 3: i64 losses, 4: i64 bulk_length,
+    5: binary accuracy = "") throws (1: Refusal refusal)
   /** Followed by the order of an epoch by these scores: u32 numbers of files. `seed`, `epoch`: decimal numbers. */
   Bulk get_order(1: binary digest, 2: binary folder, 3: string seed, 4: string epoch) throws (1: Refusal refusal)
 }

@@ -110,13 +110,16 @@ class JobScores:
             nodes = np.concatenate([each.nodes for each in some])
             scores = np.concatenate([each.scores for each in some])
             losses, loss_sum = sum(each.losses for each in some), sum(each.loss_sum for each in some)
+            accuracy = ([None] + [each.accuracy for each in some if each.accuracy is not None])[-1]
             if owner is None:
-                self.files.add(FoundLosses(nodes, scores, losses, loss_sum))
+                self.files.add(FoundLosses(nodes, scores, losses, loss_sum, accuracy))
             else:
                 bulk = [nodes.astype(U32).tobytes(), scores.astype(U32).tobytes()]
                 length = sum(map(len, bulk))
                 packed = _SUM.pack(loss_sum)
                 asked: dict[str, object] = {"loss_sum": packed, "losses": losses, "bulk_length": length}
+                if accuracy is not None:
+                    asked["accuracy"] = _SUM.pack(accuracy)
                 self._peers().ask_aside(owner, "put_scores", asked, PEER_SCORES_TIMEOUT_S, bulk)
             for each in some:
                 if self._unsent and self._unsent[0] is each:  # else it was dropped meanwhile
@@ -147,15 +150,17 @@ class JobScores:
 
     def add_of_peer(self, arguments: Any, bulk: bytearray) -> None:
         """Count what another node sends (`put_scores`). Raises InvalidInput."""
-        if len(bulk) % 8 or len(arguments.loss_sum) != _SUM.size or not 0 < arguments.losses <= UNSENT_MAX:
+        packed, of_accuracy = arguments.loss_sum, arguments.accuracy or b""
+        is_sound = len(packed) == _SUM.size and len(of_accuracy) in (0, _SUM.size)
+        if len(bulk) % 8 or not is_sound or not 0 <= arguments.losses <= UNSENT_MAX:
             raise InvalidInput("malformed scores")
-        (loss_sum,) = _SUM.unpack(arguments.loss_sum)
-        if not isfinite(loss_sum):
-            raise InvalidInput(f"malformed scores: the sum of losses is {loss_sum}")
+        (loss_sum, *accuracies) = (number for (number,) in _SUM.iter_unpack(packed + of_accuracy))
+        if not all(map(isfinite, (loss_sum, *accuracies))):
+            raise InvalidInput(f"malformed scores: the sum of losses is {loss_sum}, accuracies {accuracies}")
         nodes, scores = np.frombuffer(bulk, U32).reshape(2, -1)
-        if int(nodes.max()) >= len(self._snapshot):
+        if int(nodes.max(initial=0)) >= len(self._snapshot):
             raise InvalidInput(f"the snapshot has no entry {nodes.max()}")
-        self.files.add(FoundLosses(nodes, scores, arguments.losses, loss_sum))
+        self.files.add(FoundLosses(nodes, scores, arguments.losses, loss_sum, *accuracies))
 
     def order_for_peer(self, arguments: Any) -> bytes:
         """The order that another node asks for (`get_order`). Raises InvalidInput, NotFound."""

@@ -158,6 +158,7 @@ class Node:
         # Adds the files of the previous daemon to the control tree before the kernel asks for them.
         keep = partial(ProgressKeeper, snapshot, handover, self._prefetcher, self.control)
         self._progress = keep(self.share, self._orders, None if job is None else job.scores)
+        self._prefetcher.kept.scored = self._progress.scores.files
         nursery.start_soon(self._progress.run)
         self._declare_metrics()
         self.memory_advice = "" if job else self._advice()  # nodes of a job have shares of groups
@@ -188,7 +189,7 @@ class Node:
         used: dict[str, Callable[[], int]] = {
             "evictable": lambda: self._chunk_cache.policy.evictable_bytes,
             "window": lambda: prefetcher.budget.window_bytes,
-            "pinned": lambda: prefetcher.budget.pinned_bytes,
+            "pinned": lambda: prefetcher.budget.pinned_bytes + prefetcher.budget.kept_bytes,
             "tripwires": lambda: prefetcher.tripwires.held_bytes,
         }
         declare_daemon(metrics, self._snapshot, allotment.total, used, trio.current_time)
@@ -206,6 +207,10 @@ class Node:
         )
         metrics.gauge("importance.batches", "Batches of losses that were written.", lambda: scored.batches)
         metrics.gauge("importance.scored_files", "Files that have a score.", lambda: scored.scored)
+        metrics.gauge(
+            "importance.reads", "Files of orders by importance that were read.", lambda: scored.reads
+        )
+        metrics.gauge("importance.hits", "Of them, those that were kept in memory.", lambda: scored.hits)
         metrics.info("importance_orders", "The orders that were drawn last, with checksums.", scored.orders)
         metrics.declare(
             catalogue.PLANS,

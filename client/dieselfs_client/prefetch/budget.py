@@ -1,6 +1,7 @@
 """The prefetch budget: which extents are stored in the page cache, for which reason, and their memory. No I/O.
 
 An extent is stored for one of two reasons: its chunk is *pinned*, or plans *hold* it for a while. Never for both.
+*Kept* files stay, too, in the memory for pinned chunks, of which there are then none.
 The kernel reclaims pages without notice: a look at the page cache, or a read for a file that was stored, shows it. It
 takes the oldest first, so the pages of one push go together, and a few extents tell of all that were pushed with them.
 """
@@ -53,6 +54,7 @@ class PrefetchBudget:
     ) -> None:
         chunks, extents = table.snapshot.chunk_count, len(table.snapshot.column("extent_chunks"))
         self.pinned_bytes = 0
+        self.kept_bytes = 0
         self.window_bytes = 0
         self._table = table
         self._allotment = allotment
@@ -64,6 +66,8 @@ class PrefetchBudget:
         self._pushes: dict[int, _Push] = {}  # of this daemon
         self._is_stored = np.zeros(extents, np.bool_)
         self._is_charged = np.zeros(extents, np.bool_)
+        self._is_kept = np.zeros(extents, np.bool_)
+        self._has_kept = False  # so no chunk is pinned any more
         self._holders = np.zeros(extents, np.uint16)
 
     # -- pinned chunks -------------------------------------------------------------------------------------
@@ -78,7 +82,7 @@ class PrefetchBudget:
 
     def can_pin(self, chunk: int) -> bool:
         """Whether `pin` would take it."""
-        if self._is_pinned[chunk] or self.pinned_bytes >= self._allotment.pinned:
+        if self._is_pinned[chunk] or self._has_kept or self.pinned_bytes >= self._allotment.pinned:
             return bool(self._is_pinned[chunk])
         return self.pinned_bytes + int(self._table.chunk_page_bytes[chunk]) <= self._allotment.pinned
 
@@ -94,6 +98,50 @@ class PrefetchBudget:
         self._holders[extents.numbers] = 0
         self._is_pinned[chunk] = True
         return True
+
+    # -- kept files ----------------------------------------------------------------------------------------
+
+    def unpin(self, chunks: list[int], kept: Extents) -> Extents:
+        """Pin no chunk from now on, and these, which are all that were, no longer. Keep those of their extents that are
+        in `kept`; returns the others, to be dropped.
+        """
+        self._has_kept, self.pinned_bytes = True, 0
+        self._is_pinned[chunks] = self._is_pushed[chunks] = False
+        if not chunks:
+            return self._table.of_numbers(np.empty(0, np.int64))
+        extents = Extents.joined([*map(self._table.of_chunk, chunks)])
+        is_kept = np.isin(extents.numbers, kept.numbers)
+        self.keep(extents[is_kept])
+        others = extents[~is_kept]
+        others = others[self._is_stored[others.numbers]]
+        self._is_stored[others.numbers] = False
+        return others
+
+    def keep(self, extents: Extents) -> None:
+        """Keep extents, given once each, whether or not plans hold them."""
+        extents = extents[~self._is_kept[extents.numbers]]
+        self._uncharge(extents)
+        self._is_kept[extents.numbers] = True
+        self.kept_bytes += extents.page_bytes()
+
+    def restore_kept(self, extents: Extents) -> None:
+        """Keep extents that an earlier daemon has stored."""
+        self.keep(extents)
+        self._is_stored[extents.numbers] = True
+
+    def unkeep(self, extents: Extents) -> Extents:
+        """Keep extents, given once each, no longer; returns those to drop, which no plan holds."""
+        extents = extents[self._is_kept[extents.numbers]]
+        self._is_kept[extents.numbers] = False
+        self.kept_bytes -= extents.page_bytes()
+        extents = extents[self._is_stored[extents.numbers]]
+        is_held = self._holders[extents.numbers] > 0
+        held, others = extents[is_held], extents[~is_held]
+        self._is_charged[held.numbers] = True
+        self.window_bytes += held.page_bytes()
+        self._changed()
+        self._is_stored[others.numbers] = False
+        return others
 
     # -- pushes of pinned chunks ---------------------------------------------------------------------------
 
@@ -143,14 +191,15 @@ class PrefetchBudget:
         is_missing = ~self._is_pushed
         is_missing[np.fromiter(damaged, np.int64)] = False
         pushed_bytes = int(page_bytes[self._is_pushed].sum())
-        return Warmth.of(pushed_bytes, self._allotment.pinned, page_bytes[is_missing], len(damaged))
+        most_bytes = 0 if self._has_kept else self._allotment.pinned
+        return Warmth.of(pushed_bytes, most_bytes, page_bytes[is_missing], len(damaged))
 
     # -- for plans ---------------------------------------------------------------------------------------
 
     def hit_bytes(self, extents: Extents) -> int:
-        """The bytes of these extents that are pinned and stored."""
-        is_hit = self._is_pinned[extents.chunks] & self._is_stored[extents.numbers]
-        return extents[is_hit].page_bytes()
+        """The bytes of these extents that are pinned or kept, and stored."""
+        stays = self._is_pinned[extents.chunks] | self._is_kept[extents.numbers]
+        return extents[stays & self._is_stored[extents.numbers]].page_bytes()
 
     def hold(self, extents: Extents) -> Extents:
         """One more plan holds extents, as often as they are given; returns those that are neither stored nor in flight
@@ -177,8 +226,9 @@ class PrefetchBudget:
         another plan has begun to fetch since they were held.
         """
         extents = extents[(self._holders[extents.numbers] > 0) & self._is_missing(extents)]
-        self._is_charged[extents.numbers] = True
-        self.window_bytes += extents.page_bytes()
+        charged = extents[~self._is_kept[extents.numbers]]  # the memory of others is counted
+        self._is_charged[charged.numbers] = True
+        self.window_bytes += charged.page_bytes()
         self._changed()
         return extents
 
@@ -190,7 +240,7 @@ class PrefetchBudget:
         firsts, counts = _counted(extents)
         extents = extents[firsts]
         self._holders[extents.numbers] -= np.minimum(counts, self._holders[extents.numbers]).astype(np.uint16)
-        extents = extents[self._holders[extents.numbers] == 0]
+        extents = extents[(self._holders[extents.numbers] == 0) & ~self._is_kept[extents.numbers]]
         self._uncharge(extents)
         extents = extents[self._is_stored[extents.numbers]]
         self._is_stored[extents.numbers] = False
@@ -205,9 +255,11 @@ class PrefetchBudget:
     # -- stored extents ------------------------------------------------------------------------------------
 
     def is_wanted(self, extents: Extents) -> npt.NDArray[np.bool_]:
-        """Which of these extents are pinned, or held by a plan."""
-        is_wanted: npt.NDArray[np.bool_] = self._is_pinned[extents.chunks] | (
-            self._holders[extents.numbers] > 0
+        """Which of these extents are pinned, kept, or held by a plan."""
+        is_wanted: npt.NDArray[np.bool_] = (
+            self._is_pinned[extents.chunks]
+            | self._is_kept[extents.numbers]
+            | (self._holders[extents.numbers] > 0)
         )
         return is_wanted
 

@@ -2,7 +2,7 @@
 
 A file reaches the page cache in one of two ways. *Pinned* chunks are pushed whole and stay: the first chunks that were
 needed, as many as fit. The files of other chunks go through the *window*: only those that plans need, fetched ahead of
-the readers and dropped behind them.
+the readers and dropped behind them. Of orders by importance, important files stay (`KeptFiles`).
 
 The memory of a chunk is released once its files are pushed, so each byte is held once. The kernel may reclaim pages:
 some are looked at when a plan comes to them, and when a file that was stored is read through the daemon. What is gone
@@ -24,6 +24,7 @@ from dieselfs.limits import FETCHES_AT_ONCE_MAX
 from dieselfs.prefetch.extent_table import Extents, ExtentTable, Pages
 from dieselfs.prefetch.window import PlanWindow, Span
 from dieselfs.shuffle.plan import Share
+from dieselfs.shuffle.policies import IMPORTANCE
 from dieselfs.snapshot.reader import Snapshot
 from dieselfs.sources.interface import Source
 from dieselfs.telemetry import catalogue
@@ -34,6 +35,7 @@ from dieselfs_client.memory.chunk_cache import ChunkCache
 from dieselfs_client.memory.trio_cache import Foreground
 from dieselfs_client.prefetch.batches import Arrived, Batch, FetchBatches
 from dieselfs_client.prefetch.budget import CHUNKS_AT_ONCE, LOOK_AGAIN_S, PrefetchBudget, sampled, spread
+from dieselfs_client.prefetch.kept_files import KeptFiles
 from dieselfs_client.prefetch.lending import Lending
 from dieselfs_client.prefetch.runs import Runs
 from dieselfs_client.prefetch.tripwires import HitRate, Tripwires
@@ -100,6 +102,7 @@ class Prefetcher:
         self._failed = metrics.counter("prefetch.failed_chunks", "Chunks whose prefetch failed.")
         self.table = ExtentTable(snapshot)
         self.budget = PrefetchBudget(self.table, allotment, clock, self._lend_window)
+        self.kept = KeptFiles(self.table, self.budget, allotment)
         self.tripwires = Tripwires(snapshot)
         self._hit_rate = HitRate(snapshot.column("sizes"), metrics)
         self._chunk_cache = chunk_cache
@@ -215,6 +218,8 @@ class Prefetcher:
         """Prefetch for a reader that is about to read its share of a plan, from `position` on."""
         self._retire(share)
         key = share.plan.spec
+        if key.policy == IMPORTANCE and len(dropped := self.kept.begin()):
+            self._nursery.start_soon(self._drop, [], dropped)
         following = self._plans.get(key)
         if following is None:
             ahead_bytes = min(self._room_bytes, WINDOW_BYTES) // 2
@@ -273,7 +278,7 @@ class Prefetcher:
         while self._is_followed(plan):
             moved = self.moved
             if passed := window.passed():  # the next span does not wait for the drop
-                self._nursery.start_soon(self._drop, passed)
+                self._nursery.start_soon(self._drop, passed, self._passed(window, passed))
             if window.is_finished:
                 # Reads may lag behind the last tripwire, and a reader may begin again.
                 with trio.move_on_after(FINISHED_S):
@@ -293,7 +298,14 @@ class Prefetcher:
             else:
                 await self._bring_span(plan, span)
         self._forget(plan)
-        await self._drop(window.close())
+        rest = window.close()
+        await self._drop(rest, self._passed(window, rest) if window.is_finished else None)
+
+    def _passed(self, window: PlanWindow, files: list[Numbers]) -> Extents | None:
+        """Keep important ones of files that were read; returns extents to drop for them."""
+        if window.plan.spec.policy != IMPORTANCE or not files:
+            return None
+        return self.kept.passed(np.concatenate(files))
 
     def _is_followed(self, plan: _Following) -> bool:
         return not self._is_over and plan in self._plans.values()
@@ -413,7 +425,9 @@ class Prefetcher:
             if due or not waiting:
                 return due
             moved = self.moved
-            if not await self._drop(window.passed()) and not await self._take_back(window):
+            passed = window.passed()
+            is_dropped = await self._drop(passed, self._passed(window, passed))
+            if not is_dropped and not await self._take_back(window):
                 await moved.wait()
         waiting.clear()
         return due
@@ -532,13 +546,15 @@ class Prefetcher:
         self._pushed_bytes.value += taken
         self._push_s.observe(self._clock() - began_s)
 
-    async def _drop(self, passed: Iterable[Numbers]) -> bool:
-        """Drop files that a plan no longer needs, unless others do; False if there were none.
+    async def _drop(self, passed: Iterable[Numbers], others: Extents | None = None) -> bool:
+        """Drop files that a plan no longer needs, unless others do, and the extents `others`; False if the plan had
+        none.
 
         Tripwires that have entered the page cache are dropped as well, so that they work again.
         """
         nodes = np.concatenate([np.empty(0, np.int64), *passed])
         extents = self.budget.release(self.table.of_files(nodes))
+        extents = extents if others is None else Extents.joined([extents, others])
         self.tripwires.release(extents.nodes)
         sprung = self.tripwires.sprung()
         if (len(extents) or len(sprung)) and not self._is_over:

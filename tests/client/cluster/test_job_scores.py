@@ -57,13 +57,19 @@ def test_losses_wait_for_the_node_that_has_the_scores(monkeypatch: pytest.Monkey
         ({"loss_sum": b"", "losses": 1}, bytes(8), "malformed"),
         ({"loss_sum": SUM, "losses": -1}, bytes(8), "malformed"),
         ({"loss_sum": np.float64(np.nan).tobytes(), "losses": 1}, bytes(8), "sum of losses is nan"),
+        ({"loss_sum": SUM, "losses": 1, "accuracy": b"1"}, bytes(8), "malformed"),
+        (
+            {"loss_sum": SUM, "losses": 1, "accuracy": np.float64(np.inf).tobytes()},
+            bytes(8),
+            "accuracies .inf",
+        ),
         ({"loss_sum": SUM, "losses": 1}, b"\xff" * 8, "no entry"),
     ],
 )
 def test_malformed_scores_are_refused(sent: dict[str, Any], bulk: bytes, says: str) -> None:
     scores = scores_of([])
     with pytest.raises(InvalidInput, match=says):
-        scores.add_of_peer(SimpleNamespace(**sent), bytearray(bulk))
+        scores.add_of_peer(SimpleNamespace(**{"accuracy": b""} | sent), bytearray(bulk))
     assert not scores.files.changes
 
 

@@ -129,7 +129,7 @@ def test_losses_that_are_written_decide_the_order(running: RunningMount, control
     mean = sum(path in hard for path in drawn) / len(hard)
     assert 1.5 < mean < 4.5  # scores of ranks 1,800 and 0: 7.5 and 2.3
     stats = json.loads((control / "stats").read_bytes())
-    assert stats["importance"] == {"batches": 2, "scored_files": len(paths)}
+    assert stats["importance"].items() >= {"batches": 2, "scored_files": len(paths)}.items()
     with pytest.raises(OSError) as malformed:
         (control / "scores").write_text("nonsense\n")
     assert malformed.value.errno == errno.EINVAL

@@ -75,7 +75,7 @@ def test_the_user_writes_losses_and_changes_nothing_else(packed: PackedDataset, 
         file, control = running.path / "file", running.path / ".dieselfs"
         assert as_nobody("sh", "-c", f"printf '2.5 file\\n\\n' > {control}/scores").returncode == 0
         stats = json.loads(as_nobody("cat", str(control / "stats")).stdout)
-        assert stats["importance"] == {"batches": 1, "scored_files": 1}
+        assert stats["importance"].items() >= {"batches": 1, "scored_files": 1}.items()
         malformed = as_nobody("sh", "-c", f"echo nonsense > {control}/scores")
         assert malformed.returncode != 0 and b"I/O error" in malformed.stderr
         assert b"'nonsense' is not LOSS PATH" in as_nobody("cat", str(control / "errors")).stdout

@@ -29,6 +29,11 @@ def test_pieces_of_any_size_give_the_same_batches(cuts: list[int]) -> None:
     ]
 
 
+def test_an_accuracy_comes_with_a_batch_or_alone() -> None:
+    found = written([b"accuracy 0.5\n\n1 a\naccuracy 0.6\naccuracy 0.7\n\n2 b\n\n"])
+    assert [(batch.paths, batch.accuracy) for batch in found] == [([], 0.5), ([b"a"], 0.7), ([b"b"], None)]
+
+
 @pytest.mark.parametrize(
     ("text", "reason"),
     [
@@ -38,6 +43,8 @@ def test_pieces_of_any_size_give_the_same_batches(cuts: list[int]) -> None:
         (b"high a.jpg\n", "not LOSS PATH"),
         (b"1 a.jpg\nnan b.jpg\n\n", "the loss of b.jpg is nan"),
         (b"inf a.jpg\n\n", "the loss of a.jpg is inf"),
+        (b"accuracy nan\n\n", "the accuracy is nan"),
+        (b"accuracy high\n", "not LOSS PATH"),
         (b"1 " + b"x" * LINE_BYTES_MAX, "longer than"),
     ],
 )

@@ -66,6 +66,7 @@ def test_the_next_daemon_has_the_same_orders(scored: ScoredFiles) -> None:
     other.load(scored.encode())
     assert other.order(key(1, folder=b"f"), FILES).tolist() == mine and other.orders() == scored.orders()
     assert other.order(key(2), FILES).tolist() == scored.order(key(2), FILES).tolist()
+    assert not other.left
     for content in (
         b"",
         b"PK",
@@ -76,6 +77,47 @@ def test_the_next_daemon_has_the_same_orders(scored: ScoredFiles) -> None:
             other.load(content)
     with pytest.raises(InvalidInput, match="the snapshot has"):
         ScoredFiles(Snapshot(snapshot_bytes({b"a": file_of()}), SOURCE)).load(scored.encode())
+
+
+SIZES, NODES = np.ones(len(SNAPSHOT), np.int64), FILES.astype(np.int64)
+
+
+def accuracy(value: float) -> LossBatch:
+    return LossBatch([], np.empty(0), value)
+
+
+def test_important_files_replace_others_in_the_cache_and_are_repeated(scored: ScoredFiles) -> None:
+    assert scored.keep(50, SIZES, FILES[:10].tolist()).tolist() == FILES[:10].tolist()
+    assert scored.read(NODES).tolist() == FILES[50:].tolist() and (scored.hits, scored.reads) == (10, 400)
+    scored.take(losses(100))
+    assert scored.read(NODES[100:]).tolist() == FILES[100:].tolist()
+    for _ in range(2):
+        scored.read(NODES[50:100])  # as important as the cached ones, so they replace them
+    order = scored.order(key(1), FILES)
+    served = Counter(order.tolist())
+    kept, others = (sum(served[node] for node in part.tolist()) for part in (FILES[50:100], FILES[:50]))
+    assert kept > 2 * others and len(order) == 400
+
+    other = ScoredFiles(SNAPSHOT)
+    other.load(scored.encode())
+    assert other.left == FILES[50:100].tolist()
+    assert other.keep(50, SIZES, other.left).tolist() == other.left
+    assert other.order(key(2), FILES).tolist() == scored.order(key(2), FILES).tolist()
+
+
+def test_files_are_not_repeated_while_the_accuracy_stagnates(scored: ScoredFiles) -> None:
+    scored.keep(50, SIZES, FILES[:50].tolist())
+    distinct_files = []
+    for epoch, value in enumerate([0.3, 0.4, 0.5, 0.4, 0.3, 0.3]):
+        scored.take(losses(50))
+        for _ in range(2):  # each of two ranks writes it
+            scored.take(accuracy(value))
+        distinct_files.append(len(set(scored.order(key(epoch + 1), FILES).tolist())))
+        other = ScoredFiles(SNAPSHOT)
+        other.load(scored.encode())
+        scored = other
+        scored.keep(50, SIZES, scored.left)
+    assert max(distinct_files[:3]) + 40 < min(distinct_files[4:])
 
 
 def test_a_batch_with_an_unknown_path_does_not_count(scored: ScoredFiles) -> None:
