@@ -582,6 +582,10 @@ class ServerClient(ServerConnections):
         """Remove a key, or without `key_id` the user. Users may remove their own keys. Raises NotFound."""
         self._value("remove_key", user=user, key_id=key_id)
 
+    def bar(self, user: str, is_barred: bool) -> None:
+        """Refuse all keys of a user, or accept them again. Raises NotFound."""
+        self._value("bar_user", user=user, is_barred=is_barred)
+
     def grant(self, user: str, dataset: str, right: str) -> None:
         """Give `right` (read, write, admin, or none) on a dataset, or on `*`; `user` may be `group:NAME`.
 

@@ -118,6 +118,7 @@ struct UserInfo {
   1: required string name
   2: required list<KeyInfo> keys
   3: required map<string, string> grants
+  4: bool is_barred = false
 }
 
 /** `members`: names of users; of the group "everyone" none, as it has all. `grants`: as of a user. */
@@ -488,6 +489,8 @@ service ChunkServer extends Handshake {
   void expire_key(1: string key_id, 2: i64 expires_s) throws (1: Refusal refusal)
   /** Removes one key, or with an empty `key_id` the user. A user may remove own keys. */
   void remove_key(1: string user, 2: string key_id) throws (1: Refusal refusal)
+  /** Refuses all keys of a user, or accepts them again. */
+  void bar_user(1: string user, 2: bool is_barred) throws (1: Refusal refusal)
   /** `right`: "read", "write", "admin", or "none" to take it away. `user`: also "group:NAME". */
   void grant(1: string user, 2: string dataset, 3: string right) throws (1: Refusal refusal)
   /** Of callers who are no administrators, only themselves. */

@@ -296,6 +296,7 @@ _SERVER = (
     ),
     Method("expire_key", None, HANDLER, SHORT, REPEATABLE, ORDINARY, SMALL, LOOKUP, ("key_id",)),
     Method("remove_key", None, HANDLER, SHORT, ONCE, ORDINARY, SMALL, LOOKUP, ("user", "key_id")),
+    Method("bar_user", None, SERVER_ADMIN, SHORT, REPEATABLE, ORDINARY, SMALL, LOOKUP, ("user", "is_barred")),
     Method(
         "grant", None, SERVER_ADMIN, SHORT, REPEATABLE, ORDINARY, SMALL, LOOKUP, ("dataset", "user", "right")
     ),

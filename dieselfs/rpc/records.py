@@ -56,6 +56,7 @@ class UserRecord(NamedTuple):
     name: str
     keys: tuple[KeyRecord, ...]
     grants: dict[str, str]
+    is_barred: bool = False
 
 
 class GroupRecord(NamedTuple):

@@ -88,6 +88,7 @@ METHODS: dict[str, Callable[[Any], object]] = {
     "add_token": lambda client: client.add_token(["d"], "read", 1),
     "expire_key": lambda client: client.expire_key("k", 1),
     "remove_key": lambda client: client.remove_key("ada"),
+    "bar": lambda client: client.bar("ada", True),
     "grant": lambda client: client.grant("ada", "d", "read"),
     "users": lambda client: client.users(),
     "add_members": lambda client: client.add_members("g", ["ada"]),

@@ -236,6 +236,7 @@ FIELDS: Mapping[str, Field] = {
     "key_file": Field(TEXT, "Path of the key file."),
     "out": Field(TEXT, "File of the new key.", is_nullable=True),
     "keys": Field("array of objects", "`key_id`, `created_s`, `expires_s` (0: never), `grants`.", schema=_array(_KEY)),
+    "is_barred": Field(YES_NO, "Whether the keys of the user are refused."),
     "grant_datasets": Field(TEXTS, "The datasets of a token."),
     "grants": Field("object", "Right by dataset.", schema=_map({"type": TEXT})),
     "right": Field(TEXT, "`read`, `write`, `admin` or `none`."),

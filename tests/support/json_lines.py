@@ -193,7 +193,7 @@ VERB_LINES: Mapping[str, Mapping[str, list[str]]] = {
     },
     "user": {
         "key": ["user key"],
-        "user": ["user keys grants"],
+        "user": ["user keys grants is_barred"],
         "summary": [
             "user out key_id? dry_run?",
             "grant_datasets right out key_id",
@@ -201,6 +201,7 @@ VERB_LINES: Mapping[str, Mapping[str, list[str]]] = {
             "user key_id dry_run?",
             "users",
             "user dataset right dry_run?",
+            "user is_barred dry_run",
         ],
     },
     "group": {"group": ["group group_users grants"], "summary": ["group group_users dry_run", "groups"]},

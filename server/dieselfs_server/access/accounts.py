@@ -2,10 +2,9 @@
 the table.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from enum import IntEnum
-from itertools import chain
 
 from dieselfs.errors import AccessDenied, AlreadyExists, InvalidInput, NotFound
 from dieselfs.names import check_dataset_name
@@ -76,8 +75,11 @@ class StoredKey:
 
 @dataclass(frozen=True, slots=True)
 class User:
+    """`is_barred`: its keys and tokens are refused, and it gets no others."""
+
     keys: Mapping[str, StoredKey] = field(default_factory=dict)
     grants: Grants = field(default_factory=dict)
+    is_barred: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,22 +126,18 @@ class Accounts:
 
     def right_of(self, user: str, dataset: str) -> Right:
         """The largest right of a user that exists: its own, those of its groups, and that of everyone."""
-        own = _right_of(self.users[user].grants, dataset)
-        groups = (
-            _right_of(group.grants, dataset)
-            for name, group in self.groups.items()
-            if name == EVERYONE or user in group.members
-        )
-        return max(own, *groups, Right.NONE)
+        return max(_right_of(grants, dataset) for grants in self._grants_of(user))
 
     def has_right(self, user: str) -> bool:
         """Whether a user that exists has a right on any dataset, also as a member of groups."""
-        groups = (
-            group.grants.values()
-            for name, group in self.groups.items()
-            if name == EVERYONE or user in group.members
-        )
-        return any(right > Right.NONE for right in chain(self.users[user].grants.values(), *groups))
+        return any(self._grants_of(user))
+
+    def _grants_of(self, user: str) -> Iterator[Grants]:
+        """Its own, and those of its groups."""
+        yield self.users[user].grants
+        for name, group in self.groups.items():
+            if name == EVERYONE or user in group.members:
+                yield group.grants
 
     def check_may_change_own_keys(self, user: str) -> None:
         """Raise AccessDenied for a user whose key is shared."""
@@ -178,8 +176,10 @@ class Caller:
         """The key that the caller has proved. Raises AccessDenied if it has expired or was removed since."""
         user = accounts.users.get(self.name)
         key = user.keys.get(self.key_id) if user else None
-        if key is None or not key.is_valid(now_s):
+        if user is None or key is None or not key.is_valid(now_s):
             raise AccessDenied(f"the key {self.key_id} of user {self.name} was removed or has expired")
+        if user.is_barred:
+            raise AccessDenied(f"user {self.name} is barred by an administrator")
         return key
 
     def has_token(self, accounts: Accounts) -> bool:
@@ -237,12 +237,24 @@ def token(verifier: Verifier, now_s: int, expires_s: int, grants: Grants) -> Sto
     return StoredKey(verifier, now_s, expires_s, grants)
 
 
+def check_may_give(accounts: Accounts, user: str, grants: Grants) -> None:
+    """Raise AccessDenied unless a user that exists has these rights."""
+    for dataset, right in grants.items():
+        if accounts.right_of(user, dataset) < right:
+            raise AccessDenied(f"user {user} may not {right.name.lower()} dataset {dataset!r}")
+
+
 def with_expiry(accounts: Accounts, name: str, key_id: str, expires_s: int) -> Accounts:
     """`accounts` with a key that expires at `expires_s`, or earlier if it did already. Raises NotFound."""
     user = _require_key(accounts, name, key_id)
     key = user.keys[key_id]
     key = replace(key, expires_s=min(key.expires_s or expires_s, expires_s))
     return _with_user(accounts, name, replace(user, keys={**user.keys, key_id: key}))
+
+
+def with_bar(accounts: Accounts, name: str, is_barred: bool) -> Accounts:
+    """`accounts` with a user whose keys are refused, or accepted again. Raises NotFound."""
+    return _with_user(accounts, name, replace(_require(accounts, name), is_barred=is_barred))
 
 
 def without_key(accounts: Accounts, name: str, key_id: str) -> Accounts:

@@ -4,7 +4,7 @@ The table is beside the chunks, not in the metadata store, because metadata can 
 
 As bytes, a table without groups, quotas and rates has format 1, which older servers read; they drop owners of datasets
 at their next change. With any of these it has format 2, which they refuse. With tokens it has format 3: a server that
-does not know them would give them all rights of their users.
+does not know them would give them all rights of their users. With barred users it has format 4.
 """
 
 import json
@@ -24,7 +24,7 @@ from dieselfs_server.store.versions import VersionedRecord
 USERS_PREFIX = "users-"
 """Begins the names of the records of the table, one for each version; the newest counts."""
 
-FORMATS = (1, 2, 3)
+FORMATS = (1, 2, 3, 4)
 
 
 def encode_accounts(accounts: Accounts) -> bytes:
@@ -36,7 +36,8 @@ def encode_accounts(accounts: Accounts) -> bytes:
     added = {key: value for key, value in parts.items() if value}
     users = {name: _encode_user(user) for name, user in accounts.users.items()}
     has_tokens = any(key.grants for user in accounts.users.values() for key in user.keys.values())
-    number = 3 if has_tokens else 2 if added else 1
+    has_barred = any(user.is_barred for user in accounts.users.values())
+    number = 4 if has_barred else 3 if has_tokens else 2 if added else 1
     record: dict[str, object] = {"format": number, "users": users, **added}
     if accounts.owners:
         record["owners"] = dict(accounts.owners)
@@ -54,7 +55,8 @@ def _encode_user(user: User) -> dict[str, object]:
         }
         for key_id, key in user.keys.items()
     }
-    return {"keys": keys, "grants": _encode_grants(user.grants)}
+    barred = {"is_barred": True} if user.is_barred else {}
+    return {"keys": keys, "grants": _encode_grants(user.grants), **barred}
 
 
 def _encode_grants(grants: Grants) -> dict[str, str]:
@@ -97,7 +99,7 @@ def _decode_user(fields: Mapping[str, Any]) -> User:
         )
         for key_id, key in fields["keys"].items()
     }
-    return User(keys, _decode_grants(fields["grants"]))
+    return User(keys, _decode_grants(fields["grants"]), bool(fields.get("is_barred")))
 
 
 def _decode_group(fields: Mapping[str, Any]) -> Group:
@@ -195,4 +197,5 @@ class UserStore:
         """The verifier of a valid key of user `name`, or None."""
         user = self.current().users.get(name)
         key = user.keys.get(key_id) if user else None
-        return key.verifier if key and key.is_valid(self._clock()) else None
+        is_valid = user and key and key.is_valid(self._clock()) and not user.is_barred
+        return key.verifier if key and is_valid else None

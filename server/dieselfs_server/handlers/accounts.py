@@ -24,7 +24,9 @@ from dieselfs_server.access.accounts import (
     Grants,
     Right,
     StoredKey,
+    check_may_give,
     token,
+    with_bar,
     with_expiry,
     with_grant,
     with_key,
@@ -81,6 +83,7 @@ class AccountCalls:
 
         def edit(accounts: Accounts) -> Accounts:
             used = caller.key_for_keys(accounts, now_s)
+            check_may_give(accounts, caller.name, grants)
             expires_s = min(added.expires_s, used.expires_s or added.expires_s)
             return with_key(accounts, caller.name, key_id, replace(added, expires_s=expires_s))
 
@@ -113,6 +116,10 @@ class AccountCalls:
 
         await self._change(call, removed, is_user)
 
+    async def bar_user(self, call: Call) -> None:
+        arguments = call.arguments
+        await self._change(call, lambda accounts: with_bar(accounts, arguments.user, arguments.is_barred))
+
     async def grant(self, call: Call) -> None:
         arguments, right = call.arguments, Right.parse(call.arguments.right)
         await self._change(
@@ -142,6 +149,7 @@ class AccountCalls:
                     for key_id, key in user.keys.items()
                 ),
                 _shown(user.grants),
+                user.is_barred,
             )
             for name, user in sorted(users.items())
         ]

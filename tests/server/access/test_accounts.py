@@ -18,6 +18,7 @@ from dieselfs_server.access.accounts import (
     Right,
     StoredKey,
     token,
+    with_bar,
     with_expiry,
     with_grant,
     with_key,
@@ -52,6 +53,16 @@ def test_a_key_that_is_gone_or_expired_gives_no_rights() -> None:
     assert caller.right_on("faces", without_key(table(), "ada", KEY.key_id), 200) is Right.NONE
     assert caller.right_on("faces", without_key(table(), "ada", ""), 200) is Right.NONE
     assert Caller("ada", "other").right_on("faces", table(), 200) is Right.NONE
+
+
+def test_a_barred_user_keeps_rights_and_keys_that_count_again_later() -> None:
+    caller, barred = Caller("ada", KEY.key_id), with_bar(table(), "ada", True)
+    assert caller.right_on("faces", barred, 200) is Right.NONE
+    with pytest.raises(AccessDenied, match="ada is barred"):
+        caller.key(barred, 200)
+    assert with_bar(barred, "ada", False) == table()
+    with pytest.raises(NotFound):
+        with_bar(table(), "bert", True)
 
 
 def test_two_keys_are_valid_at_once() -> None:

@@ -7,7 +7,16 @@ from functools import partial
 import pytest
 
 from dieselfs.errors import Damaged
-from dieselfs_server.access.accounts import Accounts, Right, User, token, with_grant, with_key, with_members
+from dieselfs_server.access.accounts import (
+    Accounts,
+    Right,
+    User,
+    token,
+    with_bar,
+    with_grant,
+    with_key,
+    with_members,
+)
 from dieselfs_server.access.users import (
     USERS_PREFIX,
     USERS_REFRESH_S,
@@ -76,3 +85,11 @@ def test_a_table_with_tokens_has_a_format_that_servers_without_them_refuse() -> 
     record = encode_accounts(with_key(table(), KEY.user, "t1", made))
     assert b'"format": 3' in record
     assert decode_accounts(record).users[KEY.user].keys["t1"] == made
+
+
+def test_a_barred_user_has_no_key_also_at_servers_that_know_no_bars() -> None:
+    users = UserStore(MemoryStore())
+    users.change(lambda _: with_bar(table(), "ada", True))
+    assert users.verifier("ada", KEY.key_id) is None
+    record = encode_accounts(users.current())
+    assert b'"format": 4' in record and decode_accounts(record) == users.current()

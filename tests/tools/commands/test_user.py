@@ -161,3 +161,15 @@ def test_a_token_reads_one_dataset_and_is_listed_and_removed_by_its_user(
     job_path.write_text(writer)
     job("rm", "dl://tinas/f")
     tina("user", "token", "--dataset", "tinas", "--for", "32d", exit_code=EXIT_USAGE)
+    admin("user", "grant", "tina", "others", "read")
+    more = ("user", "token", "--dataset", "tinas", "--dataset", "others", "--write")
+    assert "tina may not write dataset 'others'" in tina(*more, exit_code=EXIT_REFUSED).stderr
+    admin("user", "bar", "nobody", "-n", exit_code=EXIT_NOT_FOUND)
+    admin("user", "bar", "tina", "-n")
+    tina("ls")
+    assert admin("user", "bar", "tina", "--json").summary["is_barred"]
+    assert "tina, barred\n" in admin("user", "ls").text
+    for barred in (tina, job):
+        barred("ls", exit_code=EXIT_REFUSED)
+    admin("user", "bar", "tina", "--lift")
+    job("ls")

@@ -191,6 +191,25 @@ def user_rm(session: Session, name: str, key_id: str, is_dry_run: bool) -> int:
     return session.output.summary(f"removed {what}", fields)
 
 
+@options.verb(
+    "bar",
+    "dlcmd user bar anna            # all keys and tokens of anna are refused; rights and files stay",
+    "dlcmd user bar anna --lift     # they count again",
+    group=user,
+)
+@click.argument("name", metavar="NAME")
+@click.option("--lift", "is_lifted", is_flag=True, help="Accept the user again.")
+@options.dry_run
+def user_bar(session: Session, name: str, is_lifted: bool, is_dry_run: bool) -> int:
+    """Refuse a user, whatever key they show, until the bar is lifted. All servers apply it within seconds."""
+    fields = {"user": name, "is_barred": not is_lifted, "dry_run": is_dry_run}
+    if is_dry_run:
+        _check_exists(session, name)
+        return session.output.summary(f"would {'accept' if is_lifted else 'refuse'} {name}", fields)
+    session.client.bar(name, not is_lifted)
+    return session.output.summary(f"{name} is {'accepted again' if is_lifted else 'barred'}", fields)
+
+
 @options.verb("ls", "dlcmd user ls", "dlcmd user ls --json", group=user)
 def user_ls(session: Session) -> int:
     """List users with their keys and rights; of users who are no administrators, only themselves."""
@@ -198,7 +217,7 @@ def user_ls(session: Session) -> int:
     if users:
         session.output.heading("user, with keys and rights")
     for one in users:
-        lines = [one.name]
+        lines = [f"{one.name}, barred" if one.is_barred else one.name]
         for key in one.keys:
             until = f"until {format_time(key.expires_s)}" if key.expires_s else "without limit"
             kind = "token" if key.grants else "key"
@@ -206,7 +225,7 @@ def user_ls(session: Session) -> int:
             lines += [f"    may {right} {dataset}" for dataset, right in sorted(key.grants.items())]
         lines += [f"  may {right} {dataset}" for dataset, right in sorted(one.grants.items())]
         keys = [key._asdict() for key in one.keys]
-        fields = {"user": one.name, "keys": keys, "grants": one.grants}
+        fields = {"user": one.name, "keys": keys, "grants": one.grants, "is_barred": one.is_barred}
         session.output.record("user", "\n".join(lines), fields)
     return session.output.summary("" if users else "there are no users", {"users": len(users)})
 
@@ -258,12 +277,12 @@ group = options.verb_group(
 
 @options.verb(
     "add",
-    "dlcmd group add vision anna bert     # a group that does not exist is made",
+    "dlcmd group add vision anna bert     # a group that does not exist is made; without users, it is empty",
     "dlcmd group add shared guest         # several people have the key of guest",
     group=group,
 )
 @click.argument("name", metavar="GROUP")
-@click.argument("users", nargs=-1, required=True, metavar="USER...")
+@click.argument("users", nargs=-1, metavar="[USER]...")
 @options.dry_run
 def group_add(session: Session, name: str, users: Sequence[str], is_dry_run: bool) -> int:
     """Add users to a group. The users of the group 'shared' cannot change their keys."""
@@ -273,9 +292,9 @@ def group_add(session: Session, name: str, users: Sequence[str], is_dry_run: boo
         for user in users:
             if user not in known:
                 raise NotFound(f"there is no user {user}")
-        return session.output.summary(f"would add {', '.join(users)} to group {name}", fields)
+        return session.output.summary(f"would add {', '.join(users) or 'nobody'} to group {name}", fields)
     session.client.add_members(name, users)
-    return session.output.summary(f"group {name} has {', '.join(users)}", fields)
+    return session.output.summary(f"group {name} has {', '.join(users) or 'no new user'}", fields)
 
 
 @options.verb(
