@@ -13,6 +13,8 @@ TIME    ?= 60
 ONLY    ?=
 SEED    ?= 1
 SEEDS   ?= 1000
+KEY     ?=
+BEFORE  ?=
 EXEC    ?=
 export EXEC
 # The types and the documents are checked at the same time; packages of the system and of Python are installed so.
@@ -51,8 +53,8 @@ fuzz: $(VENV)/installed-test  ## mutate inputs of all parsers (TIME=3600 seconds
 simulate: $(VENV)/installed-test  ## run a whole cluster in one process from seeds, on all processors (SEEDS=1000, SEED=1 the first one)
 	PYTHONPATH=.:server:client:tools $(PYTHON) -m tests.simulation seeds $(SEED) $(SEEDS) --jobs 0
 
-release: $(VENV)/installed-release  ## wheel, sdist, SBOM and checksums in dist/, tried in new environments; publishes nothing
-	$(PYTHON) tools/release.py
+release: $(VENV)/installed-release  ## all files of a release in dist/, built twice, compared and tried (KEY=FILE signs, BEFORE=COMMIT)
+	PYTHONPATH=tools $(PYTHON) -m release $(KEY:%=--key %) $(BEFORE:%=--before %)
 
 demo: $(VENV)/installed  ## upload DATA (default: Python's standard library), mount it, compare, read it shuffled
 	$(PYTHON) -m dieselfs_tools.demo $(DATA)

@@ -1,57 +1,20 @@
-"""Builds and tests what a release consists of, without publishing it: `make release`. This module runs programs.
+"""Tries an installation: its files, and what dlcmd does with them. This module runs programs.
 
-    dist/*.whl, dist/*.tar.gz      the wheel and the source distribution
-    dist/sbom.json                 what an installation consists of, as CycloneDX
-    dist/SHA256SUMS                of all of them
-
-The wheel is installed into a new environment of each Python that is there, with the newest packages, and for the first
-one also with the lowest that `pyproject.toml` allows of numpy. There the manual pages, completions and units must be,
-and dlcmd stores, reads back and verifies files, also through a mount where /dev/fuse can be opened.
+The manual pages, completions and units must be there, and dlcmd stores, reads back and verifies files, also through a
+mount where /dev/fuse can be opened.
 """
 
-import argparse
-import hashlib
-import json
 import os
 import shutil
 import subprocess
-import sys
-import tempfile
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 VERSIONS = ("3.11", "3.12", "3.13", "3.14")
 STEP_TIMEOUT_S = 900.0
 """For one program: an installation downloads packages."""
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--out", type=Path, default=ROOT / "dist")
-    out: Path = parser.parse_args().out
-    shutil.rmtree(out, ignore_errors=True)
-    run(sys.executable, "-m", "build", "--outdir", str(out), str(ROOT))
-    (wheel,) = out.glob("*.whl")
-    run(sys.executable, "-m", "twine", "check", "--strict", *map(str, out.iterdir()))
-    pythons = list(available())
-    for number, (version, python) in enumerate(pythons):
-        with tempfile.TemporaryDirectory() as folder:
-            own = environment(python, Path(folder), str(wheel))
-            check_files(own.parents[1])
-            try_out(own, Path(folder))
-            print(f"release: {wheel.name} works with Python {version}", flush=True)
-            if number == 0:
-                write_sbom(own, out / "sbom.json")
-                run(str(own), "-m", "pip", "install", "--quiet", f"numpy=={lowest('numpy')}.*")
-                try_out(own, Path(folder))
-                print(f"release: and with numpy {lowest('numpy')}", flush=True)
-    sums = [
-        f"{hashlib.sha256(path.read_bytes()).hexdigest()}  {path.name}\n" for path in sorted(out.iterdir())
-    ]
-    (out / "SHA256SUMS").write_text("".join(sums))
-    print(f"release: {out} is complete; nothing is published", flush=True)
 
 
 def run(*words: str, **variables: str) -> None:
@@ -86,17 +49,6 @@ def environment(python: str, folder: Path, wheel: str) -> Path:
     return own
 
 
-def write_sbom(python: Path, path: Path) -> None:
-    """Describe an environment, without its places on this machine."""
-    words = ("environment", "--output-reproducible", "--of", "JSON", "-o", str(path), str(python))
-    run(sys.executable, "-m", "cyclonedx_py", *words)
-    found = json.loads(path.read_text())
-    for component in found["components"]:
-        references = component.get("externalReferences", [])
-        component["externalReferences"] = [each for each in references if not each["url"].startswith("file:")]
-    path.write_text(json.dumps(found, indent=1) + "\n")
-
-
 def check_files(prefix: Path) -> None:
     """Compare the manual pages, completions, units and scripts of an environment with ours. Raises SystemExit."""
     places = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["data-files"]
@@ -121,7 +73,8 @@ def try_out(python: Path, folder: Path) -> None:
     source.mkdir(exist_ok=True)
     for number in range(100):
         (source / f"{number}.bin").write_bytes(os.urandom(1000))
-    dlcmd = str(python.with_name("dlcmd"))
+    # By its Python: the first line of the program of a package names the place where that will be installed.
+    dlcmd = str(python), str(python.with_name("dlcmd"))
     for words in (
         ("put", "-q", "-r", f"{source}/", "dl://x/"),
         ("get", "-q", "-r", "dl://x/", str(target)),
@@ -129,14 +82,10 @@ def try_out(python: Path, folder: Path) -> None:
         ("check", "-q", f"{source}/", "dl://x/"),
         ("doctor", "-q"),
     ):
-        run(dlcmd, *words, DIESELFS_HOME=str(home))
+        run(*dlcmd, *words, DIESELFS_HOME=str(home))
     run("diff", "-r", str(source), str(target))
     if os.access("/dev/fuse", os.R_OK | os.W_OK):
         compared = ("sh", "-c", 'diff -r --exclude=.dieselfs "$0" "$DIESELFS_MOUNT"', str(source))
-        run(dlcmd, "run", "dl://x", "--", *compared, DIESELFS_HOME=str(home))
+        run(*dlcmd, "run", "dl://x", "--", *compared, DIESELFS_HOME=str(home))
     else:
         print("release: no /dev/fuse, so nothing was mounted", flush=True)
-
-
-if __name__ == "__main__":
-    main()
