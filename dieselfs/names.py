@@ -106,13 +106,14 @@ def split_path(path: bytes) -> tuple[bytes, bytes]:
 @dataclass(frozen=True, slots=True)
 class Location:
     """A dataset and a path in it, as in `dl://dataset/path`. `is_folder_form`: the text ended in a slash, or named the
-    root, so it means "into this folder".
+    root, so it means "into this folder". `remote`: the site of the dataset, empty for that of the settings.
     """
 
     dataset: str
     path: bytes = b""
     is_folder_form: bool = True
     tag: str = ""
+    remote: str = ""
 
     @property
     def state(self) -> str:
@@ -130,11 +131,22 @@ class Location:
 
     def __str__(self) -> str:
         slash = "/" if self.path and self.is_folder_form else ""
-        return f"{SCHEME}{self.state}/{printable(self.path)}{slash}"
+        site = f"{self.remote}:" if self.remote else ""
+        return f"{SCHEME}{site}{self.state}/{printable(self.path)}{slash}"
 
 
 def is_location(text: str) -> bool:
     return text.startswith(SCHEME)
+
+
+def split_remote(text: str) -> tuple[str, str]:
+    """The remote of `dl://remote:dataset/path`, and the location at that site; without a remote, "" and the text.
+    Raises InvalidInput.
+    """
+    remote, colon, place = text.removeprefix(SCHEME).partition(":")
+    if not is_location(text) or not colon or "/" in remote:
+        return "", text
+    return _check_name(remote, "name of a remote", DATASET_NAME_CHARACTERS_MAX), SCHEME + place
 
 
 def is_file_path(text: str) -> bool:
@@ -148,6 +160,10 @@ def parse_location(text: str) -> Location:
         hint = f"did you mean {SCHEME}{text}?" if _DATASET_NAME.match(text) else f"write {SCHEME}DATASET/PATH"
         raise InvalidInput(f"{text!r} is not a dataset location: {hint}")
     name, _, path = text[len(SCHEME) :].partition("/")
+    if ":" in name:
+        raise InvalidInput(
+            f"{text}: a location at a remote is for dlcmd; here, name the server in the settings"
+        )
     dataset, at, tag = name.partition("@")
     if at:
         check_tag_name(tag)

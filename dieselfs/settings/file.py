@@ -8,7 +8,7 @@ from pathlib import Path
 from dieselfs.errors import DieselfsError, InvalidInput
 from dieselfs.net.private_file import write_private_file
 from dieselfs.settings.kinds import FILE, FOLDER
-from dieselfs.settings.table import BY_NAME, Place, Setting, check_known, given_at, stable_path
+from dieselfs.settings.table import BY_NAME, REMOTES, Place, Setting, check_known, given_at, stable_path
 
 _ESCAPES = {'"': '\\"', "\\": "\\\\", "\n": "\\n", "\r": "\\r", "\t": "\\t"}
 
@@ -43,7 +43,9 @@ def changed(text: str, name: str, value: str | None) -> str:
         elif place is None:
             if lines and not lines[-1].endswith("\n"):
                 lines[-1] += "\n"
-            lines.append(f"{name} = {_quoted(value)}\n")
+            # Behind a table, it would be a setting of that table.
+            table = next((n for n, line in enumerate(lines) if line.startswith(f"[{REMOTES}")), len(lines))
+            lines.insert(table, f"{name} = {_quoted(value)}\n")
         else:
             lines[place] = f"{name} = {_quoted(value)}{_comment(lines[place])}\n"
         after = "".join(lines)

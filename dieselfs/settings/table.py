@@ -47,6 +47,8 @@ from dieselfs.settings.kinds import (
 )
 from dieselfs.units import format_size
 
+REMOTES = "remotes"
+"""The table of a client's file with its other sites (`dieselfs.settings.remotes`)."""
 EMBEDDED = "embedded"
 """The value of `server` for the embedded server of the home, even if the configuration names another."""
 AUTO = "auto"
@@ -454,7 +456,7 @@ def given_values(environment: Mapping[str, str]) -> dict[str, Given]:
     own = user_config(environment)
     for file in [own] if "config" in given else filter(Path.exists, [own, SYSTEM_CONFIG]):
         values = read_config(file, Place.CONFIG)
-        texts = {BY_NAME[name].field: str(text) for name, text in read_toml(file).items()}
+        texts = {BY_NAME[name].field: str(text) for name, text in read_toml(file).items() if name in BY_NAME}
         return {field: Given(value, texts[field], file) for field, value in values.items()} | given
     return given
 
@@ -474,7 +476,14 @@ def read_toml(path: Path) -> dict[str, Any]:
 
 def read_config(path: Path, places: Place) -> dict[str, Any]:
     """The settings of these places in a TOML file, by field. Raises InvalidInput, which names the file."""
-    texts, where = read_toml(path), f"configuration file {path}"
+    texts = read_toml(path)
+    if places & Place.CONFIG:
+        texts.pop(REMOTES, None)
+    return checked_values(texts, places, f"configuration file {path}")
+
+
+def checked_values(texts: Mapping[str, Any], places: Place, where: str) -> dict[str, Any]:
+    """The values of a TOML table, by field. Raises InvalidInput, which begins with `where`."""
     check_known(texts, places, where)
     return {BY_NAME[name].field: _read_toml(BY_NAME[name], value, where) for name, value in texts.items()}
 

@@ -59,6 +59,8 @@ FIELDS: Mapping[str, Field] = {
     # -- names
     "dataset": Field(TEXT, "Name of a dataset, or NAME@TAG."),
     "target_dataset": Field(TEXT, "Name of the dataset that is copied to."),
+    "remote": Field(TEXT, "Name of the site of the source; empty for that of the settings."),
+    "target_remote": Field(TEXT, "Name of the site that is copied to; empty for that of the settings."),
     "path": Field(TEXT, "Path in the dataset; of a failure also a local one."),
     "source": Field(TEXT, "Local path, or source and record; of a copy its path before."),
     "destination": Field(TEXT, "Local path."),

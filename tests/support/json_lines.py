@@ -28,7 +28,8 @@ _UPLOAD = {
 _GOT = "written written_bytes skipped failed is_damaged seconds"
 _TO_GET = "*path *destination size"
 _COPIED = (
-    "dry_run dataset target_dataset *old *new sources copied copied_bytes skipped deleted generation seconds"
+    "dry_run dataset target_dataset remote target_remote *old *new sources copied copied_bytes skipped deleted "
+    "generation seconds"
 )
 _ENTRY = "*path kind size mode mtime_ns *target?"
 _DATASET = "dataset files bytes chunks generation updated_ns"
@@ -80,6 +81,7 @@ VERB_LINES: Mapping[str, Mapping[str, list[str]]] = {
     "cat": {"summary": []},
     "head": {"summary": []},
     "cp": {
+        "digest": ["digest dataset *path"],
         "entry": ["*path *source", *_UPLOAD["entry"], _TO_GET],
         "summary": [_COPIED, *_UPLOAD["summary"], _GOT, "dry_run entries bytes skipped"],
     },

@@ -18,16 +18,22 @@ import trio
 from dieselfs.chunk.ids import ChunkIdSource, chunk_name
 from dieselfs.digests import extent_digest_of
 from dieselfs.errors import Damaged, DieselfsError, InvalidInput, NotFound, Unavailable
-from dieselfs.limits import LISTING_BYTES_MAX, REPORT_LINES_MAX
 from dieselfs.names import check_path, printable, split_path
 from dieselfs.records import DatasetRecord, FileRecord, Op
 from dieselfs.rpc.records import CopyProgress, CopyReport, CopyRequest, Existing
 from dieselfs.rpc.serving.keep_alive import accompanied
 from dieselfs.snapshot.reader import ExtentRef, Snapshot
+from dieselfs.transfer.copy_plan import (
+    CopyPlan,
+    check_request,
+    entry_snapshot,
+    is_selected,
+    plan_copy,
+    planned_report,
+)
 from dieselfs_server.access.accounts import Right
 from dieselfs_server.admission.quotas import Quotas
 from dieselfs_server.call import Call
-from dieselfs_server.copying.copy_plan import CopyPlan, check_request, entry_snapshot, is_selected, plan_copy
 from dieselfs_server.datasets.catalog import Catalog
 from dieselfs_server.datasets.commit import ChunkWriter
 from dieselfs_server.datasets.dataset_keys import DatasetKeys
@@ -145,7 +151,7 @@ class _Copy:
             self._target = await _target(self._call, request)
         plan = await self._plan()
         if request.is_dry_run:
-            return _planned(plan, self._target)
+            return planned_report(plan, self._target.generation)
         copy = _TreeCopy(parts, self._source, self._target, plan)
         self._call.progress = lambda: copy.progress
         await self._pinned(plan.source, copy.run)
@@ -232,20 +238,6 @@ class _Copy:
         finally:
             with trio.CancelScope(shield=True), suppress(DieselfsError):  # else it expires
                 await trio.to_thread.run_sync(remove_pin, metadata, dataset_id, holder)
-
-
-def _planned(plan: CopyPlan, target: DatasetRecord) -> CopyReport:
-    """The report of a dry run."""
-    order, paths, left_bytes = plan.order, [], LISTING_BYTES_MAX
-    for kind in (order.folders, order.links, order.empty_files, order.owners):
-        for path in map(plan.new_path, kind[:REPORT_LINES_MAX].tolist()):
-            left_bytes -= len(path)
-            if left_bytes > 0:
-                paths.append(path)
-    distinct = tuple(sorted(dict.fromkeys(paths))[:REPORT_LINES_MAX])
-    return CopyReport(
-        order.entries, order.total_bytes, plan.skipped, len(plan.moved), target.generation, distinct
-    )
 
 
 class _TreeCopy:

@@ -98,7 +98,7 @@ def complete(command: click.Command, session: Session) -> int:
 
 def offered(kind: str, context: click.Context, incomplete: str) -> list[CompletionItem]:
     """The values of an argument of this `kind` that begin with `incomplete`."""
-    if kind == "source" and not is_location(incomplete):
+    if kind in ("source", "place") and not is_location(incomplete):
         return [CompletionItem(incomplete, type="file")]
     signal.signal(signal.SIGALRM, lambda *_: os._exit(EXIT_OK))
     signal.setitimer(signal.ITIMER_REAL, TIMEOUT_S)
@@ -176,6 +176,7 @@ _KINDS: dict[str, Callable[[click.Context, str], Iterable[str]]] = {
     "location": _locations,
     "mountable": _mountables,
     "source": _locations,
+    "place": _locations,
     "tag": _tags,
     "mountpoint": _mountpoints,
     "setting": _settings,

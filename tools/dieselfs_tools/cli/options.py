@@ -1,6 +1,7 @@
 """Options, arguments and help texts that verbs share. No I/O."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import wraps
 from itertools import chain
 from pathlib import Path
@@ -10,7 +11,15 @@ import click
 
 from dieselfs.errors import InvalidInput
 from dieselfs.limits import CHUNK_PAYLOAD_BYTES_MAX, CHUNK_TARGET_BYTES
-from dieselfs.names import SCHEME, Location, check_dataset_name, is_file_path, is_location, parse_location
+from dieselfs.names import (
+    SCHEME,
+    Location,
+    check_dataset_name,
+    is_file_path,
+    is_location,
+    parse_location,
+    split_remote,
+)
 from dieselfs.process.system_limits import usable_processors
 from dieselfs.settings.flags import attributes
 from dieselfs.settings.table import BY_NAME, Place
@@ -25,6 +34,10 @@ Function = Callable[..., Any]
 HELP_COLUMNS = 100
 
 
+_PLACES = ("location", "dataset", "mountable", "source")
+"""The kinds of values that are at a site."""
+
+
 class Parsed(click.ParamType[Any]):
     """A parameter with a parser of ours (raises InvalidInput). `kind`: the values that completion offers."""
 
@@ -37,9 +50,19 @@ class Parsed(click.ParamType[Any]):
         if not isinstance(value, str):  # a default
             return value
         try:
-            return self._parse(value)
+            return self._parse(self._settled(value, ctx))
         except InvalidInput as error:
             self.fail(str(error), param, ctx)
+
+    def _settled(self, text: str, ctx: click.Context | None) -> str:
+        """A location without its remote, which becomes the site of the session."""
+        if self._kind not in _PLACES or ctx is None or is_file_path(text):
+            return text
+        if not is_location(text) and self._kind == "source":
+            return text
+        remote, text = split_remote(text)
+        ctx.obj.settle(remote)
+        return text
 
     def shell_complete(
         self, ctx: click.Context, param: click.Parameter, incomplete: str
@@ -79,9 +102,15 @@ def location(text: str) -> Location:
     return parse_location(text if is_location(text) else SCHEME + text)
 
 
+def location_at_site(text: str) -> Location:
+    """`dl://[remote:]dataset[@tag]/path`. Raises InvalidInput."""
+    remote, place = split_remote(text)
+    return replace(parse_location(place), remote=remote)
+
+
 def changeable_location(text: str) -> Location:
-    """`dl://dataset/path`. Raises InvalidInput for a tag, whose content never changes."""
-    location = parse_location(text)
+    """`dl://[remote:]dataset/path`. Raises InvalidInput for a tag, whose content never changes."""
+    location = location_at_site(text)
     if location.tag:
         raise InvalidInput(f"{location}: the content of a tag cannot be changed; leave out @{location.tag}")
     return location
@@ -105,6 +134,8 @@ TAG = Parsed("TAG", str, "tag")
 MOUNTPOINT = Parsed("FOLDER", str, "mountpoint")
 SOURCE = Parsed("SOURCE", str, "source")
 """A file or folder here, or a location."""
+PLACE = Parsed("SOURCE", str, "place")
+"""The same, also at another site than the others."""
 SIZE = Parsed("SIZE", parse_size)
 
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from dieselfs.errors import InvalidInput
-from dieselfs.names import Location, is_location, parse_location
+from dieselfs.names import Location, is_location, parse_location, split_remote
 from dieselfs_tools.cli import options
 from dieselfs_tools.cli.session import Session
 
@@ -133,8 +133,9 @@ def get(session: Session, **chosen: Any) -> int:
     "dlcmd cp -r dl://pets/train dl://pets/validation  # no slash: the new name",
     "dlcmd cp -r dl://pets@v1/train/ dl://pets/train/  # the content, as it was at a tag",
     "dlcmd cp -r ./pets/ dl://pets/                    # as 'put'; from dl:// to here as 'get'",
+    "dlcmd cp -r dl://site1:pets dl://pets             # from a remote, a site in the configuration file",
 )
-@click.argument("names", type=options.SOURCE, nargs=-1, required=True, metavar="SOURCE... DESTINATION")
+@click.argument("names", type=options.PLACE, nargs=-1, required=True, metavar="SOURCE... DESTINATION")
 @options.recursive
 @options.replacing
 @options.filters
@@ -149,19 +150,26 @@ def cp(session: Session, names: Sequence[str], **chosen: Any) -> int:
     What exists with the same content is skipped, so the same command continues an interrupted copy. If files exist with
     other content, nothing is copied; -f replaces and --no-clobber keeps them.
 
+    From or to another site (dl://REMOTE:DATASET/PATH), the bytes pass through this command, chunk by chunk; it verifies
+    them, compares both sides at the end, and prints the digest of the copy.
+
     With files of this machine, 'cp' is 'put' or 'get', with their rules.
     """
     from dieselfs_tools.transfers.copy_runner import CopyOptions, run_copy
 
     if len(names) < 2:
         raise InvalidInput(f"the destination of {names[0]} is missing")
+    remotes = {split_remote(name)[0] for name in names if is_location(name)}
+    if len(remotes) == 1:
+        session.settle(remotes.pop())
+        names = [split_remote(name)[1] for name in names]
     *sources, destination = names
     are_stored = {is_location(source) for source in sources}
     if are_stored == {True, False}:
         raise InvalidInput("the sources must all be in datasets, or all on this machine")
     if is_location(destination) and are_stored == {True}:
-        places = list(map(parse_location, sources))
         copying = CopyOptions(is_move=False, **chosen)
+        places = list(map(options.location_at_site, sources))
         return run_copy(session, places, options.changeable_location(destination), copying)
     if not is_location(destination) and are_stored == {False}:
         raise InvalidInput(

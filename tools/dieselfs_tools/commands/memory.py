@@ -189,7 +189,7 @@ def _share(session: Session, dataset: str, is_stopped: bool, is_dry_run: bool, g
     from dieselfs_tools.commands.mounts import announce_job, report_job
 
     settings = session.settings()
-    chosen = CacheOptions(server=session.server, key_file=session.key_file, **given)
+    chosen = CacheOptions(**session.server_options(), **given)
     chosen = with_configured(settings.with_disk(chosen), settings.job, os.environ)
     session.where = chosen.where
     data = session.dataset(dataset, chosen.generation, job="")

@@ -28,7 +28,7 @@ def mount_options(session: Session, given: Mapping[str, Any], others: Iterable[s
     from dieselfs.cluster.job import with_configured
 
     # The daemon reads environment and configuration itself, except for the job.
-    chosen = MountOptions(server=session.server, key_file=session.key_file, **given)
+    chosen = MountOptions(**session.server_options(), **given)
     for text in others:
         chosen = parse_options(text, chosen)
     settings = session.settings()

@@ -1,8 +1,8 @@
-"""The work of `dlcmd cp` and `dlcmd mv` inside the servers. No I/O of its own."""
+"""The work of `dlcmd cp` and `dlcmd mv` inside the servers, or between those of two sites. No I/O of its own."""
 
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from dieselfs.errors import DieselfsError, InvalidInput, NotFound
@@ -39,12 +39,15 @@ class CopyOptions:
         return Existing.KEEP if self.is_kept else Existing.REFUSE
 
 
+Copy = Callable[[CopyRequest, Callable[[CopyProgress], object]], CopyReport]
+"""Copies what a request names, and reports its progress: `ServerClient.copy_entries`."""
+
+
 class _Copies:
     """Several copies; `reading` has the progress of all, for any thread."""
 
-    def __init__(self, session: Session, options: CopyOptions) -> None:
-        self._session = session
-        self._options = options
+    def __init__(self, copy: Copy) -> None:
+        self._copy = copy
         self._past = self._present = CopyProgress(0, 0, 0, 0)
 
     @property
@@ -65,7 +68,7 @@ class _Copies:
             self._present = progress
 
         try:
-            report = self._session.client.copy_entries(request, progressed)
+            report = self._copy(request, progressed)
         except DieselfsError as error:
             if not self.total.done:
                 raise
@@ -84,14 +87,32 @@ def run_copy(
     started_s = time.monotonic()
     requests = _requests(session, sources, destination, options)
     if not options.is_dry_run:
-        _make_dataset(session, destination.dataset)
-    copies = _Copies(session, options)
+        _make_dataset(session.at(destination.remote), destination.dataset)
+    sites = sources[0].remote, destination.remote
+    if len({source.remote for source in sources}) > 1:
+        raise InvalidInput("the sources are at different sites: copy from one after the other")
+    digests: list[tuple[bytes, str]] = []
+    copies = _Copies(_way(session, sites, digests))
     with shown(session.output, session.verb, copies.reading):
         reports = [copies.run(request) for request in requests]
     if options.is_dry_run:
         for request, report in zip(requests, reports, strict=True):
-            _show(session, request, report)
-    return _summary(session, requests, reports, options, time.monotonic() - started_s)
+            _show(session, request, report, sites)
+    for path, digest in digests:
+        place = replace(destination, path=path)
+        fields = {"digest": digest, "dataset": destination.dataset, **name_fields(path)}
+        session.output.record("digest", f"{digest}  {place}", fields)
+    return _summary(session, requests, reports, options, time.monotonic() - started_s, sites)
+
+
+def _way(session: Session, sites: Sequence[str], digests: list[tuple[bytes, str]]) -> Copy:
+    """`sites`: the remotes of source and target. `digests`: gets those of copies from another site."""
+    source, target = map(session.at, sites)
+    if source is target:
+        return session.client.copy_entries
+    from dieselfs_tools.transfers.site_copy import SiteCopies
+
+    return SiteCopies(source, target, digests).run
 
 
 def _requests(
@@ -134,7 +155,7 @@ def _selection(session: Session, source: Location, patterns: Patterns) -> dict[s
 
     if not patterns:
         return {}
-    snapshot = session.dataset(source.state).snapshot
+    snapshot = session.at(source.remote).dataset(source.state).snapshot
     if len(snapshot) > 8 * COPY_SELECTION_BYTES_MAX:
         raise InvalidInput(
             f"patterns select among at most {8 * COPY_SELECTION_BYTES_MAX:,} entries of a dataset, and "
@@ -152,6 +173,7 @@ def _inside(destination: Location, source: Location) -> bytes:
 
 def _is_folder(session: Session, location: Location) -> bool:
     """Whether a source is a folder. Raises NotFound."""
+    session = session.at(location.remote)
     if location.tag:
         snapshot = session.dataset(location.state).snapshot
         return snapshot.stat(snapshot.require(location.path)).is_folder
@@ -173,14 +195,14 @@ def _make_dataset(session: Session, name: str) -> None:
         session.client.create_dataset(name)
 
 
-def _show(session: Session, request: CopyRequest, report: CopyReport) -> None:
+def _show(session: Session, request: CopyRequest, report: CopyReport, sites: tuple[str, str]) -> None:
     """The new paths of a dry run."""
     what = "move" if request.is_move else "copy"
     for path in report.paths:
         below = path[len(request.target_path) :].lstrip(b"/")
         source = b"/".join(part for part in (request.path, below) if part)
-        old = Location(request.dataset, source, False, request.tag)
-        new = Location(request.target_dataset, path, False)
+        old = Location(request.dataset, source, False, request.tag, sites[0])
+        new = Location(request.target_dataset, path, False, remote=sites[1])
         session.output.detail(
             "entry", f"would {what} {old} -> {new}", {**name_fields(path), **name_fields(source, "source")}
         )
@@ -194,6 +216,7 @@ def _summary(
     reports: Sequence[CopyReport],
     options: CopyOptions,
     elapsed_s: float,
+    sites: tuple[str, str],
 ) -> int:
     output = session.output
     if not requests:
@@ -203,9 +226,11 @@ def _summary(
     done = "moved" if options.is_move else "copied"
     if options.is_dry_run:
         done = "would move" if options.is_move else "would copy"
-    old = Location(first.dataset, first.path, False, first.tag)
-    new = Location(first.target_dataset, first.target_path, False)
-    what = f"{old} to {new}" if len(requests) == 1 else f"{len(requests):,} sources to dl://{new.dataset}"
+    old = Location(first.dataset, first.path, False, first.tag, sites[0])
+    new = Location(first.target_dataset, first.target_path, False, remote=sites[1])
+    what = (
+        f"{old} to {new}" if len(requests) == 1 else f"{len(requests):,} sources to {replace(new, path=b'')}"
+    )
     text = f"{done} {what}: {count(copied, 'entry')} ({output.size(copied_bytes)})"
     if skipped:
         text += f", skipped {skipped:,} that exist there"
@@ -215,6 +240,8 @@ def _summary(
         "dry_run": options.is_dry_run,
         "dataset": first.dataset,
         "target_dataset": first.target_dataset,
+        "remote": sites[0],
+        "target_remote": sites[1],
         **name_fields(first.path, "old"),
         **name_fields(first.target_path, "new"),
         "sources": len(requests),

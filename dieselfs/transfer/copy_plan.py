@@ -8,9 +8,10 @@ import numpy as np
 
 from dieselfs.digests import DIGEST_BYTES, EXTENT_DIGESTS, NO_DIGEST
 from dieselfs.errors import AlreadyExists, InvalidInput
+from dieselfs.limits import LISTING_BYTES_MAX, REPORT_LINES_MAX
 from dieselfs.names import Location, path_fault, printable, split_path
 from dieselfs.records import ChunkRecord, DatasetRecord, EntryTable, ExtentColumns, FileRecord, Op
-from dieselfs.rpc.records import CopyRequest, Existing
+from dieselfs.rpc.records import CopyReport, CopyRequest, Existing
 from dieselfs.snapshot.builder import build_snapshot
 from dieselfs.snapshot.reader import Snapshot
 from dieselfs.snapshot.storage_order import StorageOrder
@@ -185,6 +186,18 @@ class _Survey:
                 self._kept.add(self._source.parent(node))
             elif node:
                 yield node
+
+
+def planned_report(plan: CopyPlan, generation: int) -> CopyReport:
+    """The report of a dry run. `generation`: of the target."""
+    order, paths, left_bytes = plan.order, [], LISTING_BYTES_MAX
+    for kind in (order.folders, order.links, order.empty_files, order.owners):
+        for path in map(plan.new_path, kind[:REPORT_LINES_MAX].tolist()):
+            left_bytes -= len(path)
+            if left_bytes > 0:
+                paths.append(path)
+    distinct = tuple(sorted(dict.fromkeys(paths))[:REPORT_LINES_MAX])
+    return CopyReport(order.entries, order.total_bytes, plan.skipped, len(plan.moved), generation, distinct)
 
 
 def entry_snapshot(dataset: DatasetRecord, record: FileRecord) -> Snapshot:

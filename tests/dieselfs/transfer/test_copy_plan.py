@@ -8,7 +8,7 @@ from dieselfs.errors import AlreadyExists, InvalidInput, NotFound
 from dieselfs.records import DatasetRecord, Extent, FileRecord, Op
 from dieselfs.rpc.records import CopyRequest, Existing
 from dieselfs.snapshot.reader import Snapshot
-from dieselfs_server.copying.copy_plan import (
+from dieselfs.transfer.copy_plan import (
     CopyPlan,
     check_request,
     entry_snapshot,

@@ -1,1 +1,0 @@
-"""Copies of files and folders inside the servers, within a dataset or to another one."""
