@@ -416,6 +416,7 @@ async def _open_service(
         environment_checks=[
             *_environment_checks(settings, certificates),
             lambda: condition.identity(identity),
+            lambda: condition.maintenance(store, time.time()),
         ],
         room=Room(_disks(settings)),
         make_page=lambda service: _page(service, settings, certificates, worker),

@@ -6,7 +6,7 @@ import math
 import os
 import secrets
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import NamedTuple
@@ -17,11 +17,12 @@ from dieselfs.etcd.keys import CONFIG_PREFIX
 from dieselfs.limits import CHUNK_TARGET_BYTES, KIB
 from dieselfs.rpc.records import FAILURE, OK, WARNING, CheckRecord
 from dieselfs.settings.table import OFF
-from dieselfs.units import count, format_size
+from dieselfs.units import count, format_duration, format_size
 from dieselfs_server.access.accounts import Accounts
 from dieselfs_server.access.identity import LiveIdentity
 from dieselfs_server.access.users import UserStore
 from dieselfs_server.admission.room import Room, reserve_bytes
+from dieselfs_server.maintenance import history
 from dieselfs_server.metadata.interface import MetadataStore
 from dieselfs_server.settings import RegistrySettings
 from dieselfs_server.store.interface import ObjectStore
@@ -62,6 +63,8 @@ FREE_SHARE_MIN = 0.05
 """Of a disk; with less free, it is worth a warning."""
 FILL_SHARE = 0.8
 """A quota that is fuller is worth a warning."""
+BACKUP_AGE_MAX_S = 3 * 24 * 3600
+"""Where copies are made, an older last one is worth a warning."""
 NAMED_MAX = 3
 """Quotas and keys in one line."""
 
@@ -214,6 +217,25 @@ def keys(accounts: Accounts, now_s: float) -> CheckRecord:
         text = _first("the last key expires soon", [named for _, named in sorted(soon)])
         return CheckRecord("keys", WARNING, text, "the user makes another one: dlcmd user rotate")
     return CheckRecord("keys", OK, f"no last key of a user expires within {EXPIRY_S // 86400} days")
+
+
+def maintenance(store: ObjectStore, now_s: float) -> CheckRecord:
+    """When the data were last copied, purged and checked. Copies that were made once should be made on."""
+    return _asked("maintenance", lambda: _maintenance(history.last_times_s(store), now_s))
+
+
+def _maintenance(last_s: Mapping[str, int], now_s: float) -> CheckRecord:
+    text = ", ".join(
+        f"last {kind} {format_duration(max(now_s - last_s[kind], 0))} ago"
+        if kind in last_s
+        else f"no {kind} yet"
+        for kind in history.KINDS
+    )
+    copied_s = last_s.get(history.BACKUP, now_s)
+    if now_s - copied_s > BACKUP_AGE_MAX_S:
+        fix = "look at the timer dieselfs-backup: see 'Back up' in docs/guide/recovery.md"
+        return CheckRecord("maintenance", WARNING, text, fix)
+    return CheckRecord("maintenance", OK, text)
 
 
 def _first(what: str, found: Sequence[str]) -> str:

@@ -128,6 +128,7 @@ def _copy(settings: ServerSettings, backup: Path | None, restore: Path | None) -
     """Back up or restore, and print the outcome."""
     if backup is not None and restore is not None:
         raise InvalidInput("give --backup or --restore, not both")
+    from dieselfs_server.maintenance import history
     from dieselfs_server.maintenance.backup import back_up, put_back  # which a server does not need
     from dieselfs_server.store.opening import open_store, open_unmarked
 
@@ -136,6 +137,7 @@ def _copy(settings: ServerSettings, backup: Path | None, restore: Path | None) -
     if backup is not None:
         with closing(open_store(settings.store, is_new=False)) as store:
             print(f"copied to {back_up(store, database, backup, time.time())}")
+            history.note(store, history.BACKUP, time.time())
     elif restore is not None:
         with closing(open_unmarked(settings.store)) as store:
             print(f"restored {put_back(store, database, restore):,} records")

@@ -17,6 +17,7 @@ from dieselfs_server import condition
 from dieselfs_server.access.accounts import Accounts, Right, StoredKey, User
 from dieselfs_server.admission.room import Disk, Room
 from dieselfs_server.condition import disk_reads
+from dieselfs_server.maintenance import history
 from dieselfs_server.metadata.sqlite.connections import MEMORY
 from dieselfs_server.metadata.sqlite.store import SqliteMetadata
 from dieselfs_server.settings import RegistrySettings
@@ -55,6 +56,21 @@ def test_a_disk_that_fills_up(free: int, state: str) -> None:
     found = condition.disk_room(room)
     assert (found.state, "at /s" in found.text) == (state, True)
     assert condition.disk_room(Room()).state == OK
+
+
+def test_a_backup_that_is_no_longer_made() -> None:
+    store, day_s = MemoryStore(), 86_400
+    assert condition.maintenance(store, 0).text == "no backup yet, no purge yet, no fsck yet"
+    history.note(store, history.BACKUP, 10 * day_s)
+    history.note(store, history.FSCK, 11 * day_s)
+    found = condition.maintenance(store, 12 * day_s)
+    assert (found.state, found.text) == (
+        OK,
+        "last backup 48 h 0 min ago, no purge yet, last fsck 24 h 0 min ago",
+    )
+    assert condition.maintenance(store, 14 * day_s).state == WARNING
+    store.put_record(history.HISTORY_RECORD, b"\xc1")
+    assert condition.maintenance(store, 14 * day_s).state == OK
 
 
 def test_quotas_and_keys_that_run_out_are_named() -> None:

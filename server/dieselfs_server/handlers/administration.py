@@ -49,7 +49,7 @@ from dieselfs_server.datasets.dataset_keys import DatasetKeys
 from dieselfs_server.datasets.dataset_names import DatasetNames
 from dieselfs_server.datasets.snapshots import SnapshotCache
 from dieselfs_server.datasets.tags import TagStore
-from dieselfs_server.maintenance import attachments
+from dieselfs_server.maintenance import attachments, history
 from dieselfs_server.maintenance import fsck as checking
 from dieselfs_server.maintenance import purge as purging
 from dieselfs_server.maintenance import rebuild as rebuilding
@@ -210,7 +210,10 @@ class MaintenanceCalls:
             raise InvalidInput(f"grace time of {grace_s} s is out of range (0 to {GRACE_S_MAX - 1})")
         asked = time.time_ns(), grace_s, is_dry_run, self.room.for_purge
         work = purging.purge, dataset, self.tags, *asked
-        return await self._run(call, dataset.dataset_id, f"purge of {dataset.name}", *work)
+        report = await self._run(call, dataset.dataset_id, f"purge of {dataset.name}", *work)
+        if not is_dry_run:
+            await trio.to_thread.run_sync(history.note, self.store, history.PURGE, time.time())
+        return report
 
     async def list_attached(self, call: Call) -> Sequence[AttachedRecord]:
         dataset = await call.dataset()  # it names files of the server
@@ -257,7 +260,9 @@ class MaintenanceCalls:
     async def fsck(self, call: Call) -> FsckReport:
         dataset, asked = await call.dataset(), (call.arguments.is_deep, call.arguments.is_repair)
         work = checking.fsck, self.snapshots, self.tags, dataset, self.scratch, time.time_ns(), *asked
-        return await self._run(call, dataset.dataset_id, f"fsck of {dataset.name}", *work)
+        report = await self._run(call, dataset.dataset_id, f"fsck of {dataset.name}", *work)
+        await trio.to_thread.run_sync(history.note, self.store, history.FSCK, time.time())
+        return report
 
 
 class WebPage(Protocol):
