@@ -248,9 +248,9 @@ def is_worth_whole(wanted_bytes: int, payload_bytes: int, share: float = WHOLE_S
     return wanted_bytes >= share * payload_bytes
 
 
-def is_small_part(wanted_bytes: int, extent_bytes: int) -> bool:
+def is_small_part(wanted_bytes: int, extent_bytes: int, share: float = WHOLE_SHARE) -> bool:
     """Whether a request is for so small a part of a large extent that blocks are fetched, until many were requested."""
-    return extent_bytes >= LARGE_EXTENT_BYTES and not is_worth_whole(wanted_bytes, extent_bytes)
+    return extent_bytes >= LARGE_EXTENT_BYTES and not is_worth_whole(wanted_bytes, extent_bytes, share)
 
 
 class RecentRequests:

@@ -29,7 +29,14 @@ from dieselfs.rpc.encrypted import cipher_of, keyring, plain_entry, plain_pendin
 from dieselfs.rpc.limit_kinds import QuotaRecord, RateRecord, UsageRecord
 from dieselfs.rpc.members import MEMBERSHIP_LIST_BYTES_MAX, JobId, MembershipList, decode_members
 from dieselfs.rpc.methods import METHODS, READER
-from dieselfs.rpc.payload_files import opened_files, read_opened, read_payload_file, shared_files
+from dieselfs.rpc.payload_files import (
+    opened_file,
+    opened_files,
+    read_opened,
+    read_part,
+    read_payload_file,
+    shared_files,
+)
 from dieselfs.rpc.records import (
     AttachedRecord,
     CheckRecord,
@@ -477,6 +484,21 @@ class ServerClient(ServerConnections):
         return self._with_connection(
             lambda connection, wait_s: shared_files(connection, arguments, wait_s), METHODS["share_payloads"]
         )
+
+    def part(self, dataset: str, chunk_id: bytes, start: int, length: int) -> bytearray | None:
+        """A part of a payload, unverified, from its file, which stays open for others. None unless an own server on
+        this machine passes it. Raises NotFound, Damaged.
+        """
+        arguments: dict[str, object] = {"dataset": dataset, "chunk_id": chunk_id}
+        file = self._opened.take(chunk_id) or self._with_connection(
+            lambda connection, wait_s: opened_file(connection, arguments, wait_s), METHODS["open_payload"]
+        )
+        if file is None:
+            return None
+        content = bytearray(length)
+        is_read = read_part(file, start, memoryview(content))
+        self._opened.put(chunk_id, file)
+        return content if is_read else None
 
     def ranges(self, dataset: str, chunk_id: bytes, ranges: "npt.NDArray[np.uint32]") -> bytearray:
         """Ranges of a payload, joined, unverified; shape (n, 2): offset, length. Raises NotFound, Damaged."""

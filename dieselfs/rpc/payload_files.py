@@ -10,7 +10,7 @@ from dieselfs.limits import SHARED_PAYLOADS_MAX
 from dieselfs.rpc.connection import Connection
 from dieselfs.rpc.records import PayloadFile, SharedFile
 
-OPENED_MAX = SHARED_PAYLOADS_MAX
+OPENED_MAX = 4 * SHARED_PAYLOADS_MAX
 """Limit of files that a process has open for later reads."""
 
 
@@ -66,11 +66,27 @@ def read_payload_file(
     `timeout_s` bounds the wait for the server; the time of the file system is not bounded. Raises the server's refusal,
     ProtocolError, Unavailable. The file is always closed. After False or an error, buffers may be partly filled.
     """
+    file = opened_file(connection, arguments, timeout_s)
+    return file is not None and read_opened(file, length_bytes, parts)
+
+
+def opened_file(connection: Connection, arguments: dict[str, object], timeout_s: float) -> PayloadFile | None:
+    """The file that a server on this machine opens, which the caller closes; None if the server has none. Raises as
+    `Connection.call`.
+    """
+    if not connection.gives_files:
+        return None
     reply, descriptors = connection.call_for_files("open_payload", arguments, timeout_s)
     connection.gives_files = reply.is_file
-    if not descriptors:
+    return PayloadFile(descriptors[0], reply.start, reply.length) if descriptors else None
+
+
+def read_part(file: PayloadFile, start: int, part: memoryview) -> bool:
+    """Read the bytes of a payload from `start` on; False if the file does not have them. It stays open."""
+    try:
+        return start + len(part) <= file.length and _read_all(file.descriptor, file.start + start, part)
+    except OSError:
         return False
-    return read_opened(PayloadFile(descriptors[0], reply.start, reply.length), length_bytes, parts)
 
 
 def read_opened(file: PayloadFile, length_bytes: int, parts: Callable[[], Iterator[memoryview]]) -> bool:

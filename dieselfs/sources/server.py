@@ -214,10 +214,13 @@ class ServerSource:
         """As `Source.fetch_blocks`. Raises Damaged, which names the chunk, or Unavailable."""
         dataset, chunk_id = self.snapshot.dataset, self.snapshot.chunk_id(chunk)
         checksums = self._checksums_of(chunk)[first:end]
-        ranges = np.array([bytes_of(first, end, self.snapshot.chunk_payload_length(chunk))], np.uint32)
-        for _ in range(FETCHES_MAX):
+        start, length = bytes_of(first, end, self.snapshot.chunk_payload_length(chunk))
+        for number in range(FETCHES_MAX):
+            # A local file may be damaged where the server has another copy.
             with METER.timed("server"):
-                content = self._client.ranges(dataset, chunk_id, ranges)
+                content = None if number else self._client.part(dataset, chunk_id, start, length)
+                if content is None:
+                    content = self._client.ranges(dataset, chunk_id, np.array([(start, length)], np.uint32))
             self.metrics.add(self._received, len(content))
             with METER.timed("verification"):
                 is_right = np.array_equal(block_checksums(content), checksums)

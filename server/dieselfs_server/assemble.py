@@ -48,6 +48,7 @@ from dieselfs_server.logs import AuditLog, noting_log
 from dieselfs_server.metadata.interface import MetadataStore
 from dieselfs_server.metadata.redis.client import SCHEMES as REDIS_SCHEMES
 from dieselfs_server.metadata.sqlite.store import SqliteMetadata
+from dieselfs_server.reading.kept_checksums import KeptChecksums
 from dieselfs_server.reading.shared_payloads import default_bytes
 from dieselfs_server.registration import stay_registered
 from dieselfs_server.reloading import Live, LiveSettings, changes_of
@@ -389,6 +390,8 @@ async def _open_service(
             audit.write("replace_worker", "", "", has_changed=True, outcome="ok", **whose)
     if settings.admin_key:
         write_admin_key(users, Path(settings.admin_key), identity.current.pin, audit)
+    checksums = await trio.to_thread.run_sync(KeptChecksums, settings.state / "blocks.db")
+    stack.callback(checksums.close)
     service = Service(
         MeasuredStore(store, metrics),
         metadata,
@@ -419,6 +422,7 @@ async def _open_service(
             lambda: condition.maintenance(store, time.time()),
         ],
         room=Room(_disks(settings)),
+        checksums=checksums,
         make_page=lambda service: _page(service, settings, certificates, worker),
     )
     return service, live, tls

@@ -33,6 +33,7 @@ from dieselfs_server.handlers.writing import WriteCalls
 from dieselfs_server.logs import AuditLog, RecentFailures
 from dieselfs_server.metadata.interface import MetadataStore
 from dieselfs_server.reading.executor import RequestExecutor, RequestPath
+from dieselfs_server.reading.kept_checksums import KeptChecksums
 from dieselfs_server.reading.shared_payloads import SharedPayloads
 from dieselfs_server.store.attached import AttachedStore, Sources
 from dieselfs_server.store.interface import ObjectStore
@@ -62,14 +63,15 @@ class Service:
         sources: Sources | None = None,
         environment_checks: Sequence[Callable[[], CheckRecord]] = (),
         room: Room | None = None,
+        checksums: KeptChecksums | None = None,
         make_page: "Callable[[Service], WebPage | None]" = lambda _: None,
     ) -> None:
         """`recent`: where failures are noted; `started_s`: when the server began, which may be before this process.
         `share`: processes of this server, with equal parts of the limits of memory. `scratch`: a folder for temporary
         files; `names`: the URLs of object store and metadata store. `shared_bytes`: the limit of payloads in shared
         memory, 0: none; `segments_max`: the system allows no more of them. `sources`: what may be attached.
-        `environment_checks`: of what the server depends on besides its stores. `room`: of its disks. `make_page`: makes
-        the web page, if there is one.
+        `environment_checks`: of what the server depends on besides its stores. `room`: of its disks. `checksums`: of
+        blocks, by default in memory. `make_page`: makes the web page, if there is one.
         """
         self.started_s = int(time.time()) if started_s is None else started_s
         self.share = share
@@ -85,7 +87,8 @@ class Service:
         catalog = Catalog(store, metadata)
         self.access = Access(users, catalog)
         quotas, ids = Quotas(metadata, users, metrics, room=room), ChunkIdSource(time.time)
-        executor = RequestExecutor(store, metrics, request_path, sources)
+        checksums = checksums or KeptChecksums()
+        executor = RequestExecutor(store, metrics, request_path, sources, checksums)
         shared = SharedPayloads(executor, shared_bytes, segments_max, metrics)
 
         async def prepare_snapshot(name: str) -> None:
@@ -127,5 +130,5 @@ class Service:
             CopyCalls(*stores, ids, quotas, executor, catalog, snapshots, tags, keys),
             LeaseCalls(metadata),
             ReadCalls(metadata, executor, shared, catalog, snapshots, tags, metrics),
-            WriteCalls(*stores, ids, quotas, self.refresh, metrics, sources, keys),
+            WriteCalls(*stores, ids, quotas, self.refresh, metrics, sources, keys, checksums),
         )

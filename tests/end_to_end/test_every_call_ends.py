@@ -79,6 +79,7 @@ METHODS: dict[str, Callable[[Any], object]] = {
     "payload_in_parts": lambda client: client.payload_in_parts(
         "d", _CHUNK, 10, lambda: iter((memoryview(bytearray(10)),)), ahead=[_CHUNK]
     ),
+    "part": lambda client: client.part("d", _CHUNK, 0, 1),
     "ranges": lambda client: client.ranges("d", _CHUNK, np.array([[0, 1]], np.uint32)),
     "shared_payloads": lambda client: client.shared_payloads("d", _CHUNK, 1),
     "block_checksums": lambda client: client.block_checksums("d", _CHUNK, 4),

@@ -114,9 +114,10 @@ class ReadCalls:
 
     async def get_block_checksums(self, call: Call) -> Reply:
         dataset_id, executor = await call.dataset_id(), self.executor
-        if not executor.has_block_checksums(dataset_id, call.arguments.chunk_id):
+        checksums = await executor.kept_checksums(dataset_id, call.arguments.chunk_id)
+        if checksums is None:
             await call.hold_reply(await executor.payload_length(dataset_id, call.arguments.chunk_id))
-        checksums = await executor.block_checksums(dataset_id, call.arguments.chunk_id)
+            checksums = await executor.block_checksums(dataset_id, call.arguments.chunk_id)
         return Reply(thrift.Bulk(bulk_length=len(checksums)), [memoryview(checksums)])
 
     def _bulk(self, parts: Sequence[memoryview]) -> Reply:

@@ -23,10 +23,11 @@ from dieselfs.telemetry.registry import Registry
 from dieselfs_server.admission.processor_time import in_thread
 from dieselfs_server.admission.quotas import QUOTA_WAIT_S, Quotas, RoomAwaited
 from dieselfs_server.call import Call
-from dieselfs_server.datasets.commit import store_chunk, verified_chunk
+from dieselfs_server.datasets.commit import Admission, store_chunk, verified_chunk
 from dieselfs_server.datasets.dataset_keys import DatasetKeys
 from dieselfs_server.datasets.refresh import Refresh
 from dieselfs_server.metadata.interface import MetadataStore
+from dieselfs_server.reading.kept_checksums import KeptChecksums
 from dieselfs_server.store.attached import Sources
 from dieselfs_server.store.interface import ObjectStore
 
@@ -54,6 +55,7 @@ class WriteCalls:
     metrics: Registry
     sources: Sources
     keys: DatasetKeys
+    checksums: KeptChecksums
     last_attached: dict[bytes, tuple[str, bytes]] = field(default_factory=dict)
     """By dataset ID: user and source, for the audit log."""
 
@@ -131,18 +133,10 @@ class WriteCalls:
         stored.
         """
         deadline_s, admitted = trio.current_time() + QUOTA_WAIT_S, partial(self.quotas.admitted, wait_s=0.0)
-        stores, dataset_id = (self.store, self.metadata), dataset.dataset_id
         while True:
             try:
                 generation = await self._in_thread(
-                    call,
-                    store_chunk,
-                    *stores,
-                    dataset_id,
-                    *chunk,
-                    data,
-                    time.time_ns(),
-                    partial(admitted, dataset),
+                    call, self._stored, dataset.dataset_id, chunk, data, partial(admitted, dataset)
                 )
             except RoomAwaited:  # others may write meanwhile
                 if trio.current_time() >= deadline_s:
@@ -156,6 +150,19 @@ class WriteCalls:
                 self._awaiting_room.unpark()
                 self.refresh.note(dataset.name)
                 return generation
+
+    def _stored(
+        self,
+        dataset_id: bytes,
+        chunk: tuple[Preamble, ChunkHeader],
+        data: bytes | bytearray,
+        admitted: Admission,
+    ) -> int:
+        generation = store_chunk(
+            self.store, self.metadata, dataset_id, *chunk, data, time.time_ns(), admitted
+        )
+        self.checksums.note_stored(dataset_id, *chunk, data)
+        return generation
 
     async def write_file(self, call: Call) -> int:
         arguments, builder = call.arguments, ChunkBuilder()

@@ -30,6 +30,7 @@ from dieselfs.limits import CHUNK_OBJECT_BYTES_MAX, KIB
 from dieselfs.telemetry import catalogue
 from dieselfs.telemetry.registry import Registry
 from dieselfs_server.admission.processor_time import in_thread
+from dieselfs_server.reading.kept_checksums import KeptChecksums
 from dieselfs_server.store.attached import Sources
 from dieselfs_server.store.interface import ObjectStore, OpenPayload
 from dieselfs_server.store.wrapper import Bounds
@@ -335,8 +336,6 @@ class RequestPath:
 PREAMBLES_KEPT = 65_536
 """Limit of cached preambles; with its preamble, a chunk's payload needs one read."""
 
-CHECKSUMS_KEPT = 4096
-"""Limit of chunks whose block checksums are kept: 2 KiB for a chunk of 4 MiB."""
 HASHING_MAX = 4
 """Limit of payloads that are verified at the same time."""
 
@@ -350,8 +349,11 @@ class RequestExecutor:
         metrics: Registry | None = None,
         path: RequestPath | None = None,
         sources: Sources | None = None,
+        checksums: KeptChecksums | None = None,
     ) -> None:
-        """`sources`: of attached chunks, for `open_payload`; other reads leave them to the store."""
+        """`sources`: of attached chunks, for `open_payload`; other reads leave them to the store. `checksums`: by
+        default in memory.
+        """
         self._store = store
         self._sources = sources or Sources()
         self._path = path or RequestPath()
@@ -363,7 +365,7 @@ class RequestExecutor:
         # Queues in use; changed only between checkpoints.
         self._queues: InUse[tuple[bytes, bytes], ReadQueue] = InUse()
         self._preambles: dict[tuple[bytes, bytes], Preamble] = {}  # changed only between checkpoints
-        self._block_checksums: dict[tuple[bytes, bytes], bytes] = {}  # the last used at the end
+        self._checksums = checksums or KeptChecksums()
         self._cuts = trio.CapacityLimiter(CUTS_MAX)
         self._hashing = trio.CapacityLimiter(HASHING_MAX)
 
@@ -412,24 +414,23 @@ class RequestExecutor:
             raise InvalidInput(f"the ranges together exceed {CHUNK_OBJECT_BYTES_MAX} bytes")
         return await self._read(dataset_id, chunk_id, ranges + np.array([preamble.payload_start, 0]), cut)
 
-    def has_block_checksums(self, dataset_id: bytes, chunk_id: bytes) -> bool:
-        """Whether `block_checksums` reads no payload."""
-        return (dataset_id, chunk_id) in self._block_checksums
+    async def kept_checksums(self, dataset_id: bytes, chunk_id: bytes) -> bytes | None:
+        """As `block_checksums`, but None if the payload must be read for it."""
+        _check_chunk_id(chunk_id)
+        return await in_thread(self._checksums.get, dataset_id, chunk_id, limiter=self._threads)
 
     async def block_checksums(self, dataset_id: bytes, chunk_id: bytes) -> bytes:
-        """The checksum (u64) of each block of a payload, which is read and verified at the first call.
+        """The checksum (u64) of each block of a payload, which is read and verified unless they are kept.
 
         Raises NotFound, Damaged, Unavailable.
         """
-        key = (dataset_id, chunk_id)
-        checksums = self._block_checksums.pop(key, None)
-        if checksums is None:
-            preamble = await self.preamble(dataset_id, chunk_id)
-            payload = await self.payload(dataset_id, chunk_id)
-            checksums = await in_thread(_verified_checksums, preamble, payload, limiter=self._hashing)
-        self._block_checksums[key] = checksums
-        while len(self._block_checksums) > CHECKSUMS_KEPT:
-            del self._block_checksums[next(iter(self._block_checksums))]
+        kept = await self.kept_checksums(dataset_id, chunk_id)
+        if kept is not None:
+            return kept
+        preamble = await self.preamble(dataset_id, chunk_id)
+        payload = await self.payload(dataset_id, chunk_id)
+        checksums = await in_thread(_verified_checksums, preamble, payload, limiter=self._hashing)
+        await in_thread(self._checksums.put, dataset_id, chunk_id, checksums, limiter=self._hashing)
         return checksums
 
     async def preamble(self, dataset_id: bytes, chunk_id: bytes) -> Preamble:

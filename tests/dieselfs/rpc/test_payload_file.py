@@ -163,6 +163,18 @@ def test_a_file_that_is_cut_off_is_what_it_would_be_if_it_were_sent(
     client.close()
 
 
+def test_parts_of_a_file_that_is_opened_once(server: RunningServer) -> None:
+    chunk_id = store_chunk(server)
+    with closing(server.client()) as client:
+        assert bytes(client.part("data", chunk_id, 3, 5) or b"") == PAYLOAD[3:8]
+        requests = client.status().metrics["rpc.requests"]
+        assert bytes(client.part("data", chunk_id, 0, len(PAYLOAD)) or b"") == PAYLOAD
+        assert client.status().metrics["rpc.requests"] == requests + 1, "that of the status"
+        assert client.part("data", chunk_id, 1, len(PAYLOAD)) is None, "it ends before"
+    with closing(server.client(server.user("part", data="read"))) as client:
+        assert client.part("data", chunk_id, 3, 5) is None
+
+
 def test_a_payload_of_another_length_is_not_read(server: RunningServer, connection: Connection) -> None:
     chunk_id = store_chunk(server)
     assert read(connection, chunk_id, len(PAYLOAD) - 1) is None

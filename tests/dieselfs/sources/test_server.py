@@ -104,12 +104,18 @@ def test_what_came_damaged_is_fetched_once_more_from_its_beginning(settings: Set
 
 
 class DamagingRanges(ServerClient):
-    """The first ranges that come have another first byte."""
+    """The first ranges that come, also from files, have another first byte."""
 
     damaged = 0
 
     def ranges(self, dataset: str, chunk_id: bytes, ranges: npt.NDArray[np.uint32]) -> bytearray:
-        received = super().ranges(dataset, chunk_id, ranges)
+        return self._damage(super().ranges(dataset, chunk_id, ranges))
+
+    def part(self, dataset: str, chunk_id: bytes, start: int, length: int) -> bytearray | None:
+        received = super().part(dataset, chunk_id, start, length)
+        return None if received is None else self._damage(received)
+
+    def _damage(self, received: bytearray) -> bytearray:
         received[0] ^= self.damaged > 0
         self.damaged -= 1
         return received

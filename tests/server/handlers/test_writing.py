@@ -10,8 +10,11 @@ from types import SimpleNamespace
 import pytest
 import trio
 
+from dieselfs.cache.policy import LARGE_EXTENT_BYTES
 from dieselfs.chunk import format as chunk_format
+from dieselfs.chunk.blocks import block_checksums
 from dieselfs.chunk.builder import ChunkBuilder
+from dieselfs.chunk.format import PREAMBLE_BYTES, decode_preamble
 from dieselfs.chunk.ids import ChunkIdSource
 from dieselfs.chunk.source import AttachedSource
 from dieselfs.errors import AccessDenied, InvalidInput
@@ -28,6 +31,7 @@ from dieselfs_server.datasets.refresh import Refresh
 from dieselfs_server.handlers import writing
 from dieselfs_server.handlers.writing import STORE_WRITES_OF_USER_MAX, WriteCalls
 from dieselfs_server.metadata.sqlite.store import SqliteMetadata
+from dieselfs_server.reading.kept_checksums import KeptChecksums
 from dieselfs_server.store.attached import AttachedStore, Sources
 from dieselfs_server.store.memory import MemoryStore
 
@@ -50,7 +54,9 @@ class Rig:
         metrics = Registry()
         quotas = Quotas(metadata, users, metrics)
         refresh, keys = Refresh(build_nothing), DatasetKeys(self.store)
-        self.calls = WriteCalls(self.store, metadata, IDS, quotas, refresh, metrics, self.sources, keys)
+        self.calls = WriteCalls(
+            self.store, metadata, IDS, quotas, refresh, metrics, self.sources, keys, KeptChecksums()
+        )
 
     def call(self, bulk: bytes, user: str = "ann") -> Call:
         arguments = SimpleNamespace(dataset="data", chunk_id=bulk[24:40], bulk_length=len(bulk), key_id=b"")
@@ -117,6 +123,18 @@ def test_a_chunk_is_decoded_once_and_not_by_the_thread_that_serves_all(
     assert trio.run(rig.calls.put_chunk, call) == 1
     assert call.audited == {"dataset": "data", "source": str(path)}
     assert len(decoders) == 1 and decoders[0] != threading.get_ident()
+
+
+def test_a_stored_chunk_with_a_large_file_has_its_checksums_of_blocks(metadata: SqliteMetadata) -> None:
+    rig = Rig(metadata)
+    for content in (os.urandom(LARGE_EXTENT_BYTES), b"small"):
+        builder = ChunkBuilder()
+        builder.add_file(b"f", content, 0o644, 0)
+        chunk = encoded(builder)
+        trio.run(rig.calls.put_chunk, rig.call(chunk))
+        kept = rig.calls.checksums.get(DATASET_ID, decode_preamble(chunk[:PREAMBLE_BYTES], "chunk").chunk_id)
+        is_large = len(content) == LARGE_EXTENT_BYTES
+        assert kept == (block_checksums(content).astype("<u8").tobytes() if is_large else None)
 
 
 def test_a_chunk_that_costs_too_much_is_refused_and_not_stored(metadata: SqliteMetadata) -> None:

@@ -17,7 +17,6 @@ from dieselfs.chunk.format import PREAMBLE_BYTES, decode_preamble
 from dieselfs.errors import Damaged, InvalidInput, NotFound, Unavailable
 from dieselfs.telemetry.registry import Registry
 from dieselfs_server.reading import executor as executing
-from dieselfs_server.reading import executor as executor_module
 from dieselfs_server.reading.executor import InUse, RequestExecutor, open_ahead, open_payload
 from dieselfs_server.store.attached import Sources
 from dieselfs_server.store.memory import MemoryStore
@@ -230,19 +229,6 @@ async def test_a_damaged_payload_has_no_checksums_of_blocks(tmp_path: Path) -> N
     store.put(DATASET_ID, CHUNK_ID, [bytes(damaged)])
     with pytest.raises(Damaged, match="digest of the payload"):
         await RequestExecutor(store).block_checksums(DATASET_ID, CHUNK_ID)
-
-
-async def test_checksums_of_few_chunks_are_kept(
-    store: CountingStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(executor_module, "CHECKSUMS_KEPT", 1)
-    other = CHUNK_ID[:-1] + b"\xff"
-    store.put(DATASET_ID, other, [chunk_object(sample_fields(PAYLOAD), PAYLOAD, other)])
-    executor = RequestExecutor(store)
-    for _ in range(2):
-        for chunk_id in (CHUNK_ID, other):
-            assert await executor.block_checksums(DATASET_ID, chunk_id)
-        assert len(executor._block_checksums) == 1
 
 
 def test_users_share_a_value_until_the_last_one_ends() -> None:

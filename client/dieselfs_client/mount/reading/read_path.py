@@ -16,6 +16,7 @@ from dieselfs.cache.policy import (
     BLOCK_REQUEST_BYTES,
     EVICTED_WHOLE_SHARE,
     LARGE_EXTENT_BYTES,
+    LIBRARY_REQUEST_BYTES,
     WHOLE_SHARE,
     RecentRequests,
     is_small_part,
@@ -50,6 +51,12 @@ page of a failed read-ahead once more, on its own, and the program would wait tw
 LATE_READS_MAX = 1024
 SLOW_FAILURE_S = 1.0
 """A read that fails sooner may be tried again at once."""
+WINDOW_BYTES = 256 * KIB
+"""What is fetched around a small part of a chunk that will stay: as fast as less, and most programs come back to it."""
+STAYING_SHARE = 0.5
+"""Of an extent that will stay: a smaller part comes in blocks, as the kernel asks for up to a MiB around a page. Of a
+chunk: it comes whole when this much was requested.
+"""
 RUN_BYTES = 512 * KIB
 """Reads that follow each other in the middle of a file are sequential from this length on."""
 RUN_REACH_BYTES = 2 * MIB
@@ -187,6 +194,7 @@ class ReadPath:
         )
         self._recent = RecentRequests()
         self._recent_blocks = RecentRequests(BLOCK_REQUEST_BYTES)
+        self._recent_staying = RecentRequests(LIBRARY_REQUEST_BYTES)
         self._has_blocks = has_blocks
         self._from_blocks = metrics.counter(
             "reads.from_blocks", "Parts of reads answered from blocks in memory."
@@ -263,7 +271,12 @@ class ReadPath:
         return _checked(parts, buffers)
 
     def _is_small(self, part: ExtentPart) -> bool:
-        return self._has_blocks and is_small_part(part.length, part.extent.length)
+        """Whether blocks are fetched for it. Not at the start of a file that will stay: all of it will be read."""
+        extent = part.extent
+        if not self._has_blocks or not self._ahead.stays(extent.chunk):
+            return self._has_blocks and is_small_part(part.length, extent.length)
+        is_start = extent.place + part.start == 0
+        return not is_start and is_small_part(part.length, extent.length, STAYING_SHARE)
 
     def _held_in_blocks(self, part: ExtentPart) -> memoryview | None:
         start = part.extent.offset + part.start
@@ -279,7 +292,9 @@ class ReadPath:
         if not self._has_blocks or self._sequential.is_in_run(inode, offset):
             return False
         parts = self.core.parts(inode, offset, size)
-        if any(self._comes_whole(part.extent.chunk) for part in parts):
+        if any(
+            self._comes_whole(part.extent.chunk) or self._ahead.stays(part.extent.chunk) for part in parts
+        ):
             return False
         is_large = any(part.extent.length >= LARGE_EXTENT_BYTES for part in parts)
         is_refused = is_large and self._read_around.is_unwanted(inode, offset, offset + size)
@@ -364,8 +379,12 @@ class ReadPath:
         chunk, length = part.extent.chunk, part.extent.length
         payload_bytes = self.core.snapshot.chunk_payload_length(chunk)
         if self._is_small(part) and chunk not in self._chunk_cache.damaged and not self._comes_whole(chunk):
-            share = WHOLE_SHARE if self._ahead.has_room(chunk) else EVICTED_WHOLE_SHARE
-            if not self._recent_blocks.is_worth_whole(chunk, part.length, payload_bytes, share=share):
+            recent, share = self._recent_blocks, EVICTED_WHOLE_SHARE
+            if self._ahead.stays(chunk):
+                recent, share = self._recent_staying, STAYING_SHARE
+            elif self._ahead.has_room(chunk):
+                share = WHOLE_SHARE
+            if not recent.is_worth_whole(chunk, part.length, payload_bytes, share=share):
                 return Wanted.BLOCKS
         is_whole = (
             self._ahead.keeps(chunk)
@@ -376,10 +395,12 @@ class ReadPath:
 
     def _comes_whole(self, chunk: int) -> bool:
         """Whether a chunk is fetched whole whatever is read of it."""
-        return self._chunk_cache.is_coming(chunk) or self._ahead.expects(chunk) or self._ahead.stays(chunk)
+        return self._chunk_cache.is_coming(chunk) or self._ahead.expects(chunk)
 
     async def _fetch_blocks(self, part: ExtentPart) -> memoryview:
-        """Fetch the missing blocks of a part, and those between them, with one request."""
+        """Fetch the missing blocks of a part, and those between them, with one request. Of a chunk that will stay,
+        also those around them.
+        """
         chunk, start = part.extent.chunk, part.extent.offset + part.start
         first, end = block_range(start, part.length)
         missing = [
@@ -388,13 +409,22 @@ class ReadPath:
             if self._chunk_cache.held_blocks(chunk, number, number + 1) is None
         ]
         if missing:
-            await self._chunk_cache.fetch(Blocks(chunk, missing[0], missing[-1] + 1))
+            low, high = missing[0], missing[-1] + 1
+            if self._ahead.stays(chunk):
+                low, high = self._window(chunk, low, high)
+            await self._chunk_cache.fetch(Blocks(chunk, low, high))
         found = self._held_in_blocks(part)
         if found is None:  # evicted at once
             found = await self._chunk_cache.fetch(Blocks(chunk, first, end))
             within = start - first * BLOCK_BYTES
             found = found[within : within + part.length]
         return found
+
+    def _window(self, chunk: int, low: int, high: int) -> tuple[int, int]:
+        """The blocks of a chunk from `low` up to `high`, widened to multiples of WINDOW_BYTES."""
+        blocks = WINDOW_BYTES // BLOCK_BYTES
+        _, end = block_range(0, self.core.snapshot.chunk_payload_length(chunk))
+        return low // blocks * blocks, min(-(-high // blocks) * blocks, end)
 
 
 def _checked(parts: list[ExtentPart], buffers: Buffers) -> Buffers:

@@ -23,6 +23,7 @@ from dieselfs_client.mount.reading.read_path import (
     LATE_S,
     RUN_BYTES,
     RUN_REACH_BYTES,
+    WINDOW_BYTES,
     LateReads,
     ReadPath,
     SequentialReads,
@@ -351,24 +352,34 @@ def test_small_reads_of_a_large_file_fetch_blocks_and_keep_them(
     assert len(source.fetched_blocks) == len(set(source.fetched_blocks)) <= 2 * len(offsets)
 
 
-def test_small_reads_of_a_large_file_fetch_chunks_if_the_dataset_fits(large: PackedDataset) -> None:
+def test_small_reads_fetch_a_window_and_later_the_chunk_if_the_dataset_fits(large: PackedDataset) -> None:
     whole = random.Random(1).randbytes(LARGE_BYTES)
 
     async def scenario(reads: ReadPath, source: MemoryChunkSource) -> None:
-        for offset in (1_100_000, 20_000):
+        for offset in (1_100_000, 1_110_000, 1_048_576, 2_000_000):
             assert await read(reads, offset, 4096) == whole[offset : offset + 4096]
 
     source = run(large, scenario, kept_chunks=ROOM_FOR_ALL)
-    assert source.fetched_chunks == [1, 0]
-    assert not source.fetched_blocks
+    assert len(source.fetched_blocks) == WINDOW_BYTES // BLOCK_BYTES
+    assert source.fetched_chunks == [1], "the second window would be half of it"
+
+
+def test_a_small_read_at_the_start_of_a_file_fetches_its_chunk_if_the_dataset_fits(
+    large: PackedDataset,
+) -> None:
+    async def scenario(reads: ReadPath, source: MemoryChunkSource) -> None:
+        await read(reads, 0, 4096)
+
+    source = run(large, scenario, kept_chunks=ROOM_FOR_ALL)
+    assert source.fetched_chunks == [0] and not source.fetched_blocks
 
 
 def test_small_reads_of_what_the_kernel_has_just_reclaimed_fetch_blocks(large: PackedDataset) -> None:
     """The clock stands still, so the first chunk, which left the memory of the daemon, was pushed just now."""
 
     async def scenario(reads: ReadPath, source: MemoryChunkSource) -> None:
-        for offset in (5, MIB, 2 * MIB):
-            await read(reads, offset, 4096)
+        for offset in (0, MIB, 2 * MIB):
+            await read(reads, offset, MIB // 2)
         assert not source.fetched_blocks
         await read(reads, 5, 4096)
 
