@@ -1,4 +1,4 @@
-"""`dieselfs-mount`, `mount.dieselfs` and `umount.dieselfs`: the command lines of the mount."""
+"""`dieselfs-mount`, `mount.dieselfs`, `umount.dieselfs` and `dieselfs-csi`: the command lines of the mount."""
 
 import os
 import sys
@@ -118,6 +118,13 @@ def _umount_helper(target: str, is_lazy: bool, is_verbose: bool, **_: object) ->
 def umount_helper() -> None:
     """`umount.dieselfs`; its exit codes are those of umount(8)."""
     _run(_umount_helper, "umount.dieselfs", MOUNT_EXIT_USAGE, MOUNT_EXIT_FAILED)
+
+
+def csi() -> None:
+    """`dieselfs-csi`."""
+    from dieselfs_client.csi.plugin import run
+
+    _run(run, "dieselfs-csi", EXIT_USAGE)
 
 
 def _run(command: click.Command, program: str, usage: int, failed: int | None = None) -> NoReturn:

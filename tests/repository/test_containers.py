@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from dieselfs import __version__
+from dieselfs_client.csi.plugin import NAME, run
 from dieselfs_server.settings import ServerSettings
 from tests.support.documents import REPOSITORY
 from tests.support.kubernetes_manifests import CHART, FOLDER, manifests, render
@@ -40,6 +41,7 @@ EVERYTHING: dict[str, Any] = {
         "envFrom": [{"secretRef": {"name": "bucket"}}],
     },
     "nodes": {"enabled": True, "datasets": DATASETS, "disk": "/nvme/dieselfs"},
+    "csi": {"enabled": True, "keySecret": "dieselfs-node-key"},
 }
 
 
@@ -122,6 +124,17 @@ def test_nodes_know_each_server_by_its_name() -> None:
         "mountPath": "/var/lib/dieselfs-mounts",
         "mountPropagation": "Bidirectional",
     } in (container["volumeMounts"])
+
+
+def test_kubernetes_knows_the_driver_by_the_name_of_the_plugin() -> None:
+    driver, plugin = objects(render(EVERYTHING)["csi.yaml"])
+    assert driver["metadata"]["name"] == NAME and driver["spec"]["podInfoOnMount"]
+    (container,) = plugin["spec"]["template"]["spec"]["containers"]
+    options = {option.opts[0] for option in run.params}
+    assert {word.partition("=")[0] for word in container["args"]} <= options
+    volumes, _, pod = (each["spec"] for each in objects((FOLDER / "volumes.yaml").read_text()))
+    sources = [volumes["csi"], *(volume["csi"] for volume in pod["volumes"] if "csi" in volume)]
+    assert [source["driver"] for source in sources] == [NAME, NAME]
 
 
 def test_servers_have_no_rights() -> None:

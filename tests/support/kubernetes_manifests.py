@@ -19,11 +19,13 @@ _VALUES: Mapping[str, Mapping[str, Any]] = {
     "first-start.yaml": {"server": {"initStore": True}},
     "server.yaml": {},
     "nodes.yaml": {"nodes": {"enabled": True, "datasets": _DATASETS}},
+    "csi.yaml": {"csi": {"enabled": True, "keySecret": "dieselfs-node-key"}},
 }
 _TITLES = {
     "first-start.yaml": "The server, and its store, which is new: apply it once, then server.yaml.",
     "server.yaml": "The server.",
     "nodes.yaml": "The mounts of the nodes: edit the datasets.",
+    "csi.yaml": "The CSI driver, for volumes as in volumes.yaml.",
 }
 
 _MAKER = "# Made from deploy/helm/dieselfs by `python -m tests.support.kubernetes_manifests`."
@@ -42,7 +44,7 @@ def manifests() -> dict[str, str]:
     """The content of each file of deploy/kubernetes/ that Helm makes."""
     files = {}
     for name, values in _VALUES.items():
-        template = "nodes.yaml" if name == "nodes.yaml" else "server.yaml"
+        template = "server.yaml" if name == "first-start.yaml" else name
         title = f"# {_TITLES[name]}\n{_MAKER}\n"
         files[name] = title + render(values)[template].strip() + "\n"
     return files

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping
 
 import click
 
+from dieselfs_client.csi.plugin import run as csi
 from dieselfs_client.main import mount
 from dieselfs_server.main import serve
 from dieselfs_tools.cli.command_line import VERBS, dlcmd
@@ -37,7 +38,7 @@ def commands() -> dict[str, click.Command]:
     with click.Context(dlcmd, info_name="dlcmd", obj=Session()) as context:
         verbs = {f"dlcmd-{verb}": dlcmd.get_command(context, verb) for verb in VERBS}
     found = {name: command for name, command in verbs.items() if command is not None}
-    return {"dlcmd": dlcmd, **found, "dieselfs-server": serve, "dieselfs-mount": mount}
+    return {"dlcmd": dlcmd, **found, "dieselfs-server": serve, "dieselfs-mount": mount, "dieselfs-csi": csi}
 
 
 def guide_sections(guide: str) -> Mapping[str, str]:

@@ -20,13 +20,19 @@ app.kubernetes.io/instance: {{ .Release.Name }}
 app.kubernetes.io/component: nodes
 {{- end }}
 
+{{- define "dieselfs.csiSelector" -}}
+app.kubernetes.io/name: dieselfs
+app.kubernetes.io/instance: {{ .Release.Name }}
+app.kubernetes.io/component: csi
+{{- end }}
+
 {{- /* Every server by its own name: a client connects to another one when one fails. */}}
-{{- define "dieselfs.net.address" -}}
+{{- define "dieselfs.servers" -}}
 {{- $name := printf "%s-server" .Release.Name -}}
 {{- $namespace := .Release.Namespace -}}
 {{- $servers := list -}}
 {{- range $index := until (int .Values.server.replicas) -}}
 {{- $servers = append $servers (printf "tcp://%s-%d.%s.%s:7070" $name $index $name $namespace) -}}
 {{- end -}}
-{{- .Values.nodes.address | default (join "," $servers) -}}
+{{- join "," $servers -}}
 {{- end }}
