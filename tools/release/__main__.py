@@ -13,7 +13,6 @@ import tempfile
 from pathlib import Path
 
 from release.building import Checkout, build
-from release.debian import PYTHON
 from release.trial import available, check_files, environment, lowest, run, try_out
 from release.upgrade import try_upgrade
 
@@ -80,10 +79,7 @@ def try_wheel(wheel: Path, python: str, version: str, folder: Path, *, is_first:
 
 
 def try_package(package: Path) -> None:
-    """Unpack the Debian package, and try what is in it with the Python of Debian, if that is here."""
-    if not os.access(f"/usr/bin/{PYTHON}", os.X_OK):
-        print(f"release: {package.name} was not tried: it needs /usr/bin/{PYTHON} of Debian 12", flush=True)
-        return
+    """Unpack the Debian package, and try what is in it."""
     with tempfile.TemporaryDirectory() as folder:
         run("dpkg-deb", "--extract", str(package), f"{folder}/root")
         try_out(Path(folder, "root/opt/dieselfs/bin/python"), Path(folder))

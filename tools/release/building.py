@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from release.archives import Entry, members, tar, tar_gz
-from release.debian import ARCHITECTURES, PYTHON, package
+from release.debian import ARCHITECTURES, SYSTEM_PYTHON, package
 from release.trial import ROOT, STEP_TIMEOUT_S, run
 
 IMAGE = "localhost/dieselfs-release"
@@ -69,7 +69,7 @@ def _git(*words: str) -> str:
 def build(checkout: Checkout, out: Path) -> None:
     """Build wheel, source distribution, chart, Debian package, SBOM and image into a new folder.
 
-    Without Python 3.11 there are no Debian package and SBOM, without buildah no image: one line says which.
+    Without the Python of Debian 12 there are no Debian package and SBOM, without buildah no image: one line says which.
     """
     out.mkdir()
     with tempfile.TemporaryDirectory() as folder:
@@ -78,10 +78,10 @@ def build(checkout: Checkout, out: Path) -> None:
         version = _version(source)
         wheel = build_python(source, out, checkout.time_s)
         (out / f"dieselfs-chart-{version}.tgz").write_bytes(chart(source, checkout.time_s))
-        if shutil.which(PYTHON):
+        if shutil.which(SYSTEM_PYTHON):
             build_debian(source, wheel, Path(folder, "locked"), out, version, checkout.time_s)
         else:
-            print(f"release: no {PYTHON}, so no Debian package and no SBOM", flush=True)
+            print(f"release: no {SYSTEM_PYTHON} of Debian 12, so no Debian package and no SBOM", flush=True)
         if shutil.which("buildah"):
             build_image(source, Path(folder, "image.tar"), out / f"dieselfs-{version}-image.tar", checkout)
         else:
@@ -129,7 +129,7 @@ def _entries(folder: Path) -> dict[str, Entry]:
 
 def build_debian(source: Path, wheel: Path, place: Path, out: Path, version: str, time_s: int) -> None:
     """The Debian package, of an environment at `place` with the locked versions, and the SBOM of that."""
-    run(PYTHON, "-m", "venv", str(place))
+    run(SYSTEM_PYTHON, "-m", "venv", str(place))
     python = str(place / "bin/python")
     pip = (python, "-m", "pip", "--quiet", "--disable-pip-version-check")
     run(*pip, "install", "--no-compile", "--require-hashes", "-r", str(source / "deploy/requirements.txt"))

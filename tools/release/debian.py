@@ -10,7 +10,8 @@ from release.archives import Entries, Entry, deb
 
 PREFIX = "opt/dieselfs"
 PYTHON = "python3.11"
-"""Of Debian 12."""
+SYSTEM_PYTHON = f"/usr/bin/{PYTHON}"
+"""Of Debian 12. The package is built with it: another 3.11 may need other packages."""
 ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64"}
 """Debian's names by those of the kernel."""
 
@@ -24,7 +25,7 @@ _LINKS = {
     **{f"usr/bin/{name}": f"/{PREFIX}/bin/{name}" for name in ("dlcmd", "dieselfs-server", "dieselfs-mount")},
     **{f"usr/sbin/{name}": f"/{PREFIX}/bin/{name}" for name in ("mount.dieselfs", "umount.dieselfs")},
     f"{PREFIX}/lib64": "lib",
-    f"{PREFIX}/bin/python": f"/usr/bin/{PYTHON}",
+    f"{PREFIX}/bin/python": SYSTEM_PYTHON,
     f"{PREFIX}/bin/python3": "python",
     f"{PREFIX}/bin/{PYTHON}": "python",
 }
