@@ -279,6 +279,8 @@ NODE_READERS_MAX = 1024
 # Mount ------------------------------------------------------------------------------------------------
 READ_TIMEOUT_S = 30.0
 """A read through the mount returns its bytes or EIO within this time."""
+WRITE_EVERY_S = 30.0
+"""What is written through a mount is stored at this interval, unless the user gives another."""
 READ_BYTES_MAX = 1 * MIB
 FETCHES_AT_ONCE_MAX = 8
 """Chunks that a mount has in flight."""

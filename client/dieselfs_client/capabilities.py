@@ -12,7 +12,7 @@ import struct
 from contextlib import suppress
 from typing import NamedTuple
 
-DAC_OVERRIDE, DAC_READ_SEARCH, SYS_ADMIN = 1, 2, 21
+CHOWN, DAC_OVERRIDE, DAC_READ_SEARCH, FOWNER, FSETID, SYS_ADMIN = 0, 1, 2, 3, 4, 21
 """Numbers of capabilities, as in the kernel."""
 
 _VERSION = 0x20080522
@@ -74,14 +74,17 @@ def write_no_core_files() -> None:
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
 
 
-def give_up_capabilities() -> None:
+def give_up_capabilities(is_written: bool = False) -> None:
     """As root: keep the right to mount, and to read what the modes of files forbid, as files of a mount with `uid`.
+    `is_written`: also to give files of users their owners and modes, as overlayfs does with the rights of who mounts.
 
     Nothing happens where the kernel refuses: then a service manager or a container has fewer rights left than these.
     """
     if os.geteuid() == 0:
         with suppress(OSError):
-            keep_only(SYS_ADMIN, DAC_OVERRIDE, DAC_READ_SEARCH)
+            keep_only(
+                SYS_ADMIN, DAC_OVERRIDE, DAC_READ_SEARCH, *((CHOWN, FOWNER, FSETID) if is_written else ())
+            )
 
 
 def give_up_privileges() -> None:

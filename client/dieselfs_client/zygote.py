@@ -172,6 +172,8 @@ def _import_for(options: MountOptions, snapshot: Snapshot) -> None:
         import_module("dieselfs_client.cluster.role")
     if options.follow_s:
         import_module("dieselfs_client.daemon.following")
+    if options.write:
+        import_module("dieselfs_client.writing.rounds")
     if snapshot.header.is_encrypted:
         import_module("dieselfs.sources.decrypted")
 

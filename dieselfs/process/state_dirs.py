@@ -70,6 +70,11 @@ def log_path(*words: str) -> Path:
     return _state_folder(os.environ) / f"{'-'.join(word[-length:] for word in words)}.log"
 
 
+def writes_path(place: str) -> Path:
+    """The folder for what is written through the mount at `place` (resolved), unless the user names one."""
+    return _state_folder(os.environ) / "writes" / place.strip("/").replace("/", "-")[-_NAME_CHARACTERS_MAX:]
+
+
 def check_private(folder: Path) -> None:
     """Raise AccessDenied unless a folder belongs to this user and no other user can enter it; OSError."""
     status = os.lstat(folder)

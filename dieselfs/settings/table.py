@@ -21,7 +21,7 @@ from typing import Any, Self, TypeVar
 
 from dieselfs.errors import InvalidInput
 from dieselfs.etcd.client import EtcdAccess
-from dieselfs.limits import MOUNT_MEMORY_BYTES, READ_PATIENCE_S, READ_TIMEOUT_S
+from dieselfs.limits import MOUNT_MEMORY_BYTES, READ_PATIENCE_S, READ_TIMEOUT_S, WRITE_EVERY_S
 from dieselfs.settings.kinds import (
     ADDRESS,
     ADDRESSES,
@@ -186,6 +186,13 @@ SETTINGS = (
     Setting("follow", TIME_LIMIT, _P.OPTION | _P.MOUNT,
             "Look for a new generation at this interval, and move to it between plans; as root, on Linux 6.5.",
             "stay at one generation"),
+    Setting("write", SWITCH, _P.OPTION | _P.MOUNT,
+            "Let programs write: on this node at once, and into the dataset at each interval, 'sync' and 'umount'."),
+    Setting("write_every", TIME_LIMIT, _P.OPTION | _P.MOUNT, "With write: store what was written at this interval.",
+            f"{WRITE_EVERY_S:g}s"),
+    Setting("write_folder", FOLDER, _P.OPTION | _P.MOUNT,
+            "With write: the folder of a local disk, or in memory, that holds what was written until it is stored.",
+            "~/.local/state/dieselfs/writes/*"),
     Setting("uid", NUMBER, _P.OPTION | _P.MOUNT, "User ID that owns the files.", "the user who mounts"),
     Setting("gid", NUMBER, _P.OPTION | _P.MOUNT, "Group ID that owns the files.", "the group of that user"),
     Setting("timeout", TIME_LIMIT, _P.OPTION | _P.MOUNT,

@@ -198,6 +198,7 @@ FIELDS: Mapping[str, Field] = {
     "trouble": Field(TEXT, "The last failure of its processes, or why a source cannot be read; or empty."),
     "last_error": Field(TEXT, "The last failed read, or empty."),
     "following": Field(TEXT, "With --follow: the generation, and the state of the next one; else empty."),
+    "writes": Field(TEXT, "With --write: the write folder, what is stored of it, and what is not; else empty."),
     "job": Field(TEXT, "Name of the job, or empty.", is_nullable=True),
     "node": Field(TEXT, "Name of this node in the job."),
     "nodes": Field(

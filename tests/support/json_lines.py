@@ -53,7 +53,11 @@ VERB_LINES: Mapping[str, Mapping[str, list[str]]] = {
     "sync": {
         "entry": [*_UPLOAD["entry"], _TO_GET],
         "deletion": [*_UPLOAD["deletion"], "*destination"],
-        "summary": [*_UPLOAD["summary"], f"{_GOT} deleted"],
+        "summary": [
+            *_UPLOAD["summary"],
+            f"{_GOT} deleted",
+            "dataset generation stored stored_bytes deleted failed",
+        ],
     },
     "get": {"entry": [_TO_GET], "summary": [_GOT, "dry_run entries bytes skipped"]},
     "import": _UPLOAD,
@@ -104,7 +108,7 @@ VERB_LINES: Mapping[str, Mapping[str, list[str]]] = {
     "mounts": {
         "mount": [
             "mountpoint dataset process options view view_reason is_stale daemon restarts upgrades resends "
-            "trouble last_error following generation?"
+            "trouble last_error following writes generation?"
         ],
         "cache": ["process dataset generation job"],
         "summary": ["mounts caches"],

@@ -12,10 +12,12 @@ import select
 import shlex
 import signal
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from importlib import import_module
 from pathlib import Path
+from types import ModuleType
 from typing import Any, NoReturn
 
 from dieselfs.disk.space import check_usable
@@ -37,7 +39,12 @@ from dieselfs_client.mount.points.mount_table import (
 )
 from dieselfs_client.mount.points.mounting import facts, prepare_mountpoint, resolved_mountpoint
 from dieselfs_client.mount.points.mounting import unmount as unmount_from_kernel
-from dieselfs_client.mount.points.options import MountOptions, check_following, format_options
+from dieselfs_client.mount.points.options import (
+    MountOptions,
+    check_following,
+    check_writing,
+    format_options,
+)
 from dieselfs_client.supervision.adoption import OWNED, STATUS
 from dieselfs_client.supervision.control_channel import DESCRIPTORS_MIN, DEVICE
 from dieselfs_client.supervision.status import (
@@ -74,6 +81,7 @@ class Mount:
     - `trouble`: the last failure of its processes, or empty; for a dead mount, the reason of its end from its log
     - `last_error`: the newest line of `.dieselfs/errors`: time, path and reason of a failed read; or empty
     - `following`: the generation, and what a mount with `follow_s` does about the next one; else empty
+    - `writes`: of a mount that can be written, what is stored and what is not; else empty
     - `generation`: that its files are of; None if the mount does not tell it
     """
 
@@ -92,6 +100,7 @@ class Mount:
     last_error: str
     following: str
     generation: int | None = None
+    writes: str = ""
 
 
 def mount(
@@ -114,6 +123,8 @@ def mount(
     place = resolved_mountpoint(mountpoint)
     log_file = Path(options.log_file).absolute() if options.log_file else _log_of(destination or place)
     name = _checked(dataset, place, options, owner is not None)
+    if options.write:
+        options = _writing().prepare(name, place, options)
     return launch(
         lambda report: supervisor_command(
             name, place, options, str(report), str(log_file), owner, destination
@@ -138,7 +149,10 @@ def become_supervisor(dataset: str, mountpoint: str | os.PathLike[str], options:
     Raises InvalidInput and MountError. Later errors are written to standard error, and set the exit code.
     """
     place = resolved_mountpoint(mountpoint)
-    name = _checked(dataset, place, options, True, _is_kept_alive(place))
+    is_mounted = _is_kept_alive(place)
+    name = _checked(dataset, place, options, True, is_mounted)
+    if options.write and not is_mounted:
+        options = _writing().prepare(name, place, options)
     command = supervisor_command(name, place, options, "-", "-")
     os.execve(command[0], command, module_environment())
 
@@ -175,6 +189,7 @@ def _checked(dataset: str, place: str, options: MountOptions, is_kept: bool, is_
         name = location.part
     options.check()
     check_following(options, location, is_kept, facts())
+    check_writing(options, location, facts())
     if options.driver != KERNEL:
         from dieselfs_client.mount.drivers.choice import driver_class
 
@@ -209,10 +224,16 @@ def supervisor_command(
     return python_command("dieselfs_client.supervision.supervisor", *owned, report, log_file, place, *zygote)
 
 
-def unmount(mountpoint: str | os.PathLike[str], lazily: bool = False) -> None:
+def _writing() -> ModuleType:
+    """`rounds`, for a mount that can be written: it takes as long to import as all of this."""
+    return import_module("dieselfs_client.writing.rounds")
+
+
+def unmount(mountpoint: str | os.PathLike[str], lazily: bool = False) -> Sequence[str]:
     """Unmount, and wait for its processes to end. Raises MountNotFound, and MountError while files on it are open.
 
-    `lazily`: detach the mount at once; open files are served until they are closed.
+    `lazily`: detach the mount at once; open files are served until they are closed. What was written through the mount
+    is stored then; raises DieselfsError if that is not possible, and it is kept. Returns warnings about it.
     """
     place = mounted_place(mountpoint)
     record = mount_at(place)
@@ -240,6 +261,10 @@ def unmount(mountpoint: str | os.PathLike[str], lazily: bool = False) -> None:
         remove_bases()  # of a mount whose processes were killed
     elif not lazily:
         wait_for_end(supervision.supervisor, UNMOUNT_TIMEOUT_S)
+    if record is not None and record.write_folder:
+        lines: Sequence[str] = _writing().end(record.write_folder, place, lazily)
+        return lines
+    return ()
 
 
 def _users_of(place: str) -> set[str]:
@@ -402,6 +427,7 @@ def _described(record: MountRecord, supervision: SupervisorStatus | None) -> Mou
         _last_error(record.mountpoint) if supervision.is_served and not stale else "",
         _following(info),
         info.get("generation"),
+        _writing().described(record.write_folder) if record.write_folder else "",
     )
 
 

@@ -9,6 +9,7 @@ import os
 import select
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import NoReturn
 
 import trio
@@ -16,7 +17,7 @@ import trio
 from dieselfs.errors import EXIT_OK, DieselfsError, InvalidInput, MountError
 from dieselfs.limits import KIB
 from dieselfs.rpc.client import ServerClient
-from dieselfs.settings.table import FUSE
+from dieselfs.settings.table import FUSE, OVERLAY
 from dieselfs.snapshot.pin import holder_name
 from dieselfs.snapshot.reader import Snapshot
 from dieselfs.sources.interface import Source
@@ -189,7 +190,7 @@ class _MountService(Service):
             return
         remove_bases()
         if self._choices is None:
-            self._choices = choices(self.options.view, facts())
+            self._choices = choices(OVERLAY if self.options.write else self.options.view, facts())
         self._view = None
         while self._view is None:
             try:
@@ -340,6 +341,25 @@ class _MountService(Service):
         self.supervisor_client.tell("ready", "resends" if connection.can_resend else "")
         if not is_staged(self.mountpoint):
             self._begin_following(node)
+        if self.options.write:
+            nursery.start_soon(self._keep_stored)
+
+    async def _keep_stored(self) -> None:
+        """Store what programs write, at each interval, until cancelled; the next daemon does the rest of a round."""
+        from dieselfs_client.writing.rounds import Shown, store
+        from dieselfs_client.writing.upper import WriteFolder
+
+        folder = WriteFolder(self.options.write_folder or "")
+        do_round = partial(store, folder, self.client, Shown(self.snapshot))
+        while True:
+            await trio.sleep(self.options.write_every_s)
+            try:
+                outcome = await trio.to_thread.run_sync(do_round, abandon_on_cancel=True)
+            except (DieselfsError, OSError) as error:  # must not end the daemon
+                _log.warning("what was written is not stored yet: %s", error)
+                continue
+            for line in outcome.warnings():
+                _log.warning("%s", line)
 
     async def _begin_background(self, driver: Driver, is_taken_over: bool, nursery: trio.Nursery) -> None:
         """Pin the generation, and publish the metrics. The pin of an earlier daemon holds meanwhile."""

@@ -59,7 +59,7 @@ def run(
             environment = {**os.environ, PLACE_VARIABLE: place}
             return run_command(command, environment, namespace.give_up_rights)
         finally:
-            _unmount(place)
+            _unmount(place, note)
     finally:
         kill_descendants()
         if lock is not None:
@@ -67,14 +67,17 @@ def run(
             os.close(lock)
 
 
-def _unmount(place: str) -> None:
-    """Kill what the command left, and unmount. Signals do not interrupt it: it takes a bounded time."""
+def _unmount(place: str, note: Callable[[str], None]) -> None:
+    """Kill what the command left, unmount, and store what was written; `note` gets warnings. Signals do not interrupt
+    it: it takes a bounded time.
+    """
     for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(signum, signal.SIG_IGN)
     supervision = supervision_of(place)
     kill_descendants({supervision.supervisor} if supervision else ())
     try:
-        control.unmount(place)
+        for line in control.unmount(place):
+            note(line)
     except MountError:
         with suppress(MountError):  # another process has unmounted it
             control.unmount(place, lazily=True)

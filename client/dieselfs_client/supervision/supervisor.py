@@ -553,6 +553,10 @@ class Supervisor:
         return f"{place}: {reason}{end if self._was_ready else ''}"
 
 
+_OPTIONS = -3
+"""The place of the options of the mount in the command line of its zygote."""
+
+
 def main() -> None:
     report, *others = sys.argv[1:]
     adopted, owner = adopted_of_service(), None
@@ -568,7 +572,7 @@ def main() -> None:
         os.set_inheritable(descriptor, False)
     os.umask(0o077)
     write_no_core_files()
-    give_up_capabilities()
+    give_up_capabilities("write" in command[_OPTIONS].split(","))
     _, descriptors_max = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (descriptors_max, descriptors_max))
     kept_max = min(DESCRIPTORS_MAX, descriptors_max - DESCRIPTORS_SPARE)

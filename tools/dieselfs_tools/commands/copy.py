@@ -5,8 +5,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from dieselfs.errors import InvalidInput
+from dieselfs.errors import EXIT_OK, EXIT_PARTIAL, InvalidInput
 from dieselfs.names import Location, is_location, parse_location, split_remote
+from dieselfs.units import count
 from dieselfs_tools.cli import options
 from dieselfs_tools.cli.session import Session
 
@@ -54,9 +55,10 @@ def put(session: Session, **chosen: Any) -> int:
     "dlcmd sync -n --delete ./pets/ dl://pets/       # only print the changes",
     "dlcmd sync --delete --exclude '*.tmp' ./pets/ dl://pets/",
     "dlcmd sync --delete dl://pets@v1/ ./pets        # the local folder becomes equal",
+    "dlcmd sync /mnt/exp1                            # store what was written through a mount",
 )
 @click.argument("source", type=options.SOURCE, metavar="SOURCE")
-@click.argument("destination", type=options.SOURCE, metavar="DESTINATION")
+@click.argument("destination", type=options.SOURCE, metavar="[DESTINATION]", required=False)
 @options.flag("--delete", "is_mirror", text="Delete entries of the destination that SOURCE does not have.")
 @options.encrypt
 @options.filters
@@ -67,7 +69,7 @@ def put(session: Session, **chosen: Any) -> int:
 def sync(
     session: Session,
     source: str,
-    destination: str,
+    destination: str | None,
     **chosen: Any,
 ) -> int:
     """Store what is new or changed in a local folder, as 'put -r' does; or write what is new or changed in a dataset to
@@ -77,7 +79,12 @@ def sync(
     Excluded entries are neither written nor deleted. Nothing is deleted if an entry cannot be read (exit code 2). An
     empty source, perhaps a file system that is not mounted, needs a confirmation, or -y. In a local folder, files with
     the same size and time are skipped, and those with the same bytes get the mode and time only.
+
+    Without a DESTINATION, SOURCE is a mount that was made with --write: what was written there is stored, and what was
+    deleted there is deleted.
     """
+    if destination is None:
+        return _sync_mount(session, source)
     if is_location(source) and is_location(destination):
         raise InvalidInput("one side must be a folder of this machine; between datasets, use cp -r")
     session.expect_server()
@@ -91,6 +98,29 @@ def sync(
 
         return run_folder_sync(session, parse_location(source), destination, put)
     return run_put(session, put)
+
+
+def _sync_mount(session: Session, place: str) -> int:
+    """Store what was written through a mount."""
+    from dieselfs_client.mount.points.mounting import resolved_mountpoint
+    from dieselfs_client.writing.rounds import sync
+
+    outcome = sync(resolved_mountpoint(place))
+    for line in outcome.warnings():
+        session.output.error(line)
+    stored, deleted = count(outcome.stored, "entry"), count(outcome.deleted, "entry")
+    return session.output.summary(
+        f"stored {stored}, deleted {deleted}: dl://{outcome.dataset} is at generation {outcome.generation}",
+        {
+            "dataset": outcome.dataset,
+            "generation": outcome.generation,
+            "stored": outcome.stored,
+            "stored_bytes": outcome.stored_bytes,
+            "deleted": outcome.deleted,
+            "failed": len(outcome.waiting),
+        },
+        EXIT_PARTIAL if outcome.waiting else EXIT_OK,
+    )
 
 
 @options.verb(

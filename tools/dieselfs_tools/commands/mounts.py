@@ -10,7 +10,7 @@ from typing import Any
 
 import click
 
-from dieselfs.errors import EXIT_OK, EXIT_PARTIAL, InvalidInput, MountError
+from dieselfs.errors import EXIT_OK, EXIT_PARTIAL, DieselfsError, InvalidInput
 from dieselfs.limits import JOB_GATHER_TIMEOUT_S
 from dieselfs.names import SCHEME, Location, is_location, parse_location, printable
 from dieselfs.settings.flags import settings_options
@@ -63,6 +63,7 @@ def report_job(output: Output, name: str, nodes: int, members: Collection[str] |
     "dlcmd mount --memory 8G --generation 41 dl://imagenet /mnt/imagenet",
     "dlcmd mount imagenet@v3/train /mnt/train",
     "dlcmd mount --follow 30s imagenet /mnt/imagenet",
+    "dlcmd mount --write dl://runs/exp1 /mnt/exp1                   # checkpoints and logs",
     "dlcmd mount --where \"lang = 'de'\" imagenet /mnt/german      # columns: dlcmd columns",
     "dlcmd mount imagenet /mnt/imagenet --memory 64GiB --job resnet --job-nodes 8 --job-secret ~/job.secret",
 )
@@ -82,6 +83,10 @@ def mount(
     """Mount a dataset, or a folder of it, on an empty folder, read-only. The mount stays at the current generation, or
     moves to new ones with --follow.
 
+    With --write, programs can write there; the dataset and the folder are made if they do not exist. What they write is
+    on the disk of this node at once, and in the dataset at each interval, with 'dlcmd sync FOLDER' and 'dlcmd umount'.
+    The next mount stores what a crash has left.
+
     FILE is a saved snapshot ('dlcmd snapshot save'), given as a path with a slash: ./imagenet.snapshot.
 
     The command returns when the mount is ready; 'dlcmd umount' ends it.
@@ -96,7 +101,7 @@ def mount(
     name, shown, fields = _described(dataset, chosen.generation)
     fields["mountpoint"] = place
     if is_dry_run:
-        if isinstance(dataset, Location):
+        if isinstance(dataset, Location) and not chosen.write:  # which makes a dataset that does not exist
             data = session.dataset(dataset.state, job="")
             fields["generation"] = chosen.generation or data.generation
         prepare_mountpoint(place)
@@ -166,6 +171,8 @@ def _state(mount: control.Mount) -> str:
         state += f", {mount.following}"
     elif mount.generation is not None:
         state += f", generation {mount.generation}"
+    if mount.writes:
+        state += f", {mount.writes}"
     if mount.restarts:
         state += f", restarted {mount.restarts} times after a crash"
     if not mount.resends:
@@ -184,7 +191,11 @@ def _state(mount: control.Mount) -> str:
 @options.flag("-l", "--lazy", "is_lazy", text="Detach now; open files stay readable until they are closed.")
 @options.dry_run
 def umount(session: Session, mountpoints: Sequence[str], is_lazy: bool, is_dry_run: bool) -> int:
-    """Unmount datasets. If one of several fails, it is listed, and the others are unmounted (exit code 2)."""
+    """Unmount datasets. If one of several fails, it is listed, and the others are unmounted (exit code 2).
+
+    What was written through a mount is stored first. If that is not possible, it is kept on this node, and the message
+    says how to store it later.
+    """
     if named := [name for name in mountpoints if is_location(name)]:
         raise InvalidInput(_where(parse_location(named[0])))
     would = "would unmount" if is_dry_run else "unmounted"
@@ -193,8 +204,9 @@ def umount(session: Session, mountpoints: Sequence[str], is_lazy: bool, is_dry_r
         try:
             place = control.mounted_place(mountpoint)
             if not is_dry_run:
-                control.unmount(mountpoint, is_lazy)
-        except MountError as error:
+                for line in control.unmount(mountpoint, is_lazy):
+                    session.output.error(line)
+        except DieselfsError as error:
             if len(mountpoints) == 1:
                 raise
             session.output.error(str(error))
@@ -259,7 +271,10 @@ def run(
         return EXIT_NO_COMMAND
     chosen = mount_options(session, given, others)
     # The server of embedded data is started here, where it outlives the command.
-    session.dataset(dataset.state, job="")
+    if chosen.write:
+        session.client.ensure_dataset(dataset.dataset)
+    else:
+        session.dataset(dataset.state, job="")
     session.close()
     try:
         status = private_mount.run(dataset.part, command, chosen, at, session.output.aside)

@@ -23,6 +23,7 @@ PRIVATE_MARK = "#control"
 STAGED = ".next"
 """The name of the folder on which a mount is made that will take the place of another one."""
 
+_UPPER = "upperdir="
 MOUNT_FIELDS_MIN = 6
 """Fields of a line before the optional ones."""
 _ESCAPE = re.compile(rb"\\([0-3][0-7]{2})")
@@ -52,6 +53,12 @@ class MountRecord:
     def view(self) -> str:
         """The view, of a mount of dieselfs."""
         return BY_FILESYSTEM.get(self.filesystem, FUSE)
+
+    @property
+    def write_folder(self) -> str:
+        """The folder that holds what is written through it, until it is stored; empty if it cannot be written."""
+        upper = next((option for option in self.options if option.startswith(_UPPER)), "")
+        return os.path.dirname(upper.removeprefix(_UPPER)) if self.is_dieselfs else ""
 
     @property
     def dataset(self) -> str:
@@ -141,12 +148,17 @@ def is_above(upper: str, lower: str, mountpoint: str) -> bool:
 def is_stale(mountpoint: str) -> bool:
     """Whether the daemon of a mount is dead.
 
-    Calls `statfs`, the only call that the kernel always passes to the daemon; EROFS answers it, so there the control
-    tree is asked. A daemon that does not answer in time hangs, but is not dead.
+    Calls `statfs`, the only call that the kernel always passes to the daemon; EROFS answers it, and the disk for a
+    mount that can be written, so there the control tree is asked. A daemon that does not answer in time hangs, but is
+    not dead.
     """
     record = mount_at(mountpoint)
     place = mountpoint
-    if record is not None and record.is_dieselfs and VIEWS[record.view].asks_no_daemon:
+    if (
+        record is not None
+        and record.is_dieselfs
+        and (VIEWS[record.view].asks_no_daemon or record.write_folder)
+    ):
         place = os.path.join(mountpoint, CONTROL_FOLDER)
     verdict: list[bool] = []
 

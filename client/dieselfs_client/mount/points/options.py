@@ -4,11 +4,11 @@ import re
 from dataclasses import dataclass, replace
 
 from dieselfs.errors import InvalidInput, MountError
-from dieselfs.limits import READ_TIMEOUT_S
+from dieselfs.limits import READ_TIMEOUT_S, WRITE_EVERY_S
 from dieselfs.names import Location
 from dieselfs.settings.kinds import SWITCH
-from dieselfs.settings.table import AUTO, KERNEL, CacheOptions, Place, given_at
-from dieselfs_client.mount.points.view_choice import Facts
+from dieselfs.settings.table import AUTO, KERNEL, OVERLAY, CacheOptions, Place, given_at
+from dieselfs_client.mount.points.view_choice import Facts, obstacle
 
 PROCESSORS_PER_WORKER = 4
 """By default the other processors are for the readers, and for the pushes of what workers fetch."""
@@ -23,6 +23,7 @@ class MountOptions(CacheOptions):
     - `follow_s`: 0: stay at one generation
     - `workers`: 0: by the processors
     - `uid`, `gid`: None for the user who mounts
+    - `write_folder`: None for one in the user's state folder
     - `log_file`: None for the one in the user's state folder
     """
 
@@ -34,6 +35,9 @@ class MountOptions(CacheOptions):
     scores: bool = False
     noexec: bool = False
     follow_s: float = 0.0
+    write: bool = False
+    write_every_s: float = WRITE_EVERY_S
+    write_folder: str | None = None
     uid: int | None = None
     gid: int | None = None
     timeout_s: float = READ_TIMEOUT_S
@@ -44,6 +48,10 @@ class MountOptions(CacheOptions):
         if self.workers > WORKERS_MAX:
             raise InvalidInput(
                 f"workers: {self.workers}: a mount has 1 to {WORKERS_MAX}; give a smaller number"
+            )
+        if not self.write and (self.write_folder or self.write_every_s != WRITE_EVERY_S):
+            raise InvalidInput(
+                "--write-folder and --write-every belong to a mount that can be written: give --write"
             )
 
 
@@ -75,6 +83,32 @@ def check_following(options: MountOptions, dataset: Location | None, is_kept: bo
         )
 
 
+def check_writing(options: MountOptions, dataset: Location | None, facts: Facts) -> None:
+    """Raise InvalidInput, or MountError, if a mount cannot be written. `dataset`, `facts`: as for `check_following`."""
+    if not options.write:
+        return
+    unfit = {
+        "a saved snapshot cannot be written": dataset is None,
+        "a tag cannot be written": dataset is not None and bool(dataset.tag),
+        "only the newest generation can be written: leave out --generation": bool(options.generation),
+        "a selection cannot be written: leave out --where": bool(options.where),
+        "a mount that can be written stays at one generation: leave out --follow": bool(options.follow_s),
+        "the nodes of a job read one generation: leave out --job": options.job is not None,
+        f"--write needs the view {OVERLAY}: leave out --view": options.view not in (AUTO, OVERLAY),
+        "--write-folder: the path cannot have a comma, a colon or a backslash": bool(
+            _SEPARATORS.intersection(options.write_folder or "")
+        ),
+    }
+    for reason in (reason for reason, is_so in unfit.items() if is_so):
+        raise InvalidInput(reason)
+    if (missing := obstacle(OVERLAY, facts)) is not None:
+        raise MountError(
+            f"{missing}; a mount of your own for one command: dlcmd run --write DATASET -- COMMAND"
+        )
+
+
+_SEPARATORS = frozenset(",:\\")
+"""In the options of overlayfs."""
 _ROWS = {row.name: row for row in given_at(Place.OPTION)}
 _IGNORED = {
     # Options that are always in force, options without effect on a frozen mount, and options of mount(8) and systemd.

@@ -7,17 +7,19 @@ from typing import ClassVar
 
 import trio
 
+from dieselfs.errors import MountError
 from dieselfs.settings.table import OVERLAY
 from dieselfs.snapshot.reader import Snapshot
 from dieselfs_client.memory.buffer_pool import BufferPool
 from dieselfs_client.mount.kernel.page_cache import PageCache
 from dieselfs_client.mount.points.layers import EMPTY, Layers
-from dieselfs_client.mount.points.mounting import mount_kernel_file_system
+from dieselfs_client.mount.points.mounting import facts, mount_kernel_file_system
 from dieselfs_client.mount.points.options import MountOptions
 from dieselfs_client.mount.points.view_choice import VIEWS, Choice
 from dieselfs_client.mount.reading.core import MountCore
 from dieselfs_client.mount.reading.error_log import ErrorLog
 from dieselfs_client.mount.reading.read_path import ReadPath, Reads
+from dieselfs_client.writing.upper import WriteFolder
 
 PRIVATE_MODE = 0o700
 """Access mode of the root of a mount that is for the mounting user only."""
@@ -92,7 +94,11 @@ class FuseView(View):
 
 
 class OverlayView(View):
-    """Users see read-only overlayfs over the FUSE mount."""
+    """Users see overlayfs over the FUSE mount; read-only, or with what programs write in the write folder."""
+
+    def opening(self) -> None:
+        if self.options.write_folder:
+            WriteFolder(self.options.write_folder).begin(self.snapshot.generation)
 
     def mount(self, layers: Layers, source: str, noexec: bool) -> None:
         # Overlayfs without a writable layer needs two others. With `xino`, all files have the device number of the
@@ -101,8 +107,21 @@ class OverlayView(View):
         escaped = [place.replace("\\", "\\\\").replace(":", "\\:").replace(",", "\\,") for place in lowers]
         # Overlayfs copies the mode of the root, which FUSE does not know before someone asks for it.
         os.stat(layers.fuse_place)
-        data = f"lowerdir={':'.join(escaped)},xino=on"
-        mount_kernel_file_system(source, layers.mountpoint, VIEWS[OVERLAY].filesystem, noexec, data)
+        filesystem = VIEWS[OVERLAY].filesystem
+        if not self.options.write_folder:
+            data = f"lowerdir={':'.join(escaped)},xino=on"
+            mount_kernel_file_system(source, layers.mountpoint, filesystem, noexec, data)
+            return
+        folder = WriteFolder(self.options.write_folder)
+        # What is stored must not depend on links between the layers; in a user namespace there are none.
+        links = "userxattr" if facts().is_in_user_namespace else "redirect_dir=off,metacopy=off"
+        how = f"xino=on,index=off,{links}"
+        data = f"lowerdir={escaped[0]},upperdir={folder.upper},workdir={folder.work},{how}"
+        try:
+            mount_kernel_file_system(source, layers.mountpoint, filesystem, noexec, data, is_writable=True)
+        except MountError as error:
+            where = "give --write-folder on a local file system, as ext4, XFS or tmpfs"
+            raise MountError(f"{error}; {folder.folder}: {where}") from None
 
 
 def owner(options: MountOptions) -> tuple[int, int]:

@@ -1,0 +1,1 @@
+"""What is written through a mount, and how it is stored."""

@@ -1,0 +1,393 @@
+"""Stores what programs have written through a mount: one *round* after another. This module calls the server.
+
+A round is the same work whoever does it: the daemon of the mount at each interval, `dlcmd sync`, `dlcmd umount`, or the
+next mount after a crash. It can be killed at any moment, and the next one does the rest: an upload is repeated, and
+what is stored twice counts once. What a round cannot store stays in the write folder.
+"""
+
+import os
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import closing, suppress
+from dataclasses import replace
+from typing import NamedTuple
+
+from dieselfs.chunk.builder import SealedChunk
+from dieselfs.errors import DieselfsError, MountError, NotFound, SourceChanged, Unavailable
+from dieselfs.names import SCHEME, parse_location, printable
+from dieselfs.process.state_dirs import writes_path
+from dieselfs.records import DatasetRecord
+from dieselfs.rpc.client import ServerClient
+from dieselfs.settings.table import Settings
+from dieselfs.snapshot.reader import Snapshot, Stat
+from dieselfs.snapshot.store import SnapshotStore
+from dieselfs.transfer.sender import ChunkSender
+from dieselfs.transfer.upload import Failed, TreeUpload
+from dieselfs.transfer.writer import DEFAULT_FOLDER_MODE, DatasetWriter
+from dieselfs.units import count
+from dieselfs_client.mount.points.mount_table import MOUNTINFO, mount_at, parse_mountinfo
+from dieselfs_client.mount.points.mounting import unmount
+from dieselfs_client.mount.points.options import MountOptions
+from dieselfs_client.supervision.status import supervision_of
+from dieselfs_client.writing.changes import Base, Changes, Key, changes, is_other
+from dieselfs_client.writing.upper import CHANGED, State, UpperEntry, WriteFolder
+
+ROUND_WAIT_S = 600.0
+"""Wait for a round of another process, which may store large files."""
+PREFIX_TRIES = 3
+"""After this many rounds in which a file has changed while it was read, it is stored as long as it was."""
+TICK_NS = 20_000_000
+"""Two changes of a file within this time may give it the same times."""
+NAMED_MAX = 3
+"""Paths in one message."""
+
+
+class Outcome(NamedTuple):
+    """What a round has done. `conflicts`: paths that another writer has changed as well; `refused`: what no dataset can
+    have; `waiting`: paths that are not stored yet, and why.
+    """
+
+    dataset: str
+    generation: int
+    stored: int = 0
+    stored_bytes: int = 0
+    deleted: int = 0
+    conflicts: Sequence[str] = ()
+    refused: Sequence[str] = ()
+    waiting: Sequence[tuple[str, str]] = ()
+
+    def warnings(self) -> Iterator[str]:
+        """One line for each kind of trouble."""
+        if self.conflicts:
+            yield f"another writer has changed {_named(self.conflicts)} as well: what was written here counts"
+        if self.refused:
+            yield f"not stored, as no dataset can have it (socket, pipe or device): {_named(self.refused)}"
+        if self.waiting:
+            paths = [path for path, _ in self.waiting]
+            yield f"not stored yet: {_named(paths)}: {self.waiting[0][1]}"
+
+
+def _named(paths: Sequence[str]) -> str:
+    others = len(paths) - NAMED_MAX
+    return ", ".join(paths[:NAMED_MAX]) + (f" and {count(others, 'other')}" if others > 0 else "")
+
+
+class Shown:
+    """A snapshot as the base of a mount. `folder`: which of its folders is mounted."""
+
+    def __init__(self, snapshot: Snapshot | None, folder: bytes = b"") -> None:
+        self._snapshot, self._head = snapshot, folder and folder + b"/"
+
+    def stat(self, path: bytes) -> Stat | None:
+        node = -1 if self._snapshot is None else self._snapshot.find(self._head + path)
+        return None if self._snapshot is None or node < 0 else self._snapshot.stat(node)
+
+    def below(self, path: bytes) -> Iterable[bytes]:
+        snapshot = self._snapshot
+        if snapshot is None or (node := snapshot.find(self._head + path)) < 0:
+            return
+        if snapshot.stat(node).is_folder:
+            for below in snapshot.walk(node):
+                yield snapshot.path(below)[len(self._head) :]
+
+
+class _Upload(TreeUpload):
+    """Also has the reasons of failures, by source."""
+
+    def __init__(
+        self, client: ServerClient, dataset: DatasetRecord, progressed: Callable[[], object]
+    ) -> None:
+        super().__init__(client, dataset, None, progressed=progressed)
+        self.reasons: dict[bytes, str] = {}
+
+    def fail(self, source: bytes, reason: str, is_damaged: bool = False) -> None:
+        self.reasons[source] = reason
+        super().fail(source, reason, is_damaged)
+
+
+class _Round:
+    """One round, of a write folder whose lock is held."""
+
+    def __init__(self, folder: WriteFolder, client: ServerClient, base: Base | None) -> None:
+        self._folder, self._client = folder, client
+        self.state, self._done = folder.load()
+        location = parse_location(SCHEME + self.state.dataset)
+        self._name, self._path = location.dataset, location.path
+        self._head = self._path and self._path + b"/"
+        self._given = base
+        self._chunks = 0
+
+    def run(self) -> Outcome:
+        """Raises what the server or the disk answers; then what was stored is stored again in the next round."""
+        base = self._given or self._base()
+        work = changes(self._folder.walk(), self._done, base)
+        paths = {*work.paths()}
+        refused = [printable(path) for path in work.refused]
+        if not paths:
+            if self.state.waiting or self.state.trouble:
+                self._save(replace(self.state, waiting=0, trouble=""))
+            return Outcome(self._name, self.state.generation, refused=refused)
+        record = self._client.dataset(self._name)
+        conflicts = self._conflicts(work, paths, record, base)
+        generation = self._delete(record, work.covered)
+        self._done.note({}, {*work.covered})
+        upload, stored, waiting = self._put(record, work)
+        generation = max(generation, upload.report.generation, self._delete(record, work.deleted))
+        self._done.note(stored, {*work.deleted})
+        # Generations count chunks: with others between, the next round looks what they are.
+        is_alone = generation == record.generation + self._chunks
+        seen = generation if is_alone else self.state.generation
+        self._save(
+            replace(
+                self.state,
+                generation=seen,
+                tries={path: self.state.tries.get(path, 0) + 1 for path, why in waiting if why == CHANGED},
+                waiting=len(waiting),
+                trouble="",
+                stored_s=time.time(),
+            )
+        )
+        deleted = len(work.covered) + len(work.deleted)
+        report = upload.report
+        return Outcome(
+            self._name, generation, len(stored), report.done_bytes, deleted, conflicts, refused, waiting
+        )
+
+    def note_trouble(self, error: Exception) -> None:
+        with suppress(OSError):  # the disk is full, say
+            self._save(replace(self.state, trouble=str(error)))
+
+    def _save(self, state: State) -> None:
+        self.state = state
+        self._folder.save(state, self._done)
+
+    def _base(self) -> Base:
+        """The generation of the mount, from the server or this machine; the newest one if it is gone."""
+        if self.state.base == 0:  # nothing was in the dataset
+            return Shown(None)
+        store, record = SnapshotStore.of(self._client.settings), self._client.dataset(self._name)
+        try:
+            return Shown(store.get(self._client, record, self.state.base or 0), self._path)
+        except NotFound:
+            return Shown(store.get(self._client, record), self._path)
+
+    def _conflicts(self, work: Changes, paths: set[bytes], record: DatasetRecord, base: Base) -> list[str]:
+        """The paths that are about to change, and that others have changed since the mount has last seen them."""
+        if record.generation == self.state.generation:
+            return []
+        current = Shown(SnapshotStore.of(self._client.settings).get(self._client, record), self._path)
+        self.state = replace(self.state, generation=record.generation)
+        wanted = {found.path: found.key for found in work.put}
+        return [
+            printable(path)
+            for path in sorted(paths)
+            if is_other(found := current.stat(path), self._done.expected(path, base))
+            and is_other(found, wanted.get(path))
+        ]
+
+    def _put(
+        self, record: DatasetRecord, work: Changes
+    ) -> tuple[_Upload, dict[bytes, Key], list[tuple[str, str]]]:
+        """What was stored, and what was not and why."""
+        taken: list[UpperEntry] = []
+        places: list[bytes] = []
+        upload = _Upload(self._client, record, self._count)
+        tries, began_ns = self.state.tries, time.time_ns()
+        if work.put:
+            self._folder.flush()
+
+        def entries(failed: Failed) -> Iterator[UpperEntry]:
+            for found in work.put:
+                is_prefix = tries.get(printable(found.path), 0) >= PREFIX_TRIES
+                try:
+                    entry = UpperEntry(self._folder, found, self._head + found.path, is_prefix)
+                except FileNotFoundError:  # removed, or renamed: the next round
+                    continue
+                except (OSError, SourceChanged) as error:
+                    failed(os.path.join(os.fsencode(self._folder.upper), found.path), str(error))
+                    continue
+                taken.append(entry)
+                places.append(found.path)
+                yield entry
+
+        if work.put:
+            upload.run(entries)
+        stored = {}
+        for place, entry in zip(places, taken, strict=True):
+            if entry.source not in upload.reasons:
+                # A later change of a file that has just changed may not show in its times: the next round stores it
+                # again.
+                is_settled = entry.key.ctime_ns < began_ns - TICK_NS
+                stored[place] = entry.key if is_settled else entry.key._replace(inode=-1)
+        head = len(os.path.join(os.fsencode(self._folder.upper), b""))
+        waiting = [(printable(source[head:]), reason) for source, reason in sorted(upload.reasons.items())]
+        return upload, stored, waiting
+
+    def _delete(self, record: DatasetRecord, paths: Sequence[bytes]) -> int:
+        """Delete paths; returns the generation."""
+        if not paths:
+            return 0
+        sender = ChunkSender(self._client, record, self._count)
+        writer = DatasetWriter(sender)
+        try:
+            for path in paths:
+                writer.delete(self._head + path)
+            generation = writer.flush()
+        except BaseException:
+            sender.abandon()
+            raise
+        sender.close()
+        return generation
+
+    def _count(self, chunk: SealedChunk | None = None, generation: int = 0) -> None:
+        self._chunks += 1
+
+
+def store(
+    folder: WriteFolder,
+    client: ServerClient | None = None,
+    base: Base | None = None,
+    wait_s: float = ROUND_WAIT_S,
+) -> Outcome:
+    """Do one round. Without `client`, with the server and key of the mount; `base`: that of the mount, else it is
+    fetched. Waits `wait_s` for the round of another process.
+
+    Raises DieselfsError and OSError; what was written stays in the folder.
+    """
+    try:
+        with folder.locked(wait_s):
+            state, _ = folder.load()
+            if client is not None:
+                return _one(folder, client, base)
+            with closing(_client_of(state)) as own:
+                return _one(folder, own, base)
+    except BlockingIOError:
+        raise Unavailable(f"{folder.folder}: another process has been storing it for {wait_s:g} s") from None
+
+
+def _client_of(state: State) -> ServerClient:
+    return ServerClient(Settings.load(state.server, state.key_file, home=state.home))
+
+
+def _one(folder: WriteFolder, client: ServerClient, base: Base | None) -> Outcome:
+    one = _Round(folder, client, base)
+    try:
+        return one.run()
+    except (DieselfsError, OSError) as error:
+        one.note_trouble(error)
+        raise
+
+
+# -- the life of a write folder ----------------------------------------------------------------------------
+
+
+def user_of(folder: WriteFolder) -> str:
+    """The mount point of the mount that writes there; empty if there is none."""
+    mounts = parse_mountinfo(MOUNTINFO.read_bytes())
+    return next((one.mountpoint for one in mounts if one.write_folder == str(folder.folder)), "")
+
+
+def sync(place: str) -> Outcome:
+    """Store what was written through the mount on a (resolved) path, or what is kept in a write folder.
+
+    Raises DieselfsError and OSError; MountError if the path is neither.
+    """
+    record = mount_at(place)
+    if record is not None and record.write_folder:
+        return store(WriteFolder(record.write_folder))
+    folder = WriteFolder(place)
+    if not folder.exists:
+        raise MountError(
+            f"{place}: neither a mount that can be written (dlcmd mount --write) nor what one has kept"
+        )
+    return store(folder) if user_of(folder) else finish(folder, f"what is in {place}")
+
+
+def prepare(dataset: str, place: str, options: MountOptions) -> MountOptions:
+    """Make the write folder of a new mount on `place`, and the dataset and its folder if they do not exist. What an
+    earlier mount has left there is stored first. Returns the options with the folder.
+
+    Raises MountError while another mount uses it, or programs have files of the earlier one open; and DieselfsError if
+    what is left cannot be stored.
+    """
+    folder = WriteFolder(options.write_folder or writes_path(place))
+    options = replace(options, write_folder=str(folder.folder)).absolute()
+    folder = WriteFolder(options.write_folder or "")
+    if (user := user_of(folder)) not in ("", place):
+        raise MountError(f"{folder.folder}: {user} writes there; give another --write-folder")
+    if user:  # a dead mount: programs may have files open there, and write to them still
+        unmount(place)
+    if (before := supervision_of(place)) is not None:
+        raise MountError(
+            f"{place}: files of the mount before are open still, and process {before.supervisor} serves them: end the "
+            "programs that have them open"
+        )
+    try:
+        if folder.exists:
+            finish(folder, f"what was written at {place} before")
+        mode = 0o755 if options.allow_other else 0o700
+        owner = -1 if options.uid is None else options.uid, -1 if options.gid is None else options.gid
+        state = State(place, dataset, options.server, options.key_file, options.home)
+        _make_dataset(state)
+        folder.make(state, mode, owner)
+    except OSError as error:
+        raise MountError(f"{folder.folder}: {error.strerror}; give another --write-folder") from None
+    return options
+
+
+def _make_dataset(state: State) -> None:
+    location = parse_location(SCHEME + state.dataset)
+    with closing(_client_of(state)) as client:
+        record = client.ensure_dataset(location.dataset)
+        if not location.path:
+            return
+        try:
+            client.stat(location.dataset, location.path)
+        except NotFound:
+            sender = ChunkSender(client, record)
+            writer = DatasetWriter(sender)
+            writer.put_folder(location.path, DEFAULT_FOLDER_MODE)
+            writer.flush()
+            sender.close()
+
+
+def finish(folder: WriteFolder, what: str) -> Outcome:
+    """Store all of a write folder that no mount uses, and remove it. `what` was written there, for messages.
+
+    Raises DieselfsError if not all can be stored; then the folder stays.
+    """
+    kept = f"it is kept in {folder.folder}; to store it later: dlcmd sync {folder.folder}"
+    try:
+        outcome = store(folder)
+    except DieselfsError as error:
+        raise type(error)(f"{what} is not all stored: {error}; {kept}") from error
+    if outcome.waiting:
+        path, reason = outcome.waiting[0]
+        raise DieselfsError(
+            f"{what} is not all stored: {count(len(outcome.waiting), 'path')}, the first {path}: {reason}; {kept}"
+        )
+    folder.remove()
+    return outcome
+
+
+def end(folder: str, place: str, is_lazy: bool) -> Sequence[str]:
+    """Store what was written through the mount that was on `place`; returns warnings. Raises as `finish`; a lazily
+    unmounted one may be written to still, so its folder stays for the next mount.
+    """
+    held = WriteFolder(folder)
+    outcome = store(held) if is_lazy else finish(held, f"{place} is unmounted, but what was written")
+    return [*outcome.warnings()]
+
+
+def described(folder: str) -> str:
+    """What is stored of what was written, and what is not, as `dlcmd mounts` shows it."""
+    try:
+        state, _ = WriteFolder(folder).load()
+    except (DieselfsError, OSError) as error:
+        return f"written to {folder}: {error}"
+    text = f"written to {folder}"
+    if state.stored_s:
+        text += f", stored {time.time() - state.stored_s:.0f} s ago"
+    if state.waiting:
+        text += f", {count(state.waiting, 'path')} not stored yet"
+    return f"{text}; not stored: {state.trouble}" if state.trouble else text

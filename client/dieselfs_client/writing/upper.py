@@ -1,0 +1,268 @@
+"""The folder of this node that holds what is written through one mount, until it is stored. This module opens files,
+and calls the kernel.
+
+    upper/        the upper folder of overlayfs: what programs have written
+    work/         overlayfs needs it
+    state.json    which dataset, and what of it is stored already
+    lock          held while it is stored
+
+Only its user can enter it, so no other user adds to it but through the mount. With `allow_other`, others may exchange
+folders in `upper` for links while it is read: each path is opened folder by folder, without links.
+"""
+
+import ctypes
+import json
+import os
+import shutil
+import stat
+import time
+from collections.abc import Generator, Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager, suppress
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from dieselfs.chunk.builder import ChunkBuilder
+from dieselfs.errors import Damaged, NotFound, SourceChanged
+from dieselfs.process.state_dirs import check_private, locked, make_private
+from dieselfs_client.writing.changes import Done, Found, Key
+
+UPPER, WORK = "upper", "work"
+CHANGED = "changed while it was read"
+_libc = ctypes.CDLL(None, use_errno=True)
+_STATE, _LOCK = "state.json", "lock"
+_OPAQUE = "trusted.overlay.opaque", "user.overlay.opaque"
+"""The mark of an opaque folder; the second in a user namespace."""
+_FOLDER_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+_FILE_FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+
+
+def _sync(folder: Path) -> None:
+    descriptor = os.open(folder, _FOLDER_FLAGS)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+@dataclass
+class State:
+    """What is known of a write folder.
+
+    - `mountpoint`, `dataset` (`name[/folder]`): of the mount; `server`, `key_file`, `home`: as in its options
+    - `base`: the generation that is mounted; None before it was
+    - `generation`: the newest of which all changes were made by this mount, or have been seen
+    - `tries`: rounds in which a file has changed while it was read, by path
+    - `waiting`, `trouble`: entries that the last round has not stored, and why; `stored_s`: when a round stored
+      something last, since 1970
+    """
+
+    mountpoint: str
+    dataset: str
+    server: str | None = None
+    key_file: str | None = None
+    home: str | None = None
+    base: int | None = None
+    generation: int = 0
+    tries: dict[str, int] = field(default_factory=dict)
+    waiting: int = 0
+    trouble: str = ""
+    stored_s: float = 0.0
+
+
+class WriteFolder:
+    """One such folder. Its methods raise OSError."""
+
+    def __init__(self, folder: str | os.PathLike[str]) -> None:
+        self.folder = Path(folder)
+        self.upper = self.folder / UPPER
+        self.work = self.folder / WORK
+
+    @property
+    def exists(self) -> bool:
+        """Whether something was written there that may not be stored yet."""
+        return (self.folder / _STATE).exists()
+
+    def make(self, state: State, root_mode: int, owner: tuple[int, int]) -> None:
+        """Make it, empty; `root_mode`, `owner`: of the root of the mount."""
+        make_private(self.folder)
+        self._clear()
+        for place in self.work, self.upper:
+            place.mkdir(mode=0o700)
+        os.chown(self.upper, *owner)
+        self.upper.chmod(root_mode)
+        self.save(state, Done())
+        _sync(self.folder)
+        _sync(self.folder.parent)
+
+    def remove(self) -> None:
+        """Remove it; what is in it must be stored."""
+        self._clear()
+        (self.folder / _LOCK).unlink(missing_ok=True)
+        with suppress(OSError):  # other files of the user may be in it
+            self.folder.rmdir()
+
+    def _clear(self) -> None:
+        (self.folder / _STATE).unlink(missing_ok=True)
+        with suppress(FileNotFoundError):
+            (self.work / "work").chmod(0o700)  # the kernel makes it without rights
+        for place in self.work, self.upper:
+            if place.is_symlink() or place.exists():
+                shutil.rmtree(place)
+
+    def locked(self, timeout_s: float) -> AbstractContextManager[int]:
+        """Hold its lock; raises BlockingIOError after `timeout_s`, and AccessDenied if others can enter the folder."""
+        check_private(self.folder)
+        return locked(self.folder / _LOCK, timeout_s)
+
+    # -- the state -----------------------------------------------------------------------------------------
+
+    def load(self) -> tuple[State, Done]:
+        """Raises NotFound, Damaged, AccessDenied."""
+        try:
+            check_private(self.folder)
+            fields = json.loads((self.folder / _STATE).read_bytes())
+            stored = {os.fsencode(path): Key(*key) for path, key in fields.pop("stored").items()}
+            return State(**fields.pop("state")), Done(stored, set(map(os.fsencode, fields.pop("deleted"))))
+        except FileNotFoundError:
+            raise NotFound(f"{self.folder}: no mount has written there") from None
+        except (ValueError, TypeError, KeyError, AttributeError) as error:
+            raise Damaged(f"{self.folder / _STATE}: {error}") from None
+
+    def save(self, state: State, done: Done) -> None:
+        """Replace the state, in one step."""
+        content: dict[str, Any] = {
+            "state": asdict(state),
+            "stored": {os.fsdecode(path): key for path, key in done.stored.items()},
+            "deleted": [os.fsdecode(path) for path in sorted(done.deleted)],
+        }
+        aside = self.folder / f"{_STATE}.new"
+        with aside.open("w") as file:
+            json.dump(content, file)
+            file.flush()
+            os.fsync(file.fileno())
+        aside.rename(self.folder / _STATE)
+
+    def begin(self, generation: int) -> None:
+        """This generation is about to be mounted."""
+        state, done = self.load()
+        if state.base is None:
+            self.save(replace(state, base=generation, generation=generation), done)
+
+    # -- what is written -----------------------------------------------------------------------------------
+
+    def flush(self) -> None:
+        """Write to the disk what programs have written, also into mapped files: what they change there from now on
+        gives the file a new time.
+        """
+        with self.opened(b"", _FOLDER_FLAGS) as folder:
+            if _libc.syncfs(folder) != 0:
+                raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()), str(self.upper))
+
+    @contextmanager
+    def opened(self, path: bytes, flags: int = _FILE_FLAGS) -> Iterator[int]:
+        """A descriptor of an entry in `upper`. The path to it has no link."""
+        *above, name = [b".", *filter(None, path.split(b"/"))]
+        descriptor = os.open(self.upper, _FOLDER_FLAGS)
+        try:
+            for part, how in [*((part, _FOLDER_FLAGS) for part in above), (name, flags)]:
+                below = os.open(part, how, dir_fd=descriptor)
+                os.close(descriptor)
+                descriptor = below
+            yield descriptor
+        finally:
+            os.close(descriptor)
+
+    def walk(self) -> Iterator[Found]:
+        """All entries, each folder before its content. What is removed meanwhile is left out."""
+        pending = [b""]
+        while pending:
+            above = pending.pop()
+            with suppress(FileNotFoundError, NotADirectoryError), self.opened(above, _FOLDER_FLAGS) as folder:
+                for name in map(os.fsencode, os.listdir(folder)):
+                    path = os.path.join(above, name)
+                    with suppress(FileNotFoundError, NotADirectoryError):
+                        status = os.lstat(name, dir_fd=folder)
+                        is_whiteout = stat.S_ISCHR(status.st_mode) and not status.st_rdev
+                        is_folder = stat.S_ISDIR(status.st_mode)
+                        is_opaque = is_folder and self._is_opaque(path)
+                        yield Found(path, Key.of(status), is_whiteout, is_opaque)
+                        if is_folder:
+                            pending.append(path)
+
+    def _is_opaque(self, path: bytes) -> bool:
+        with self.opened(path, _FOLDER_FLAGS) as folder:
+            for name in _OPAQUE:
+                with suppress(OSError):  # it has no such mark, or the file system has no such marks
+                    if os.getxattr(folder, name) == b"y":
+                        return True
+        return False
+
+
+class UpperEntry:
+    """An entry of the upper folder, to upload; an `UploadEntry`. `path`: in the dataset; `key`: of what is uploaded.
+    `is_prefix`: a file that grows meanwhile is stored as long as it was when it was opened first.
+    """
+
+    is_streamed = False
+
+    def __init__(self, folder: WriteFolder, found: Found, path: bytes, is_prefix: bool = False) -> None:
+        """Raises OSError, and SourceChanged if it has another type now."""
+        self._folder, self._place, self._is_prefix = folder, found.path, is_prefix
+        self.path, self.source = path, os.path.join(os.fsencode(folder.upper), found.path)
+        self.key = found.key
+        if stat.S_ISREG(found.key.mode):
+            with folder.opened(found.path) as file:
+                self.key = Key.of(os.fstat(file))
+            if not stat.S_ISREG(self.key.mode):
+                raise SourceChanged(CHANGED)
+
+    @property
+    def mode(self) -> int:
+        return self.key.mode
+
+    @property
+    def mtime_ns(self) -> int:
+        return self.key.mtime_ns
+
+    @property
+    def file_bytes(self) -> int:
+        return self.key.size if stat.S_ISREG(self.key.mode) else 0
+
+    @property
+    def is_folder(self) -> bool:
+        return stat.S_ISDIR(self.key.mode)
+
+    def is_same(self, mode: int, size: int, mtime_ns: int, target: bytes) -> bool:
+        return False  # `changes` has compared it
+
+    def load(self) -> None:
+        """Nothing: readers open the file."""
+
+    def pack(self, builder: ChunkBuilder) -> None:
+        if self.is_folder:
+            builder.add_directory(self.path, self.mode, time.time_ns())
+        elif stat.S_ISLNK(self.mode):
+            above, name = os.path.split(self._place)
+            with self._folder.opened(above, _FOLDER_FLAGS) as folder:
+                builder.add_symlink(self.path, os.readlink(name, dir_fd=folder), self.mode, self.mtime_ns)
+        else:
+            content = builder.space(self.key.size)
+            with self._folder.opened(self._place) as file:
+                length = os.readv(file, [content]) if len(content) else 0
+                self._check(file, length == len(content))
+            builder.add_file(self.path, content, self.mode, self.mtime_ns)
+
+    def contents(self, ranges: Iterable[tuple[int, int]]) -> Generator[bytes]:
+        with self._folder.opened(self._place) as file:
+            for place, length in ranges:
+                content = os.pread(file, length, place)
+                self._check(file, len(content) == length)
+                yield content
+
+    def _check(self, file: int, is_complete: bool) -> None:
+        """Raise SourceChanged unless what was read is of the file with this key."""
+        now = Key.of(os.fstat(file))
+        is_longer = self._is_prefix and now.inode == self.key.inode and now.size >= self.key.size
+        if not is_complete or (now != self.key and not is_longer):
+            raise SourceChanged(CHANGED)
