@@ -18,6 +18,7 @@ BENCHMARKS = {
     "batches": "mounts",
     "misses": "mounts",
     "idle": "mounts",
+    "checkpoints": "mounts",
     "cores": "mounts",
     "resilience": "mounts",
     "encryption": "storage",

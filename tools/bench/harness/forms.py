@@ -20,7 +20,7 @@ from pathlib import Path
 from bench.harness.figures import RunFailed
 from dieselfs.dataset import Dataset
 from dieselfs.errors import MountError, Unavailable
-from dieselfs.limits import LIBRARY_MEMORY_BYTES
+from dieselfs.limits import LIBRARY_MEMORY_BYTES, WRITE_EVERY_S
 from dieselfs.names import SCHEME
 from dieselfs.net.address import UnixAddress
 from dieselfs.net.sockets import open_socket, peer_process
@@ -131,9 +131,11 @@ def mounted(
     driver: str = KERNEL,
     view: str = AUTO,
     memory_bytes: int = MOUNT_MEMORY_BYTES,
+    write_folder: str | None = None,
 ) -> Iterator[int]:
     """Mount the home's dataset until the end of the block; the process ID of the supervisor, the ancestor of all
-    processes of the mount. Raises MountError for a missing driver.
+    processes of the mount. With `write_folder`, it can be written, and stores what was written at the end. Raises
+    MountError for a missing driver.
     """
     mountpoint.mkdir(exist_ok=True)
     options = MountOptions(
@@ -142,6 +144,9 @@ def mounted(
         log_file=f"{mountpoint}.log",
         driver=driver,
         view=view,
+        write=write_folder is not None,
+        write_every_s=WRITE_EVERY_S if write_folder is None else _NO_ROUND_S,
+        write_folder=write_folder,
     )
     try:
         with _uninterrupted():
@@ -167,6 +172,7 @@ def mounted_views(home: Home, folder: Path) -> Iterator[dict[str, Path]]:
         yield places
 
 
+_NO_ROUND_S = 86_400.0
 SMALL_FILE_BYTES = 4096
 LARGE_FILE_BYTES = 110_000
 """About the mean of ImageNet."""
