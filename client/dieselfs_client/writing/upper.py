@@ -21,6 +21,7 @@ from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
+from weakref import finalize
 
 from dieselfs.chunk.builder import ChunkBuilder
 from dieselfs.errors import Damaged, NotFound, SourceChanged
@@ -214,6 +215,8 @@ class UpperEntry:
         if stat.S_ISREG(found.key.mode):
             with folder.opened(found.path) as file:
                 self.key = Key.of(os.fstat(file))
+                if is_prefix:  # while it is open, no other file gets its inode number
+                    finalize(self, os.close, os.dup(file))
             if not stat.S_ISREG(self.key.mode):
                 raise SourceChanged(CHANGED)
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
-import torch.distributed.checkpoint as distributed_checkpoint
+from torch.distributed.checkpoint.state_dict_saver import save as save_distributed
 
 from dieselfs.dataset import Dataset
 from dieselfs.errors import DieselfsError, InvalidInput, MountError
@@ -75,7 +75,7 @@ def test_what_programs_write_and_delete_is_in_the_dataset(
     assert shown(mountpoint) == stored(data)
     tensors = {"weights": torch.arange(100.0)}
     torch.save(tensors, mountpoint / "model.pt")
-    distributed_checkpoint.save(tensors, checkpoint_id=mountpoint / "step-1.tmp")
+    save_distributed(tensors, checkpoint_id=mountpoint / "step-1.tmp")
     os.rename(mountpoint / "step-1.tmp", mountpoint / "step-1")
     (mountpoint / "large").write_bytes(LARGE)
     os.rename(mountpoint / "old/a", mountpoint / "moved")

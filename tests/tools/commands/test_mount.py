@@ -62,6 +62,25 @@ def test_a_dataset_is_mounted_listed_read_and_unmounted(dlcmd: Dlcmd, pets: str,
     assert "mkdir -p" in dlcmd("mount", pets, place / "x", exit_code=EXIT_NOT_FOUND).stderr
 
 
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can mount it")
+def test_what_is_written_through_a_mount_is_stored_and_listed(
+    dlcmd: Dlcmd, dataset: str, place: Path
+) -> None:
+    writes = dlcmd.folder / "writes"
+    dlcmd("mount", "--write", "--write-folder", writes, f"dl://{dataset}/run", place)
+    (place / "log").write_bytes(b"step 1\n")
+    ran = dlcmd("sync", place, "--json")
+    assert (ran.summary["stored"], ran.summary["deleted"], ran.summary["failed"]) == (1, 0, 0)
+    assert dlcmd("cat", f"dl://{dataset}/run/log").stdout == b"step 1\n"
+    (listed,) = (one for one in dlcmd("mounts", "--json").objects if one.get("mountpoint") == str(place))
+    assert str(listed["writes"]).startswith(f"written to {writes}, stored ")
+    (place / "log").unlink()
+    assert dlcmd("umount", place).text == f"unmounted {place}\n"
+    assert dlcmd("ls", f"dl://{dataset}/run").text == ""
+    assert not writes.exists()
+    assert "neither a mount that can be written" in dlcmd("sync", place, exit_code=EXIT_USAGE).stderr
+
+
 def test_the_options_of_all_verbs_hold_for_the_mount(
     dlcmd: Dlcmd, pets: str, place: Path, server: RunningServer
 ) -> None:

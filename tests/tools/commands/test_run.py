@@ -28,6 +28,8 @@ id -u
 echo "$DIESELFS_MOUNT" > place
 """
 
+AGAIN = "mkdir -p old && touch old/b"
+
 
 @pytest.fixture
 def user(dlcmd: Dlcmd, monkeypatch: pytest.MonkeyPatch) -> Iterator[Dlcmd]:
@@ -60,6 +62,22 @@ def test_a_user_runs_a_command_in_the_overlay_view(user: Dlcmd, pets: str) -> No
     assert done.stdout.splitlines() == ["xxxxx", '"view": "overlay"', str(os.getuid())]
     place = (user.folder / "place").read_text().strip()
     assert not os.path.exists(place)
+
+
+def test_what_a_user_writes_is_in_the_dataset_when_the_command_ends(user: Dlcmd, dataset: str) -> None:
+    """In a user namespace, overlayfs marks what is deleted and replaced in another way."""
+    names = f'cd "$DIESELFS_MOUNT"; mkdir old; touch old/a log; {AGAIN}'
+    done = ran(user, "--write", f"{dataset}/new", "--", "sh", "-c", names)
+    if "for all your processes" in done.stderr:
+        pytest.skip(done.stderr)
+    assert (done.returncode, done.stderr) == (0, "")
+    done = ran(
+        user, "--write", f"{dataset}/new", "--", "sh", "-c", f"cd $DIESELFS_MOUNT; rm -r log old; {AGAIN}"
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    listed = user("find", f"dl://{dataset}").text.split()
+    assert listed == [f"dl://{dataset}/new/{name}" for name in ("", "old/", "old/b")]
+    assert not list(user.home.rglob("writes/*"))
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="needs root")
