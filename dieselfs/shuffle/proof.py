@@ -20,6 +20,7 @@ from dieselfs.shuffle.cursor import Cursor
 from dieselfs.shuffle.order import Layout
 from dieselfs.shuffle.plan import Plan
 from dieselfs.shuffle.policies import NAME_BY_KIND
+from dieselfs.shuffle.run_log import RUN_MARK
 from dieselfs.shuffle.skips import NO_SKIPS
 from dieselfs.snapshot.format import SnapshotHeader
 from dieselfs.snapshot.reader import Snapshot
@@ -44,7 +45,14 @@ _CURSORS = re.compile(
 
 
 def cursors_in(content: bytes) -> Iterator[Cursor]:
-    """The cursors in any content: a log, a state of a sampler, a checkpoint, `.dieselfs/cursor` of a mount."""
+    """The cursors in any content: a log, a state of a sampler, a checkpoint, `.dieselfs/cursor` of a mount.
+
+    Raises InvalidInput for the state of an opportunistic order: its cursor has the position, and not the order.
+    """
+    if RUN_MARK.encode() in content:
+        raise InvalidInput(
+            "it has an opportunistic order, which no cursor repeats: a proof does not cover it"
+        )
     for match in _CURSORS.finditer(content):
         try:
             yield Cursor.parse(match[0].decode())

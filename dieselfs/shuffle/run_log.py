@@ -12,7 +12,9 @@ from dieselfs.shuffle.partition import Partition
 from dieselfs.shuffle.plan import Plan
 from dieselfs.shuffle.spec import ReaderSpec
 
-_HEAD = re.compile(r"opportunistic-run1 batch=([0-9]{1,10})\n")
+RUN_MARK = "opportunistic-run1 batch="
+"""How each log begins."""
+_HEAD = re.compile(RUN_MARK + r"([0-9]{1,10})\n")
 _LOG_STARTS = re.compile(r"^(?=opportunistic1 )", re.MULTILINE)
 
 
@@ -24,7 +26,7 @@ class RunLog:
     logs: tuple[ServedLog, ...]
 
     def __str__(self) -> str:
-        return f"opportunistic-run1 batch={self.batch}\n" + "".join(map(str, self.logs))
+        return f"{RUN_MARK}{self.batch}\n" + "".join(map(str, self.logs))
 
     @classmethod
     def parse(cls, text: str) -> "RunLog":

@@ -10,7 +10,7 @@ import dieselfs
 from dieselfs.errors import EXIT_DAMAGED, EXIT_NOT_FOUND, EXIT_REFUSED, EXIT_USAGE
 from dieselfs.settings.table import EMBEDDED
 from dieselfs.shuffle.proof import cursors_in
-from dieselfs.torch import ChunkShuffleBatchSampler, FileDataset
+from dieselfs.torch import ChunkShuffleBatchSampler, FileDataset, OpportunisticSampler
 from dieselfs_client.daemon import control
 from dieselfs_client.mount.points.options import MountOptions
 from tests.support.dlcmd import Dlcmd, wait_until
@@ -97,9 +97,15 @@ def test_what_cannot_be_proved(dlcmd: Dlcmd, many: str) -> None:
     with dieselfs.connect(many, server=EMBEDDED, home=dlcmd.home) as data:
         Path(dlcmd.folder, "start").write_text(str(data.plan(1, 2).cursor(0)))
     (dlcmd.folder / "text").write_text("no cursor, and no proof")
+    with FileDataset(f"dl://{many}/train", loader=bytes, server=EMBEDDED, home=dlcmd.home) as dataset:
+        sampler = OpportunisticSampler(dataset, BATCH, rank=0, world=1)
+        next(iter(sampler))
+        sampler.advance()
+        (dlcmd.folder / "opportunistic").write_bytes(pickle.dumps(sampler.state_dict()))
     for words, code, message in (
         ([many, "text"], EXIT_USAGE, "there is no cursor"),
         ([many, "start"], EXIT_USAGE, "nothing was read"),
+        ([f"dl://{many}/train", "opportunistic"], EXIT_USAGE, "opportunistic: it has an opportunistic order"),
         ([many, "none"], EXIT_NOT_FOUND, "none: No such file"),
         ([many], EXIT_USAGE, "are missing"),
         ([], EXIT_USAGE, "are missing"),

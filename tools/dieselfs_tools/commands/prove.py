@@ -132,7 +132,7 @@ def _prove(
 
 
 def _cursors(source: Path) -> "Iterator[Cursor]":
-    """The cursors in a file of any size. Raises NotFound if it cannot be read."""
+    """The cursors in a file of any size. Raises NotFound if it cannot be read, and as `cursors_in`."""
     from dieselfs.shuffle.proof import cursors_in
 
     rest = b""
@@ -143,6 +143,8 @@ def _cursors(source: Path) -> "Iterator[Cursor]":
                 rest = block[-CURSOR_CHARACTERS_MAX:]
     except OSError as error:
         raise NotFound(f"{source}: {error.strerror}") from None
+    except InvalidInput as error:
+        raise InvalidInput(f"{source}: {error}") from None
 
 
 def _fields(proof: "Proof") -> dict[str, object]:
