@@ -1,5 +1,5 @@
-"""The process that evaluates one expression over a table: `python -m dieselfs.selection.evaluation`. This module reads
-standard input, and changes its own process.
+"""The process that decodes a table, or evaluates an expression over it: `python -m dieselfs.selection.evaluation`. This
+module reads standard input, and changes its own process.
 
 DuckDB sees one table in memory, and neither files nor the network. Only an expression of values and columns is
 evaluated: no query, and no function with another result each time. Strings of an expression are no memory that DuckDB
@@ -8,6 +8,9 @@ bounds, and one function call is not interrupted: so the process has limits, and
     request:  {"where": EXPRESSION} and a newline, then the table as Parquet
     reply:    {"rows": N, "has_others": BOOL} and a newline, then the rows as bits;
               or {"error": TEXT, "is_damaged": BOOL}
+
+    request:  {"names": COLUMNS or null} and a newline, then the table as Parquet
+    reply:    {"rows": N} and a newline, then the table as a stream of Arrow; or an error as above
 """
 
 import json
@@ -60,7 +63,7 @@ def evaluated(content: bytes, expression: str) -> tuple[npt.NDArray[np.bool_], b
     Raises InvalidInput, Damaged.
     """
     with _Evaluation(expression) as evaluation:
-        columns = FileColumns.decode(content, evaluation.resolved(FileColumns.names_in(content)))
+        columns = FileColumns.decode_here(content, evaluation.resolved(FileColumns.names_in(content)))
         return evaluation.chosen(columns)
 
 
@@ -182,9 +185,12 @@ def main() -> None:
     sandbox.gain_no_privileges()
     sandbox.refuse_calls()
     request, out = sys.stdin.buffer, sys.stdout.buffer
-    where = json.loads(request.readline())["where"]
+    asked = json.loads(request.readline())
     try:
-        is_chosen, has_others = evaluated(request.read(), where)
+        if "where" not in asked:
+            _send(FileColumns.decode_here(request.read(), asked["names"]).table)
+            return
+        is_chosen, has_others = evaluated(request.read(), asked["where"])
     except (InvalidInput, Damaged) as error:
         out.write(
             json.dumps({"error": str(error), "is_damaged": isinstance(error, Damaged)}).encode() + b"\n"
@@ -192,6 +198,16 @@ def main() -> None:
     else:
         out.write(json.dumps({"rows": len(is_chosen), "has_others": has_others}).encode() + b"\n")
         out.write(np.packbits(is_chosen).tobytes())
+    out.flush()
+
+
+def _send(table: Any) -> None:
+    import pyarrow as pa
+
+    out = sys.stdout.buffer
+    out.write(json.dumps({"rows": table.num_rows}).encode() + b"\n")
+    with pa.ipc.new_stream(out, table.schema) as stream:
+        stream.write_table(table)
     out.flush()
 
 

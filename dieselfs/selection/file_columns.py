@@ -19,6 +19,7 @@ from dieselfs.arrays import Numbers
 from dieselfs.columns import I64
 from dieselfs.errors import Damaged, InvalidInput, NotFound
 from dieselfs.names import COLUMNS_PATH, SCHEME, printable
+from dieselfs.selection.limited import limited
 from dieselfs.shuffle.strata import ranges_of
 from dieselfs.snapshot.reader import Snapshot
 from dieselfs.snapshot.subtree import files_below
@@ -58,7 +59,21 @@ class FileColumns:
 
     @classmethod
     def decode(cls, content: bytes, names: Sequence[str] | None = None) -> "FileColumns":
-        """`names`: the columns to read, beside PATH; None: all. Raises Damaged, InvalidInput for an unknown name."""
+        """`names`: the columns to read, beside PATH; None: all. They are decoded in a process with limits.
+
+        Raises Damaged, and InvalidInput for an unknown name, and for more than the limits.
+        """
+        _, stream = limited({"names": names}, content, f"the table {printable(COLUMNS_PATH)}")
+        try:
+            table = pa.ipc.open_stream(stream).read_all()
+            table.validate(full=True)
+            return cls(table)
+        except (pa.ArrowException, OSError) as error:
+            raise Damaged(f"{printable(COLUMNS_PATH)}: {_first_line(error)}") from None
+
+    @classmethod
+    def decode_here(cls, content: bytes, names: Sequence[str] | None = None) -> "FileColumns":
+        """As `decode`, in a process with limits, and for what one has decoded before. Raises MemoryError, too."""
         there = cls.names_in(content)
         for name in names or ():
             if name not in there:
@@ -66,6 +81,8 @@ class FileColumns:
         try:
             wanted = None if names is None else [PATH, *names]
             return cls(parquet.read_table(BytesIO(content), columns=wanted).combine_chunks())
+        except MemoryError:
+            raise
         except (pa.ArrowException, OSError) as error:
             raise Damaged(f"{printable(COLUMNS_PATH)}: {_first_line(error)}") from None
 

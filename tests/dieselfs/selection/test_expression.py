@@ -16,7 +16,7 @@ from tests.support.dataset import TreeEntry, pack_entries
 pa = pytest.importorskip("pyarrow", reason="the extra columns is not installed")
 pytest.importorskip("duckdb", reason="the extra columns is not installed")
 
-from dieselfs.selection import evaluation, expression  # noqa: E402  # needs both
+from dieselfs.selection import evaluation, expression, limited  # noqa: E402  # needs both
 from dieselfs.selection.file_columns import FileColumns, read_table  # noqa: E402  # needs both
 
 PATHS = [b"a/%d" % number for number in range(6)] + [b"b/x'y", b"none"]
@@ -101,7 +101,12 @@ def test_a_process_evaluates_within_limits(monkeypatch: pytest.MonkeyPatch) -> N
     with monkeypatch.context() as patch, pytest.raises(InvalidInput, match="its process has failed"):
         patch.setattr(sys, "executable", "/bin/false")
         selected("width > 1")
-    monkeypatch.setattr(expression, "EVALUATION_S_MAX", 0.01)
+    with monkeypatch.context() as patch, pytest.raises(InvalidInput, match="its process has failed, with 4"):
+        patch.setattr(sys, "executable", "/bin/false")
+        FileColumns.decode(CONTENT[COLUMNS_PATH])
+    monkeypatch.setattr(limited, "EVALUATION_S_MAX", 0.01)
+    with pytest.raises(InvalidInput, match=r"the table .*: it takes longer than 0 s"):
+        FileColumns.decode(CONTENT[COLUMNS_PATH])
     with pytest.raises(InvalidInput, match="it takes longer than 0 s"):
         selected("width > 1")
     with pytest.raises(InvalidInput, match="the limit is 10,000"):
@@ -193,6 +198,6 @@ def test_times_do_not_depend_on_the_time_zone_of_the_node(monkeypatch: pytest.Mo
 
 
 def test_paths_are_decoded_after_the_process_with_limits_has_done_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(FileColumns, "decode", lambda *_: pytest.fail("decoded without limits"))
+    monkeypatch.setattr(FileColumns, "decode_here", lambda *_: pytest.fail("decoded without limits"))
     with pytest.raises(InvalidInput, match="'now' is not possible"):
         expression.select(SNAPSHOT, CONTENT.__getitem__, "now() is null")

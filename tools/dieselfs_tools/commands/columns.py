@@ -29,8 +29,11 @@ columns = options.verb_group(
 
 def _stored(data: "Dataset") -> "FileColumns | None":
     from dieselfs.selection.file_columns import FileColumns
+    from dieselfs.selection.selected import content_at
 
-    return FileColumns.decode(data.get(COLUMNS_PATH)) if data.exists(COLUMNS_PATH) else None
+    if not data.exists(COLUMNS_PATH):
+        return None
+    return FileColumns.decode(content_at(data.snapshot, data.client, COLUMNS_PATH))
 
 
 def _found(data: "Dataset") -> "FileColumns":
