@@ -8,10 +8,12 @@ for images, labels in sampler.consumed(loader):
     sampler.record(losses)
 """
 
+import logging
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
 from functools import partial
 from hashlib import sha256
+from socket import gethostname
 from typing import Any, TypeVar
 
 import numpy as np
@@ -35,6 +37,7 @@ Batch = TypeVar("Batch")
 
 DEFAULT_CACHE_SHARE = 0.1
 _FINGERPRINT_CHARACTERS = 24
+_log = logging.getLogger(__name__)
 
 
 class ImportanceSampler(Sampler[list[int]]):
@@ -85,9 +88,16 @@ class ImportanceSampler(Sampler[list[int]]):
         dataset: Any = self.dataset
         source = dataset.source
         me = _pooling_node(source)
-        of_ranks = self._gather((new_name(), me))
-        name, nodes = of_ranks[0][0], {node for _, node in of_ranks}
+        of_ranks = self._gather((new_name(), me, gethostname()))
+        name, nodes = of_ranks[0][0], {node for _, node, _ in of_ranks}
         if me is None or None in nodes or len(nodes) == 1:
+            hosts = {host for _, _, host in of_ranks}
+            if len(hosts) > 1 and self.rank == 0:
+                _log.warning(
+                    "each of %d nodes keeps the samples of its own ranks alone: nodes find each other in a job, so "
+                    'open a dataset that is not encrypted with job="auto" on all of them',
+                    len(hosts),
+                )
             stored = StoredReads(source, SampleStore(name))
         else:
             from dieselfs.samples.sample_pool import SamplePool  # in a job alone

@@ -14,6 +14,7 @@ import torch
 from torch.utils.data import DataLoader, TensorDataset
 
 from dieselfs.errors import InvalidInput
+from dieselfs.frameworks.torch import importance
 from dieselfs.importance.rank_reader import RankReader
 from dieselfs.samples.ranks import Gather
 from dieselfs.torch import FolderDataset, ImportanceSampler
@@ -137,6 +138,21 @@ def test_ranks_share_the_memory_of_a_node(folder: FolderDataset) -> None:
     (read, place), (other, other_place) = run_ranks(2, run)
     assert place == other_place and not os.path.exists(place)
     assert sorted(read[: SAMPLES // 2] + other[: SAMPLES // 2]) == list(range(SAMPLES))
+
+
+def test_several_nodes_without_a_job_are_told_to_have_one(
+    folder: FolderDataset, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    hosts = iter(["a", "b"])
+    monkeypatch.setattr(importance, "gethostname", lambda: next(hosts))
+
+    def run(rank: int, gather: Gather) -> None:
+        with FolderDataset(folder.root, loader=bytes) as dataset:
+            ImportanceSampler(dataset, 10, rank=rank, world=2, gather=gather).close()
+
+    run_ranks(2, run)
+    assert "each of 2 nodes keeps the samples of its own ranks alone" in caplog.text
+    assert caplog.text.count('job="auto"') == 1
 
 
 def rank_of_a_group(rank: int, world: int, place: Path) -> None:
