@@ -272,8 +272,8 @@ class FileReader:
         return payload, start, end
 
     def distances(self) -> Numbers:
-        """How far each chunk is, see `cluster.holdings`: shape (chunks,). In a job, its nodes are asked."""
-        found = self._held.distances_in_job()
+        """How far each chunk is, see `cluster.holdings`: shape (chunks,). Daemons of the node or the job are asked."""
+        found = self._held.distances_of_daemons()
         with self._held.lock:
             found[[*self._policy]] = HERE
         return found

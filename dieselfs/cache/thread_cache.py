@@ -21,7 +21,7 @@ from dieselfs.arrays import Numbers
 from dieselfs.cache.load import Load, Missing, load_ahead, load_for
 from dieselfs.cache.policy import LIBRARY_REQUEST_BYTES, CacheBudget, CachePolicy, RecentRequests
 from dieselfs.chunk.segment import Memory, readonly_view
-from dieselfs.cluster.holdings import FAR
+from dieselfs.cluster.holdings import FAR, HERE, decoded
 from dieselfs.cluster.node_client import NodeClient
 from dieselfs.errors import Damaged, DieselfsError, Unavailable
 from dieselfs.forks import SingleFlight, renew_after_fork
@@ -256,9 +256,16 @@ class ThreadCache:
         with self.lock:
             (self._expected.update if is_expected else self._expected.difference_update)(chunks)
 
-    def distances_in_job(self) -> Numbers:
-        """As `Attachment.distances`; all are FAR without a job."""
-        return np.full(self._snapshot.chunk_count, FAR) if self._job is None else self._job.distances()
+    def distances_of_daemons(self) -> Numbers:
+        """As `Attachment.distances`; without a job, those of the daemon of this node. Chunks of none are FAR."""
+        if self._job is not None:
+            return self._job.distances()
+        count = self._snapshot.chunk_count
+        found = np.full(count, FAR)
+        held = self._daemon.held(count) if isinstance(self._daemon, NodeClient) and count else None
+        if held is not None:
+            found[decoded(count, held[0 : len(held)])] = HERE
+        return found
 
     def together(self, chunks: Iterable[int]) -> list[list[int]]:
         """The same chunks, grouped by the request that will fetch their files."""

@@ -112,14 +112,22 @@ class NodeConnection:
         """
         # The first is the daemon's own timeout, after which it sends a refusal.
         self._socket.settimeout(NODE_CHUNK_TIMEOUT_S + NODE_HELLO_TIMEOUT_S)
-        answer, descriptor = self._exchange(messages.ChunkRequest(chunk, wanted_bytes))
+        return self._mapped(messages.ChunkRequest(chunk, wanted_bytes), length_bytes)
+
+    def held(self, chunk_count: int) -> Memory | None:
+        """Which of the chunks are in memory: the bits of `holdings.encoded`. Raises as `memory`."""
+        self._socket.settimeout(NODE_HELLO_TIMEOUT_S)
+        return self._mapped(messages.HeldRequest(), -(-chunk_count // 8))
+
+    def _mapped(self, request: messages.Message, length_bytes: int) -> Memory | None:
+        answer, descriptor = self._exchange(request)
         try:
             if isinstance(answer, messages.SegmentReply) and descriptor is not None:
                 return map_sealed(descriptor, length_bytes) if answer.length_bytes == length_bytes else None
             if isinstance(answer, messages.Absent):
                 return None
             self.close()
-            raise ProtocolError(f"the daemon answers the request for a chunk with {answer}")
+            raise ProtocolError(f"the daemon answers {request} with {answer}")
         finally:
             if descriptor is not None:
                 os.close(descriptor)
@@ -217,6 +225,10 @@ class NodeClient:
     def members(self, known_version: int = 0) -> NodeMembers | None:
         """The members of the daemon's job, as `NodeConnection.members`; it comes first. None also without a job."""
         return self._call(lambda connection: connection.members(known_version))
+
+    def held(self, chunk_count: int) -> Memory | None:
+        """Which of the chunks are in the memory of the daemon, as `NodeConnection.held`."""
+        return self._call(lambda connection: connection.held(chunk_count))
 
     def _call(self, request: Callable[[NodeConnection], _T]) -> _T | None:
         """The result of a request on a connection; None if it fails."""

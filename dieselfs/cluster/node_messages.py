@@ -38,6 +38,10 @@ class MembersRequest(NamedTuple):
     known_version: int
 
 
+class HeldRequest(NamedTuple):
+    """Requests which chunks are in memory, as `SegmentReply` with the bits of `holdings.encoded`."""
+
+
 class Welcome(NamedTuple):
     """The reply to `Hello`: the daemon has the same snapshot."""
 
@@ -85,13 +89,24 @@ class Unknown(NamedTuple):
     kind: int
 
 
-Message = Hello | ChunkRequest | MembersRequest | Welcome | SegmentReply | Absent | MembersReply | Refusal
+Message = (
+    Hello
+    | ChunkRequest
+    | MembersRequest
+    | HeldRequest
+    | Welcome
+    | SegmentReply
+    | Absent
+    | MembersReply
+    | Refusal
+)
 
 REFUSAL_KIND = 0xFF
 LAYOUTS: dict[int, tuple[type[Message], struct.Struct]] = {
     0x01: (Hello, struct.Struct("<8sI32s")),
     0x02: (ChunkRequest, struct.Struct("<II")),
     0x03: (MembersRequest, struct.Struct("<Q")),
+    0x04: (HeldRequest, struct.Struct("")),
     0x81: (Welcome, struct.Struct("<I")),
     0x82: (SegmentReply, struct.Struct("<I")),
     0x83: (Absent, struct.Struct("")),

@@ -16,6 +16,7 @@ import trio
 
 from dieselfs.chunk.segment import Segment
 from dieselfs.cluster import node_messages as messages
+from dieselfs.cluster.holdings import encoded
 from dieselfs.cluster.member import Member
 from dieselfs.errors import DieselfsError, InvalidInput, MountError, ProtocolError, Unavailable
 from dieselfs.limits import (
@@ -73,11 +74,7 @@ class LocalService:
         """Set the members of the job; the first is this master. Raises Unavailable without memory; then nothing has
         changed.
         """
-        encoded = encode_members(member.encode() for member in members)
-        segment = Segment.create(len(encoded))
-        segment.view[:] = encoded
-        segment.seal()
-        self._members = segment
+        self._members = _sealed(encode_members(member.encode() for member in members))
         self._version += 1
 
     async def serve(self, listener: trio.socket.SocketType) -> None:
@@ -146,6 +143,9 @@ class LocalService:
         try:
             if isinstance(request, messages.MembersRequest):
                 answer, segment = self._member_list(request)
+            elif isinstance(request, messages.HeldRequest):
+                segment = _sealed(encoded(self._chunk_count, [*self._node_cache.policy]))
+                answer = messages.SegmentReply(len(segment))
             else:
                 answer, segment = await self._chunk(request)
             if segment is not None:
@@ -184,6 +184,14 @@ class LocalService:
         with trio.fail_after(NODE_CHUNK_TIMEOUT_S):
             segment = await self._node_cache.fetch(request.chunk)
         return messages.SegmentReply(len(segment)), segment
+
+
+def _sealed(content: bytes) -> Segment:
+    """Raises Unavailable without memory."""
+    segment = Segment.create(len(content))
+    segment.view[:] = content
+    segment.seal()
+    return segment
 
 
 async def _send(

@@ -14,6 +14,7 @@ import pytest
 import trio
 
 from dieselfs.chunk.segment import Segment
+from dieselfs.cluster.holdings import FAR, HERE
 from dieselfs.cluster.member import Member
 from dieselfs.cluster.node_client import (
     NodeClient,
@@ -71,6 +72,7 @@ class FetchingShelf:
     def __init__(self, chunks: ServerSource) -> None:
         self._chunks = chunks
         self.segments: dict[int, Segment] = {}
+        self.policy = self.segments
         self._fetching = trio.Lock()
 
     def is_worth_fetching(self, chunk: int, wanted_bytes: int) -> bool:
@@ -212,7 +214,7 @@ async def test_strangers_are_refused_and_others_served_on(path: Path, packed: Pa
         for garbage in (b"\x01", hello[:-1], hello + b"x", bytes(4096)):
             assert await asked(path, garbage) == [b""]
         welcome, refused, _ = await asked(
-            path, hello, bytes([4, 0, 0, 0, 2, 0, 0, 0]), encode(3, ChunkRequest(0, 1))
+            path, hello, bytes([5, 0, 0, 0, 2, 0, 0, 0]), encode(3, ChunkRequest(0, 1))
         )
         assert decode(welcome) == (1, Welcome())
         refusal = decode(refused)[1]
@@ -313,8 +315,11 @@ async def test_the_library_reads_through_a_daemon_and_on_without_it(
                 )
                 assert figures["chunk_cache"]["fetched_chunks"] == figures["chunk_cache"]["extent_bytes"] == 0
             assert chunks.shared_segments == 2 * snapshot.chunk_count
+            with Dataset(server.settings(), "letters") as third:
+                assert set((await trio.to_thread.run_sync(third.distances)).tolist()) == {HERE}
         assert await trio.to_thread.run_sync(read_all, data)  # mapped, whoever is gone
         with Dataset(server.settings(), "letters") as late:
+            assert set((await trio.to_thread.run_sync(late.distances)).tolist()) == {FAR}
             assert await trio.to_thread.run_sync(read_all, late)
             assert (
                 late.statistics()["chunk_cache"]["shared_chunks"]

@@ -10,6 +10,7 @@ from dieselfs.cluster.node_messages import (
     REFUSAL_KIND,
     Absent,
     ChunkRequest,
+    HeldRequest,
     Hello,
     MembersReply,
     MembersRequest,
@@ -37,6 +38,7 @@ MESSAGES: list[Message] = [
     ChunkRequest((1 << 32) - 1, (1 << 32) - 1),
     Absent(),
     MembersRequest(1 << 63),
+    HeldRequest(),
     MembersReply((1 << 64) - 1, 8192),
     Refusal(2, "no such chunk \N{SNOWMAN}"),
 ]
@@ -94,7 +96,7 @@ def test_a_greeting_of_something_else_is_refused() -> None:
 
 
 def test_a_kind_of_a_later_version_is_told_apart() -> None:
-    assert decode(bytes([0x04, 0, 0, 0, 9, 0, 0, 0]) + b"anything") == (9, Unknown(4))
+    assert decode(bytes([0x05, 0, 0, 0, 9, 0, 0, 0]) + b"anything") == (9, Unknown(5))
 
 
 def test_a_refusal_is_the_same_error_at_the_other_end() -> None:
