@@ -20,8 +20,7 @@ from dieselfs.samples.ranks import Gather, gathering, shortened
 from dieselfs.samples.sampler_state import SamplerOptions, SamplerState, entry_of, job_node
 from dieselfs.shuffle.assignment import HomesOf
 from dieselfs.shuffle.cursor import Cursor
-from dieselfs.shuffle.groups import GROWN_CHUNKS
-from dieselfs.shuffle.opportunistic import Parts, ServedLog, log_ahead, served
+from dieselfs.shuffle.opportunistic import Parts, ServedLog, served
 from dieselfs.shuffle.run_log import RunLog
 from dieselfs.shuffle.skips import NO_SKIPS
 from dieselfs.shuffle.spec import PlanSpec, ReaderSpec
@@ -95,7 +94,7 @@ class ServedOrder:
         self.whole.check_cursor(cursor)
 
     def declare(self, reader: ReaderSpec) -> None:
-        """The library loads ahead what is listed."""
+        """The library loads ahead what is listed, and a mount what it has drawn."""
 
 
 class OpportunisticState(SamplerState):
@@ -132,9 +131,7 @@ class OpportunisticState(SamplerState):
         return ServedOrder(order, self._draw)
 
     def _draw(self, whole: PlanOrder) -> RunLog:
-        group = whole.spec.group_chunks
-        reader = ReaderSpec(self.rank, self.world, nodes=self._rank_nodes)
-        log = log_ahead(whole.plan, reader, whole.distances(), GROWN_CHUNKS if group is None else group)
+        log = whole.drawn(ReaderSpec(self.rank, self.world, self.batch_size, nodes=self._rank_nodes))
         return RunLog(self.batch_size, tuple(self._gather(log)))
 
     @property

@@ -15,6 +15,7 @@ from dieselfs.arrays import Keys, Nodes, Numbers, Positions
 from dieselfs.samples.source import Progress, SampleSource
 from dieselfs.shuffle.assignment import HomesOf
 from dieselfs.shuffle.cursor import Cursor
+from dieselfs.shuffle.opportunistic import ServedLog
 from dieselfs.shuffle.order import Layout, name_of, nodes_of
 from dieselfs.shuffle.plan import Plan, Share
 from dieselfs.shuffle.skips import NO_SKIPS
@@ -169,9 +170,9 @@ class PlanOrder:
         """The index of the sample with each name: see `SampleNames`."""
         return self._names.samples(names)
 
-    def distances(self) -> Numbers | None:
-        """Where the chunks are, see `Dataset.distances`; None if the source does not say."""
-        return self._source.distances()
+    def drawn(self, reader: ReaderSpec) -> ServedLog:
+        """The part of a rank in the opportunistic order, as its source draws it."""
+        return self._source.drawn(self.plan, reader)
 
     def homes_of(self, nodes: Sequence[str]) -> HomesOf:
         return self.plan.homes_of(nodes)

@@ -1,5 +1,6 @@
 """Reads the bytes of samples through the library or a mount. This module opens files and waits for sockets."""
 
+import io
 import json
 import os
 import stat
@@ -21,8 +22,14 @@ from dieselfs.names import CONTROL_FOLDER, SCHEME, is_location, parse_location, 
 from dieselfs.records import DatasetRecord, EntryTable, ExtentColumns
 from dieselfs.samples.reading_list import Listed, Reading, ReadingList, loader_worker
 from dieselfs.samples.worker_times import WorkerTimes
-from dieselfs.shuffle.plan import Share
+from dieselfs.shuffle.groups import GROWN_CHUNKS
+from dieselfs.shuffle.opportunistic import ServedLog, log_ahead, log_of
+from dieselfs.shuffle.plan import Plan, Share
+from dieselfs.shuffle.policies import OPPORTUNISTIC
+from dieselfs.shuffle.run_log import RunLog
 from dieselfs.shuffle.share_name import ShareName
+from dieselfs.shuffle.skips import NO_SKIPS
+from dieselfs.shuffle.spec import ReaderSpec
 from dieselfs.snapshot.builder import build_snapshot
 from dieselfs.snapshot.reader import Snapshot
 from dieselfs.telemetry import catalogue
@@ -149,9 +156,9 @@ class LibrarySource:
             raise InvalidInput(f"{text} is not in the dataset {self.dataset.name}")
         return place.path
 
-    def distances(self) -> Numbers | None:
-        """As `Dataset.distances`."""
-        return self.dataset.distances()
+    def drawn(self, plan: Plan, reader: ReaderSpec) -> ServedLog:
+        """Draw the part of a rank in an opportunistic order of the samples of a plan; `reader` has the step, too."""
+        return drawn_ahead(plan, reader, self.dataset.distances())
 
     def expect_plan(self) -> None:
         """Announce that all reads follow a plan: this process or another soon needs the rest of a chunk."""
@@ -304,12 +311,26 @@ class MountSource:
             raise InvalidInput(f"{os.fsdecode(path)} is not below {self._mountpoint}")
         return None
 
-    def distances(self) -> Numbers | None:
-        """A mount draws orders itself. Raises InvalidInput."""
-        raise InvalidInput(
-            "an opportunistic order of a mount is drawn by the mount: read .dieselfs/shuffle/policy=opportunistic "
-            "there, or give the name of the dataset"
-        )
+    def drawn(self, plan: Plan, reader: ReaderSpec) -> ServedLog:
+        """As `LibrarySource.drawn`: the mount draws it, and begins to fetch its files. Raises InvalidInput for a
+        selection; OSError, EINVAL if the mount refuses.
+        """
+        if plan.layout.selection:
+            raise InvalidInput(
+                "a mount draws opportunistic orders of whole folders: give the name of the dataset"
+            )
+        spec = replace(plan.spec, policy=OPPORTUNISTIC, skips=NO_SKIPS)
+        name = ShareName(spec, reader)
+        with self._shuffle(replace(name, is_log=True)) as file:
+            log = RunLog.parse(file.read().decode()).logs[reader.rank]
+        log.check(log_of(plan.cursor(0).snapshot, plan.spec, reader, ()))
+        with self._shuffle(name) as file:
+            file.read(1)
+        return log
+
+    def _shuffle(self, name: ShareName) -> io.FileIO:
+        """The file of an order, unbuffered."""
+        return io.FileIO(os.path.join(self._mountpoint, CONTROL_FOLDER, "shuffle", str(name)))
 
     def expect_plan(self) -> None:
         """The mount gets the plan by `declare`."""
@@ -323,10 +344,9 @@ class MountSource:
         if share.reader.worker:
             return
         share = Share(share.plan, replace(share.reader, workers=1))
-        name = str(ShareName.of(share))
-        if len(name) <= NAME_BYTES_MAX:
-            path = os.path.join(self._mountpoint, CONTROL_FOLDER, "shuffle", name)
-            with open(path, "rb", buffering=0) as file:
+        name = ShareName.of(share)
+        if len(str(name)) <= NAME_BYTES_MAX:
+            with self._shuffle(name) as file:
                 file.read(1)
 
     def close(self) -> None:
@@ -397,8 +417,9 @@ class LocalSource(MountSource):
 
     takes_lists = False
 
-    def distances(self) -> None:
-        """A plain folder has no chunks."""
+    def drawn(self, plan: Plan, reader: ReaderSpec) -> ServedLog:
+        """A plain folder has no chunks, so all of it is far."""
+        return drawn_ahead(plan, reader, None)
 
     def daemon_work(self) -> None:
         """A plain folder has no daemon."""
@@ -407,6 +428,12 @@ class LocalSource(MountSource):
 
 
 SampleSource = LibrarySource | MountSource
+
+
+def drawn_ahead(plan: Plan, reader: ReaderSpec, distances: Numbers | None) -> ServedLog:
+    """See `log_ahead`; with the number of chunks that are mixed in the order of a plan."""
+    group = plan.spec.group_chunks
+    return log_ahead(plan, reader, distances, GROWN_CHUNKS if group is None else group)
 
 
 def _read_file(path: bytes, size: int) -> bytes:

@@ -29,6 +29,7 @@ class ShareName:
     - `nodes`: a local assignment among these nodes, as `node_list` writes them, with `+` in place of commas
     - `cursor`: the order and the start, instead of the keys for them
     - `null`: each path ends with a NUL byte, not with a newline
+    - `log`: of an opportunistic order, its log instead of paths
     """
 
     plan: PlanSpec
@@ -36,6 +37,7 @@ class ShareName:
     is_null: bool = False
     cursor: Cursor | None = None
     """As given, to be checked against the snapshot; `plan` and `reader.start` are taken from it."""
+    is_log: bool = False
 
     @classmethod
     def parse(cls, name: bytes) -> "ShareName":
@@ -62,10 +64,11 @@ class ShareName:
         if values.get("nodes") and cursor is None:
             values.setdefault("group", LOCAL_GROUP_CHUNKS)
         plan = {field: values.pop(key) for key, field in _PLAN_FIELDS.items() if key in values}
-        is_null = values.pop("null", False)
+        is_null, is_log = values.pop("null", False), values.pop("log", False)
         if cursor is None:
-            return cls(PlanSpec(**plan), ReaderSpec(**values), is_null)
-        return cls(replace(cursor.spec, **plan), ReaderSpec(start=cursor.position, **values), is_null, cursor)
+            return cls(PlanSpec(**plan), ReaderSpec(**values), is_null, is_log=is_log)
+        reader = ReaderSpec(start=cursor.position, **values)
+        return cls(replace(cursor.spec, **plan), reader, is_null, cursor, is_log)
 
     @classmethod
     def of(cls, share: Share) -> "ShareName":
@@ -104,6 +107,7 @@ class ShareName:
             "drop_last": int(reader.drop_last),
             "nodes": node_list(reader.nodes).replace(",", "+"),
             "null": int(self.is_null),
+            "log": int(self.is_log) or "",
         }
         return ",".join(f"{key}={value}" for key, value in keys.items() if value != "")
 
@@ -146,6 +150,7 @@ _PARSERS: dict[str, Callable[[str], object]] = {
     "nodes": _nodes,
     "cursor": Cursor.parse,
     "null": _switch,
+    "log": _switch,
 }
 _PLAN_FIELDS = {
     "seed": "seed",
@@ -155,5 +160,5 @@ _PLAN_FIELDS = {
     "folder": "folder",
     "policy": "policy",
 }
-"""The field of `PlanSpec` for each key that has one; all other keys but `cursor` and `null` are of `ReaderSpec`."""
+"""The field of `PlanSpec` for each key that has one. Others but `cursor`, `null` and `log` are of `ReaderSpec`."""
 _IN_CURSOR = _PLAN_FIELDS.keys() - {"folder"} | {"start"}

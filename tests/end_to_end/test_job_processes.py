@@ -19,13 +19,16 @@ import pytest
 
 from dieselfs.dataset import Dataset
 from dieselfs.limits import MIB
+from dieselfs.samples.ranks import Gather
 from dieselfs.shuffle.assignment import ChunkHomes
 from dieselfs.snapshot.subtree import files_below
+from dieselfs.torch import FileDataset, OpportunisticSampler
 from dieselfs_client.daemon import control
 from dieselfs_client.mount.points.options import MountOptions
 from dieselfs_client.supervision.status import supervision_of
 from lab.mount_processes import kill_all
 from lab.network import clear
+from tests.support.gathering import run_ranks
 from tests.support.server import RunningServer, running_server
 from tests.support.small_chunks import CHUNKS, FILE_BYTES, FILES, content, store
 
@@ -170,6 +173,15 @@ def test_mounts_draw_what_their_node_holds_first(job: Job) -> None:
     ]
     assert sorted(orders[0] + orders[1]) == sorted(chunk_of)
     assert held and {chunk_of[path] for path in orders[0][:5]} <= {*held}
+
+    def of_sampler(rank: int, gather: Gather) -> list[str]:
+        with FileDataset(places[rank], loader=bytes) as dataset:
+            sampler = OpportunisticSampler(
+                dataset, 8, seed=1, group_chunks=1, rank=rank, world=2, gather=gather
+            )
+            return [Path(dataset.path(index)).name for batch in sampler for index in batch]
+
+    assert run_ranks(2, of_sampler) == orders
     for place, order in zip(places, orders, strict=True):
         for path in order:
             read(place, int(path))

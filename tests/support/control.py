@@ -39,6 +39,9 @@ class SimpleContents:
     def share(self, asked: ShareName) -> Share:
         return asked.share(lambda spec: Plan(self._snapshot, spec))
 
+    def log(self, asked: ShareName) -> str:
+        raise InvalidInput("no order has a log")
+
     def declare(self, share: Share) -> None:
         self.declared.append(share)
 

@@ -7,11 +7,13 @@ import numpy as np
 import numpy.typing as npt
 from torch.utils.data import Dataset
 
+from dieselfs.arrays import Numbers
 from dieselfs.samples.class_folders import find_samples
 from dieselfs.samples.order import PlanOrder, SamplePlaces
-from dieselfs.samples.source import SampleSource
-from dieselfs.shuffle.plan import Share
-from dieselfs.shuffle.spec import PlanSpec
+from dieselfs.samples.source import SampleSource, drawn_ahead
+from dieselfs.shuffle.opportunistic import ServedLog
+from dieselfs.shuffle.plan import Plan, Share
+from dieselfs.shuffle.spec import PlanSpec, ReaderSpec
 from dieselfs.snapshot.reader import Snapshot
 from tests.support.dataset import TreeEntry, pack_entries
 
@@ -30,8 +32,11 @@ class _Unread:
     def expect_plan(self) -> None:
         pass
 
-    def distances(self) -> None:
+    def distances(self) -> Numbers | None:
         """Nothing is in memory."""
+
+    def drawn(self, plan: Plan, reader: ReaderSpec) -> ServedLog:
+        return drawn_ahead(plan, reader, self.distances())
 
     def declare(self, share: Share) -> None:
         self.declared.append(share)

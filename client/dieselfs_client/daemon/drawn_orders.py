@@ -64,6 +64,13 @@ class DrawnOrders:
 
     def share(self, asked: ShareName) -> Share:
         """Raises InvalidInput for skips, and for other ranks, steps or nodes than those of the first request."""
+        return Share(self._of(asked).plan, asked.reader)
+
+    def log(self, asked: ShareName) -> str:
+        """What repeats the parts of the ranks of this node, as `RunLog`. Raises as `share`."""
+        return self._of(asked).kept.text
+
+    def _of(self, asked: ShareName) -> _Drawn:
         spec, reader = asked.plan, asked.reader
         if spec.skips.end:
             raise InvalidInput("an opportunistic order has no skips: leave out skip=")
@@ -79,7 +86,7 @@ class DrawnOrders:
                 f"the order of seed {spec.seed} and epoch {spec.epoch} was drawn for other ranks: give world="
                 f"{found.of.world},batch={found.of.batch} and the nodes of its first request, or another seed"
             )
-        return Share(found.plan, reader)
+        return found
 
     def kept(self, bytes_max: int) -> list[KeptOrder]:
         """For the next daemon: the newest, with at most `bytes_max` of text."""

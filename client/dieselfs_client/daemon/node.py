@@ -12,6 +12,7 @@ import trio
 from dieselfs import __version__
 from dieselfs.arrays import Numbers
 from dieselfs.cluster.holdings import FAR, HERE
+from dieselfs.errors import InvalidInput
 from dieselfs.importance.score_lines import LossBatch
 from dieselfs.limits import FETCHES_AT_ONCE_MAX
 from dieselfs.names import printable
@@ -228,6 +229,11 @@ class Node:
         if asked.plan.policy == OPPORTUNISTIC:
             return self._progress.orders.share(asked)
         return asked.share(self._plan)
+
+    def log(self, asked: ShareName) -> str:
+        if asked.plan.policy != OPPORTUNISTIC:
+            raise InvalidInput(f"an order with policy={asked.plan.policy} has no log: leave out log=")
+        return self._progress.orders.log(asked)
 
     def _orders(self, left: Sequence[KeptOrder]) -> DrawnOrders:
         node = None if self._job is None else self._job.node

@@ -10,7 +10,9 @@ from dieselfs.arrays import Numbers
 from dieselfs.cluster.holdings import FAR, HERE, NEAR
 from dieselfs.errors import InvalidInput
 from dieselfs.shuffle.assignment import ChunkHomes
+from dieselfs.shuffle.opportunistic import Parts, served
 from dieselfs.shuffle.order import Layout
+from dieselfs.shuffle.run_log import RunLog
 from dieselfs.shuffle.share_name import ShareName
 from dieselfs_client.daemon.drawn_orders import DrawnOrders, KeptOrder
 from tests.support.dataset import TreeEntry, pack_entries
@@ -68,6 +70,14 @@ def test_mounts_of_two_nodes_share_an_epoch() -> None:
             assert np.flatnonzero(found == HERE).mean() < np.flatnonzero(found == FAR).mean()
         seen += own
     assert sorted(seen) == sorted(every)
+
+
+def test_the_log_of_an_order_repeats_it() -> None:
+    orders = orders_of()
+    name = "policy=opportunistic,seed=3,folder=train,group=1,epoch=1,batch=4"
+    run = RunLog.parse(orders.log(ShareName.parse(f"{name},log=1".encode())))
+    parts = Parts(Layout.of(SNAPSHOT, b"train"), 3, 1)
+    assert served(parts, run.logs[0]).nodes.tolist() == read(orders, "epoch=1,batch=4")
 
 
 def test_the_next_daemon_has_the_same_order(caplog: pytest.LogCaptureFixture) -> None:

@@ -29,13 +29,14 @@ class Drawn:
 def test_every_key() -> None:
     name = (
         b"seed=18446744073709551615,epoch=2,group=0,rank=3,world=8,batch=1024,start=77,worker=1,workers=2,"
-        b"drop_last=1,null=1,skip=100-199+300-300,policy=chunkwise"
+        b"drop_last=1,null=1,log=1,skip=100-199+300-300,policy=chunkwise"
     )
     skips = Skips([range(100, 200), range(300, 301)])
     assert ShareName.parse(name) == ShareName(
         PlanSpec((1 << 64) - 1, 2, 0, skips, policy="chunkwise"),
         ReaderSpec(3, 8, 1024, 77, 1, 2, True),
         is_null=True,
+        is_log=True,
     )
 
 

@@ -124,6 +124,9 @@ class ControlContents(Protocol):
     def share(self, asked: ShareName) -> Share:
         """The share of this name. Called from worker threads. Raises InvalidInput, NotFound."""
 
+    def log(self, asked: ShareName) -> str:
+        """The log of the opportunistic order of this name. Called and raises as `share`."""
+
     def declare(self, share: Share) -> None:
         """A process has begun to read the files of this share."""
 
@@ -262,10 +265,11 @@ class ControlTree:
         Raises InvalidInput, which is also noted in `errors`, and Unavailable after READ_TIMEOUT_S. If cancelled, it
         makes no file.
         """
-        share, lines = await self._found(name)
-        return self._admit(name, self._order_mode, lines, share, partial(self._contents.declare, share))
+        share, content = await self._found(name)
+        on_first_read = None if share is None else partial(self._contents.declare, share)
+        return self._admit(name, self._order_mode, content, share, on_first_read)
 
-    async def _found(self, name: bytes) -> tuple[Share, PathLines]:
+    async def _found(self, name: bytes) -> tuple[Share | None, PathLines | _Text]:
         try:
             with trio.move_on_after(READ_TIMEOUT_S):
                 asked = ShareName.parse(name)
@@ -278,7 +282,9 @@ class ControlTree:
             f"the order {printable(name)} was not computed within {READ_TIMEOUT_S:g} s: open the file again"
         )
 
-    def _lay_out(self, asked: ShareName) -> tuple[Share, PathLines]:
+    def _lay_out(self, asked: ShareName) -> tuple[Share | None, PathLines | _Text]:
+        if asked.is_log:
+            return None, _Text(self._contents.log(asked))
         share = self._contents.share(asked)
         nodes = share.nodes()
         if not asked.is_null and (path := unwritable(self._snapshot, nodes)) is not None:
