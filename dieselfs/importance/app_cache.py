@@ -38,29 +38,28 @@ class AppCache:
         self.counts: npt.NDArray[np.uint32] = np.zeros(samples, np.uint32)
         """How often each sample was scored."""
         self.sizes = sizes
-        self._cached: dict[int, None] = {}
+        self._is_cached = np.zeros(samples, np.bool_)
+        self._count = 0
         # Score, count, sample; stale unless they are the present ones.
         self._queue: list[tuple[int, int, int]] = []
 
     def __contains__(self, sample: int) -> bool:
-        return sample in self._cached
+        return bool(self._is_cached[sample])
 
     def __len__(self) -> int:
-        return len(self._cached)
+        return self._count
 
     def samples(self) -> Numbers:
         """The cached samples, ascending."""
-        return np.array(sorted(self._cached), np.int64)
+        return np.flatnonzero(self._is_cached)
 
     def mask(self) -> npt.NDArray[np.bool_]:
         """For each sample, whether it is cached."""
-        found = np.zeros(len(self.scores), np.bool_)
-        found[self.samples()] = True
-        return found
+        return self._is_cached.copy()
 
     def access(self, sample: int) -> CacheAccess:
         """A sample is read."""
-        if sample in self._cached:
+        if sample in self:
             return CacheAccess(True, True)
         needed = self.used + self._size(sample) - self.capacity
         evicted = self._least(sample, needed) if needed > 0 else ()
@@ -75,22 +74,29 @@ class AppCache:
         """New scores of samples; of a sample that comes twice, the last one counts."""
         self.scores[samples] = scores
         np.add.at(self.counts, samples, 1)
-        for sample in filter(self._cached.__contains__, samples.tolist()):
+        for sample in samples[self._is_cached[samples]].tolist():
             self._push(sample)
-        if len(self._queue) > 2 * len(self._cached) + _STALE_MIN:
-            self._queue = [self._entry(sample) for sample in self._cached]
-            heapq.heapify(self._queue)
+        if len(self._queue) > 2 * self._count + _STALE_MIN:
+            self._queue_again()
 
     def drop(self, sample: int) -> None:
         """A cached sample leaves the cache."""
-        del self._cached[sample]
+        self._is_cached[sample] = False
+        self._count -= 1
         self.used -= self._size(sample)
 
     def restore(self, samples: Iterable[int]) -> None:
         """Fill an empty cache with samples, as far as they fit."""
         for sample in samples:
-            if self.used + self._size(sample) <= self.capacity:
-                self._add(sample)
+            if sample not in self and self.used + self._size(sample) <= self.capacity:
+                self._place(sample)
+        self._queue_again()
+
+    def _queue_again(self) -> None:
+        cached = self.samples()
+        columns = self.scores[cached], self.counts[cached], cached
+        self._queue = [*zip(*(column.tolist() for column in columns), strict=True)]
+        heapq.heapify(self._queue)
 
     def _size(self, sample: int) -> int:
         return 1 if self.sizes is None else int(self.sizes[sample])
@@ -102,9 +108,13 @@ class AppCache:
         heapq.heappush(self._queue, self._entry(sample))
 
     def _add(self, sample: int) -> None:
-        self._cached[sample] = None
-        self.used += self._size(sample)
+        self._place(sample)
         self._push(sample)
+
+    def _place(self, sample: int) -> None:
+        self._is_cached[sample] = True
+        self._count += 1
+        self.used += self._size(sample)
 
     def _least(self, sample: int, needed: int) -> tuple[int, ...] | None:
         """The least important samples that together have `needed`; None if one of them is more important than the
@@ -114,7 +124,7 @@ class AppCache:
         while score and freed < needed and self._queue:
             entry = heapq.heappop(self._queue)
             victim = entry[2]
-            if victim not in self._cached or entry != self._entry(victim) or victim in victims:
+            if victim not in self or entry != self._entry(victim) or victim in victims:
                 continue
             if entry[0] > score:
                 heapq.heappush(self._queue, entry)
