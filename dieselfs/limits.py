@@ -52,6 +52,8 @@ CALL_BYTES_MAX = 64 * KIB
 CALL_VALUES_MAX = 64
 """Values in a call, with those inside others."""
 HANDSHAKE_FRAME_BYTES_MAX = 4 * KIB
+TOKEN_BYTES_MAX = 16 * KIB
+"""A token of an identity provider, with the groups of its user."""
 INLINE_FILE_BYTES_MAX = 1 * MIB
 """Largest file that the pure Thrift methods carry inside a message."""
 KEY_RECORD_BYTES_MAX = 256 * KIB

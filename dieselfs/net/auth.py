@@ -39,11 +39,16 @@ SERVER_ROLE, PEER_ROLE, PAGE_ROLE = "server", "peer", "page"
 PLAIN_CHANNEL, LOCAL_CHANNEL = b"plain", b"local"
 """Channels without TLS: over TCP, and over a Unix socket."""
 
+PROVIDER_MARK = "oidc:"
+"""Before the names of users whom an identity provider names: none of them is a user that was made here. Alone, the user
+in the `hello` of a caller who has a token in place of a key.
+"""
+
 _LABEL = b"dieselfs handshake 2"
-_USER_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@-]{0,63}")
+_USER_NAME = re.compile(r"(?:oidc:)?[A-Za-z0-9][A-Za-z0-9._@-]{0,63}")
 _KEY_ID = re.compile(r"[a-z0-9]{1,32}")
 _KEY_FILE = re.compile(
-    r"dieselfs-key (\S{1,64}) ([a-z0-9]{1,32}) ([A-Za-z0-9_=-]{44}) ([A-Za-z0-9_=-]{44})"
+    r"dieselfs-key (\S{1,69}) ([a-z0-9]{1,32}) ([A-Za-z0-9_=-]{44}) ([A-Za-z0-9_=-]{44})"
     r"(?: ([A-Za-z0-9_=-]{44}))?\s*"
 )
 
@@ -65,12 +70,29 @@ def _decoded(text: str) -> bytes:
 
 
 def check_user_name(name: str) -> str:
-    """Return `name` if it is a valid user name; raise InvalidInput otherwise."""
+    """Return `name` if it is a valid user name, with PROVIDER_MARK or without; raise InvalidInput otherwise."""
     if not _USER_NAME.fullmatch(name):
         raise InvalidInput(
             f"user name {name[:70]!r} is not allowed: up to 64 letters, digits, '.', '_', '@', '-'"
         )
     return name
+
+
+def check_local_name(name: str) -> str:
+    """The same, for a user or group that is made here."""
+    if name.startswith(PROVIDER_MARK):
+        raise InvalidInput(
+            f"{name[:70]!r} is a name of the identity provider: such users come by dlcmd login"
+        )
+    return check_user_name(name)
+
+
+def parse_pin(text: str) -> bytes:
+    """The pin in a key file, as people copy it. Raises InvalidInput."""
+    pin = _decoded(text)
+    if len(pin) != PIN_BYTES:
+        raise InvalidInput(f"{text[:50]!r} is no pin: it is the last word of a key file")
+    return pin
 
 
 @dataclass(frozen=True, slots=True)

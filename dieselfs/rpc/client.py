@@ -618,7 +618,12 @@ class ServerClient(ServerConnections):
     def users(self) -> list[UserRecord]:
         """All users; only this one unless it is an administrator."""
         return [
-            _copy(UserRecord, user, keys=tuple(_copy(KeyRecord, key) for key in user.keys))
+            _copy(
+                UserRecord,
+                user,
+                keys=tuple(_copy(KeyRecord, key) for key in user.keys),
+                groups=tuple(user.groups or ()),
+            )
             for user in self._value("list_users")
         ]
 

@@ -87,9 +87,11 @@ class Connection(Wire):
         timeout_s: float = CONNECT_TIMEOUT_S,
         total_s: float = math.inf,
         role: str = auth.SERVER_ROLE,
+        token: str = "",
     ) -> None:
         """Take over `sock` (see `connected`) and authenticate. `timeout_s` bounds each wait for bytes to move,
-        `total_s` all of them. `role`: see `auth.transcript`.
+        `total_s` all of them. `role`: see `auth.transcript`. `token`: of an identity provider; the server exchanges it
+        for the key, which is new. The caller has checked the server.
 
         Raises AccessDenied, ProtocolError or Unavailable; then it is closed.
         """
@@ -99,13 +101,15 @@ class Connection(Wire):
         self._sequence = count(1)
         self._name = self._request = ""  # the server's log has the same names
         self._asked: int | None = None  # the call that was sent, whose reply `call` receives
+        self.welcome: Any = None
+        """The last reply of the handshake, which names the user of a token."""
         self.gives_files = False
         """Whether the server may pass descriptors of files: same machine, same user, and no reply has denied it."""
         self.is_of_own_user = False
         """Whether the server is a process of this user or of root on this machine, which may share memory."""
         try:
             self.limit(timeout_s, min(total_s, 2 * timeout_s))
-            self._shake_hands(key, role, sock)
+            self._shake_hands(key, role, sock, token)
         except BaseException as error:
             self.close()
             is_plain = isinstance(sock, socket.socket) and sock.family != socket.AF_UNIX
@@ -113,13 +117,16 @@ class Connection(Wire):
                 raise Unavailable(f"{error}; tls must be off at both ends or at neither") from error
             raise
 
-    def _shake_hands(self, key: auth.Key | None, role: str, sock: "socket.socket | TlsSocket") -> None:
+    def _shake_hands(
+        self, key: auth.Key | None, role: str, sock: "socket.socket | TlsSocket", token: str
+    ) -> None:
         is_local = sock.family == socket.AF_UNIX
         if key is None:
             self._check_owner(sock)
         nonce = os.urandom(auth.NONCE_BYTES)
         self._name = connection_name(nonce)
         user, key_id = (key.user, key.key_id) if key else ("", "")
+        user = auth.PROVIDER_MARK if token else user
         hello = {"protocol_version": PROTOCOL_VERSION, "user": user, "key_id": key_id, "client_nonce": nonce}
         challenge = self._exchange("hello", hello, (), HANDSHAKE_FRAME_BYTES_MAX)
         if key is None:
@@ -129,6 +136,11 @@ class Connection(Wire):
                     self.is_of_own_user = peer_user(sock) in (os.geteuid(), 0)
                 return
             raise self._without_key()
+        if token:
+            known = key.verifier()
+            named = {"token": token.encode(), "verifier": known.verifier, "server_key": known.server_key}
+            self.welcome = self._exchange("prove", {"proof": b"", **named}, (), HANDSHAKE_FRAME_BYTES_MAX)
+            return
         if not isinstance(sock, socket.socket):
             channel = sock.channel
         else:

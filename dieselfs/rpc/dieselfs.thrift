@@ -22,9 +22,11 @@ struct Challenge {
   2: required bool is_trusted
 }
 
-/** The server's proof that it knows the user's key. */
+/** The server's proof that it knows the user's key. For a token: the user, and until when the new key counts. */
 struct Welcome {
   1: required binary proof
+  2: string user = ""
+  3: i64 expires_s = 0
 }
 
 struct DatasetInfo {
@@ -119,6 +121,7 @@ struct UserInfo {
   2: required list<KeyInfo> keys
   3: required map<string, string> grants
   4: bool is_barred = false
+  5: list<string> groups = []
 }
 
 /** `members`: names of users; of the group "everyone" none, as it has all. `grants`: as of a user. */
@@ -309,7 +312,9 @@ struct PageLink {
 service Handshake {
   Challenge hello(1: i32 protocol_version, 2: string user, 3: string key_id, 4: binary client_nonce)
     throws (1: Refusal refusal)
-  Welcome prove(1: binary proof) throws (1: Refusal refusal)
+  /** With a `token` of an identity provider, the caller gets the key that `verifier` and `server_key` check. */
+  Welcome prove(1: binary proof, 2: binary token = "", 3: binary verifier = "", 4: binary server_key = "")
+    throws (1: Refusal refusal)
 }
 
 /** Calls between the nodes of a job (docs/internals/cache.md, "Transfer"). `digest`: of the snapshot that the job reads. */

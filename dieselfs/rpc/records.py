@@ -51,12 +51,15 @@ class KeyRecord(NamedTuple):
 
 
 class UserRecord(NamedTuple):
-    """A user; `grants` maps a dataset's name, or `*` for all, to `read`, `write` or `admin`."""
+    """A user; `grants` maps a dataset's name, or `*` for all, to `read`, `write` or `admin`. `groups`: those of which
+    the user is by the identity provider.
+    """
 
     name: str
     keys: tuple[KeyRecord, ...]
     grants: dict[str, str]
     is_barred: bool = False
+    groups: tuple[str, ...] = ()
 
 
 class GroupRecord(NamedTuple):

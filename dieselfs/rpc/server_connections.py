@@ -28,6 +28,7 @@ from dieselfs.rpc.access import Access, AccessFiles, warn_of_plain_tcp
 from dieselfs.rpc.connection import Connection, connected, first_to_answer
 from dieselfs.rpc.endpoints import Tries, open_endpoints
 from dieselfs.rpc.hedging import Hedging, kind_of
+from dieselfs.rpc.login import Renewal
 from dieselfs.rpc.methods import READER, Method
 from dieselfs.rpc.payload_files import OpenedFiles
 from dieselfs.settings.table import OFF, Settings
@@ -51,6 +52,7 @@ class ServerConnections:
         self._embedded = UnixAddress(str(socket_path(settings.home)))
         self.address: Servers = parse_servers(settings.server) if settings.server else self._embedded
         self._access = AccessFiles(settings)
+        self._renewal = Renewal(settings)
         if settings.server and settings.tls == OFF:
             warn_of_plain_tcp(self.address)
         self._lock = Lock()  # guards the two below
@@ -65,6 +67,7 @@ class ServerConnections:
         """The connections are in use by the parent; threads of it may have held the locks."""
         self._lock, self._idle, self._hedging = Lock(), [], Hedging()
         self._endpoints, self._access = self._endpoints.forked(), self._access.forked()
+        self._renewal.after_fork()
 
     def be_patient_for(self, patience_s: float) -> None:
         """From now on instead of `settings.patience_s`."""
@@ -105,10 +108,14 @@ class ServerConnections:
         """How many of these the second server answered first."""
         return self._hedging.won
 
+    def _current(self) -> Access:
+        """The access in force. Raises AccessDenied for a login that has ended."""
+        return self._access.current(is_urgent=self._renewal.keep())
+
     def _connect(self, tries: Tries) -> Connection:
         while True:
             server = tries.next()
-            access = self._access.current()
+            access = self._current()
             try:
                 if self.settings.server is None:
                     return self._connect_embedded()
@@ -150,7 +157,7 @@ class ServerConnections:
         return (self._connect(tries), True) if connection is None else (connection, False)
 
     def _idle_connection(self) -> Connection | None:
-        key = self._access.current().key
+        key = self._current().key
         with self._lock:
             while self._idle:
                 connection = self._idle.pop()

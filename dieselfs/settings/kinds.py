@@ -56,6 +56,18 @@ def _roots(text: str) -> tuple[str, ...]:
     return roots
 
 
+def _names(text: str) -> tuple[str, ...]:
+    return tuple(filter(None, (name.strip() for name in text.split(","))))
+
+
+def _pairs(text: str) -> dict[str, str]:
+    pairs = [each.rpartition("=") for each in _names(text)]
+    for left, _, right in pairs:
+        if not left or not right:
+            raise InvalidInput(f"{text[:80]!r}: write for example ml-team=vision,/research/nlp=nlp")
+    return {left.strip(): right.strip() for left, _, right in pairs}
+
+
 def _host_names(text: str) -> tuple[str, ...]:
     names = tuple(filter(None, text.split(",")))
     for name in names:
@@ -85,6 +97,8 @@ RATE = Kind("RATE", parse_rate, "_bytes")
 TIME_LIMIT = Kind("DURATION", _time_limit, "_s")
 ROOTS = Kind("FOLDER,...", _roots)
 HOST_NAMES = Kind("HOST,...", _host_names)
+NAMES = Kind("NAME,...", _names)
+PAIRS = Kind("GROUP=GROUP,...", _pairs)
 SWITCH = Kind("")
 YES = "yes"
 YES_OR_NO = choice((YES, "no"))

@@ -16,6 +16,7 @@ import os
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, fields, replace
 from enum import Flag, auto
+from hashlib import sha256
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
@@ -33,7 +34,9 @@ from dieselfs.settings.kinds import (
     HOST_NAMES,
     MEMORY,
     NAME,
+    NAMES,
     NUMBER,
+    PAIRS,
     RATE,
     ROOTS,
     SIZE,
@@ -161,6 +164,12 @@ SETTINGS = (
             "PEM certificates to trust; switches TLS on for etcd."),
     Setting("etcd_tls_certificate", FILE, _P.CLIENT | _P.SERVER, "PEM certificate to show to etcd."),
     Setting("etcd_tls_key", FILE, _P.CLIENT | _P.SERVER, "PEM key of that certificate."),
+    Setting("oidc_issuer", URL, _P.CLIENT | _P.SERVER | _P.ETCD,
+            "Identity provider (OpenID Connect), https://HOST[/PATH]: users log in there with `dlcmd login`.", "none"),
+    Setting("oidc_client_id", NAME, _P.CLIENT,
+            "The application at the provider as which `dlcmd login` asks.", "dieselfs"),
+    Setting("oidc_ca", FILE, _P.CLIENT | _P.SERVER | _P.ETCD,
+            "PEM certificates to trust for the provider, besides those of the system."),
     # -- mounts and caches
     Setting("generation", NUMBER, _P.NODE, "The generation of the dataset.", "the newest"),
     Setting("where", EXPRESSION, _P.NODE,
@@ -247,6 +256,16 @@ SETTINGS = (
     Setting("attach_roots", ROOTS, _P.SERVER | _P.ETCD,
             "Folders, also s3://BUCKET/FOLDER and https://HOST/FOLDER, whose files `dlcmd attach` may make part of "
             "datasets.", "none"),
+    Setting("oidc_audience", NAMES, _P.SERVER | _P.ETCD,
+            "Applications at the provider whose tokens count.", "dieselfs"),
+    Setting("oidc_user_claim", NAME, _P.SERVER | _P.ETCD,
+            "The claim of a token that names the user, who is called oidc:NAME.", "preferred_username"),
+    Setting("oidc_groups_claim", NAME, _P.SERVER | _P.ETCD,
+            "The claim that lists the user's groups at the provider.", "groups"),
+    Setting("oidc_groups", PAIRS, _P.SERVER | _P.ETCD,
+            "Groups of the provider, and the group here whose rights their users have; others do not count.", "none"),
+    Setting("oidc_lifetime", TIME_LIMIT, _P.SERVER | _P.ETCD,
+            "How long a login counts without the provider, 1min to 7d.", "8h"),
     Setting("tls_certificate", FILE, _P.SERVER | _P.ETCD,
             "PEM chain of an authority, for clients with tls_ca.", "made from the identity of the store"),
     Setting("tls_key", FILE, _P.SERVER | _P.ETCD, "PEM key of the certificate."),
@@ -362,6 +381,9 @@ class Settings:
     key_file: str | None = None
     tls_ca: str | None = None
     tls: str = ON
+    oidc_issuer: str = ""
+    oidc_client_id: str = ""
+    oidc_ca: str | None = None
     etcd: EtcdAccess = field(default_factory=EtcdAccess)
     job: JobSettings = field(default_factory=JobSettings)
     job_memory_bytes: int = 0
@@ -392,14 +414,17 @@ class Settings:
         data = Path(environment.get("XDG_DATA_HOME") or user_home / ".local/share")
         cache = Path(environment.get("XDG_CACHE_HOME") or user_home / ".cache")
         values = {field: one.value for field, one in given_values(environment).items()}
-        own_home = home or values.get("home")
+        own_home, server = home or values.get("home"), server or values.get("server")
         settings = cls(
             home=Path(own_home or data / "dieselfs").expanduser().absolute(),
             cache=Path(own_home).expanduser().absolute() / "cache" if own_home else cache / "dieselfs",
-            server=server or values.get("server"),
-            key_file=key_file or values.get("key_file"),
+            server=server,
+            key_file=key_file or values.get("key_file") or own_login(server, environment),
             tls_ca=tls_ca or values.get("tls_ca"),
             tls=values.get("tls", ON),
+            oidc_issuer=values.get("oidc_issuer", ""),
+            oidc_client_id=values.get("oidc_client_id", "dieselfs"),
+            oidc_ca=values.get("oidc_ca"),
             etcd=EtcdAccess.of(values),
             job=JobSettings(**{name: values[name] for name in JOB_FIELDS & values.keys()}).absolute(),
             job_memory_bytes=values.get("job_memory_bytes", 0),
@@ -441,6 +466,19 @@ class Given:
     value: Any
     text: str
     where: str | Path
+
+
+def login_file(server: str, environment: Mapping[str, str] = os.environ) -> Path:
+    """The key file of `dlcmd login` at a server, which need not exist."""
+    home = Path(environment.get("HOME") or Path.home())
+    state = Path(environment.get("XDG_STATE_HOME") or home / ".local/state")
+    return state / f"dieselfs/logins/{sha256(server.encode()).hexdigest()[:16]}.key"
+
+
+def own_login(server: str | None, environment: Mapping[str, str]) -> str | None:
+    """That file, if there is one."""
+    path = login_file(server, environment) if server else None
+    return str(path) if path is not None and path.exists() else None
 
 
 def user_config(environment: Mapping[str, str] = os.environ) -> Path:

@@ -312,7 +312,13 @@ async def open_server(
         service, live, tls = await _open_service(stack, settings, metrics, worker)
         rates = None if worker is None else worker.shared.rates
         dispatcher = Dispatcher(service, rates)
-        server = RpcServer(dispatcher, tls, metrics=metrics, share=service.share)
+        logins = None
+        if settings.provider is not None:
+            # Here, because few servers need its HTTP.
+            from dieselfs_server.access.provider import Provider, ProviderLogins
+
+            logins = ProviderLogins(Provider(settings.provider), service.users, settings.provider.lifetime_s)
+        server = RpcServer(dispatcher, tls, metrics=metrics, share=service.share, logins=logins)
         stack.enter_context(noting_log(service.recent))
         page = service.page
         if isinstance(page, Page):

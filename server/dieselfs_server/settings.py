@@ -26,6 +26,7 @@ from dieselfs.net.address import (
     path_of,
     split,
 )
+from dieselfs.net.auth import check_local_name
 from dieselfs.process.system_limits import usable_processors
 from dieselfs.rpc.serving.slots import part_of
 from dieselfs.settings.table import BY_NAME, DEFAULT_LISTEN, INFO, OFF, ON, Place, check_known, read_config
@@ -50,6 +51,21 @@ class RegistrySettings:
         if not is_local and not (self.access.tls_ca or self.access.tls_certificate):
             return "is used without TLS: hosts on the way can read the password, and act as this server there"
         return ""
+
+
+@dataclass(frozen=True, slots=True)
+class ProviderSettings:
+    """`audiences`: the applications whose tokens count. `groups`: the group here by that of the provider; others do not
+    count. `authority`: a file of certificates that are trusted as well. `lifetime_s`: of the keys.
+    """
+
+    issuer: str
+    audiences: Sequence[str]
+    user_claim: str = "preferred_username"
+    groups_claim: str = "groups"
+    groups: Mapping[str, str] = field(default_factory=dict)
+    lifetime_s: float = 8 * 3600.0
+    authority: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +98,7 @@ class ServerSettings:
     web: TcpAddress | None = None
     web_names: Sequence[str] = ()
     shared_memory_bytes: int | None = None
+    provider: ProviderSettings | None = None
     attach_roots: Sequence[str] | None = ()
     large_reads: int | None = None
     workers: int = 1
@@ -167,6 +184,7 @@ class ServerSettings:
             web=web,
             web_names=_web_names([*listen, *advertise, *([web] if web else [])], values.get("web_names", ())),
             shared_memory_bytes=values.get("shared_memory_bytes"),
+            provider=_provider(values),
             attach_roots=values.get("attach_roots", ()),
             large_reads=_large_reads(values),
             workers=_workers(values, listen),
@@ -189,6 +207,30 @@ def _large_reads(values: Mapping[str, Any]) -> int | None:
     if found is not None and not 1 <= found <= reads_max:
         raise InvalidInput(f"large_reads is {found}: give a number from 1 to {reads_max}")
     return found
+
+
+PROVIDER_LIFETIME_S = 60.0, 7 * 86_400.0
+"""Least and most of `oidc_lifetime`."""
+
+
+def _provider(values: Mapping[str, Any]) -> ProviderSettings | None:
+    """Raises InvalidInput."""
+    found = {name.removeprefix("oidc_"): value for name, value in values.items() if name.startswith("oidc_")}
+    if "issuer" not in found:
+        if found:
+            raise InvalidInput(f"oidc_{min(found)} belongs to a provider: set oidc_issuer as well")
+        return None
+    if not found["issuer"].startswith("https://"):
+        raise InvalidInput(f"oidc_issuer {found['issuer']}: it begins with https://")
+    least_s, most_s = PROVIDER_LIFETIME_S
+    settings = ProviderSettings(
+        found.pop("issuer"), found.pop("audience", ("dieselfs",)), authority=found.pop("ca", None), **found
+    )
+    for group in settings.groups.values():
+        check_local_name(group)
+    if not least_s <= settings.lifetime_s <= most_s:
+        raise InvalidInput("oidc_lifetime is 1min to 7d")
+    return settings
 
 
 WORKERS_MAX = 64

@@ -166,6 +166,8 @@ WITHOUT_SERVER = {
     "why",
     "report",
     "chaos",
+    "login",
+    "logout",
 }
 """They ask daemons of this machine, or nobody; `mount` and `cache` start one, which has the bounds of the library."""
 STARTING = {

@@ -239,6 +239,8 @@ FIELDS: Mapping[str, Field] = {
     "key_file": Field(TEXT, "Path of the key file."),
     "out": Field(TEXT, "File of the new key.", is_nullable=True),
     "keys": Field("array of objects", "`key_id`, `created_s`, `expires_s` (0: never), `grants`.", schema=_array(_KEY)),
+    "provider_groups": Field(TEXTS, "Groups of which a user is by the identity provider."),
+    "until_s": Field(WHOLE, "When the login ends unless it is renewed, in seconds since 1970."),
     "is_barred": Field(YES_NO, "Whether the keys of the user are refused."),
     "grant_datasets": Field(TEXTS, "The datasets of a token."),
     "grants": Field("object", "Right by dataset.", schema=_map({"type": TEXT})),

@@ -199,7 +199,7 @@ VERB_LINES: Mapping[str, Mapping[str, list[str]]] = {
     },
     "user": {
         "key": ["user key"],
-        "user": ["user keys grants is_barred"],
+        "user": ["user keys grants is_barred provider_groups"],
         "summary": [
             "user out key_id? dry_run?",
             "grant_datasets right out key_id",
@@ -210,6 +210,8 @@ VERB_LINES: Mapping[str, Mapping[str, list[str]]] = {
             "user is_barred dry_run",
         ],
     },
+    "login": {"summary": ["user key_file until_s"]},
+    "logout": {"summary": ["user"]},
     "group": {"group": ["group group_users grants"], "summary": ["group group_users dry_run", "groups"]},
     "key": {
         "recipient": ["name recipient", "name kind"],

@@ -115,6 +115,8 @@ RUNS: Sequence[tuple[str, int]] = (
     ("user ls", 0),
     ("group add -n vision", 0),
     ("group add -n", EXIT_USAGE),
+    ("login", EXIT_USAGE),
+    ("logout", EXIT_NOT_FOUND),
     ("group ls", 0),
     ("quota ls", 0),
     ("quota set -n * --size 1TB", 0),

@@ -10,8 +10,8 @@ from typing import Any, Protocol
 
 import trio
 
-from dieselfs.errors import AccessDenied, DieselfsError, ProtocolError, Unavailable
-from dieselfs.limits import HANDSHAKE_FRAME_BYTES_MAX, HANDSHAKE_TIMEOUT_S
+from dieselfs.errors import AccessDenied, DieselfsError, InvalidInput, ProtocolError, Unavailable
+from dieselfs.limits import HANDSHAKE_FRAME_BYTES_MAX, HANDSHAKE_TIMEOUT_S, TOKEN_BYTES_MAX
 from dieselfs.net import auth
 from dieselfs.rpc.messages import (
     PROTOCOL_VERSION,
@@ -39,6 +39,19 @@ class KeyRing(Protocol):
         ...
 
 
+class TokenLogins(Protocol):
+    """What gives keys for tokens of an identity provider. `limiter`: of the threads that do."""
+
+    @property
+    def limiter(self) -> trio.CapacityLimiter: ...
+
+    def log_in(self, token: bytes, key_id: str, verifier: auth.Verifier) -> tuple[str, int]:
+        """The user of a token, who has the key from now on, and when it expires, in seconds since 1970. Blocks. Raises
+        AccessDenied, InvalidInput, which the client may read; other errors are for the log.
+        """
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class Identity:
     """The user of a connection. Trusted: the user that runs this process, on a Unix socket."""
@@ -49,7 +62,11 @@ class Identity:
 
 
 async def shake_hands(
-    connection: ClientConnection, keys: KeyRing, role: str, is_trusted: bool
+    connection: ClientConnection,
+    keys: KeyRing,
+    role: str,
+    is_trusted: bool,
+    logins: TokenLogins | None = None,
 ) -> Identity | str:
     """Authenticate the caller. An unknown one gets a refusal; the reason for the log is returned.
 
@@ -77,6 +94,8 @@ async def shake_hands(
         await connection.send(encode_reply("hello", sequence, challenge))
         if is_known:
             return Identity(LOCAL_USER, "", is_trusted=True)
+        if arguments.user == auth.PROVIDER_MARK and logins is not None:
+            return await _check_token(connection, logins, arguments)
         return await _check_proof(connection, keys, role, arguments, server_nonce)
 
 
@@ -106,3 +125,31 @@ async def _check_proof(
     proof = auth.server_proof(verifier, transcript)
     await connection.send(encode_reply("prove", sequence, thrift.Welcome(proof=proof)))
     return Identity(hello.user, hello.key_id)
+
+
+async def _check_token(connection: ClientConnection, logins: TokenLogins, hello: Any) -> Identity | str:
+    limit_bytes = HANDSHAKE_FRAME_BYTES_MAX + TOKEN_BYTES_MAX
+    message = await connection.receive_message(limit_bytes, HANDSHAKE_TIMEOUT_S)
+    if message is None:
+        return "a token: the client closed the connection"
+    method, sequence, arguments = decode_call(message)
+    if method != "prove":
+        raise ProtocolError("the second call is not 'prove'")
+    try:
+        if connection.channel == auth.PLAIN_CHANNEL:
+            raise AccessDenied("a token needs TLS")
+        verifier = auth.check_verifier(arguments.verifier, arguments.server_key)
+        named = arguments.token, hello.key_id, verifier
+        user, expires_s = await trio.to_thread.run_sync(
+            logins.log_in, *named, abandon_on_cancel=True, limiter=logins.limiter
+        )
+    except (AccessDenied, InvalidInput) as error:
+        await connection.send(encode_refusal("prove", sequence, error))
+        return str(error)
+    except DieselfsError as error:  # as above
+        away = Unavailable("the server cannot check tokens now; its log has the reason")
+        await connection.send(encode_refusal("prove", sequence, away))
+        return str(error)
+    welcome = thrift.Welcome(proof=b"", user=user, expires_s=expires_s)
+    await connection.send(encode_reply("prove", sequence, welcome))
+    return Identity(user, hello.key_id)

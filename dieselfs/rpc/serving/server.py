@@ -28,7 +28,7 @@ from dieselfs.net.sockets import peer_user
 from dieselfs.net.tls import ServerTls
 from dieselfs.rpc.serving.accept_loop import accept_each
 from dieselfs.rpc.serving.connection import ClientConnection
-from dieselfs.rpc.serving.handshake import LEFT, Identity, KeyRing, shake_hands
+from dieselfs.rpc.serving.handshake import LEFT, Identity, KeyRing, TokenLogins, shake_hands
 from dieselfs.rpc.serving.listening import listening_at
 from dieselfs.rpc.serving.slots import ConnectionSlot, ConnectionSlots, part_of
 from dieselfs.telemetry import catalogue
@@ -83,14 +83,16 @@ class RpcServer:
         role: str = auth.SERVER_ROLE,
         metrics: Registry | None = None,
         share: int = 1,
+        logins: TokenLogins | None = None,
     ) -> None:
         """`tls`: the present certificate, for each new connection; `role`: see `auth.transcript`. `share`: processes of
-        the server, which have equal parts of all limits of connections.
+        the server, which have equal parts of all limits of connections. `logins`: of users with tokens, if they may.
         """
         metrics = metrics or Registry()
         self._handler = handler
         self._tls = tls
         self._role = role
+        self._logins = logins
         limits = (part_of(limit, share) for limit in (UNAUTHENTICATED_MAX, CONNECTIONS_PER_PEER_MAX))
         # Changed only between checkpoints.
         self._slots = ConnectionSlots(part_of(clients_max, share), trio.current_time, *limits)
@@ -180,7 +182,7 @@ class RpcServer:
     async def _answer_calls(
         self, connection: ClientConnection, slot: ConnectionSlot, peer: str, is_trusted: bool
     ) -> None:
-        caller = await shake_hands(connection, self._handler.keys, self._role, is_trusted)
+        caller = await shake_hands(connection, self._handler.keys, self._role, is_trusted, self._logins)
         if isinstance(caller, str):
             level = logging.INFO if caller == LEFT else logging.WARNING
             self._tell(level, "handshake failed", peer, caller)

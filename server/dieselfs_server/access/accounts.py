@@ -8,7 +8,7 @@ from enum import IntEnum
 
 from dieselfs.errors import AccessDenied, AlreadyExists, InvalidInput, NotFound
 from dieselfs.names import check_dataset_name
-from dieselfs.net.auth import Verifier, check_user_name
+from dieselfs.net.auth import PROVIDER_MARK, Verifier, check_local_name, check_user_name
 from dieselfs.rpc.limit_kinds import QUOTAS, RATES, Limits, check_limits
 from dieselfs.rpc.serving.handshake import LOCAL_USER
 
@@ -18,6 +18,10 @@ KEYS_PER_USER_MAX = 8
 TOKENS_PER_USER_MAX = 32
 TOKEN_LIFETIME_S_MAX = 31 * 86_400
 TOKEN_GRANTS_MAX = 16
+LOGINS_PER_USER_MAX = 64
+"""Keys of a user whom the provider names: one for each machine, and another one while it is renewed."""
+LOGIN_TOKEN_LIFETIME_S_MAX = 7 * 86_400
+"""Of tokens that such users make. They outlive the login, so that a job can."""
 ALL_DATASETS = "*"
 
 GROUP_MARK = "group:"
@@ -75,11 +79,24 @@ class StoredKey:
 
 @dataclass(frozen=True, slots=True)
 class User:
-    """`is_barred`: its keys and tokens are refused, and it gets no others."""
+    """`is_barred`: its keys and tokens are refused, and it gets no others. Of a user whom the identity provider names,
+    `subject` is the provider's own ID, and `groups` are those of the last login.
+    """
 
     keys: Mapping[str, StoredKey] = field(default_factory=dict)
     grants: Grants = field(default_factory=dict)
     is_barred: bool = False
+    subject: str = ""
+    groups: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class Person:
+    """A user by the identity provider; see `User`."""
+
+    name: str
+    subject: str
+    groups: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,12 +153,18 @@ class Accounts:
         """Its own, and those of its groups."""
         yield self.users[user].grants
         for name, group in self.groups.items():
-            if name == EVERYONE or user in group.members:
+            if name == EVERYONE or self.is_member(user, name):
                 yield group.grants
+
+    def is_member(self, user: str, group: str) -> bool:
+        """Of a group with a list of members, here or at the identity provider."""
+        return group in self.groups and (
+            user in self.groups[group].members or group in self.users[user].groups
+        )
 
     def check_may_change_own_keys(self, user: str) -> None:
         """Raise AccessDenied for a user whose key is shared."""
-        if SHARED in self.groups and user in self.groups[SHARED].members:
+        if user in self.users and self.is_member(user, SHARED):
             raise AccessDenied(
                 f"user {user} is in the group {SHARED!r}, so only an administrator can change the keys of {user}"
             )
@@ -206,6 +229,28 @@ def with_key(accounts: Accounts, name: str, key_id: str, key: StoredKey) -> Acco
     No change if the user has this key. Raises AlreadyExists for another key with this ID, InvalidInput at the limits
     and for the name of trusted callers.
     """
+    if not key.grants:
+        check_local_name(name)
+    return _with_added(accounts, name, key_id, key, KEYS_PER_USER_MAX)
+
+
+def with_login(accounts: Accounts, person: Person, key_id: str, key: StoredKey) -> Accounts:
+    """`accounts` with one more key for a user whom the provider names, who is created if missing. Raises AccessDenied
+    if the user is barred, or the name was that of another person; as `with_key`.
+    """
+    user = accounts.users.get(person.name, User(subject=person.subject))
+    if user.is_barred:
+        raise AccessDenied(f"user {person.name} is barred by an administrator")
+    if user.subject != person.subject:
+        raise AccessDenied(
+            f"user {person.name} is another person at the identity provider: an administrator removes the former one "
+            "with 'dlcmd user rm'"
+        )
+    named = _with_user(accounts, person.name, replace(user, groups=person.groups))
+    return _with_added(named, person.name, key_id, key, LOGINS_PER_USER_MAX)
+
+
+def _with_added(accounts: Accounts, name: str, key_id: str, key: StoredKey, keys_max: int) -> Accounts:
     users = accounts.users
     user = users.get(check_user_name(name), User())
     keys = {old_id: old for old_id, old in user.keys.items() if old.is_valid(key.created_s)}
@@ -216,7 +261,7 @@ def with_key(accounts: Accounts, name: str, key_id: str, key: StoredKey) -> Acco
     if name == LOCAL_USER:
         raise InvalidInput(f"user name {name} is that of the server's own user: take another")
     present = sum(bool(old.grants) == bool(key.grants) for old in keys.values())
-    kind, limit = ("tokens", TOKENS_PER_USER_MAX) if key.grants else ("keys", KEYS_PER_USER_MAX)
+    kind, limit = ("tokens", TOKENS_PER_USER_MAX) if key.grants else ("keys", keys_max)
     if present >= limit:
         raise InvalidInput(f"user {name} has {limit} {kind}; remove one with 'dlcmd user rm {name} --key ID'")
     if name not in users and len(users) >= USERS_MAX:
@@ -235,6 +280,15 @@ def token(verifier: Verifier, now_s: int, expires_s: int, grants: Grants) -> Sto
         if right not in (Right.READ, Right.WRITE):
             raise InvalidInput(f"a token may read or write a dataset, not {right.name.lower()} it")
     return StoredKey(verifier, now_s, expires_s, grants)
+
+
+def token_end_s(user: str, used: StoredKey, now_s: int, expires_s: int) -> int:
+    """When a token ends that was asked for until `expires_s`: with the key that makes it, but tokens of users of the
+    provider count longer than their logins.
+    """
+    if user.startswith(PROVIDER_MARK):
+        return min(expires_s, now_s + LOGIN_TOKEN_LIFETIME_S_MAX)
+    return min(expires_s, used.expires_s or expires_s)
 
 
 def check_may_give(accounts: Accounts, user: str, grants: Grants) -> None:
@@ -307,7 +361,7 @@ def _granted(grants: Grants, dataset: str, right: Right) -> Grants:
 
 def with_members(accounts: Accounts, name: str, users: Iterable[str]) -> Accounts:
     """`accounts` with these users in the group `name`, which is created if missing. Raises NotFound, InvalidInput."""
-    if check_user_name(name) == EVERYONE:
+    if check_local_name(name) == EVERYONE:
         raise InvalidInput("the group 'everyone' has all users, and cannot be changed")
     if name not in accounts.groups and len(accounts.groups) >= GROUPS_MAX:
         raise InvalidInput(f"cannot add group {name}: the limit of {GROUPS_MAX} groups is reached")

@@ -4,7 +4,8 @@ The table is beside the chunks, not in the metadata store, because metadata can 
 
 As bytes, a table without groups, quotas and rates has format 1, which older servers read; they drop owners of datasets
 at their next change. With any of these it has format 2, which they refuse. With tokens it has format 3: a server that
-does not know them would give them all rights of their users. With barred users it has format 4.
+does not know them would give them all rights of their users. With barred users, or those of an identity provider, it
+has format 4.
 """
 
 import json
@@ -36,8 +37,8 @@ def encode_accounts(accounts: Accounts) -> bytes:
     added = {key: value for key, value in parts.items() if value}
     users = {name: _encode_user(user) for name, user in accounts.users.items()}
     has_tokens = any(key.grants for user in accounts.users.values() for key in user.keys.values())
-    has_barred = any(user.is_barred for user in accounts.users.values())
-    number = 4 if has_barred else 3 if has_tokens else 2 if added else 1
+    has_new = any(user.is_barred or user.subject for user in accounts.users.values())
+    number = 4 if has_new else 3 if has_tokens else 2 if added else 1
     record: dict[str, object] = {"format": number, "users": users, **added}
     if accounts.owners:
         record["owners"] = dict(accounts.owners)
@@ -55,8 +56,8 @@ def _encode_user(user: User) -> dict[str, object]:
         }
         for key_id, key in user.keys.items()
     }
-    barred = {"is_barred": True} if user.is_barred else {}
-    return {"keys": keys, "grants": _encode_grants(user.grants), **barred}
+    parts = {"is_barred": user.is_barred, "subject": user.subject, "groups": sorted(user.groups)}
+    return {"keys": keys, "grants": _encode_grants(user.grants)} | {k: v for k, v in parts.items() if v}
 
 
 def _encode_grants(grants: Grants) -> dict[str, str]:
@@ -99,7 +100,13 @@ def _decode_user(fields: Mapping[str, Any]) -> User:
         )
         for key_id, key in fields["keys"].items()
     }
-    return User(keys, _decode_grants(fields["grants"]), bool(fields.get("is_barred")))
+    return User(
+        keys,
+        _decode_grants(fields["grants"]),
+        bool(fields.get("is_barred")),
+        str(fields.get("subject", "")),
+        frozenset(map(str, fields.get("groups", ()))),
+    )
 
 
 def _decode_group(fields: Mapping[str, Any]) -> Group:

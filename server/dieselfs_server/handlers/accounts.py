@@ -26,6 +26,7 @@ from dieselfs_server.access.accounts import (
     StoredKey,
     check_may_give,
     token,
+    token_end_s,
     with_bar,
     with_expiry,
     with_grant,
@@ -84,7 +85,7 @@ class AccountCalls:
         def edit(accounts: Accounts) -> Accounts:
             used = caller.key_for_keys(accounts, now_s)
             check_may_give(accounts, caller.name, grants)
-            expires_s = min(added.expires_s, used.expires_s or added.expires_s)
+            expires_s = token_end_s(caller.name, used, now_s, added.expires_s)
             return with_key(accounts, caller.name, key_id, replace(added, expires_s=expires_s))
 
         await self._change(call, edit)
@@ -150,6 +151,7 @@ class AccountCalls:
                 ),
                 _shown(user.grants),
                 user.is_barred,
+                tuple(sorted(user.groups)),
             )
             for name, user in sorted(users.items())
         ]

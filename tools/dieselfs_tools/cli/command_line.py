@@ -101,6 +101,8 @@ GROUPS = {
     },
     "Administration": {
         "doctor": "Check this machine and the servers, and say what to change.",
+        "login": "Log in with an account of the identity provider of a server.",
+        "logout": "End that login.",
         "config": "Show, change and test your settings.",
         "user": "Manage users, keys and rights (administrators).",
         "group": "Manage groups of users (administrators).",
@@ -127,6 +129,7 @@ _MODULES = {
     "encryption": ("key", "erase"),
     "limits": ("quota", "limit", "usage"),
     "disk_usage": ("du",),
+    "login": ("login", "logout"),
     "look": ("ls", "stat", "info", "find", "tree", "cat", "head"),
     "maintain": ("fsck", "purge", "rebuild", "rm", "rb"),
     "repack": ("repack",),
@@ -149,6 +152,7 @@ ONE_LINE = (
     ("cp", "mv"),
     ("rm", "rb"),
     ("shuffle", "which"),
+    ("login", "logout"),
 )
 """Verbs that `--help` names on the line of the first one: who knows that one expects the others."""
 SYNONYMS = {

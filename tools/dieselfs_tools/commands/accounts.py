@@ -9,7 +9,7 @@ from functools import partial
 import click
 
 from dieselfs.errors import AlreadyExists, DieselfsError, InvalidInput, NotFound
-from dieselfs.net.auth import Key, check_user_name
+from dieselfs.net.auth import Key, check_local_name
 from dieselfs.net.private_file import write_private_file
 from dieselfs.rpc.records import GroupRecord
 from dieselfs.units import count, format_duration, format_time
@@ -47,7 +47,7 @@ def user_add(session: Session, name: str, out: str | None, lifetime_s: float, is
 
     A user may have several keys, so that a key can be replaced without an interruption.
     """
-    check_user_name(name)
+    check_local_name(name)
     fields: dict[str, object] = {"user": name, "out": out}
     if is_dry_run:
         session.client.groups()  # raises AccessDenied without the right
@@ -224,8 +224,15 @@ def user_ls(session: Session) -> int:
             lines.append(f"  {kind} {key.key_id}, made {format_time(key.created_s)}, valid {until}")
             lines += [f"    may {right} {dataset}" for dataset, right in sorted(key.grants.items())]
         lines += [f"  may {right} {dataset}" for dataset, right in sorted(one.grants.items())]
+        lines += [f"  is in group {name}, by the identity provider" for name in one.groups]
         keys = [key._asdict() for key in one.keys]
-        fields = {"user": one.name, "keys": keys, "grants": one.grants, "is_barred": one.is_barred}
+        fields = {
+            "user": one.name,
+            "keys": keys,
+            "grants": one.grants,
+            "is_barred": one.is_barred,
+            "provider_groups": list(one.groups),
+        }
         session.output.record("user", "\n".join(lines), fields)
     return session.output.summary("" if users else "there are no users", {"users": len(users)})
 

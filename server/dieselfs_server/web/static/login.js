@@ -27,7 +27,7 @@ function joined(parts) {
 
 /** Log in with the line of a key file (docs/reference/rpc.md, "Authentication"). */
 async function loginWithKey(line) {
-  const match = /^\s*dieselfs-key (\S{1,64}) ([a-z0-9]{1,32}) ([A-Za-z0-9_=-]{44})(?: [A-Za-z0-9_=-]{44})?\s*$/.exec(line);
+  const match = /^\s*dieselfs-key (\S{1,69}) ([a-z0-9]{1,32}) ([A-Za-z0-9_=-]{44})(?: [A-Za-z0-9_=-]{44})?\s*$/.exec(line);
   if (!match) throw new Error("this is no key file: its line begins with dieselfs-key");
   if (!globalThis.crypto?.subtle) throw new Error("this browser computes no proofs without https: use a link of dlcmd dashboard");
   const [, user, keyId, secretText] = match;

@@ -1,0 +1,1 @@
+"""OpenID Connect: what clients and servers ask a provider."""

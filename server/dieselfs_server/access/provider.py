@@ -1,0 +1,170 @@
+"""Users whom an OpenID Connect provider names: its signed tokens, and the keys that servers give for them. This module
+opens sockets.
+
+A token is good for one exchange: it buys a key, which expires. All that follows is as with any key.
+"""
+
+import logging
+import time
+from collections.abc import Callable, Mapping
+from functools import partial
+from threading import Lock
+from typing import Any
+
+import trio
+
+from dieselfs.errors import AccessDenied, DieselfsError, InvalidInput, Unavailable
+from dieselfs.limits import TOKEN_BYTES_MAX
+from dieselfs.net.auth import PROVIDER_MARK, Verifier, check_key_id, check_user_name
+from dieselfs.oidc.provider import discover, endpoint, request
+from dieselfs_server.access.accounts import Person, StoredKey, with_login
+from dieselfs_server.access.users import UserStore
+from dieselfs_server.settings import ProviderSettings
+
+ALGORITHMS = ("RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512", "EdDSA")
+"""Signatures that only the provider can make; none with a shared secret."""
+SKEW_S = 60.0
+"""Clocks of the provider and of the servers may differ by this."""
+
+KEYS_FRESH_S = 3600.0
+"""The provider's keys are asked for again after this."""
+KEYS_KEPT_S = 86_400.0
+"""While the provider is away, its last keys count for this long."""
+ASK_S = 30.0
+"""At least between two questions to the provider, whatever tokens arrive."""
+KEYS_MAX = 64
+GROUPS_MAX = 1_000
+"""Of a token; more are an error, so that none is left out in silence."""
+
+LOGINS_AT_ONCE = 4
+"""Threads that check tokens, and may wait for the provider."""
+
+log = logging.getLogger(__name__)
+
+
+def fetch_keys(issuer: str, authority: str | None) -> list[dict[str, Any]]:
+    """The public keys of a provider. Raises Unavailable, InvalidInput."""
+    url = endpoint(discover(issuer, authority), "jwks_uri")
+    status, found = request(url, authority)
+    keys = found.get("keys")
+    if status != 200 or not isinstance(keys, list) or len(keys) > KEYS_MAX:
+        raise Unavailable(f"identity provider: {url}: not a list of up to {KEYS_MAX} keys")
+    return [key for key in keys if isinstance(key, dict)]
+
+
+class SigningKeys:
+    """The provider's keys, as they change. Thread-safe; blocks while it asks for them."""
+
+    def __init__(
+        self, fetch: Callable[[], list[dict[str, Any]]], clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._fetch, self._clock = fetch, clock
+        self._lock = Lock()  # guards the four below; one thread asks, the others wait
+        self._keys: list[dict[str, Any]] = []
+        self._read_s = self._asked_s = float("-inf")
+        self._trouble = "it was not asked yet"
+
+    def find(self, key_id: str) -> dict[str, Any]:
+        """The key with this ID. Raises AccessDenied if there is none, Unavailable if that is not known."""
+        with self._lock:
+            now_s = self._clock()
+            found = self._known(key_id)
+            is_old = now_s - self._read_s >= KEYS_FRESH_S
+            if (found is None or is_old) and now_s - self._asked_s >= ASK_S:
+                self._asked_s = now_s
+                try:
+                    self._keys, self._read_s, self._trouble = self._fetch(), now_s, ""
+                except DieselfsError as error:
+                    self._trouble = str(error)
+                    log.warning("%s; the last keys of the provider stay in use", error)
+                found = self._known(key_id)
+            if now_s - self._read_s >= KEYS_KEPT_S:
+                raise Unavailable(f"nobody can log in: {self._trouble}")
+            if found is None:
+                raise AccessDenied(f"the provider has no key {key_id[:80]!r}")
+            return found
+
+    def _known(self, key_id: str) -> dict[str, Any] | None:
+        return next((key for key in self._keys if key.get("kid") == key_id), None)
+
+
+class Provider:
+    """Finds the person behind a token."""
+
+    def __init__(self, settings: ProviderSettings, keys: SigningKeys | None = None) -> None:
+        """Raises InvalidInput if the package for tokens is not installed."""
+        try:
+            import jwt
+        except ImportError:
+            raise InvalidInput("oidc_issuer needs: pip install '.[oidc]', in a checkout") from None
+        self._jwt, self._settings = jwt, settings
+        self._keys = keys or SigningKeys(partial(fetch_keys, settings.issuer, settings.authority))
+
+    def person(self, token: bytes) -> Person:
+        """Raises AccessDenied, with the reason for the log; Unavailable. Blocks."""
+        if len(token) > TOKEN_BYTES_MAX:
+            raise AccessDenied(f"a token of {len(token):,} bytes, limit {TOKEN_BYTES_MAX:,}")
+        try:
+            claims = self._claims(token)
+        except (self._jwt.PyJWTError, ValueError, TypeError, RecursionError, OverflowError) as error:
+            raise AccessDenied(f"token: {error}") from None
+        return self._person(claims)
+
+    def _claims(self, token: bytes) -> dict[str, Any]:
+        header = self._jwt.get_unverified_header(token)
+        algorithm, key_id = header.get("alg"), header.get("kid")
+        if algorithm not in ALGORITHMS or not isinstance(key_id, str):
+            raise AccessDenied(f"token: algorithm {str(algorithm)[:20]!r}, or no key ID")
+        found = self._keys.find(key_id)
+        if found.get("alg", algorithm) != algorithm or found.get("use", "sig") != "sig":
+            raise AccessDenied(f"token: key {key_id[:80]!r} is for something else")
+        claims: dict[str, Any] = self._jwt.decode(
+            token,
+            self._jwt.PyJWK(found, algorithm),
+            algorithms=[algorithm],
+            audience=list(self._settings.audiences),
+            issuer=self._settings.issuer,
+            leeway=SKEW_S,
+            options={"require": ["exp", "iat", "iss", "aud", "sub"], "enforce_minimum_key_length": True},
+        )
+        return claims
+
+    def _person(self, claims: Mapping[str, Any]) -> Person:
+        name, groups = claims.get(self._settings.user_claim), claims.get(self._settings.groups_claim, [])
+        if not isinstance(name, str) or (
+            self._settings.user_claim == "email" and not claims.get("email_verified")
+        ):
+            raise AccessDenied(f"token: no {self._settings.user_claim}, or one that is not verified")
+        try:
+            check_user_name(PROVIDER_MARK + name)
+        except InvalidInput as error:
+            raise AccessDenied(f"token: {error}") from None
+        if not isinstance(groups, list) or len(groups) > GROUPS_MAX:
+            raise AccessDenied(
+                f"token: {self._settings.groups_claim} is no list of up to {GROUPS_MAX} groups"
+            )
+        mapped = (self._settings.groups.get(each) for each in groups if isinstance(each, str))
+        return Person(PROVIDER_MARK + name, str(claims["sub"]), frozenset(filter(None, mapped)))
+
+
+class ProviderLogins:
+    """Gives keys for tokens. Blocks."""
+
+    def __init__(
+        self,
+        provider: Provider,
+        users: UserStore,
+        lifetime_s: float,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self._provider, self._users, self._lifetime_s, self._clock = provider, users, lifetime_s, clock
+        self.limiter = trio.CapacityLimiter(LOGINS_AT_ONCE)
+
+    def log_in(self, token: bytes, key_id: str, verifier: Verifier) -> tuple[str, int]:
+        """The user, and until when the key counts, in seconds since 1970. Raises AccessDenied, Unavailable,
+        InvalidInput.
+        """
+        person, now_s = self._provider.person(token), int(self._clock())
+        key = StoredKey(verifier, now_s, now_s + int(self._lifetime_s))
+        self._users.change(partial(with_login, person=person, key_id=check_key_id(key_id), key=key))
+        return person.name, key.expires_s

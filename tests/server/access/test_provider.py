@@ -1,0 +1,229 @@
+"""Tokens of an identity provider at the server: which ones buy a key, and whose it is."""
+
+import base64
+import hmac
+import json
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import pytest
+from cryptography.hazmat.primitives.asymmetric import padding, rsa
+from cryptography.hazmat.primitives.hashes import SHA256
+from joserfc import jwt
+from joserfc.jwk import ECKey, RSAKey
+from jwt.algorithms import RSAAlgorithm
+
+from dieselfs.errors import AccessDenied, InvalidInput, Unavailable
+from dieselfs.limits import TOKEN_BYTES_MAX
+from dieselfs.net.auth import Key
+from dieselfs_server.access.accounts import (
+    LOGIN_TOKEN_LIFETIME_S_MAX,
+    LOGINS_PER_USER_MAX,
+    Accounts,
+    Caller,
+    Person,
+    Right,
+    StoredKey,
+    token_end_s,
+    with_bar,
+    with_grant,
+    with_login,
+    with_members,
+)
+from dieselfs_server.access.provider import (
+    ASK_S,
+    KEYS_FRESH_S,
+    KEYS_KEPT_S,
+    SKEW_S,
+    Provider,
+    ProviderLogins,
+    SigningKeys,
+)
+from dieselfs_server.access.users import UserStore, decode_accounts, encode_accounts
+from dieselfs_server.settings import ProviderSettings
+from dieselfs_server.store.memory import MemoryStore
+from tests.server.access.test_accounts import KEY, added, table
+
+ISSUER = "https://id.example.org/realm"
+SIGNING = ECKey.generate_key("P-256", {"kid": "one"})
+RSA = RSAKey.generate_key(2048, {"kid": "rsa"})
+WEAK = rsa.generate_private_key(65537, 1024)
+ENCRYPTING = ECKey.generate_key("P-256", {"kid": "enc", "use": "enc"})
+WEAK_PUBLISHED = json.loads(RSAAlgorithm.to_jwk(WEAK.public_key())) | {"kid": "weak"}
+PUBLISHED = [*(key.as_dict(private=False) for key in (SIGNING, RSA, ENCRYPTING)), WEAK_PUBLISHED]
+SETTINGS = ProviderSettings(ISSUER, ["dieselfs"], groups={"/ml": "vision", "admins": "shared"})
+
+
+def provider(settings: ProviderSettings = SETTINGS) -> Provider:
+    return Provider(settings, SigningKeys(lambda: PUBLISHED))
+
+
+def claims(**changed: Any) -> dict[str, Any]:
+    now_s = int(time.time())
+    usual = {"iss": ISSUER, "aud": "dieselfs", "sub": "7", "iat": now_s, "exp": now_s + 60}
+    return {k: v for k, v in (usual | {"preferred_username": "ada"} | changed).items() if v is not None}
+
+
+def signed(
+    key: Any = SIGNING, alg: str = "ES256", header: Mapping[str, Any] | None = None, **changed: Any
+) -> bytes:
+    named = {"alg": alg, "kid": key.kid, **(header or {})}
+    token: str = jwt.encode(named, claims(**changed), key, algorithms=[alg])
+    return token.encode()
+
+
+def test_a_token_names_a_user_and_the_groups_that_the_table_maps() -> None:
+    person = provider().person(signed(groups=["/ml", "/unknown", "everyone", 7]))
+    assert person == Person("oidc:ada", "7", frozenset({"vision"}))
+    assert provider().person(signed(RSA, "RS256", aud=["other", "dieselfs"])).name == "oidc:ada"
+    late_s = int(time.time()) - SKEW_S / 2
+    assert provider().person(signed(exp=late_s)).name == "oidc:ada"
+
+
+def _coded(content: bytes) -> bytes:
+    return base64.urlsafe_b64encode(content).rstrip(b"=")
+
+
+def _unsigned(alg: str, key_id: str = "one") -> bytes:
+    parts = ({"alg": alg, "kid": key_id}, claims())
+    return b".".join(_coded(json.dumps(part).encode()) for part in parts)
+
+
+def _with_short_key() -> bytes:
+    message = _unsigned("RS256", "weak")
+    return message + b"." + _coded(WEAK.sign(message, padding.PKCS1v15(), SHA256()))
+
+
+def _with_public_key_as_secret() -> bytes:
+    message = _unsigned("HS256")
+    return message + b"." + _coded(hmac.digest(SIGNING.as_pem(private=False), message, "sha256"))
+
+
+OTHER = ECKey.generate_key("P-256", {"kid": "one"})
+OWN = OTHER.as_dict(private=False)
+
+
+@pytest.mark.parametrize(
+    ("make", "reason"),
+    [
+        (lambda: _unsigned("none") + b".", "algorithm 'none'"),
+        (lambda: _unsigned("ES256") + b".", "[Ss]ignature"),
+        (_with_public_key_as_secret, "algorithm 'HS256'"),
+        (lambda: signed(OTHER), "[Ss]ignature"),
+        (lambda: signed(OTHER, header={"jwk": OWN, "jku": "https://evil.example.org/keys"}), "[Ss]ignature"),
+        (lambda: signed(header={"kid": "../../etc/passwd"}), "has no key"),
+        (lambda: signed(header={"kid": "rsa"}), "token: "),
+        (lambda: signed(header={"kid": "enc"}), "for something else"),
+        (_with_short_key, "2048|[Kk]ey"),
+        (lambda: signed(iss="https://id.example.org/other"), "[Ii]ssuer"),
+        (lambda: signed(aud="another"), "[Aa]udience"),
+        (lambda: signed(aud=None), "aud"),
+        (lambda: signed(exp=int(time.time() - SKEW_S - 5)), "expired"),
+        (lambda: signed(exp=None), "exp"),
+        (lambda: signed(exp=1e400), "token: "),
+        (lambda: signed(nbf=int(time.time() + SKEW_S + 60)), "not yet valid"),
+        (lambda: signed(preferred_username=None), "no preferred_username"),
+        (lambda: signed(preferred_username="ada bert"), "is not allowed"),
+        (lambda: signed(preferred_username="oidc:ada"), "is not allowed"),
+        (lambda: signed(groups="/ml"), "is no list"),
+        (lambda: signed(groups=["g"] * 1001), "is no list"),
+        (lambda: b"a" * (TOKEN_BYTES_MAX + 1), "limit 16,384"),
+        (lambda: b"\xff.\xff.\xff", "token: "),
+        (lambda: b"e30." + b"W" * 9000 + b".", "token: "),
+    ],
+)
+def test_what_is_no_token(make: Callable[[], bytes], reason: str) -> None:
+    with pytest.raises(AccessDenied, match=reason):
+        provider().person(make())
+
+
+def test_an_address_counts_only_if_the_provider_has_verified_it() -> None:
+    by_mail = provider(ProviderSettings(ISSUER, ["dieselfs"], "email"))
+    assert by_mail.person(signed(email="a@b.org", email_verified=True)).name == "oidc:a@b.org"
+    with pytest.raises(AccessDenied, match="not verified"):
+        by_mail.person(signed(email="a@b.org"))
+
+
+def test_keys_change_and_the_provider_may_be_away_for_a_while() -> None:
+    now_s, asked, published = [0.0], [0], [PUBLISHED[:1]]
+
+    def fetch() -> list[dict[str, Any]]:
+        asked[0] += 1
+        if not published[0]:
+            raise Unavailable("away")
+        return published[0]
+
+    keys = SigningKeys(fetch, lambda: now_s[0])
+    assert keys.find("one") == PUBLISHED[0]
+    for _ in range(9):
+        with pytest.raises(AccessDenied):
+            keys.find("rsa")
+    assert asked == [1], "unknown keys cost the provider one question in ASK_S"
+    published[0], now_s[0] = PUBLISHED[1:2], ASK_S
+    assert keys.find("rsa") == PUBLISHED[1]
+    with pytest.raises(AccessDenied):
+        keys.find("one")
+    published[0] = []
+    now_s[0] += KEYS_FRESH_S
+    assert keys.find("rsa") == PUBLISHED[1] and asked == [3]
+    now_s[0] += KEYS_KEPT_S
+    with pytest.raises(Unavailable, match="nobody can log in: away"):
+        keys.find("rsa")
+
+
+def test_a_login_makes_a_user_with_a_key_that_expires() -> None:
+    users = UserStore(MemoryStore(), lambda: 1000.0)
+    users.change(
+        lambda _: with_grant(with_members(table(), "vision", []), "group:vision", "scans", Right.WRITE)
+    )
+    logins = ProviderLogins(provider(), users, 600.0, lambda: 1000.0)
+    key = Key.generate("login")
+    assert logins.log_in(signed(groups=["/ml"]), key.key_id, key.verifier()) == ("oidc:ada", 1600)
+    assert users.verifier("oidc:ada", key.key_id) == key.verifier()
+    accounts, caller = users.current(), Caller("oidc:ada", key.key_id)
+    assert caller.right_on("scans", accounts, 1599) is Right.WRITE
+    assert caller.right_on("scans", accounts, 1600) is Right.NONE
+    assert caller.right_on("faces", accounts, 1599) is Right.NONE, "the local user ada is another one"
+    assert caller.has_right(accounts, 1599)
+    assert (
+        b'"format": 4' in encode_accounts(accounts) and decode_accounts(encode_accounts(accounts)) == accounts
+    )
+    second = Key.generate("login")
+    logins.log_in(signed(), second.key_id, second.verifier())
+    assert caller.right_on("scans", users.current(), 1599) is Right.NONE, "the last login tells the groups"
+    users.change(lambda accounts: with_bar(accounts, "oidc:ada", True))
+    with pytest.raises(AccessDenied, match="oidc:ada is barred"):
+        logins.log_in(signed(), "third", second.verifier())
+
+
+def _login(accounts: Accounts, key_id: str, subject: str = "7") -> Accounts:
+    return with_login(accounts, Person("oidc:ada", subject), key_id, StoredKey(KEY.verifier(), 0, 100))
+
+
+def test_a_name_that_the_provider_gives_to_somebody_else_is_refused() -> None:
+    with pytest.raises(AccessDenied, match="is another person"):
+        _login(_login(Accounts(), "a"), "b", "8")
+
+
+def test_one_user_has_a_bounded_number_of_logins() -> None:
+    accounts = Accounts()
+    for number in range(LOGINS_PER_USER_MAX):
+        accounts = _login(accounts, f"k{number}")
+    with pytest.raises(InvalidInput, match="64 keys"):
+        _login(accounts, "more")
+
+
+def test_nobody_makes_keys_or_groups_with_names_of_the_provider() -> None:
+    for name in ("oidc:ada", "oidc:"):
+        with pytest.raises(InvalidInput):
+            added(_login(Accounts(), "a"), Key(name, "b", bytes(32)))
+        with pytest.raises(InvalidInput):
+            with_members(Accounts(), name, [])
+
+
+def test_a_token_of_a_job_outlives_the_login_for_days() -> None:
+    key, month_s = StoredKey(KEY.verifier(), 0, 100), 30 * 86_400
+    assert token_end_s("oidc:ada", key, 50, month_s) == 50 + LOGIN_TOKEN_LIFETIME_S_MAX
+    assert token_end_s("oidc:ada", key, 50, 60) == 60
+    assert token_end_s("ada", key, 50, month_s) == 100
