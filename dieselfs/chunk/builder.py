@@ -34,7 +34,9 @@ _TIME_NS_MIN, _TIME_NS_MAX = -(1 << 63), (1 << 63) - 1
 
 @dataclass(frozen=True, slots=True)
 class SealedChunk:
-    """A chunk with final entries, without ID and versions. With a `source`, it is attached to it."""
+    """A chunk with final entries, without ID and versions. With a `source`, it is attached to it; the payload of a
+    source that is a chunk is not needed.
+    """
 
     entries: Sequence[_Entry]
     targets: bytes
@@ -45,6 +47,11 @@ class SealedChunk:
     def whole_entries(self) -> int:
         """How many entries are complete in this chunk: all but extents of files that continue in another chunk."""
         return sum(place + length >= size for _, _, _, _, size, place, _, length, _, _ in self.entries)
+
+    @property
+    def extents_bytes(self) -> int:
+        """Of all files, those that share bytes too."""
+        return sum(entry[7] for entry in self.entries if entry[1] == _FILE)
 
     def encode(
         self, chunk_id: bytes, dataset: str, dataset_id: bytes, first_version: int
@@ -65,11 +72,15 @@ class SealedChunk:
         header = ChunkHeader(
             dataset, dataset_id, list(paths), self.targets, **columns, source=self.source
         ).encode()
+        if self.source is not None and self.source.is_chunk:
+            length, digest = self.source.size_bytes - self.source.offset, self.source.payload_digest
+        else:
+            length, digest = len(self.payload), digest_of(self.payload)
         preamble = Preamble(
             chunk_id=chunk_id,
             header_length=len(header),
-            payload_length=len(self.payload),
-            payload_digest=digest_of(self.payload),
+            payload_length=length,
+            payload_digest=digest,
             header_digest=digest_of(header),
             is_attached=self.source is not None,
         )
@@ -177,6 +188,21 @@ class ChunkBuilder:
             self._contents.append(data)
         if end > self.payload_bytes:
             self.payload_bytes = end
+
+    def add_extent(
+        self,
+        path: bytes,
+        mode: int,
+        mtime_ns: int,
+        size: int,
+        place: int,
+        offset: int,
+        length: int,
+        digest: bytes,
+        version: int = 0,
+    ) -> None:
+        """Add an extent of a payload that is another chunk's: its bytes have this digest, and are not read."""
+        self._add(path, _FILE, mode, mtime_ns, size, place, offset, length, digest, version)
 
     def add_directory(self, path: bytes, mode: int, mtime_ns: int, version: int = 0) -> None:
         self._add(path, _DIRECTORY, mode, mtime_ns, 0, 0, 0, 0, NO_DIGEST, version)

@@ -1,13 +1,18 @@
-"""The foreign object that has the payload of an attached chunk: where it is, and how it is recognized. No I/O.
+"""The object that has the payload of an attached chunk: where it is, and how it is recognized. No I/O.
 
-A source never changes for a chunk: the chunk keeps the size and the mark that the object had when it was attached. An
-object with another size or mark is another one, whose bytes are not used.
+A source is a foreign object, or another chunk of the same store, to which copies inside the servers refer. It never
+changes for a chunk: the chunk keeps the size and the mark that the object had when it was attached. An object with
+another size or mark is another one, whose bytes are not used.
 """
 
+import re
 from dataclasses import dataclass
 from typing import Any
 
 from dieselfs.bucket.url import OPTIONS
+from dieselfs.chunk.ids import chunk_name, parse_chunk_name
+from dieselfs.digests import DIGEST_BYTES
+from dieselfs.errors import InvalidInput
 from dieselfs.fields import TEXT_BYTES_MAX, FieldsFault
 from dieselfs.limits import FILE_BYTES_MAX, PATH_BYTES_MAX
 from dieselfs.names import printable
@@ -26,14 +31,18 @@ WEB_SCHEMES = (b"https://", b"http://")
 ETAG, MODIFIED = "etag=", "modified_ns="
 """How marks of objects and of files on the web begin."""
 
+CHUNK_SCHEME = b"chunk://"
+_CHUNK = re.compile(rb"chunk://([0-9a-f]{32})/([-_0-9A-Za-z]{22})")
+_CHUNK_MARK = re.compile(rf"digest=([0-9a-f]{{{2 * DIGEST_BYTES}}})")
+
 
 @dataclass(frozen=True, slots=True)
 class AttachedSource:
     """A version of an object, and a place in it.
 
-    `location`: an absolute path, or a URL of OBJECT_SCHEMES or WEB_SCHEMES. `size_bytes`: of the whole object. `mark`:
-    what the storage says about its version: `mtime_ns=N` of a file, `etag=TEXT` or `modified_ns=N` of others. `offset`:
-    where in the object the payload begins.
+    `location`: an absolute path, or a URL of OBJECT_SCHEMES, WEB_SCHEMES or CHUNK_SCHEME. `size_bytes`: of the whole
+    object. `mark`: what the storage says about its version: `mtime_ns=N` of a file, `etag=TEXT` or `modified_ns=N` of
+    others, `digest=HEX` of the payload of a chunk. `offset`: where in the object the payload begins.
     """
 
     location: bytes
@@ -41,9 +50,36 @@ class AttachedSource:
     mark: str
     offset: int = 0
 
+    @classmethod
+    def of_chunk(
+        cls, dataset_id: bytes, chunk_id: bytes, payload_start: int, length: int, digest: bytes
+    ) -> "AttachedSource":
+        """The whole payload of another chunk: `length` bytes at `payload_start` of its object, with this digest."""
+        location = CHUNK_SCHEME + f"{dataset_id.hex()}/{chunk_name(chunk_id)}".encode()
+        return cls(location, payload_start + length, f"digest={digest.hex()}", payload_start)
+
     @property
     def name(self) -> str:
-        return printable(self.location)
+        if not self.is_chunk:
+            return printable(self.location)
+        dataset_id, chunk_id = self.chunk
+        return f"chunk {chunk_name(chunk_id)} of dataset {dataset_id.hex()}"
+
+    @property
+    def is_chunk(self) -> bool:
+        return self.location.startswith(CHUNK_SCHEME)
+
+    @property
+    def chunk(self) -> tuple[bytes, bytes]:
+        """The IDs of dataset and chunk."""
+        match = _CHUNK.fullmatch(self.location)
+        assert match is not None  # by `fault`
+        return bytes.fromhex(match[1].decode()), parse_chunk_name(match[2].decode())
+
+    @property
+    def payload_digest(self) -> bytes:
+        """Of a chunk."""
+        return bytes.fromhex(self.mark.removeprefix("digest="))
 
     @property
     def is_file(self) -> bool:
@@ -69,8 +105,10 @@ class AttachedSource:
         fault = found.fault()
         if fault is None and not 0 <= found.offset <= found.size_bytes - payload_length:
             fault = f"the payload, {payload_length} bytes at {found.offset}, lies outside of it"
+        if fault is None and found.is_chunk and found.offset + payload_length != found.size_bytes:
+            fault = "the payload is not its whole payload"
         if fault is not None:
-            raise FieldsFault(f"source {found.name[:200]!r}: {fault}")
+            raise FieldsFault(f"source {printable(found.location)[:200]!r}: {fault}")
         return found
 
     def fault(self) -> str | None:
@@ -81,6 +119,9 @@ class AttachedSource:
         if self.is_file:
             if any(part in (b"", b".", b"..") for part in location[1:].split(b"/")):
                 return "its path has an empty part, or one of . and .."
+        elif self.is_chunk:
+            if not _is_chunk(location) or not _CHUNK_MARK.fullmatch(self.mark):
+                return "it names no chunk and its digest"
         elif not location.startswith(OBJECT_SCHEMES + WEB_SCHEMES):
             return "it is neither an absolute path nor a URL"
         if not 0 <= self.size_bytes <= FILE_BYTES_MAX:
@@ -88,3 +129,11 @@ class AttachedSource:
         if not 0 < len(self.mark.encode("utf-8", "surrogatepass")) <= TEXT_BYTES_MAX:
             return "its mark is empty or too long"
         return None
+
+
+def _is_chunk(location: bytes) -> bool:
+    match = _CHUNK.fullmatch(location)
+    try:
+        return match is not None and bool(parse_chunk_name(match[2].decode()))
+    except InvalidInput:  # the last character of an ID has fewer values
+        return False

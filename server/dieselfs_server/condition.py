@@ -22,6 +22,7 @@ from dieselfs_server.access.accounts import Accounts
 from dieselfs_server.access.identity import LiveIdentity
 from dieselfs_server.access.users import UserStore
 from dieselfs_server.admission.room import Room, reserve_bytes
+from dieselfs_server.datasets.references import References
 from dieselfs_server.maintenance import history
 from dieselfs_server.metadata.interface import MetadataStore
 from dieselfs_server.settings import RegistrySettings
@@ -93,6 +94,7 @@ def object_store(store: ObjectStore, clock: Callable[[], float] = time.monotonic
         step = "removed"
         store.delete_record(name)
         is_left = store.get_record(name) is not None
+        step, left = "listed", len(References(store).remains())
     except DieselfsError as error:
         return CheckRecord(
             "store",
@@ -107,6 +109,8 @@ def object_store(store: ObjectStore, clock: Callable[[], float] = time.monotonic
         )
     took_s = clock() - began_s
     text = f"wrote, read and removed a record in {took_s * 1000:,.1f} ms"
+    if left:
+        text += f"; chunks of {count(left, 'removed dataset')} stay, as copies use their bytes"
     if took_s > SLOW_STORE_S:
         return CheckRecord("store", WARNING, text, "look at the network to the store, and at its load")
     return CheckRecord("store", OK, text)

@@ -18,6 +18,7 @@ from dieselfs.limits import METADATA_AWAY_S
 from dieselfs.records import DatasetRecord
 from dieselfs_server.datasets.commit import read_header
 from dieselfs_server.datasets.dataset_names import DatasetNames
+from dieselfs_server.datasets.references import without_remains
 from dieselfs_server.leases.lease import PINS_FOLDER, Pin, live_pins
 from dieselfs_server.metadata.interface import MetadataStore
 from dieselfs_server.store.interface import ObjectStore
@@ -137,7 +138,7 @@ class Catalog:
 
         While all are known, this reads neither records nor chunks.
         """
-        lost = list(self._store.list_datasets(known))
+        lost = without_remains(self._store, list(self._store.list_datasets(known)))
         if not lost:
             return {}
         named = {dataset_id: name for name, dataset_id in self._names.all().items()}

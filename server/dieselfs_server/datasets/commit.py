@@ -6,11 +6,11 @@ server starts, and when the metadata store may have lost some. All functions blo
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext, suppress
 from functools import partial
 
-from dieselfs.chunk.builder import ChunkBuilder
+from dieselfs.chunk.builder import ChunkBuilder, SealedChunk
 from dieselfs.chunk.cost import check_cost
 from dieselfs.chunk.format import (
     PREAMBLE_BYTES,
@@ -195,6 +195,13 @@ class ChunkWriter:
         self.builder = ChunkBuilder(target_bytes, is_of_old=has_versions)
         self.generation = dataset.generation
 
+    @property
+    def dataset_id(self) -> bytes:
+        return self._dataset.dataset_id
+
+    def new_id(self) -> bytes:
+        return self._ids.next()
+
     def make_room(self, length_bytes: int) -> None:
         """Call it before an entry of this length is added."""
         if self.builder.is_full or self.builder.payload_bytes + length_bytes > CHUNK_PAYLOAD_BYTES_MAX:
@@ -205,12 +212,14 @@ class ChunkWriter:
 
     def write(self) -> None:
         """Store and apply the entries so far. Raises StorageFull, Unavailable; then they are not visible."""
-        if not len(self.builder):
-            return
-        sealed, dataset = self.builder.seal(), self._dataset
+        if len(self.builder):
+            self.put(self.builder.seal(), iter(self._ids.next, None))
+
+    def put(self, sealed: SealedChunk, ids: Iterator[bytes]) -> None:
+        """As `write`, a chunk with the first of these IDs that is free."""
+        dataset = self._dataset
         first = 1 if self._has_versions else self.reserve(len(sealed.entries))
-        while True:
-            chunk_id = self._ids.next()
+        for chunk_id in ids:
             data = b"".join(sealed.encode(chunk_id, dataset.name, dataset.dataset_id, first))
             stores = self._store, self._metadata
             with suppress(AlreadyExists):  # another writer has used the same ID: take the next one
@@ -224,7 +233,7 @@ class ChunkWriter:
                     self._admitted,
                 )
                 break
-        self._stored(sealed.whole_entries, len(sealed.payload))
+        self._stored(sealed.whole_entries, sealed.extents_bytes)
 
 
 def read_header(store: ObjectStore, dataset_id: bytes, chunk_id: bytes) -> tuple[Preamble, ChunkHeader]:

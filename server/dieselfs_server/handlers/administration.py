@@ -47,6 +47,7 @@ from dieselfs_server.datasets.catalog import Catalog
 from dieselfs_server.datasets.commit import late_record
 from dieselfs_server.datasets.dataset_keys import DatasetKeys
 from dieselfs_server.datasets.dataset_names import DatasetNames
+from dieselfs_server.datasets.references import References
 from dieselfs_server.datasets.snapshots import SnapshotCache
 from dieselfs_server.datasets.tags import TagStore
 from dieselfs_server.maintenance import attachments, history
@@ -139,11 +140,13 @@ class DatasetCalls:
 
     def _drop(self, dataset: DatasetRecord) -> None:
         # Chunks first: if the record were removed first, a crash would leave chunks that no dataset refers to.
-        self.store.delete_dataset(dataset.dataset_id)
+        references, now_s = References(self.store), int(time.time())
+        references.drop(dataset.dataset_id, dataset.name, now_s)
         self._own(dataset.name, dataset.dataset_id, "")  # while nobody else can have the name
         self.names.release(dataset.name, dataset.dataset_id)
         self.metadata.drop_dataset(dataset.dataset_id)
-        self.store.delete_dataset(dataset.dataset_id)  # chunks of puts that were in flight
+        # Chunks of puts that were in flight.
+        references.drop(dataset.dataset_id, dataset.name, now_s)
         self.snapshots.drop(dataset.dataset_id)
         self.tags.drop(dataset.dataset_id)
         self.keys.drop(dataset.dataset_id)

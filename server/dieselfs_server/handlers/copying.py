@@ -1,5 +1,7 @@
 """Handler for copies inside the servers, also for moves: a copy, and then a deletion.
 
+A chunk whose bytes are all copied is referred to (`datasets/referring_copy.py`); of others, the bytes are copied.
+
 Cancelled at any point, all entries that were stored are complete, and nothing is deleted before everything is stored.
 Copies have newly reserved versions. The deletion of a moved entry has the version of the entry plus one: it wins over
 what was copied, also over copies of it that a purge makes, and loses against everything that was written later.
@@ -10,7 +12,9 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mappin
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
+from itertools import pairwise
 from secrets import token_hex
+from typing import TypeVar
 
 import numpy as np
 import trio
@@ -37,6 +41,7 @@ from dieselfs_server.call import Call
 from dieselfs_server.datasets.catalog import Catalog
 from dieselfs_server.datasets.commit import ChunkWriter
 from dieselfs_server.datasets.dataset_keys import DatasetKeys
+from dieselfs_server.datasets.referring_copy import REFERENCES_AT_ONCE, ReferringCopy, Span
 from dieselfs_server.datasets.snapshots import SnapshotCache
 from dieselfs_server.datasets.tags import TagStore
 from dieselfs_server.leases.lease import Pin, put_pin_of, remove_pin
@@ -56,6 +61,8 @@ NODES_AT_ONCE = 4096
 
 Contents = Sequence[tuple[int, ExtentRef, memoryview]]
 """Extents with their bytes, and the nodes of their files."""
+
+Result = TypeVar("Result")
 
 COPIES_MAX = 4
 """Copies at the same time on a server, of all clients. Each has two chunks in memory."""
@@ -268,22 +275,24 @@ class _TreeCopy:
         for kind in (order.folders, order.links, order.empty_files):
             for start in range(0, len(kind), NODES_AT_ONCE):
                 await self._in_thread(self._add_empty, kind[start : start + NODES_AT_ONCE].tolist())
-        for start, end in zip(order.starts[:-1], order.starts[1:], strict=True):
-            await self._in_thread(self._add_files, await self._read(start, end))
+        spans = list(pairwise(order.starts))
+        referring = ReferringCopy(self._parts.store, self._writer, self._source, self._plan, self._version)
+        copied: list[Span] = []
+        for first in range(0, len(spans), REFERENCES_AT_ONCE):
+            copied += await self._in_thread(referring.refer, spans[first : first + REFERENCES_AT_ONCE])
+        for span in copied:
+            await self._in_thread(self._add_files, await self._read(span))
         await self._in_thread(self._writer.write)
 
-    async def _in_thread(self, work: Callable[..., None], *arguments: object) -> None:
-        await trio.to_thread.run_sync(work, *arguments, limiter=self._parts.threads)
+    async def _in_thread(self, work: Callable[..., Result], *arguments: object) -> Result:
+        return await trio.to_thread.run_sync(work, *arguments, limiter=self._parts.threads)
 
-    async def _read(self, start: int, end: int) -> Contents:
+    async def _read(self, span: Span) -> Contents:
         """The extents of one chunk."""
         source, order = self._plan.source, self._plan.order
-        column = {
-            name: source.column(f"extent_{name}")[order.extents[start:end]]
-            for name in ("places", "chunks", "offsets", "lengths", "digests")
-        }
-        extents = list(map(ExtentRef._make, zip(*(each.tolist() for each in column.values()), strict=True)))
-        ranges = np.stack((column["offsets"], column["lengths"]), axis=1).astype(np.int64)
+        start, end = span
+        extents = source.extent_refs(order.extents[start:end])
+        ranges = np.array([(extent.offset, extent.length) for extent in extents], np.int64)
         chunk_id = source.chunk_id(extents[0].chunk)
         contents = await self._parts.executor.ranges(self._source.dataset_id, chunk_id, ranges)
         return list(zip(order.owners[start:end].tolist(), extents, contents, strict=True))

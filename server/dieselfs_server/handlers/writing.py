@@ -98,6 +98,9 @@ class WriteCalls:
         chunk = await self._verified(call, dataset, chunk_id, call.bulk)
         if (source := chunk[1].source) is None:
             return await self._commit(call, dataset, chunk, call.bulk)
+        if source.is_chunk:  # of whatever dataset: the rights of its readers are unknown
+            call.audited |= {"dataset": dataset.name, "source": source.name}
+            raise AccessDenied(f"{name}: only servers make chunks that refer to others; use dlcmd cp")
         attached, last = (call.caller.name, source.location), self.last_attached
         if last.get(dataset.dataset_id) != attached:  # the audit log has one line for the chunks of a source
             call.audited |= {"dataset": dataset.name, "source": source.name}

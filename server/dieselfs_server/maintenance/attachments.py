@@ -1,4 +1,4 @@
-"""The attached sources of a dataset: their list, their removal, and copies of their bytes. All functions block.
+"""The attached sources of a dataset: their list and their removal. All functions block.
 
 A source is found through the headers of the chunks that are attached to it. To remove it is to delete the entries that
 count in these chunks.
@@ -40,7 +40,9 @@ class AttachedChunk:
 def attached_chunks(
     store: ObjectStore, metadata: MetadataStore, dataset_id: bytes, proceed: Proceed | None = None
 ) -> Iterator[AttachedChunk]:
-    """The attached chunks that count. Raises Damaged for a chunk that cannot be read."""
+    """The attached chunks that count, also those that refer to other chunks. Raises Damaged for one that cannot be
+    read.
+    """
     records = {
         chunk.chunk_id: chunk
         for chunk in metadata.chunks(dataset_id)
@@ -56,15 +58,16 @@ def attached_chunks(
                 yield AttachedChunk(records[chunk_id], header, header.source)
 
 
-def is_attached(store: ObjectStore, dataset_id: bytes, chunk_id: bytes) -> bool:
-    """Raises NotFound, Damaged."""
-    preamble = store.get_range(dataset_id, chunk_id, 0, PREAMBLE_BYTES)
-    return decode_preamble(preamble, f"chunk {chunk_name(chunk_id)}", chunk_id).is_attached
+def source_of(store: ObjectStore, dataset_id: bytes, chunk_id: bytes) -> AttachedSource | None:
+    """None of a chunk that is not attached. Raises NotFound, Damaged."""
+    header = _attached_header(store, dataset_id, chunk_id)
+    return None if header is None else header.source
 
 
 def _attached_header(store: ObjectStore, dataset_id: bytes, chunk_id: bytes) -> ChunkHeader | None:
     """None of a chunk that is not attached."""
-    is_one = is_attached(store, dataset_id, chunk_id)
+    preamble = store.get_range(dataset_id, chunk_id, 0, PREAMBLE_BYTES)
+    is_one = decode_preamble(preamble, f"chunk {chunk_name(chunk_id)}", chunk_id).is_attached
     return read_header(store, dataset_id, chunk_id)[1] if is_one else None
 
 
@@ -83,7 +86,7 @@ def list_attached(
     found: dict[tuple[bytes, int, str], list[int]] = {}
     for chunk in attached_chunks(store, metadata, dataset_id, proceed):
         source, live = chunk.source, chunk.live()
-        if source.location <= after:
+        if source.location <= after or source.is_chunk:
             continue
         totals = found.setdefault((source.location, source.size_bytes, source.mark), [0, 0, 0])
         files = [entry for entry in live if chunk.header.ops[entry] == Op.FILE]
@@ -120,6 +123,8 @@ def detach(
     paths: dict[bytes, None] = {}
     for chunk in attached_chunks(store, metadata, dataset.dataset_id, proceed):
         found = chunk.source.location
+        if chunk.source.is_chunk:
+            continue
         if found == location or found.startswith(location.rstrip(b"/") + b"/"):
             sources.add(found)
             paths |= dict.fromkeys(chunk.header.paths[entry] for entry in chunk.live())

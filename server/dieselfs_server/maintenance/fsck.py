@@ -6,6 +6,7 @@ the files that need them; these cannot be repaired.
 
 import errno
 import logging
+from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
@@ -24,7 +25,9 @@ from dieselfs.names import printable
 from dieselfs.records import ChunkRecord, DatasetRecord, EntryTable
 from dieselfs.rpc.records import FsckReport, Problem
 from dieselfs.snapshot.builder import SnapshotBuilder
+from dieselfs.units import count
 from dieselfs_server.datasets.commit import check_size, read_chunk, read_header, versions_ahead
+from dieselfs_server.datasets.references import Pair, References, note_reference
 from dieselfs_server.datasets.snapshots import SnapshotCache
 from dieselfs_server.datasets.tags import TagStore
 from dieselfs_server.maintenance.jobs import HEADERS_AT_ONCE, PAYLOADS_AT_ONCE, Proceed, read_in_order
@@ -69,6 +72,7 @@ def fsck(
         proceed.check()
         check.compare_snapshot(snapshots, folder)
     check.compare_tags(tags, proceed)
+    check.compare_references()
     if (ahead := versions_ahead(metadata, dataset, now_ns)) is not None:
         check.add("clock", ahead, is_mended=True)
     return FsckReport(
@@ -96,6 +100,8 @@ class _Check:
     unreadable: set[bytes] = field(default_factory=set)
     replaced: set[bytes] = field(default_factory=set)
     """IDs of valid chunks that are not those that were applied."""
+    references: defaultdict[bytes, list[Pair]] = field(default_factory=lambda: defaultdict(list))
+    """To chunks of datasets with these IDs."""
     total_bytes: int = 0
     problems: list[Problem] = field(default_factory=list)
     problem_count: int = 0
@@ -134,6 +140,7 @@ class _Check:
                 reference.apply(dataset_id, preamble, header, self.now_ns)
                 self.readable[chunk_id] = preamble
                 self.total_bytes += preamble.object_length
+                note_reference(self.references, chunk_id, header)
 
     def compare_chunks(self) -> None:
         """Compare the stored chunks with the records of applied chunks."""
@@ -201,6 +208,16 @@ class _Check:
                 snapshots.drop(self.dataset.dataset_id)
             what = f"the snapshot of generation {stored.generation} differs from the metadata"
             self.add("snapshot", what, self.is_repair)
+
+    def compare_references(self) -> None:
+        """Compare the references to other chunks with their records."""
+        dataset_id, references = self.dataset.dataset_id, References(self.store)
+        missing = references.unrecorded(dataset_id, self.references)
+        if self.is_repair:
+            references.record(dataset_id, missing, self.now_ns // 10**9)
+        for source_id, pairs in missing.items():
+            which = f"{count(len(pairs), 'reference')} to chunks of dataset {source_id.hex()}"
+            self.add("chunk", f"{which} have no record, so a purge could erase these chunks", self.is_repair)
 
     def compare_tags(self, tags: TagStore, proceed: Proceed) -> None:
         """Compare the chunks that tags need with the digests that the servers have signed."""

@@ -4,6 +4,9 @@ Two phases protect readers of older snapshots. First, live entries are copied wi
 newer chunk counts, so the old chunk is dead from then on. A later purge removes a chunk that has been dead for the
 grace time: first its object, then its record. After a crash at any point, the next purge continues, and a rebuild from
 the chunks gives the same dataset.
+
+A chunk to which others refer stays as it is (`datasets/references.py`). Of a chunk that refers, live entries are copied
+out with their bytes: so no deleted file stays in a payload longer than it would without references.
 """
 
 import logging
@@ -16,10 +19,12 @@ from dieselfs.errors import Damaged, NotFound, StorageFull
 from dieselfs.limits import REPORT_LINES_MAX
 from dieselfs.records import ChunkRecord, DatasetRecord
 from dieselfs.rpc.records import PurgeReport
+from dieselfs.units import count
 from dieselfs_server.datasets.commit import Admission, ChunkWriter, any_chunk, read_chunk
+from dieselfs_server.datasets.references import References
 from dieselfs_server.datasets.tags import TagStore
 from dieselfs_server.leases.lease import Pin, live_pins
-from dieselfs_server.maintenance.attachments import attached_chunks, is_attached
+from dieselfs_server.maintenance.attachments import attached_chunks, source_of
 from dieselfs_server.maintenance.jobs import Proceed
 from dieselfs_server.metadata.interface import MetadataStore
 from dieselfs_server.store.interface import ObjectStore
@@ -50,22 +55,29 @@ def purge(
         tags.needed_chunks(dataset.name, dataset.dataset_id),
     )
     died_before_ns = now_ns - grace_s * 10**9
-    needed = set().union(*tagged.values())
+    references, now_s = References(store), now_ns // 10**9
+    referred = references.to(dataset.dataset_id, now_s)
+    needed = set(referred).union(*tagged.values())
     with_holes = [chunk for chunk in chunks if 0 < chunk.deleted_entries < chunk.entries]
-    # An attached chunk takes no room for what was deleted, so it stays.
-    with_gaps = [chunk for chunk in with_holes if not is_attached(store, dataset.dataset_id, chunk.chunk_id)]
-    # A chunk that a tag needs stays, so copies of what is live in it would only take more room.
+    # A chunk of a foreign source takes no room for what was deleted, so it stays.
+    with_gaps = [chunk for chunk in with_holes if not _is_foreign(store, dataset.dataset_id, chunk.chunk_id)]
+    # A chunk that a tag or a reference needs stays, so copies of what is live in it would only take more room.
     held = [chunk for chunk in with_gaps if chunk.chunk_id in needed]
     holed = [chunk for chunk in with_gaps if chunk.chunk_id not in needed]
     expired = removable(dead, pins, needed, died_before_ns)
-    bytes_freed = sum(_stored_bytes(store, dataset.dataset_id, chunk) for chunk in expired)
+    lengths = {chunk.chunk_id: _stored_bytes(store, dataset.dataset_id, chunk) for chunk in expired}
     if not is_dry_run:
         proceed = proceed or Proceed()
         proceed.expect(len(expired))
-        for chunk in expired:
-            proceed()
-            store.delete(dataset.dataset_id, chunk.chunk_id)
-            metadata.forget_chunk(dataset.dataset_id, chunk.chunk_id)
+        erased = list[bytes]()
+
+        def forget(chunk_id: bytes) -> None:
+            metadata.forget_chunk(dataset.dataset_id, chunk_id)
+            erased.append(chunk_id)
+
+        references.erase(dataset.dataset_id, list(lengths), now_s, forget, proceed)
+        expired = [chunk for chunk in expired if chunk.chunk_id in set(erased)]
+        references.erase_remains(now_s)
         try:
             _rewrite(store, metadata, dataset, now_ns, holed, proceed, admitted)
         except StorageFull as error:
@@ -78,8 +90,10 @@ def purge(
         chunks_rewritten=len(holed),
         chunks_removed=len(expired),
         chunks_waiting=len(dead) - len(expired) + len(holed) + len(held),
-        bytes_freed=bytes_freed,
-        held_by=holders([chunk for chunk in dead if chunk.updated_ns <= died_before_ns], held, pins, tagged),
+        bytes_freed=sum(lengths[chunk.chunk_id] for chunk in expired),
+        held_by=holders(
+            [chunk for chunk in dead if chunk.updated_ns <= died_before_ns], held, pins, tagged, referred
+        ),
     )
 
 
@@ -160,9 +174,15 @@ def copy_entry(writer: ChunkWriter, header: ChunkHeader, entry: int, content: by
 def _stored_bytes(store: ObjectStore, dataset_id: bytes, chunk: ChunkRecord) -> int:
     """Of a chunk without its preamble; none, if its object is damaged or was removed before a crash."""
     with suppress(NotFound, Damaged):
-        payload_length = 0 if is_attached(store, dataset_id, chunk.chunk_id) else chunk.payload_length
+        payload_length = 0 if source_of(store, dataset_id, chunk.chunk_id) else chunk.payload_length
         return chunk.header_length + payload_length
     return 0
+
+
+def _is_foreign(store: ObjectStore, dataset_id: bytes, chunk_id: bytes) -> bool:
+    """Whether a chunk is attached to what is no chunk. Raises NotFound, Damaged."""
+    source = source_of(store, dataset_id, chunk_id)
+    return source is not None and not source.is_chunk
 
 
 def removable(
@@ -178,12 +198,16 @@ def holders(
     held: Sequence[ChunkRecord],
     pins: Sequence[Pin],
     tagged: Mapping[str, Set[bytes]],
+    referred: Mapping[bytes, Set[bytes]],
 ) -> tuple[str, ...]:
-    """The tags and pins that hold dead chunks which are older than the grace time, and the tags that hold chunks with
-    dead entries: at most REPORT_LINES_MAX.
+    """The tags, pins and copies that hold dead chunks which are older than the grace time, and the tags and copies that
+    hold chunks with dead entries: at most REPORT_LINES_MAX. Names of other datasets are left out: they are no matter of
+    the users of this one.
     """
     chunk_ids = {chunk.chunk_id for chunk in (*dead, *held)}
     newest_ns = max((chunk.updated_ns for chunk in dead), default=0)
     found = [f"tag {name}" for name, needed in tagged.items() if needed & chunk_ids]
     found += [f"pin of {pin.holder}" for pin in pins if pin.updated_ns < newest_ns]
+    if datasets := set().union(*(referred[chunk_id] for chunk_id in chunk_ids & referred.keys())):
+        found.append(f"copies without bytes of their own in {count(len(datasets), 'dataset')}")
     return tuple(found[:REPORT_LINES_MAX])

@@ -7,6 +7,7 @@ again. The order of chunks does not matter, because versions decide. An interrup
 """
 
 import logging
+from collections import defaultdict
 from contextlib import closing, suppress
 from dataclasses import dataclass, field
 
@@ -16,6 +17,7 @@ from dieselfs.records import DatasetRecord
 from dieselfs.rpc.records import RebuildReport
 from dieselfs_server.datasets.catalog import REBUILD_HOLDER, rebuild_pin
 from dieselfs_server.datasets.commit import read_header
+from dieselfs_server.datasets.references import Pair, References, note_reference
 from dieselfs_server.leases.lease import pin_change, put_pin, remove_pin
 from dieselfs_server.maintenance.jobs import Proceed, read_in_order
 from dieselfs_server.metadata.interface import MetadataStore
@@ -53,6 +55,8 @@ def rebuild(
         is_filled = work.fill_copy()
     if not is_filled:
         work.fill_in_place(is_partial=since_s is not None)
+    references = References(store)
+    references.record(dataset_id, references.unrecorded(dataset_id, work.references), now_ns // 10**9)
     record, applied = metadata.dataset(name), len(work.chunks)
     log.info("rebuilt %s: %d chunks, %d entries, %d files", name, applied, work.entries, record.files)
     return RebuildReport(applied, work.entries, record.files, record.generation, tuple(work.damaged))
@@ -75,6 +79,8 @@ class _Rebuild:
     """IDs of the chunks that the object store had after the last pass."""
     entries: int = 0
     damaged: list[str] = field(default_factory=list)
+    references: defaultdict[bytes, list[Pair]] = field(default_factory=lambda: defaultdict(list))
+    """To chunks of datasets with these IDs."""
 
     def fill_copy(self) -> bool:
         """False if the metadata is lost. Raises NotFound if the dataset is dropped meanwhile."""
@@ -115,6 +121,7 @@ class _Rebuild:
         put of a dataset that is not known removes its chunk.
         """
         self.chunks, self.entries, self.damaged = set(), 0, []
+        self.references.clear()
         listing = self.store.list_chunks(self.dataset_id, self.since_s)
         with closing(read_in_order(read_header, self.store, self.dataset_id, listing)) as chunks:
             for chunk_id, chunk in chunks:
@@ -127,6 +134,7 @@ class _Rebuild:
                     continue
                 self.metadata.apply(target_id, preamble, header, self.now_ns, is_again=True)
                 self.chunks.add(chunk_id)
+                note_reference(self.references, chunk_id, header)
                 self.entries += len(header)
         self.listed = set(self.store.list_chunks(self.dataset_id))
         return self.chunks <= self.listed

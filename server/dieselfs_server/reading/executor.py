@@ -31,7 +31,7 @@ from dieselfs.telemetry import catalogue
 from dieselfs.telemetry.registry import Registry
 from dieselfs_server.admission.processor_time import in_thread
 from dieselfs_server.reading.kept_checksums import KeptChecksums
-from dieselfs_server.store.attached import Sources
+from dieselfs_server.store.attached import Sources, open_referred
 from dieselfs_server.store.interface import ObjectStore, OpenPayload
 from dieselfs_server.store.wrapper import Bounds
 
@@ -470,7 +470,7 @@ def _verified_checksums(preamble: Preamble, payload: memoryview) -> bytes:
 
 
 def open_ahead(store: ObjectStore, dataset_id: bytes, chunk_ids: Sequence[bytes]) -> list[OpenPayload]:
-    """Open files as `open_payload`, up to the first chunk that has none, is attached, or cannot be read. Blocks."""
+    """Open files as `open_payload`, up to the first chunk that has none, is foreign, or cannot be read. Blocks."""
     opened: list[OpenPayload] = []
     with ExitStack() as stack:
         with suppress(DieselfsError):
@@ -487,7 +487,7 @@ def open_payload(
     store: ObjectStore, dataset_id: bytes, chunk_id: bytes, sources: Sources | None
 ) -> OpenPayload | None:
     """Open the file with the payload of a chunk, which is the source of an attached one; None if the store has no
-    files, or without `sources` for an attached one. Blocks.
+    files, or without `sources` for one that is attached to a foreign object. Blocks.
 
     Raises NotFound, Damaged, Unavailable, with nothing left open. Does not check that the payload is complete.
     """
@@ -499,9 +499,6 @@ def open_payload(
         preamble = decode_preamble(os.pread(descriptor, PREAMBLE_BYTES, 0), source, chunk_id)
         if not preamble.is_attached:
             return OpenPayload(descriptor, preamble.payload_start, preamble.payload_length, source)
-        if sources is None:
-            os.close(descriptor)
-            return None
         packed = os.pread(descriptor, preamble.header_length, PREAMBLE_BYTES)
         attached = decode_header(preamble, packed, source, dataset_id).source
     except BaseException as error:
@@ -511,6 +508,10 @@ def open_payload(
         raise
     os.close(descriptor)
     assert attached is not None  # by the decoder
+    if attached.is_chunk:
+        return open_referred(store, preamble, attached)
+    if sources is None:
+        return None
     return sources.open_payload(preamble, attached)
 
 

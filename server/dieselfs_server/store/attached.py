@@ -1,9 +1,10 @@
-"""Attached chunks: the store has their preamble and header, and a foreign object has the payload. This module opens
-files and sends requests.
+"""Attached chunks: the store has their preamble and header, and a foreign object or another chunk has the payload. This
+module opens files and sends requests.
 
 Above this wrapper, an attached chunk is read as any other. A range behind the header is read from the source, if that
 is still the version that was attached. The first read of a chunk compares its whole payload with the digest, so what
-has changed without another time is found here, with the name of the source.
+has changed without another time is found here, with the name of the source. A chunk as source never changes: only a
+read of its whole payload compares it. It has the bytes itself, so a read follows one reference at most.
 
 Which sources may be read is the operator's decision (`attach_roots`): the server can read more than its users.
 """
@@ -118,6 +119,8 @@ def _is_below(location: bytes, root: str) -> bool:
 
 def payload_name(preamble: Preamble, source: AttachedSource) -> str:
     """How messages name the payload of an attached chunk."""
+    if source.is_chunk:
+        return f"chunk {chunk_name(preamble.chunk_id)}, which refers to {source.name}"
     return f"{source.name}, attached as chunk {chunk_name(preamble.chunk_id)} from offset {source.offset}"
 
 
@@ -146,7 +149,7 @@ class AttachedStore(StoreWrapper):
     def put(self, dataset_id: bytes, chunk_id: bytes, parts: Sequence[Buffer]) -> None:
         """Of an attached chunk, the source must be there. Raises AccessDenied, NotFound, InvalidInput."""
         source = source_of(parts[0] if len(parts) == 1 else b"".join(parts))
-        if source is not None:
+        if source is not None and not source.is_chunk:
             try:
                 self._sources.open(source).close()
             except Damaged as error:
@@ -207,6 +210,8 @@ class AttachedStore(StoreWrapper):
         name = payload_name(preamble, source)
         if offset + length > preamble.payload_length:
             raise Damaged(f"{name}: {length} bytes at {offset} of a payload of {preamble.payload_length}")
+        if source.is_chunk:
+            return self._read_chunk(attached, offset, length, name)
         is_whole = length > 0 and not attached.is_verified
         begin, read_bytes = (0, preamble.payload_length) if is_whole else (offset, length)
         with closing(self._sources.open_attached(source, is_to_read=length > 0)) as opened:
@@ -220,6 +225,34 @@ class AttachedStore(StoreWrapper):
         check_payload(preamble, content, name)
         attached.is_verified = True
         return content if len(content) == length else content[offset : offset + length]
+
+    def _read_chunk(self, attached: _Attached, offset: int, length: int, name: str) -> bytes:
+        """A range of the payload of the chunk that is the source. Raises Damaged, Unavailable."""
+        source, place = attached.source, attached.source.chunk
+        try:
+            if not length and self.store.size(*place) != source.size_bytes:
+                raise Damaged("it has another length")
+            content = self.store.get_range(*place, source.offset + offset, length) if length else b""
+        except (Damaged, NotFound) as error:
+            raise Damaged(f"{name}: {error}") from error
+        if length == attached.preamble.payload_length and not attached.is_verified:
+            check_payload(attached.preamble, content, name)
+            attached.is_verified = True
+        return content
+
+
+def open_referred(store: ObjectStore, preamble: Preamble, source: AttachedSource) -> OpenPayload | None:
+    """The payload of a chunk that refers to another, in the open file of that; None if the store has no files. Raises
+    Damaged, Unavailable.
+    """
+    name = payload_name(preamble, source)
+    try:
+        descriptor = store.open_chunk(*source.chunk)
+    except NotFound as error:
+        raise Damaged(f"{name}: {error}") from error
+    return (
+        None if descriptor is None else OpenPayload(descriptor, source.offset, preamble.payload_length, name)
+    )
 
 
 def source_of(data: Buffer) -> AttachedSource | None:

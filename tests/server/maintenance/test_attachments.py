@@ -16,7 +16,7 @@ from dieselfs.snapshot.reader import Snapshot
 from dieselfs_server.datasets.commit import commit_chunk, read_header
 from dieselfs_server.datasets.snapshots import signed
 from dieselfs_server.datasets.tags import TagStore
-from dieselfs_server.maintenance.attachments import detach, is_attached, list_attached
+from dieselfs_server.maintenance.attachments import detach, list_attached, source_of
 from dieselfs_server.maintenance.purge import copy_attached, purge
 from dieselfs_server.maintenance.rebuild import rebuild
 from dieselfs_server.metadata.sqlite.store import SqliteMetadata
@@ -101,7 +101,7 @@ class World:
         return copy_attached(self.store, self.metadata, self.metadata.dataset("data"), NOW_NS + 10**9, False)
 
     def attached(self) -> int:
-        return sum(is_attached(self.store, DATASET, one) for one in self.store.list_chunks(DATASET))
+        return sum(source_of(self.store, DATASET, one) is not None for one in self.store.list_chunks(DATASET))
 
     def read(self) -> dict[bytes, bytes]:
         found = {}

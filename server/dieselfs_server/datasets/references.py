@@ -1,0 +1,285 @@
+"""References between chunks, so that no purge erases bytes that another chunk needs. Blocks.
+
+A copy inside the servers stores chunks whose payload is that of a chunk which is there. The header in the object store
+is the reference: a payload stays while a header of the store names it. Records of the object store are the index:
+
+    refers-SOURCE-TARGET-TIME-RANDOM    chunks of dataset TARGET, and the chunks of SOURCE that they refer to
+    erasing-SOURCE-TIME-RANDOM          chunks of SOURCE that are about to be erased; none stands for all
+    remains-SOURCE                      the name of a removed dataset, of which some chunks stay
+
+A copy writes its record, and looks then whether the chunks are there and not about to be erased. A purge writes its
+record, and looks then for references. So one of them sees the other one, on any servers, and without a lock. A record
+of a copy counts for CLAIM_S even before its chunks are stored; then only those that are stored count. If these records
+are lost, a rebuild or `fsck --repair` makes them again from the headers.
+"""
+
+import secrets
+import time
+from collections import defaultdict
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+
+from dieselfs.chunk.format import ChunkHeader
+from dieselfs.chunk.ids import CHUNK_ID_BYTES
+from dieselfs.digests import EXTENT_DIGEST_BYTES, extent_digest_of
+from dieselfs.errors import Damaged, DieselfsError, NotFound, Unavailable
+from dieselfs_server.store.interface import ObjectStore
+
+CLAIM_S = 24 * 3600
+"""How long a record counts before its chunks are stored, and how long an interrupted purge keeps copies away."""
+WORK_S = 3600.0
+"""A copy, or a purge, stores or erases the chunks of its record within this time, or ends: clocks may differ."""
+PAIRS_MAX = 16_384
+"""Of one record."""
+
+Pair = tuple[bytes, bytes]
+"""IDs: of the chunk that refers, and of the one that has the bytes."""
+
+_OPEN, _SETTLED = b"\0", b"\1"
+
+
+class BeingErased(NotFound):
+    """A purge erases a chunk, or has erased it: it can have no new references."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Record:
+    name: str
+    source_id: bytes
+    target_id: bytes
+    time_s: int
+    is_settled: bool
+    pairs: tuple[Pair, ...]
+
+
+class Claim:
+    """References that may be stored until `check` refuses it; `settle` ends it."""
+
+    def __init__(self, store: ObjectStore, name: str, pairs: Sequence[Pair]) -> None:
+        self._store, self._name, self._pairs = store, name, pairs
+        self._until_s = time.monotonic() + WORK_S
+
+    def check(self) -> None:
+        """Raise Unavailable if it is too late to store another chunk."""
+        if time.monotonic() > self._until_s:
+            raise Unavailable("the object store was too slow for this copy; the same call continues")
+
+    def settle(self) -> None:
+        """All chunks are stored: from now on, those that are removed count no more."""
+        self._store.put_record(self._name, _packed(_SETTLED, self._pairs))
+
+
+class References:
+    """The references of a store. Thread-safe. All methods may raise Damaged for a record, Unavailable, StorageFull."""
+
+    def __init__(self, store: ObjectStore) -> None:
+        self._store = store
+
+    def claim(self, source_id: bytes, target_id: bytes, pairs: Sequence[Pair], now_s: int) -> Claim:
+        """Announce references that are stored next. Raises BeingErased; then there is no claim."""
+        name = f"{_refers(source_id)}{target_id.hex()}-{_stamp(now_s)}"
+        self._store.put_record(name, _packed(_OPEN, pairs))
+        try:
+            self._check_there(source_id, {chunk_id for _, chunk_id in pairs}, now_s)
+        except NotFound:
+            self._store.delete_record(name)
+            raise
+        return Claim(self._store, name, pairs)
+
+    def _check_there(self, source_id: bytes, chunk_ids: set[bytes], now_s: int) -> None:
+        for name in self._store.list_records(prefix := _erasing(source_id)):
+            content = self._store.get_record(name)
+            if (
+                content is None or _time_s(name, prefix) < now_s - CLAIM_S
+            ):  # it has ended since, or was interrupted
+                continue
+            erased = _unpacked(name, content)[1]
+            if not erased or not chunk_ids.isdisjoint(_split(erased)):
+                raise BeingErased("a purge erases these chunks")
+        for chunk_id in chunk_ids:
+            try:
+                self._store.size(source_id, chunk_id)
+            except NotFound as error:
+                raise BeingErased(str(error)) from None
+
+    def to(self, source_id: bytes, now_s: int) -> dict[bytes, set[bytes]]:
+        """The chunks of a dataset that are referred to, each with the IDs of the datasets that do."""
+        return self._to(source_id, now_s, is_swept=False)
+
+    def _to(self, source_id: bytes, now_s: int, is_swept: bool) -> dict[bytes, set[bytes]]:
+        """`is_swept`: remove the records without references."""
+        found: dict[bytes, set[bytes]] = {}
+        records = list(self._records(_refers(source_id)))
+        stored = {
+            target_id: set(self._store.list_chunks(target_id))
+            for target_id in {record.target_id for record in records}
+        }
+        for record in records:
+            is_claim = not record.is_settled and record.time_s >= now_s - CLAIM_S
+            there = stored[record.target_id]
+            chunk_ids = [chunk_id for reference, chunk_id in record.pairs if is_claim or reference in there]
+            for chunk_id in chunk_ids:
+                found.setdefault(chunk_id, set()).add(record.target_id)
+            if is_swept and not chunk_ids:
+                self._store.delete_record(record.name)
+        return found
+
+    def erase(
+        self,
+        source_id: bytes,
+        chunk_ids: Sequence[bytes],
+        now_s: int,
+        erased: Callable[[bytes], object],
+        proceed: Callable[[], object] = lambda: None,
+    ) -> None:
+        """Erase the chunks that nobody refers to, and call `erased` with each. Raises Unavailable after WORK_S."""
+        for first in range(0, len(chunk_ids), PAIRS_MAX):
+            part = chunk_ids[first : first + PAIRS_MAX]
+            with self._announced(source_id, part, now_s) as until_s:
+                referred = self._to(source_id, now_s, is_swept=True)
+                for chunk_id in part:
+                    if chunk_id in referred:
+                        continue
+                    proceed()
+                    if time.monotonic() > until_s:
+                        raise Unavailable("the object store is too slow for a purge; the next one continues")
+                    self._store.delete(source_id, chunk_id)
+                    erased(chunk_id)
+
+    def drop(self, dataset_id: bytes, name: str, now_s: int) -> None:
+        """Erase a dataset that is removed, but for the chunks to which others refer, which stay as its remains; and
+        what remained of others for its sake. May be repeated.
+        """
+        self._erase_all(dataset_id, name, now_s)
+        for record in self._store.list_records(_refers()):
+            if record.split("-")[2] == dataset_id.hex():
+                self._store.delete_record(record)
+        self.erase_remains(now_s)
+
+    def erase_remains(self, now_s: int) -> None:
+        """Erase what is left of removed datasets and nobody refers to any more."""
+        for dataset_id, name in self.remains().items():
+            self._erase_all(dataset_id, name, now_s)
+
+    def remains(self) -> dict[bytes, str]:
+        """The removed datasets of which some chunks stay: IDs and former names."""
+        found = {name: self._store.get_record(name) for name in self._store.list_records(_remains())}
+        return {
+            bytes.fromhex(name.removeprefix(_remains())): content.decode("utf-8", "replace")
+            for name, content in found.items()
+            if content is not None
+        }
+
+    def _erase_all(self, dataset_id: bytes, name: str, now_s: int) -> None:
+        with self._announced(dataset_id, (), now_s):
+            referred = self._to(dataset_id, now_s, is_swept=True)
+            kept = {chunk_id for chunk_id, targets in referred.items() if targets - {dataset_id}}
+            if not kept:
+                self._store.delete_dataset(dataset_id)
+                self._store.delete_record(_remains(dataset_id))
+                return
+            self._store.create_record(_remains(dataset_id), name.encode())
+            for chunk_id in self._store.list_chunks(dataset_id):
+                if chunk_id not in kept:
+                    self._store.delete(dataset_id, chunk_id)
+
+    @contextmanager
+    def _announced(self, source_id: bytes, chunk_ids: Iterable[bytes], now_s: int) -> Iterator[float]:
+        """Until the end of the block, no copy can refer to these chunks, none for all; it may erase them until the time
+        that it gets.
+        """
+        prefix = _erasing(source_id)
+        name, until_s = prefix + _stamp(now_s), time.monotonic() + WORK_S
+        self._store.put_record(name, _packed(_SETTLED, chunk_ids))
+        for other in self._store.list_records(prefix):
+            if _time_s(other, prefix) < now_s - CLAIM_S:  # of a purge that was interrupted
+                self._store.delete_record(other)
+        try:
+            yield until_s
+        finally:
+            with suppress(DieselfsError):  # else it is ignored after CLAIM_S
+                self._store.delete_record(name)
+
+    def unrecorded(self, target_id: bytes, found: Mapping[bytes, Sequence[Pair]]) -> dict[bytes, list[Pair]]:
+        """Those of the references, which chunks of a dataset have in their headers, that no record has, by the ID of
+        the dataset that they refer to.
+        """
+        missing: dict[bytes, list[Pair]] = {}
+        for source_id, pairs in found.items():
+            records = self._records(f"{_refers(source_id)}{target_id.hex()}-")
+            known = {pair for record in records for pair in record.pairs}
+            if left := [pair for pair in pairs if pair not in known]:
+                missing[source_id] = left
+        return missing
+
+    def record(self, target_id: bytes, found: Mapping[bytes, Sequence[Pair]], now_s: int) -> None:
+        """Make the records of references that are stored."""
+        for source_id, pairs in found.items():
+            for first in range(0, len(pairs), PAIRS_MAX):
+                name = f"{_refers(source_id)}{target_id.hex()}-{_stamp(now_s)}"
+                self._store.put_record(name, _packed(_SETTLED, pairs[first : first + PAIRS_MAX]))
+
+    def _records(self, prefix: str) -> Iterator[_Record]:
+        for name in self._store.list_records(prefix):
+            content = self._store.get_record(name)
+            if content is None:  # removed meanwhile
+                continue
+            state, body = _unpacked(name, content)
+            ids = _split(body)
+            _, source, target, time_s, _ = name.split("-")
+            pairs = tuple(zip(ids[::2], ids[1::2], strict=True))
+            source_id, target_id = bytes.fromhex(source), bytes.fromhex(target)
+            yield _Record(name, source_id, target_id, int(time_s, 16), state == _SETTLED, pairs)
+
+
+def note_reference(found: defaultdict[bytes, list[Pair]], chunk_id: bytes, header: ChunkHeader) -> None:
+    """Add the reference in the header of a chunk, if it has one, by the ID of the dataset that it refers to."""
+    if header.source is not None and header.source.is_chunk:
+        source_id, source_chunk = header.source.chunk
+        found[source_id].append((chunk_id, source_chunk))
+
+
+def without_remains(store: ObjectStore, dataset_ids: Sequence[bytes]) -> Sequence[bytes]:
+    """Those of the datasets that were not removed."""
+    gone: Container[bytes] = References(store).remains() if dataset_ids else ()
+    return [dataset_id for dataset_id in dataset_ids if dataset_id not in gone]
+
+
+def _refers(source_id: bytes | None = None) -> str:
+    return "refers-" if source_id is None else f"refers-{source_id.hex()}-"
+
+
+def _erasing(source_id: bytes) -> str:
+    return f"erasing-{source_id.hex()}-"
+
+
+def _remains(dataset_id: bytes = b"") -> str:
+    return f"remains-{dataset_id.hex()}"
+
+
+def _stamp(now_s: int) -> str:
+    return f"{now_s:012x}-{secrets.token_hex(8)}"
+
+
+def _time_s(name: str, prefix: str) -> int:
+    return int(name.removeprefix(prefix).partition("-")[0], 16)
+
+
+def _packed(state: bytes, ids: Iterable[bytes | Pair]) -> bytes:
+    body = state + b"".join(b"".join(each) if isinstance(each, tuple) else each for each in ids)
+    return extent_digest_of(body) + body
+
+
+def _unpacked(name: str, content: bytes) -> tuple[bytes, bytes]:
+    """State and IDs. Raises Damaged."""
+    digest, body = content[:EXTENT_DIGEST_BYTES], content[EXTENT_DIGEST_BYTES:]
+    if not body or extent_digest_of(body) != digest:
+        raise Damaged(
+            f"object store: record {name!r} is damaged; remove it, and run dlcmd fsck --repair for all datasets"
+        )
+    return body[:1], body[1:]
+
+
+def _split(body: bytes) -> list[bytes]:
+    return [body[start : start + CHUNK_ID_BYTES] for start in range(0, len(body), CHUNK_ID_BYTES)]
