@@ -369,6 +369,7 @@ class ServerClient(ServerConnections):
 
         Raises NotFound, InvalidInput, Damaged, StorageFull, or AlreadyExists for a path that is taken.
         """
+        progressed = progressed or (lambda _: None)  # the server sends progress in any case
         report = self._value("copy_entries", progressed=progressed, **request._asdict())
         return _copy(CopyReport, report, paths=tuple(report.paths))
 

@@ -19,6 +19,7 @@ import pytest
 from dieselfs.errors import AccessDenied, DieselfsError, ProtocolError, Unavailable
 from dieselfs.limits import GIB, MIB, SNAPSHOT_BYTES_MAX
 from dieselfs.net.address import UnixAddress
+from dieselfs.rpc.client import ServerClient
 from dieselfs.rpc.connection import GROWTH_BYTES, Connection
 from dieselfs.rpc.members import MEMBERSHIP_LIST_BYTES_MAX
 from dieselfs.rpc.messages import (
@@ -32,6 +33,7 @@ from dieselfs.rpc.messages import (
     thrift,
 )
 from dieselfs.rpc.records import CopyProgress, CopyRequest
+from dieselfs.settings import Settings
 
 NOBODY = 65534
 TIMEOUT_S = 30.0
@@ -224,3 +226,21 @@ def test_progress_before_the_reply_reaches_the_caller() -> None:
     with liar(lambda method, sequence: signs + frame(encode_reply(method, sequence, report))) as connection:
         reply, _ = connection.call("copy_entries", arguments, progressed=seen.append)
     assert (reply.copied, reply.paths, seen) == (1, [b"\xff"], steps)
+
+
+def test_a_copy_takes_the_progress_that_nobody_has_asked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As of a rename of a large folder."""
+    report = thrift.CopyReport(copied=1, copied_bytes=2, skipped=3, deleted=4, generation=5, paths=[])
+    asked: dict[str, Any] = {}
+
+    def answered(_method: str, **options: Any) -> tuple[Any, None]:
+        asked.update(options)
+        return report, None
+
+    client = ServerClient(Settings(tmp_path / "home", tmp_path / "cache", f"unix:{tmp_path}/none"), start=0)
+    monkeypatch.setattr(client, "_call", answered)
+    assert client.copy_entries(CopyRequest("a", b"p", "b", b"q")).copied == 1
+    asked["progressed"](CopyProgress(0, 0, 9, 10))
+    client.close()
