@@ -23,6 +23,7 @@ BENCHMARKS = {
     "resilience": "mounts",
     "encryption": "storage",
     "rebuild": "storage",
+    "copies": "storage",
     "stores": "storage",
     "read_sizes": "storage",
     "requests": "storage",
