@@ -230,8 +230,8 @@ class AttachedStore(StoreWrapper):
         """A range of the payload of the chunk that is the source. Raises Damaged, Unavailable."""
         source, place = attached.source, attached.source.chunk
         try:
-            if not length and self.store.size(*place) != source.size_bytes:
-                raise Damaged("it has another length")
+            if not length:
+                self._check_whole(source)
             content = self.store.get_range(*place, source.offset + offset, length) if length else b""
         except (Damaged, NotFound) as error:
             raise Damaged(f"{name}: {error}") from error
@@ -239,6 +239,15 @@ class AttachedStore(StoreWrapper):
             check_payload(attached.preamble, content, name)
             attached.is_verified = True
         return content
+
+    def _check_whole(self, source: AttachedSource) -> None:
+        """Raise Damaged, NotFound unless the chunk that is the source has its length, and the payload that it had."""
+        place = source.chunk
+        preamble = decode_preamble(self.store.get_range(*place, 0, PREAMBLE_BYTES), source.name, place[1])
+        if preamble.stored_length != self.store.size(*place):
+            raise Damaged(f"{source.name} has another length than its preamble says")
+        if (preamble.object_length, preamble.payload_digest) != (source.size_bytes, source.payload_digest):
+            raise Damaged(f"{source.name} is another one")
 
 
 def open_referred(store: ObjectStore, preamble: Preamble, source: AttachedSource) -> OpenPayload | None:
