@@ -1,5 +1,6 @@
 """What `make release` makes and how it tries it; data of the release before."""
 
+import json
 import os
 import shutil
 import subprocess
@@ -13,7 +14,7 @@ import pytest
 
 from release import trial
 from release.__main__ import SIGNED, compare, sign
-from release.archives import Entry, members, tar, tar_gz
+from release.archives import Entry, image, members, tar, tar_gz
 from release.building import Checkout, chart
 from release.debian import package
 from tests.support.dlcmd import Dlcmd
@@ -71,6 +72,25 @@ def test_an_archive_has_the_bytes_of_its_files_alone(tmp_path: Path) -> None:
     subprocess.run(["tar", "-C", tmp_path, "-xf", tmp_path / "packed.tar"], check=True, timeout=TIMEOUT_S)
     assert (tmp_path / "b/link").read_bytes() == b"content"
     assert (tmp_path / "b/run").stat().st_mtime == TIME_S and os.access(tmp_path / "b/run", os.X_OK)
+
+
+def test_an_image_does_not_tell_where_it_was_built() -> None:
+    def built(host: str) -> dict[str, Entry]:
+        config = {"container": host, "config": {"Hostname": host, "User": "dieselfs"}, "rootfs": {}}
+        manifest = [{"Config": f"{host}.json", "RepoTags": ["dieselfs:1"], "Layers": ["1.tar"]}]
+        return {
+            f"{host}.json": Entry(json.dumps(config).encode()),
+            "manifest.json": Entry(json.dumps(manifest).encode()),
+            "1.tar": Entry(b"layer"),
+            f"{host}/layer.tar": Entry(link="../1.tar"),
+        }
+
+    made = image(built("a"))
+    assert made == image(built("b"))
+    (manifest,) = json.loads(made["manifest.json"].content)
+    config = made[manifest["Config"]].content
+    assert manifest["Config"] == f"{sha256(config).hexdigest()}.json" and manifest["Layers"] == ["1.tar"]
+    assert json.loads(config) == {"config": {"User": "dieselfs"}, "rootfs": {}}
 
 
 def test_debian_reads_the_package(tmp_path: Path) -> None:

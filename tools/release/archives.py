@@ -1,7 +1,9 @@
 """Archives whose bytes depend on nothing but the names, modes and contents of their files, and one time. No I/O."""
 
 import gzip
+import hashlib
 import io
+import json
 import lzma
 import tarfile
 from collections.abc import Iterator, Mapping
@@ -80,3 +82,22 @@ def members(archive: bytes) -> Iterator[tuple[str, Entry]]:
                 yield member.name, Entry(link=member.linkname)
             elif (file := opened.extractfile(member)) is not None:
                 yield member.name, Entry(file.read(), bool(member.mode & 0o100))
+
+
+def image(packed: Entries) -> dict[str, Entry]:
+    """A container image (`docker save`) without the name of the container in which it was built, and without the files
+    for programs that do not read its manifest.
+    """
+    (manifest,) = json.loads(packed["manifest.json"].content)
+    config = json.loads(packed[manifest["Config"]].content)
+    config.pop("container", None)
+    for part in ("config", "container_config"):
+        config.get(part, {}).pop("Hostname", None)
+    content = json.dumps(config).encode()
+    manifest["Config"] = f"{hashlib.sha256(content).hexdigest()}.json"
+    layers = {name: packed[name] for name in manifest["Layers"]}
+    return {
+        **layers,
+        manifest["Config"]: Entry(content),
+        "manifest.json": Entry(json.dumps([manifest]).encode()),
+    }

@@ -16,7 +16,7 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from release.archives import Entry, members, tar, tar_gz
+from release.archives import Entry, image, members, tar, tar_gz
 from release.debian import ARCHITECTURES, SYSTEM_PYTHON, package
 from release.trial import ROOT, STEP_TIMEOUT_S, run
 
@@ -160,4 +160,4 @@ def build_image(source: Path, packed: Path, path: Path, checkout: Checkout) -> N
         run("buildah", "push", "--quiet", IMAGE, f"docker-archive:{packed}:dieselfs:{_version(source)}")
     finally:
         run("buildah", "rmi", "--force", IMAGE)
-    path.write_bytes(tar(dict(members(packed.read_bytes())), checkout.time_s))
+    path.write_bytes(tar(image(dict(members(packed.read_bytes()))), checkout.time_s))
