@@ -124,9 +124,8 @@ class PrefetchBudget:
         self._is_kept[extents.numbers] = True
         self.kept_bytes += extents.page_bytes()
 
-    def restore_kept(self, extents: Extents) -> None:
-        """Keep extents that an earlier daemon has stored."""
-        self.keep(extents)
+    def restore_stored(self, extents: Extents) -> None:
+        """Note that an earlier daemon has stored kept extents."""
         self._is_stored[extents.numbers] = True
 
     def unkeep(self, extents: Extents) -> Extents:

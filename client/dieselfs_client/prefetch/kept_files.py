@@ -11,13 +11,16 @@ from dieselfs.importance.scored_files import ScoredFiles
 from dieselfs.prefetch.extent_table import PAGE_BYTES, Extents, ExtentTable
 from dieselfs_client.memory.budget import Allotment
 from dieselfs_client.prefetch.budget import PrefetchBudget
+from dieselfs_client.prefetch.tripwires import Tripwires
 
 
 class KeptFiles:
     """Used from one trio thread."""
 
-    def __init__(self, table: ExtentTable, budget: PrefetchBudget, allotment: Allotment) -> None:
-        self._table, self._budget = table, budget
+    def __init__(
+        self, table: ExtentTable, budget: PrefetchBudget, tripwires: Tripwires, allotment: Allotment
+    ) -> None:
+        self._table, self._budget, self._tripwires = table, budget, tripwires
         self._pinned_bytes = allotment.pinned
         self.scored: ScoredFiles | None = None
         """Set before the first order by importance."""
@@ -37,7 +40,9 @@ class KeptFiles:
         first = distinct(np.concatenate([pinned.nodes[budget.is_stored(pinned)], left]))
         kept = table.of_files(scored.keep(self._pinned_bytes // PAGE_BYTES, pages, first.tolist()))
         dropped = budget.unpin(chunks, kept)
-        budget.restore_kept(kept[np.isin(kept.nodes, left)])
+        budget.keep(kept)
+        # The bytes of tripwires are lost with the daemon that had them.
+        budget.restore_stored(kept[np.isin(kept.nodes, left) & ~self._tripwires.among(kept.nodes)])
         return dropped
 
     def passed(self, nodes: Numbers) -> Extents:

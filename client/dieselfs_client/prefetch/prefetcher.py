@@ -102,8 +102,8 @@ class Prefetcher:
         self._failed = metrics.counter("prefetch.failed_chunks", "Chunks whose prefetch failed.")
         self.table = ExtentTable(snapshot)
         self.budget = PrefetchBudget(self.table, allotment, clock, self._lend_window)
-        self.kept = KeptFiles(self.table, self.budget, allotment)
         self.tripwires = Tripwires(snapshot)
+        self.kept = KeptFiles(self.table, self.budget, self.tripwires, allotment)
         self._hit_rate = HitRate(snapshot.column("sizes"), metrics)
         self._chunk_cache = chunk_cache
         self._batches = FetchBatches(snapshot, chunk_cache, source)

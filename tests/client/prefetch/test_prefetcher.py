@@ -415,6 +415,22 @@ def test_important_files_stay_behind_their_readers(packed: PackedDataset) -> Non
     assert rig.pages.most <= window + pinned
 
 
+def test_the_next_daemon_keeps_the_same_files(packed: PackedDataset) -> None:
+    """Their pages are there, but for those of tripwires, whose bytes this daemon has not."""
+
+    async def scenario(rig: Rig) -> None:
+        left = np.sort(Plan(packed.snapshot, PlanSpec()).nodes(0, FILES // 8)).astype(np.int64)
+        scored = rig.prefetcher.kept.scored = ScoredFiles(packed.snapshot)
+        scored.left = left.tolist()
+        assert not len(rig.prefetcher.kept.begin())
+        is_wire = rig.prefetcher.tripwires.usual(left)
+        stored = rig.prefetcher.budget.is_stored(rig.prefetcher.table.of_files(left))
+        assert is_wire.any() and (stored == ~is_wire).all()
+        assert rig.prefetcher.budget.kept_bytes == len(left) * PAGE
+
+    run(packed, scenario, window=1000 * PAGE, pinned=FILES // 4 * PAGE)
+
+
 def test_when_the_mount_is_gone_nothing_more_is_fetched(packed: PackedDataset) -> None:
     async def scenario(rig: Rig) -> None:
         rig.pages.is_gone = True
