@@ -6,8 +6,9 @@ group of the chunk-wise order stays until its files were read.
 
 A read with nothing in memory fetches as little as it needs, until its neighbourhood is in use: blocks of a large
 extent, or one small extent, and the whole chunk once WHOLE_SHARE of it was requested lately. Each request counts as
-some bytes more, because it takes as long as fetching them. A chunk that will be pinned is fetched whole at once; for a
-small part of a large extent, only if the whole dataset will be pinned. So is a chunk that a plan needs next.
+some bytes more, because it takes as long as fetching them. A chunk that will be pinned is fetched whole at once, unless
+a small part of a large extent is read: then it comes after a few windows of blocks if the whole dataset will be pinned.
+A chunk that a plan needs next is fetched whole.
 """
 
 from collections import OrderedDict

@@ -1,8 +1,9 @@
 """Blocks of a payload: small parts of large files, with checksums of their own. No I/O.
 
-A digest covers a whole extent, up to a chunk. To read less, a server verifies the payload once, and keeps the checksum
-of each of its blocks. A block that arrives is compared with its checksum, which finds damage in the store or on the way
-as a digest does. It does not protect from a server that lies; TLS and the server's key do.
+A digest covers a whole extent, up to a chunk. To read less, a server verifies the payload once, when it is stored or at
+the first read, and keeps the checksum of each of its blocks. A block that arrives is compared with its checksum, which
+finds damage in the store or on the way as a digest does. It does not protect from a server that lies; TLS and the
+server's key do.
 """
 
 import numpy as np

@@ -112,7 +112,7 @@ class Source(Protocol):
     def fetch_blocks(self, chunk: int, first: int, end: int) -> memoryview:
         """The blocks of a payload from number `first` up to `end`, joined. Raises Damaged unless their checksums match.
 
-        The first request for blocks of a chunk makes the server read and verify all of it.
+        If the server has kept no checksums of its blocks, the first request makes it read and verify the whole chunk.
         """
         ...
 

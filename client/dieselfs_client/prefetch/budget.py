@@ -162,7 +162,7 @@ class PrefetchBudget:
         return chunk in self._pushes
 
     def will_stay(self, chunk: int) -> bool:
-        """Whether to fetch and push all of a chunk for a small part of it: the whole dataset will be pinned, and the
+        """Whether all of a chunk is worth having for a few small parts of it: the whole dataset will be pinned, and the
         kernel has not just reclaimed the chunk.
         """
         return self._allotment.pinned >= self._dataset_page_bytes and self.is_due(chunk)
