@@ -54,9 +54,7 @@ SLOW_FAILURE_S = 1.0
 WINDOW_BYTES = 256 * KIB
 """What is fetched around a small part of a chunk that will stay: as fast as less, and most programs come back to it."""
 STAYING_SHARE = 0.5
-"""Of an extent that will stay: a smaller part comes in blocks, as the kernel asks for up to a MiB around a page. Of a
-chunk: it comes whole when this much was requested.
-"""
+"""A smaller part of an extent that will stay comes in blocks: around a page, the kernel asks for up to a MiB."""
 RUN_BYTES = 512 * KIB
 """Reads that follow each other in the middle of a file are sequential from this length on."""
 RUN_REACH_BYTES = 2 * MIB
@@ -381,7 +379,7 @@ class ReadPath:
         if self._is_small(part) and chunk not in self._chunk_cache.damaged and not self._comes_whole(chunk):
             recent, share = self._recent_blocks, EVICTED_WHOLE_SHARE
             if self._ahead.stays(chunk):
-                recent, share = self._recent_staying, STAYING_SHARE
+                recent, share = self._recent_staying, WHOLE_SHARE
             elif self._ahead.has_room(chunk):
                 share = WHOLE_SHARE
             if not recent.is_worth_whole(chunk, part.length, payload_bytes, share=share):
