@@ -5,12 +5,13 @@ and an ID is chosen; it is called again with another ID if that one is taken.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from dieselfs.chunk.cost import FoldersAbove, depth_fault
 from dieselfs.chunk.format import COLUMN_TYPES, MODE_MAX, VERSION_MAX, ChunkHeader, Op, Preamble
+from dieselfs.chunk.frames import Compression, Frames
 from dieselfs.chunk.source import AttachedSource
 from dieselfs.digests import NO_DIGEST, Buffer, digest_of, extent_digest_of
 from dieselfs.errors import InvalidInput
@@ -35,13 +36,15 @@ _TIME_NS_MIN, _TIME_NS_MAX = -(1 << 63), (1 << 63) - 1
 @dataclass(frozen=True, slots=True)
 class SealedChunk:
     """A chunk with final entries, without ID and versions. With a `source`, it is attached to it; the payload of a
-    source that is a chunk is not needed.
+    source that is a chunk is not needed. With `frames`, it is compressed, and `stored` has the frames of the payload.
     """
 
     entries: Sequence[_Entry]
     targets: bytes
     payload: bytes
     source: AttachedSource | None = None
+    frames: Frames | None = None
+    stored: bytes = b""
 
     @property
     def whole_entries(self) -> int:
@@ -53,10 +56,18 @@ class SealedChunk:
         """Of all files, those that share bytes too."""
         return sum(entry[7] for entry in self.entries if entry[1] == _FILE)
 
+    def compressed(self, compression: Compression) -> "SealedChunk":
+        """The same chunk with a compressed payload; itself if that would not be smaller, or belongs to a source."""
+        if self.source is not None:
+            return self
+        extents = sorted((entry[6], entry[7]) for entry in self.entries if entry[1] == _FILE and entry[7])
+        packed = compression.packed(self.payload, extents)
+        return self if packed is None else replace(self, frames=packed[0], stored=packed[1])
+
     def encode(
         self, chunk_id: bytes, dataset: str, dataset_id: bytes, first_version: int
     ) -> tuple[bytes, bytes]:
-        """`(preamble and header, payload)`; the object is their concatenation. An attached chunk has no payload.
+        """`(preamble and header, stored payload)`; the object is their concatenation. An attached chunk has no payload.
 
         Entry `i` gets version `first_version + i`, unless it was added with a version of its own.
         """
@@ -70,7 +81,7 @@ class SealedChunk:
         own = columns["versions"]
         columns["versions"] = np.where(own == 0, np.arange(len(own), dtype=np.uint64) + first_version, own)
         header = ChunkHeader(
-            dataset, dataset_id, list(paths), self.targets, **columns, source=self.source
+            dataset, dataset_id, list(paths), self.targets, **columns, source=self.source, frames=self.frames
         ).encode()
         if self.source is not None and self.source.is_chunk:
             length, digest = self.source.size_bytes - self.source.offset, self.source.payload_digest
@@ -83,8 +94,10 @@ class SealedChunk:
             payload_digest=digest,
             header_digest=digest_of(header),
             is_attached=self.source is not None,
+            compressed_length=len(self.stored),
         )
-        return preamble.encode() + header, b"" if self.source else self.payload
+        stored = self.stored if self.frames else self.payload
+        return preamble.encode() + header, b"" if self.source else stored
 
 
 class ChunkBuilder:

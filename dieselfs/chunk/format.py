@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from dieselfs.chunk.frames import FRAME_FIELDS, Frames
 from dieselfs.chunk.ids import chunk_name
 from dieselfs.chunk.source import SOURCE_FIELDS, AttachedSource
 from dieselfs.columns import I64, U8, U32, U64, ends_fault, ends_of, first_bad_path, split_blob
@@ -43,18 +44,22 @@ MAGIC = b"\x89DSLC\r\n\x1a"
 FORMAT_VERSION = 2
 ATTACHED = 1
 """The flag of an attached chunk: the object ends behind the header, and the payload is a range of the source."""
+COMPRESSED = 2
+"""The flag of a compressed chunk: the object has the payload as frames. No chunk has both flags."""
 MODE_MAX = 0o7777
 VERSION_MAX = (1 << 63) - 1
 
 # The checksum of these bytes follows them.
-_PREAMBLE = struct.Struct(f"<8sHHIQ16s{DIGEST_BYTES}s{DIGEST_BYTES}s")
+_PREAMBLE = struct.Struct(f"<8sHHIII16s{DIGEST_BYTES}s{DIGEST_BYTES}s")
 PREAMBLE_BYTES = _PREAMBLE.size + CHECKSUM_BYTES
 assert PREAMBLE_BYTES == 112
 
 
 @dataclass(frozen=True, slots=True)
 class Preamble:
-    """The first PREAMBLE_BYTES of a chunk: its ID, and the lengths of its parts in bytes."""
+    """The first PREAMBLE_BYTES of a chunk: its ID, and the lengths of its parts in bytes. Payload length and digest are
+    of the plain payload; `compressed_length`: of the stored one, 0 if the chunk is not compressed.
+    """
 
     chunk_id: bytes
     header_length: int
@@ -62,6 +67,7 @@ class Preamble:
     payload_digest: bytes
     header_digest: bytes
     is_attached: bool = False
+    compressed_length: int = 0
 
     @property
     def payload_start(self) -> int:
@@ -69,13 +75,15 @@ class Preamble:
 
     @property
     def object_length(self) -> int:
-        """Length of preamble, header and payload, in bytes."""
+        """Length of preamble, header and plain payload, in bytes."""
         return self.payload_start + self.payload_length
 
     @property
     def stored_length(self) -> int:
         """Length of the object in the store, in bytes: without the payload, if the chunk is attached."""
-        return self.payload_start if self.is_attached else self.object_length
+        if self.is_attached or self.compressed_length:
+            return self.payload_start + self.compressed_length
+        return self.object_length
 
     def encode(self) -> bytes:
         return pack_preamble(
@@ -84,10 +92,11 @@ class Preamble:
             FORMAT_VERSION,
             self.header_length,
             self.payload_length,
+            self.compressed_length,
             self.chunk_id,
             self.payload_digest,
             self.header_digest,
-            flags=ATTACHED if self.is_attached else 0,
+            flags=(ATTACHED if self.is_attached else 0) | (COMPRESSED if self.compressed_length else 0),
         )
 
 
@@ -133,7 +142,7 @@ class ChunkHeader:
     - `digests`: of those bytes (`extent_digest_of`)
     - `versions`: of the entries of one path, the one with the largest version wins; all extents of a file have the same
 
-    `source`: of an attached chunk.
+    `source`: of an attached chunk; `frames`: of a compressed one.
     """
 
     dataset: str
@@ -150,6 +159,7 @@ class ChunkHeader:
     digests: npt.NDArray[np.void]
     versions: npt.NDArray[np.uint64]
     source: AttachedSource | None = None
+    frames: Frames | None = None
 
     def __len__(self) -> int:
         return len(self.paths)
@@ -171,6 +181,7 @@ class ChunkHeader:
                 "path_ends": ends_of(self.paths).astype(_PATH_ENDS).tobytes(),
                 **{name: getattr(self, name).astype(dtype).tobytes() for name, dtype in COLUMN_TYPES.items()},
                 **(self.source.fields() if self.source else {}),
+                **(self.frames.fields() if self.frames else {}),
             }
         )
 
@@ -181,8 +192,9 @@ def decode_preamble(data: Buffer, source: str, expected_id: bytes | None = None)
     `source` names the object in errors. Raises Damaged, also for a valid chunk with another ID than
     `expected_id`.
     """
-    flags, values = unpack_flagged_preamble(_PREAMBLE, MAGIC, FORMAT_VERSION, ATTACHED, data, source, "chunk")
-    header_length, payload_length, chunk_id, payload_digest, header_digest = values
+    known = ATTACHED | COMPRESSED
+    flags, values = unpack_flagged_preamble(_PREAMBLE, MAGIC, FORMAT_VERSION, known, data, source, "chunk")
+    header_length, payload_length, compressed_length, chunk_id, payload_digest, header_digest = values
     if header_length > CHUNK_HEADER_BYTES_MAX:
         raise Damaged(f"{source}: offset 12: header of {header_length} bytes, limit {CHUNK_HEADER_BYTES_MAX}")
     if payload_length > CHUNK_PAYLOAD_BYTES_MAX:
@@ -193,8 +205,30 @@ def decode_preamble(data: Buffer, source: str, expected_id: bytes | None = None)
         raise Damaged(
             f"{source}: offset 24: this is chunk {chunk_name(chunk_id)}, not chunk {chunk_name(expected_id)}"
         )
+    if flags == known:
+        raise Damaged(f"{source}: offset 10: it is attached and compressed, which no chunk is")
+    least, most = (1, payload_length) if flags & COMPRESSED else (0, 0)
+    if not least <= compressed_length <= most:
+        raise Damaged(
+            f"{source}: offset 20: compressed payload of {compressed_length} bytes, of {payload_length} plain ones"
+        )
     is_attached = bool(flags & ATTACHED)
-    return Preamble(chunk_id, header_length, payload_length, payload_digest, header_digest, is_attached)
+    return Preamble(
+        chunk_id,
+        header_length,
+        payload_length,
+        payload_digest,
+        header_digest,
+        is_attached,
+        compressed_length,
+    )
+
+
+def _kinds(preamble: Preamble) -> dict[str, type]:
+    """The fields of the header of a chunk."""
+    if preamble.is_attached:
+        return _FIELD_KINDS | SOURCE_FIELDS
+    return _FIELD_KINDS | FRAME_FIELDS if preamble.compressed_length else _FIELD_KINDS
 
 
 def decode_header(
@@ -207,8 +241,7 @@ def decode_header(
     if digest_of(data) != preamble.header_digest:
         raise Damaged(f"{where}: digest of the header does not match")
     try:
-        kinds = _FIELD_KINDS | SOURCE_FIELDS if preamble.is_attached else _FIELD_KINDS
-        header = _decode_columns(unpack_fields(data, kinds), preamble)
+        header = _decode_columns(unpack_fields(data, _kinds(preamble)), preamble)
     except FieldsFault as fault:
         raise Damaged(f"{where}: header: {fault}") from None
     if expected_dataset_id is not None and header.dataset_id != expected_dataset_id:
@@ -309,17 +342,38 @@ def decode_stored(
     expected_dataset_id: bytes | None = None,
 ) -> tuple[Preamble, ChunkHeader]:
     """Decode an object of a store, and verify all its bytes by the digests of header and payload: a chunk, of an
-    attached one all but its payload. Raises Damaged.
+    attached one all but its payload. A compressed payload is decompressed frame by frame. Raises Damaged.
     """
     preamble = decode_preamble(data, source, expected_id)
-    if not preamble.is_attached:
+    if not (preamble.is_attached or preamble.compressed_length):
         return decode_chunk(data, source, expected_id, expected_dataset_id, are_extents_checked=False)[:2]
     if len(data) != preamble.stored_length:
         raise Damaged(
             f"{source}: offset {min(len(data), preamble.stored_length)}: {len(data)} bytes, "
-            f"an attached chunk with this preamble has {preamble.stored_length}"
+            f"a chunk with this preamble has {preamble.stored_length}"
         )
-    return preamble, decode_header(preamble, memoryview(data)[PREAMBLE_BYTES:], source, expected_dataset_id)
+    view, start = memoryview(data), preamble.payload_start
+    header = decode_header(preamble, view[PREAMBLE_BYTES:start], source, expected_dataset_id)
+    if header.frames is not None:
+        where = f"{source}: offset {start}"
+        if header.frames.digest_of_plain(view[start:], where) != preamble.payload_digest:
+            raise Damaged(f"{where}: digest of the payload does not match")
+    return preamble, header
+
+
+def decode_frames(preamble: Preamble, data: Buffer, source: str) -> Frames:
+    """The frames of a compressed chunk from its header, of which only the digest is checked beside. Raises Damaged."""
+    where = f"{source}: offset {PREAMBLE_BYTES}: header"
+    if len(data) != preamble.header_length or digest_of(data) != preamble.header_digest:
+        raise Damaged(f"{where}: its digest does not match")
+    try:
+        return _frames_of(unpack_fields(data, _kinds(preamble)), preamble)
+    except FieldsFault as fault:
+        raise Damaged(f"{where}: {fault}") from None
+
+
+def _frames_of(fields: dict[str, Any], preamble: Preamble) -> Frames:
+    return Frames.of_fields(fields, preamble.payload_length, preamble.compressed_length)
 
 
 def decode_source(preamble: Preamble, data: Buffer, source: str) -> AttachedSource:
@@ -345,6 +399,7 @@ def _decode_columns(fields: dict[str, Any], preamble: Preamble) -> ChunkHeader:
         targets=fields["targets"],
         **{name: _decode_column(fields, name, dtype) for name, dtype in COLUMN_TYPES.items()},
         source=AttachedSource.of_fields(fields, preamble.payload_length) if preamble.is_attached else None,
+        frames=_frames_of(fields, preamble) if preamble.compressed_length else None,
     )
     _check_entries(header, preamble.payload_length)
     return header

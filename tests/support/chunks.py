@@ -5,8 +5,9 @@ from typing import Any
 import msgpack
 import numpy as np
 
-from dieselfs.chunk.builder import ChunkBuilder
+from dieselfs.chunk.builder import ChunkBuilder, SealedChunk
 from dieselfs.chunk.format import COLUMN_TYPES, Op, Preamble
+from dieselfs.chunk.frames import Compression
 from dieselfs.chunk.source import AttachedSource
 from dieselfs.digests import NO_DIGEST, digest_of, extent_digest_of
 
@@ -42,6 +43,21 @@ def attached_chunk() -> bytes:
     builder.add_file(b"train/dog.txt", b"woof\n", 0o644, 1_600_000_000_000_000_002, offset=512)
     sealed = builder.seal(SOURCE_PAYLOAD, SOURCE)
     return b"".join(sealed.encode(CHUNK_ID, "pets", DATASET_ID, FIRST_VERSION))
+
+
+MEOWS = b"meow\n" * 40
+
+
+def compressed_sealed() -> SealedChunk:
+    """A file that shrinks to one frame."""
+    builder = ChunkBuilder()
+    builder.add_file(b"train/cats.txt", MEOWS, 0o644, 1_600_000_000_000_000_001)
+    return builder.seal().compressed(Compression())
+
+
+def compressed_chunk() -> bytes:
+    """The object in the store."""
+    return b"".join(compressed_sealed().encode(CHUNK_ID, "pets", DATASET_ID, FIRST_VERSION))
 
 
 def sample_fields(payload: bytes = b"meow\n") -> dict[str, Any]:

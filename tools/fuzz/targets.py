@@ -27,11 +27,13 @@ from dieselfs.chunk.format import (
     decode_preamble,
     decode_stored,
 )
+from dieselfs.chunk.frames import Compression, Frames, received
 from dieselfs.chunk.ids import parse_chunk_name
 from dieselfs.chunk.source import AttachedSource
 from dieselfs.cluster import node_messages
 from dieselfs.cluster.member import Member
 from dieselfs.digests import DIGEST_BYTES, digest_of
+from dieselfs.fields import FieldsFault, pack_fields
 from dieselfs.names import check_path, parse_location
 from dieselfs.net.address import TcpAddress, parse_etcd, parse_servers
 from dieselfs.net.auth import Key
@@ -90,6 +92,49 @@ def _attached_chunk() -> bytes:
     source = AttachedSource(b"/data/pets.tar", 10240, "mtime_ns=1600000000000000000")
     sealed = builder.seal(bytes(512) + b"meow\n", source)
     return b"".join(sealed.encode(_CHUNK_ID, "pets", DATASET_ID, 1 << 60))
+
+
+@cache
+def _compressed_chunk() -> bytes:
+    builder = ChunkBuilder()
+    builder.add_file(b"train/cat.txt", b"meow\n" * 2000, 0o644, 2)
+    builder.add_file(b"train/noise", bytes(range(256)) * 16, 0o644, 3)
+    sealed = builder.seal().compressed(Compression())
+    return b"".join(sealed.encode(_CHUNK_ID, "pets", DATASET_ID, 1 << 60))
+
+
+def _frames() -> tuple[Frames, bytes]:
+    """The table of the compressed chunk, and its stored payload."""
+    data, (_, header) = _compressed_chunk(), decode_stored(_compressed_chunk(), SOURCE)
+    assert header.frames is not None
+    return header.frames, data[-int(header.frames.stored_ends[-1]) :]
+
+
+def _parse_resealed_frames(data: bytes) -> object:
+    """With ends and digest of the stored payload made right."""
+    table, stored = _frames()
+    ends = table.stored_ends * len(data) // len(stored)
+    changed = replace(table, stored_ends=ends, digest=digest_of(data))
+    try:
+        found = Frames.of_fields(changed.fields(), int(table.ends[-1]), len(data))
+    except FieldsFault:
+        return None
+    return found.digest_of_plain(data, SOURCE)
+
+
+def _received_frames() -> bytes:
+    table, stored = _frames()
+    packed = pack_fields(table.fields())
+    return len(packed).to_bytes(2, "little") + packed + stored
+
+
+def _parse_received_frames(data: bytes) -> object:
+    """What a server sends of a compressed chunk, behind the length of the table."""
+    room = memoryview(bytearray(int(_frames()[0].ends[-1])))
+    table_length, content = int.from_bytes(data[:2], "little"), data[2:]
+    bulk = received(len(content), table_length, len(room), lambda: iter([room]), SOURCE)
+    next(bulk)[:] = content
+    return next(bulk, None)
 
 
 def _attached_header() -> bytes:
@@ -247,6 +292,9 @@ TARGETS = (
     Target("chunk-header", _parse_chunk_header, [_chunk_header()]),
     Target("attached-chunk", lambda data: decode_stored(data, SOURCE), [_attached_chunk(), _chunk()]),
     Target("attached-chunk-header", _parse_attached_header, [_attached_header()]),
+    Target("compressed-chunk", lambda data: decode_stored(data, SOURCE), [_compressed_chunk()]),
+    Target("compressed-frames", _parse_resealed_frames, [_frames()[1]]),
+    Target("received-frames", _parse_received_frames, [_received_frames()]),
     Target("chunk-name", of_text(parse_chunk_name), [b"OO7-V-81f03--V--9V--0k"]),
     Target("snapshot", _parse_snapshot, [small_snapshot()]),
     Target("snapshot-resealed", _parse_resealed_snapshot, [small_snapshot()]),

@@ -161,7 +161,7 @@ def preamble_with(place: int, form: str, value: object) -> bytes:
         (8, "<H", 0, 8, "format 0"),
         (8, "<H", 1, 8, "chunk format 1"),
         (8, "<H", 3, 8, "format 3"),
-        (10, "<H", 2, 8, "flags 0x2"),
+        (10, "<H", 4, 8, "flags 0x4"),
         (12, "<I", CHUNK_HEADER_BYTES_MAX + 1, 12, "header of"),
         (12, "<I", 0xFFFF_FFFF, 12, "header of"),
         (12, "<I", 0, 117, "the preamble announces 117"),
@@ -396,7 +396,9 @@ def headers(draw: st.DrawFn) -> tuple[ChunkHeader, bytes]:
     arrays = {name: np.array(values, COLUMN_TYPES[name]) for name, values in columns.items()}
     dataset_id = draw(st.binary(min_size=16, max_size=16))
     named = [path for path, _, _ in entries]
-    return ChunkHeader("any", dataset_id, named, bytes(targets), **arrays, source=None), bytes(payload)
+    return ChunkHeader("any", dataset_id, named, bytes(targets), **arrays, source=None, frames=None), bytes(
+        payload
+    )
 
 
 def same_header(one: ChunkHeader, other: ChunkHeader) -> bool:

@@ -20,6 +20,7 @@ from tests.support.chunks import (
     CHUNK_ID,
     DATASET_ID,
     FIRST_VERSION,
+    MEOWS,
     attached_chunk,
     chunk_object,
     sample_chunk,
@@ -53,6 +54,16 @@ def test_the_attached_example_is_what_the_builder_makes() -> None:
     assert header.paths == [b"train", b"train/cat.txt", b"train/dog.txt"]
     fields = [name.strip("`") for name, _, _ in table(DOCUMENT, "### Attached chunks")]
     assert fields == list(source.fields())
+
+
+def test_the_compressed_example_decodes_to_what_the_text_says() -> None:
+    data = hex_dump(DOCUMENT, 2)
+    preamble, header = decode_stored(data, DOCUMENT, CHUNK_ID, DATASET_ID)
+    frames = header.frames
+    assert frames is not None and b"".join(frames.plain(data[preamble.payload_start :], DOCUMENT)) == MEOWS
+    assert (preamble.payload_length, preamble.compressed_length) == (len(MEOWS), 21)
+    fields = [name.strip("`") for name, _, _ in table(DOCUMENT, "### Compressed chunks")]
+    assert fields == list(frames.fields())
 
 
 def test_the_table_of_the_preamble() -> None:
