@@ -10,7 +10,7 @@ from dataclasses import asdict
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from dieselfs.errors import AlreadyExists, Damaged, DieselfsError, InvalidInput, ProtocolError
+from dieselfs.errors import AlreadyExists, DieselfsError, InvalidInput, ProtocolError
 from dieselfs.limits import (
     ATTACHED_PER_REPLY_MAX,
     JOB_ANSWER_TIMEOUT_S,
@@ -35,6 +35,7 @@ from dieselfs.rpc.payload_files import (
     read_opened,
     read_part,
     read_payload_file,
+    received_payload,
     shared_files,
 )
 from dieselfs.rpc.records import (
@@ -435,6 +436,7 @@ class ServerClient(ServerConnections):
         An own server on this machine passes the descriptor of the chunk's file, if it has files; this process reads
         the file. It also opens the files of the chunks `ahead`, SHARED_PAYLOADS_MAX at most, for later calls; its
         errors are not raised. `is_sent` makes the server read and send the payload.
+        A server sends a compressed chunk as it is stored; its frames are decompressed here.
         Raises NotFound, Damaged (also if the length differs); then buffers may be partly filled.
         """
         if ahead:
@@ -443,23 +445,18 @@ class ServerClient(ServerConnections):
         if file is not None and read_opened(file, length_bytes, parts):
             return
         arguments: dict[str, object] = {"dataset": dataset, "chunk_id": chunk_id}
+        sent = {**arguments, "takes_frames": True}
 
         def fetch(connection: Connection, wait_s: float) -> None:
-            def destination(reply: Any) -> Iterator[memoryview]:
-                if reply.bulk_length != length_bytes:
-                    raise Damaged(
-                        f"chunk {chunk_id.hex()} has {reply.bulk_length} bytes on the server at "
-                        f"{connection.address}, {length_bytes} in the snapshot"
-                    )
-                yield from parts()
-
+            name = f"chunk {chunk_id.hex()} of the server at {connection.address}"
+            destination = partial(received_payload, length_bytes=length_bytes, parts=parts, name=name)
             may_read = connection.gives_files and not is_sent
             if not (may_read and read_payload_file(connection, arguments, length_bytes, parts, wait_s)):
-                connection.call("get_payload", arguments, (), wait_s, destination)
+                connection.call("get_payload", sent, (), wait_s, destination)
 
         def ask(connection: Connection, wait_s: float) -> None:
             if is_sent or not connection.gives_files:
-                connection.ask("get_payload", arguments, wait_s)
+                connection.ask("get_payload", sent, wait_s)
 
         self._with_connection(fetch, METHODS["get_payload"], ask=ask, length_bytes=length_bytes)
 

@@ -71,8 +71,10 @@ struct PendingInfo {
   4: required binary extents
 }
 
+/** `table_length`: of the table of frames at the head of a compressed payload; 0 or missing for plain bytes. */
 struct Bulk {
   1: required i64 bulk_length
+  2: optional i64 table_length
 }
 
 /**
@@ -439,8 +441,11 @@ service ChunkServer extends Handshake {
    */
   SnapshotInfo get_snapshot(1: string dataset, 2: i64 generation, 3: binary known_digest, 4: string tag,
     5: binary bases) throws (1: Refusal refusal)
-  /** Followed by the payload of the chunk. */
-  Bulk get_payload(1: string dataset, 2: binary chunk_id) throws (1: Refusal refusal)
+  /**
+   * Followed by the payload of the chunk; for a caller that `takes_frames`, by the table of frames and the stored payload
+   * if the chunk is compressed. The table is a map with the fields of the header.
+   */
+  Bulk get_payload(1: string dataset, 2: binary chunk_id, 3: bool takes_frames = false) throws (1: Refusal refusal)
   /**
    * The same without the bytes: the first byte of the reply carries a descriptor (SCM_RIGHTS) of the file with the
    * payload, open for reading. Only for trusted callers, on a Unix socket.

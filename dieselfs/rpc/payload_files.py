@@ -4,7 +4,9 @@ import os
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterator
 from threading import Lock
+from typing import Any
 
+from dieselfs.errors import Damaged
 from dieselfs.forks import renew_after_fork
 from dieselfs.limits import SHARED_PAYLOADS_MAX
 from dieselfs.rpc.connection import Connection
@@ -68,6 +70,22 @@ def read_payload_file(
     """
     file = opened_file(connection, arguments, timeout_s)
     return file is not None and read_opened(file, length_bytes, parts)
+
+
+def received_payload(
+    reply: Any, length_bytes: int, parts: Callable[[], Iterator[memoryview]], name: str
+) -> Iterator[memoryview]:
+    """The buffers for what follows a reply to `get_payload`: those of `parts()`, or one for a compressed chunk. Raises
+    Damaged for a payload of another length, and for frames that are damaged.
+    """
+    if reply.table_length:
+        from dieselfs.chunk import frames  # with numpy, which dlcmd starts without
+
+        yield from frames.received(reply.bulk_length, reply.table_length, length_bytes, parts, name)
+        return
+    if reply.bulk_length != length_bytes:
+        raise Damaged(f"{name} has {reply.bulk_length} bytes, {length_bytes} in the snapshot")
+    yield from parts()
 
 
 def opened_file(connection: Connection, arguments: dict[str, object], timeout_s: float) -> PayloadFile | None:

@@ -36,6 +36,7 @@ from dieselfs_server.reading.executor import RequestExecutor, RequestPath
 from dieselfs_server.reading.kept_checksums import KeptChecksums
 from dieselfs_server.reading.shared_payloads import SharedPayloads
 from dieselfs_server.store.attached import AttachedStore, Sources
+from dieselfs_server.store.compressed import CompressedStore
 from dieselfs_server.store.interface import ObjectStore
 
 
@@ -83,12 +84,13 @@ class Service:
         self.usages = Usages(metadata, users, self.traffic)
         self.quota_fill = QuotaFill(metadata, users, metrics)
         sources = sources or Sources()
-        store = AttachedStore(store, sources)
+        compressed = CompressedStore(store)
+        store = AttachedStore(compressed, sources)
         catalog = Catalog(store, metadata)
         self.access = Access(users, catalog)
         quotas, ids = Quotas(metadata, users, metrics, room=room), ChunkIdSource(time.time)
         checksums = checksums or KeptChecksums()
-        executor = RequestExecutor(store, metrics, request_path, sources, checksums)
+        executor = RequestExecutor(store, metrics, request_path, sources, checksums, compressed)
         shared = SharedPayloads(executor, shared_bytes, segments_max, metrics)
 
         async def prepare_snapshot(name: str) -> None:

@@ -21,6 +21,7 @@ from dieselfs.chunk.format import (
     decode_preamble,
     decode_stored,
 )
+from dieselfs.chunk.frames import Compression, Frames
 from dieselfs.chunk.ids import ChunkIdSource, chunk_name, chunk_time_s
 from dieselfs.errors import AlreadyExists, Damaged, InvalidInput, NotFound, StorageFull, Unavailable
 from dieselfs.limits import CHUNK_AHEAD_S_MAX, CHUNK_PAYLOAD_BYTES_MAX, CHUNK_TARGET_BYTES
@@ -194,6 +195,12 @@ class ChunkWriter:
         self._has_versions = has_versions
         self.builder = ChunkBuilder(target_bytes, is_of_old=has_versions)
         self.generation = dataset.generation
+        self._compression: Compression | None = None
+
+    def compress_as(self, frames: Frames | None) -> None:
+        """Compress this chunk and later ones as those with these frames; None changes nothing."""
+        if frames is not None:
+            self._compression = Compression(frames.level, frames.dictionary)
 
     @property
     def dataset_id(self) -> bytes:
@@ -218,6 +225,8 @@ class ChunkWriter:
     def put(self, sealed: SealedChunk, ids: Iterator[bytes]) -> None:
         """As `write`, a chunk with the first of these IDs that is free."""
         dataset = self._dataset
+        if self._compression is not None:
+            sealed = sealed.compressed(self._compression)
         first = 1 if self._has_versions else self.reserve(len(sealed.entries))
         for chunk_id in ids:
             data = b"".join(sealed.encode(chunk_id, dataset.name, dataset.dataset_id, first))
@@ -248,10 +257,15 @@ def read_header(store: ObjectStore, dataset_id: bytes, chunk_id: bytes) -> tuple
 
 
 def _read_header(store: ObjectStore, dataset_id: bytes, chunk_id: bytes) -> tuple[Preamble, ChunkHeader]:
-    source = f"chunk {chunk_name(chunk_id)}"
-    preamble = decode_preamble(store.get_range(dataset_id, chunk_id, 0, PREAMBLE_BYTES), source, chunk_id)
+    preamble = read_preamble(store, dataset_id, chunk_id)
     header = store.get_range(dataset_id, chunk_id, PREAMBLE_BYTES, preamble.header_length)
-    return preamble, decode_header(preamble, header, source, dataset_id)
+    return preamble, decode_header(preamble, header, f"chunk {chunk_name(chunk_id)}", dataset_id)
+
+
+def read_preamble(store: ObjectStore, dataset_id: bytes, chunk_id: bytes) -> Preamble:
+    """Raises NotFound, Damaged."""
+    head = store.get_range(dataset_id, chunk_id, 0, PREAMBLE_BYTES)
+    return decode_preamble(head, f"chunk {chunk_name(chunk_id)}", chunk_id)
 
 
 def read_chunk(
@@ -262,11 +276,12 @@ def read_chunk(
 
     Memory is taken only for an object of the length that its preamble states.
     """
-    source = f"chunk {chunk_name(chunk_id)}"
-    preamble = decode_preamble(store.get_range(dataset_id, chunk_id, 0, PREAMBLE_BYTES), source, chunk_id)
+    preamble = read_preamble(store, dataset_id, chunk_id)
     check_size(store, dataset_id, preamble)
     data = store.get_range(dataset_id, chunk_id, 0, preamble.object_length)
-    return decode_chunk(data, source, chunk_id, dataset_id, are_extents_checked=False)
+    return decode_chunk(
+        data, f"chunk {chunk_name(chunk_id)}", chunk_id, dataset_id, are_extents_checked=False
+    )
 
 
 def check_size(store: ObjectStore, dataset_id: bytes, preamble: Preamble) -> None:

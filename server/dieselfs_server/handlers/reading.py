@@ -11,6 +11,7 @@ from dieselfs.chunk.format import Op
 from dieselfs.chunk.ids import CHUNK_ID_BYTES
 from dieselfs.digests import DIGEST_BYTES
 from dieselfs.errors import AccessDenied, InvalidInput, NotFound
+from dieselfs.fields import pack_fields
 from dieselfs.limits import (
     INLINE_FILE_BYTES_MAX,
     LISTING_BYTES_MAX,
@@ -96,9 +97,15 @@ class ReadCalls:
         return Reply(info, bulk)
 
     async def get_payload(self, call: Call) -> Reply:
-        dataset_id, executor = await call.dataset_id(), self.executor
-        await call.hold_reply(await executor.payload_length(dataset_id, call.arguments.chunk_id))
-        return self._bulk([await executor.payload(dataset_id, call.arguments.chunk_id)])
+        dataset_id, executor, chunk_id = await call.dataset_id(), self.executor, call.arguments.chunk_id
+        await call.hold_reply(await executor.payload_length(dataset_id, chunk_id))
+        if (
+            not call.arguments.takes_frames
+            or (found := await executor.stored_payload(dataset_id, chunk_id)) is None
+        ):
+            return self._bulk([await executor.payload(dataset_id, chunk_id)])
+        table = pack_fields(found[0].fields())
+        return self._bulk([memoryview(table), memoryview(found[1])], table_length=len(table))
 
     async def get_ranges(self, call: Call) -> Reply:
         dataset_id, packed = await call.dataset_id(), call.arguments.ranges
@@ -120,18 +127,20 @@ class ReadCalls:
             checksums = await executor.block_checksums(dataset_id, call.arguments.chunk_id)
         return Reply(thrift.Bulk(bulk_length=len(checksums)), [memoryview(checksums)])
 
-    def _bulk(self, parts: Sequence[memoryview]) -> Reply:
+    def _bulk(self, parts: Sequence[memoryview], table_length: int = 0) -> Reply:
         length_bytes = sum(len(part) for part in parts)
         self.sent_payload_bytes.value += length_bytes
-        return Reply(thrift.Bulk(bulk_length=length_bytes), parts)
+        return Reply(thrift.Bulk(bulk_length=length_bytes, table_length=table_length or None), parts)
 
     async def open_payload(self, call: Call) -> Reply:
         if not call.caller.is_trusted:
             raise AccessDenied("open_payload needs a Unix socket and the server's own user; use get_payload")
         dataset_id = await call.dataset_id()
         file = await self.executor.open_payload(dataset_id, call.arguments.chunk_id)
-        if file is None:
-            return Reply(thrift.PayloadFile(is_file=False, start=0, length=0))
+        if file is None:  # others of the store may have files, unless it is an ordinary chunk
+            preamble = await self.executor.preamble(dataset_id, call.arguments.chunk_id)
+            is_file = preamble.stored_length != preamble.object_length
+            return Reply(thrift.PayloadFile(is_file=is_file, start=0, length=0))
         self.sent_payload_bytes.value += file.length
         return Reply(thrift.PayloadFile(is_file=True, start=file.start, length=file.length), files=[file])
 

@@ -13,14 +13,14 @@ import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from contextlib import suppress
 
-from dieselfs.chunk.format import ChunkHeader, Op, check_extents
+from dieselfs.chunk.format import PREAMBLE_BYTES, ChunkHeader, Op, check_extents
 from dieselfs.chunk.ids import ChunkIdSource, chunk_name, chunk_time_s
 from dieselfs.errors import Damaged, NotFound, StorageFull
 from dieselfs.limits import REPORT_LINES_MAX
 from dieselfs.records import ChunkRecord, DatasetRecord
 from dieselfs.rpc.records import PurgeReport
 from dieselfs.units import count
-from dieselfs_server.datasets.commit import Admission, ChunkWriter, any_chunk, read_chunk
+from dieselfs_server.datasets.commit import Admission, ChunkWriter, any_chunk, read_chunk, read_preamble
 from dieselfs_server.datasets.references import References
 from dieselfs_server.datasets.tags import TagStore
 from dieselfs_server.leases.lease import Pin, live_pins
@@ -155,8 +155,9 @@ def ids_after(copied: Iterable[bytes], now_ns: Callable[[], int]) -> ChunkIdSour
 
 
 def copy_entry(writer: ChunkWriter, header: ChunkHeader, entry: int, content: bytes) -> None:
-    """Copy an entry with its version. `content`: of a file, its bytes here."""
+    """Copy an entry with its version, compressed as its chunk is. `content`: of a file, its bytes here."""
     writer.make_room(int(header.lengths[entry]))
+    writer.compress_as(header.frames)
     path, version, builder = header.paths[entry], int(header.versions[entry]), writer.builder
     mode, mtime_ns = int(header.modes[entry]), int(header.mtimes_ns[entry])
     match Op(int(header.ops[entry])):
@@ -174,8 +175,7 @@ def copy_entry(writer: ChunkWriter, header: ChunkHeader, entry: int, content: by
 def _stored_bytes(store: ObjectStore, dataset_id: bytes, chunk: ChunkRecord) -> int:
     """Of a chunk without its preamble; none, if its object is damaged or was removed before a crash."""
     with suppress(NotFound, Damaged):
-        payload_length = 0 if source_of(store, dataset_id, chunk.chunk_id) else chunk.payload_length
-        return chunk.header_length + payload_length
+        return read_preamble(store, dataset_id, chunk.chunk_id).stored_length - PREAMBLE_BYTES
     return 0
 
 

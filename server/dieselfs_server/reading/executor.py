@@ -24,6 +24,7 @@ import trio
 from dieselfs.arrays import Ranges, distinct
 from dieselfs.chunk.blocks import block_checksums
 from dieselfs.chunk.format import PREAMBLE_BYTES, Preamble, check_payload, decode_header, decode_preamble
+from dieselfs.chunk.frames import Frames
 from dieselfs.chunk.ids import CHUNK_ID_BYTES, chunk_name
 from dieselfs.errors import Damaged, DieselfsError, InvalidInput, NotFound, Unavailable
 from dieselfs.limits import CHUNK_OBJECT_BYTES_MAX, KIB
@@ -32,6 +33,7 @@ from dieselfs.telemetry.registry import Registry
 from dieselfs_server.admission.processor_time import in_thread
 from dieselfs_server.reading.kept_checksums import KeptChecksums
 from dieselfs_server.store.attached import Sources, open_referred
+from dieselfs_server.store.compressed import CompressedStore
 from dieselfs_server.store.interface import ObjectStore, OpenPayload
 from dieselfs_server.store.wrapper import Bounds
 
@@ -350,11 +352,13 @@ class RequestExecutor:
         path: RequestPath | None = None,
         sources: Sources | None = None,
         checksums: KeptChecksums | None = None,
+        compressed: CompressedStore | None = None,
     ) -> None:
         """`sources`: of attached chunks, for `open_payload`; other reads leave them to the store. `checksums`: by
-        default in memory.
+        default in memory. `compressed`: below `store`, for `stored_payload`.
         """
         self._store = store
+        self._compressed = compressed
         self._sources = sources or Sources()
         self._path = path or RequestPath()
         self._tokens = trio.CapacityLimiter(self._path.chunks_max)
@@ -382,6 +386,14 @@ class RequestExecutor:
         preamble = await self.preamble(dataset_id, chunk_id)
         whole = np.array([[preamble.payload_start, preamble.payload_length]], np.int64)
         return (await self._read(dataset_id, chunk_id, whole) or [memoryview(b"")])[0]
+
+    async def stored_payload(self, dataset_id: bytes, chunk_id: bytes) -> tuple[Frames, bytes] | None:
+        """The frames of a compressed chunk, as they are stored; None of another chunk. Raises as `payload`."""
+        if self._compressed is None or not (await self.preamble(dataset_id, chunk_id)).compressed_length:
+            return None
+        async with self._tokens:
+            read = self._compressed.stored_payload
+            return await in_thread(read, dataset_id, chunk_id, limiter=self._threads)
 
     async def open_payload(self, dataset_id: bytes, chunk_id: bytes) -> OpenPayload | None:
         """The payload of a chunk as an open file, or None if this store has no files. Raises as `payload`.
@@ -487,7 +499,7 @@ def open_payload(
     store: ObjectStore, dataset_id: bytes, chunk_id: bytes, sources: Sources | None
 ) -> OpenPayload | None:
     """Open the file with the payload of a chunk, which is the source of an attached one; None if the store has no
-    files, or without `sources` for one that is attached to a foreign object. Blocks.
+    files, for a compressed chunk, or without `sources` for one that is attached to a foreign object. Blocks.
 
     Raises NotFound, Damaged, Unavailable, with nothing left open. Does not check that the payload is complete.
     """
@@ -497,8 +509,11 @@ def open_payload(
     source = f"chunk {chunk_name(chunk_id)}"
     try:
         preamble = decode_preamble(os.pread(descriptor, PREAMBLE_BYTES, 0), source, chunk_id)
-        if not preamble.is_attached:
+        if not (preamble.is_attached or preamble.compressed_length):
             return OpenPayload(descriptor, preamble.payload_start, preamble.payload_length, source)
+        if preamble.compressed_length:
+            os.close(descriptor)
+            return None
         packed = os.pread(descriptor, preamble.header_length, PREAMBLE_BYTES)
         attached = decode_header(preamble, packed, source, dataset_id).source
     except BaseException as error:

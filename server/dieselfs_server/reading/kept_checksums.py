@@ -54,7 +54,8 @@ class KeptChecksums:
         self, dataset_id: bytes, preamble: Preamble, header: ChunkHeader, chunk: bytes | bytearray
     ) -> None:
         """Keep those of a chunk that was verified and stored, if it has large extents."""
-        if not preamble.is_attached and int(header.lengths.max(initial=0)) >= LARGE_EXTENT_BYTES:
+        is_plain = preamble.stored_length == preamble.object_length
+        if is_plain and int(header.lengths.max(initial=0)) >= LARGE_EXTENT_BYTES:
             payload = memoryview(chunk)[preamble.payload_start :]
             self.put(dataset_id, preamble.chunk_id, block_checksums(payload).astype("<u8").tobytes())
 

@@ -251,11 +251,14 @@ class AttachedStore(StoreWrapper):
 
 
 def open_referred(store: ObjectStore, preamble: Preamble, source: AttachedSource) -> OpenPayload | None:
-    """The payload of a chunk that refers to another, in the open file of that; None if the store has no files. Raises
-    Damaged, Unavailable.
+    """The payload of a chunk that refers to another, in the open file of that; None if the store has no files, or that
+    chunk is compressed. Raises Damaged, Unavailable.
     """
     name = payload_name(preamble, source)
     try:
+        head = store.get_range(*source.chunk, 0, PREAMBLE_BYTES)
+        if decode_preamble(head, name, source.chunk[1]).compressed_length:
+            return None
         descriptor = store.open_chunk(*source.chunk)
     except NotFound as error:
         raise Damaged(f"{name}: {error}") from error

@@ -5,6 +5,7 @@ import os
 import pytest
 
 from dieselfs.chunk.builder import ChunkBuilder
+from dieselfs.chunk.frames import Compression
 from dieselfs.chunk.ids import ChunkIdSource
 from dieselfs.records import ChunkRecord, DatasetRecord
 from dieselfs.rpc.records import PurgeReport
@@ -17,6 +18,7 @@ from dieselfs_server.leases.lease import Pin
 from dieselfs_server.maintenance.purge import purge, removable
 from dieselfs_server.maintenance.rebuild import rebuild
 from dieselfs_server.metadata.sqlite.store import SqliteMetadata
+from dieselfs_server.store.compressed import CompressedStore
 from dieselfs_server.store.memory import MemoryStore
 from tests.support.identity import IDENTITY
 
@@ -46,7 +48,8 @@ class World:
     """A dataset with holes in its chunks, and what its files must hold."""
 
     def __init__(self, writers_clock_s: int = NOW_S) -> None:
-        self.store, self.metadata = MemoryStore(), SqliteMetadata(":memory:")
+        self.metadata = SqliteMetadata(":memory:")
+        self.store = MemoryStore()
         self.metadata.create_dataset("data", DATASET)
         self.ids = ChunkIdSource(clock=lambda: writers_clock_s, first_counter=1)
         self.files: dict[bytes, bytes] = {}
@@ -55,7 +58,12 @@ class World:
             self.write({path: contents[path] for path in sorted(contents)[start : start + 10]})
         self.write({b"f03": b"new", b"f13": b"newer"}, deleted=[b"f05", b"f25", b"f26"])
 
-    def write(self, files: dict[bytes, bytes], deleted: list[bytes] | None = None) -> None:
+    def write(
+        self,
+        files: dict[bytes, bytes],
+        deleted: list[bytes] | None = None,
+        compression: Compression | None = None,
+    ) -> None:
         builder = ChunkBuilder()
         for path, content in files.items():
             builder.add_file(path, content, 0o644, 0)
@@ -63,7 +71,10 @@ class World:
             builder.add_delete(path)
         version = self.metadata.reserve_versions(DATASET, 100, NOW_NS)
         chunk_id = self.ids.next()
-        parts = builder.seal().encode(chunk_id, "data", DATASET, version)
+        sealed = builder.seal()
+        if compression is not None:
+            sealed = sealed.compressed(compression)
+        parts = sealed.encode(chunk_id, "data", DATASET, version)
         commit_chunk(self.store, self.metadata, DATASET, chunk_id, b"".join(parts), NOW_NS)
         self.files |= files
         for path in deleted or []:
@@ -134,6 +145,27 @@ def test_what_a_tag_needs_is_not_copied() -> None:
     world.assert_whole()
     tags.remove("data", DATASET, "v1")
     assert world.purge().chunks_rewritten == 3
+    world.assert_whole()
+
+
+def test_copies_are_compressed_as_their_chunks() -> None:
+    world = World()
+    store = CompressedStore(world.store)
+    world.store = store  # type: ignore[assignment]  # what the server has between them
+    text = {b"text%d" % n: b"line %d\n" % n * 900 for n in range(9)}
+    world.write(text, compression=Compression(7))
+    world.write({}, deleted=[b"text3"])
+    before = set(store.list_chunks(DATASET))
+    world.purge()
+    (copied,) = set(store.list_chunks(DATASET)) - before
+    preamble, header = read_header(store, DATASET, copied)
+    assert header.frames is not None and header.frames.level == 7
+    assert preamble.stored_length < preamble.object_length - 50_000
+    assert world.read() == world.files
+    sizes = [store.size(DATASET, chunk) for chunk in before]
+    freed = world.purge().bytes_freed
+    gone = before - set(store.list_chunks(DATASET))
+    assert 0 < freed < sum(sizes) and gone
     world.assert_whole()
 
 
