@@ -6,6 +6,7 @@ from collections.abc import Callable
 from threading import Lock, Thread
 
 from dieselfs.chunk.builder import SealedChunk
+from dieselfs.chunk.frames import Compression
 from dieselfs.chunk.ids import ChunkIdSource
 from dieselfs.errors import AlreadyExists, DieselfsError, StorageFull, Unavailable
 from dieselfs.names import printable
@@ -39,12 +40,16 @@ class ChunkSender:
         client: ServerClient,
         dataset: DatasetRecord,
         stored: Stored | None = None,
+        compression: Compression | None = None,
     ) -> None:
-        """Asks the server whether the dataset is encrypted. Raises AccessDenied without its key."""
+        """Asks the server whether the dataset is encrypted; then nothing is compressed. Raises AccessDenied without its
+        key.
+        """
         self._client = client
         self._cipher = client.cipher(dataset)
         self._dataset = dataset
         self._stored = stored
+        self._compression = compression
         self._queue: queue.Queue[tuple[SealedChunk, int] | None] = queue.Queue(QUEUE_CHUNKS_MAX)
         self._submit_lock = Lock()  # so versions have the order of submission
         self._error: BaseException | None = None  # set once, by the first thread that fails
@@ -115,6 +120,7 @@ class ChunkSender:
 
     def _send(self, chunk: SealedChunk, first_version: int) -> None:
         if self._cipher is None:
+            chunk = chunk if self._compression is None else chunk.compressed(self._compression)
             generation = self._put(chunk, first_version, b"")
         else:
             for sealed in encrypted(self._cipher, chunk):

@@ -15,6 +15,7 @@ from threading import Lock, Thread
 from typing import NamedTuple, Protocol
 
 from dieselfs.chunk.builder import ChunkBuilder, SealedChunk
+from dieselfs.chunk.frames import Compression
 from dieselfs.errors import Damaged, InvalidInput, SourceChanged
 from dieselfs.limits import CHUNK_TARGET_BYTES
 from dieselfs.records import DatasetRecord
@@ -225,6 +226,7 @@ class TreeUpload:
         jobs: int = DEFAULT_JOBS,
         chunk_bytes: int = CHUNK_TARGET_BYTES,
         progressed: Callable[[], object] = lambda: None,
+        compression: Compression | None = None,
     ) -> None:
         """`stored`: the content of the dataset, or whether it has an entry; None uploads everything. `jobs`: threads
         that read the source. `progressed` is called after each stored chunk, in the thread that sent it.
@@ -238,6 +240,7 @@ class TreeUpload:
         self._jobs = jobs
         self._chunk_bytes = chunk_bytes
         self._progressed = progressed
+        self._compression = compression
         self._walk_lock = (
             Lock()
         )  # guards the walk, what is found and skipped, and the content of streamed entries
@@ -251,7 +254,7 @@ class TreeUpload:
         Raises errors that end the whole upload (Unavailable, StorageFull, AccessDenied). Chunks stored by then stay,
         and the next run continues. After an interrupt no partial chunk remains.
         """
-        self._sender = ChunkSender(self._client, self._dataset, self._count_stored)
+        self._sender = ChunkSender(self._client, self._dataset, self._count_stored, self._compression)
         walk = entries(self._fail_walking)
         try:
             readers = [
@@ -308,6 +311,7 @@ class TreeUpload:
         with self._lock:
             self.report.done_files += chunk.whole_entries
             self.report.done_bytes += len(chunk.payload)
+            self.report.sent_bytes += len(chunk.stored or chunk.payload)
         self._progressed()
 
     def _take_batch(self, walk: Iterator[UploadEntry]) -> list[UploadEntry]:

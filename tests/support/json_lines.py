@@ -17,7 +17,7 @@ from tests.support.json_fields import FIELDS, TEXT, Field
 
 _UPLOADED = (
     "dataset generation stored stored_bytes skipped skipped_bytes deleted failed seconds "
-    "*first_source? *first_path?"
+    "compressed_bytes? *first_source? *first_path?"
 )
 _WOULD_UPLOAD = "dry_run entries bytes skipped deleted failed"
 _UPLOAD = {

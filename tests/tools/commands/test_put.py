@@ -350,3 +350,26 @@ def test_a_full_disk_at_the_server_is_one_line_and_the_same_command_continues(
             assert (tmp_path / "back" / str(number)).read_bytes() == (
                 tmp_path / "many" / str(number)
             ).read_bytes()
+
+
+def test_compressed_files_are_the_same(dlcmd: Dlcmd, dataset: str, tmp_path: Path) -> None:
+    for name in range(300):
+        place = tmp_path / "texts" / f"{name}.txt"
+        place.parent.mkdir(exist_ok=True)
+        place.write_text(f"record {name} of a text\n" * 200)
+    put = ("put", "-r", "--compress", "zstd:5", "texts/", f"dl://{dataset}/", "--json")
+    done = dlcmd(*put).summary
+    assert 0 < done["compressed_bytes"] < done["stored_bytes"] / 5
+    dlcmd("fsck", "--deep", f"dl://{dataset}")
+    dlcmd("get", "-r", f"dl://{dataset}/", "back")
+    assert compare_trees(os.fsencode(tmp_path / "texts"), os.fsencode(tmp_path / "back")).shown == []
+    for options, what in (
+        (("put", "-r", "--compress", "gzip", "texts/", f"dl://{dataset}/"), "write zstd or zstd:LEVEL"),
+        (("sync", "--compress", "zstd", f"dl://{dataset}/", "back"), "--compress is for a dataset"),
+        (
+            ("put", "-r", "--encrypt", "--compress", "zstd", "texts/", "dl://secret-texts/"),
+            "leave out --compress",
+        ),
+    ):
+        refused = dlcmd(*options, exit_code=EXIT_USAGE)
+        assert what in refused.stderr

@@ -286,6 +286,20 @@ chunk_size = click.option(
 )
 
 
+def _compression(text: str) -> object:
+    from dieselfs.chunk.frames import Compression  # with numpy
+
+    return Compression.parse(text)
+
+
+compress = click.option(
+    "--compress",
+    "compression",
+    type=Parsed("zstd[:LEVEL]", _compression),
+    help="Compress what shrinks by 5% or more; LEVEL is 1 to 22. [off; level 3]",
+)
+
+
 encrypt = flag(
     "--encrypt",
     "is_encrypted",

@@ -53,6 +53,7 @@ BYTES_MAX = 65_536 * GIB
 @options.dry_run
 @options.flag("-f", "--force", "is_forced", text="Also store records that are already stored.")
 @options.encrypt
+@options.compress
 @options.processes
 @options.chunk_size
 def import_(session: Session, **chosen: Any) -> int:

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 @options.dry_run
 @options.flag("-f", "--force", "is_forced", text="Also store files that are already stored.")
 @options.encrypt
+@options.compress
 @options.filters
 @click.option(
     "--files-from",
@@ -61,6 +62,7 @@ def put(session: Session, **chosen: Any) -> int:
 @click.argument("destination", type=options.SOURCE, metavar="[DESTINATION]", required=False)
 @options.flag("--delete", "is_mirror", text="Delete entries of the destination that SOURCE does not have.")
 @options.encrypt
+@options.compress
 @options.filters
 @options.dry_run
 @options.yes
@@ -94,6 +96,8 @@ def sync(
     if is_location(source):
         if put.is_encrypted:
             raise InvalidInput("--encrypt is for a dataset; files of this machine are written as they are")
+        if put.compression is not None:
+            raise InvalidInput("--compress is for a dataset; files of this machine are written as they are")
         from dieselfs_tools.transfers.download import run_folder_sync
 
         return run_folder_sync(session, parse_location(source), destination, put)

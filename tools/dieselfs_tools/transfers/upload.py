@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from dieselfs.chunk.frames import Compression
 from dieselfs.errors import (
     DieselfsError,
     InvalidInput,
@@ -158,7 +159,7 @@ Walk = Callable[[Failed], Iterator[UploadEntry]]
 @dataclass(frozen=True, kw_only=True)
 class UploadOptions:
     """Options of all verbs that upload. `is_forced`: what is stored already is stored again; `patterns`: select;
-    `is_encrypted`: a dataset without files becomes an encrypted one.
+    `is_encrypted`: a dataset without files becomes an encrypted one. `compression`: of new chunks.
     """
 
     is_dry_run: bool
@@ -167,6 +168,7 @@ class UploadOptions:
     is_encrypted: bool = False
     jobs: int = PROCESSES
     chunk_bytes: int = CHUNK_TARGET_BYTES
+    compression: Compression | None = None
 
 
 @dataclass(frozen=True)
@@ -234,6 +236,10 @@ class Upload:
         client, dataset = self.session.client, self.target.made()
         if self.options.is_encrypted:
             client.encrypt(dataset)
+        if self.options.compression is not None and client.cipher(dataset) is not None:
+            raise InvalidInput(
+                f"dl://{dataset.name} is encrypted, and encrypted bytes do not shrink: leave out --compress"
+            )
         upload, run = self._prepared(client, dataset)
         report = upload.report
         try:
@@ -253,9 +259,10 @@ class Upload:
     ) -> tuple[TreeUpload | UploadWorkers, Callable[[], object]]:
         """The upload, and what runs it: in several processes, or only in this one."""
         is_stored, jobs, chunk_bytes = self._stored(), self.options.jobs, self.options.chunk_bytes
+        compression = self.options.compression
 
         def made(progressed: Callable[[], object] = lambda: None, threads: int = 1) -> TreeUpload:
-            return TreeUpload(client, dataset, is_stored, threads, chunk_bytes, progressed)
+            return TreeUpload(client, dataset, is_stored, threads, chunk_bytes, progressed, compression)
 
         if isinstance(self.walk, Divided) and self.is_many and (jobs > 1 or self.is_divided):
             workers = UploadWorkers(self.walk, jobs, made)
@@ -288,6 +295,9 @@ class Upload:
             "failed": report.failed_files,
             "seconds": round(elapsed_s, 3),
         }
+        if report.sent_bytes < report.done_bytes:
+            text += f"; compressed to {output.size(report.sent_bytes)}"
+            fields["compressed_bytes"] = report.sent_bytes
         if deleted:
             text += f"; deleted {count(deleted, 'entry')}"
         if first is not None and report.done_files:
