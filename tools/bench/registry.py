@@ -22,6 +22,7 @@ BENCHMARKS = {
     "cores": "mounts",
     "resilience": "mounts",
     "encryption": "storage",
+    "compression": "storage",
     "rebuild": "storage",
     "copies": "storage",
     "stores": "storage",
