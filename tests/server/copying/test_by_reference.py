@@ -14,18 +14,21 @@ import trio
 
 from dieselfs.chunk.builder import ChunkBuilder
 from dieselfs.chunk.format import PREAMBLE_BYTES, Op, decode_preamble
+from dieselfs.chunk.frames import Frames
 from dieselfs.chunk.ids import ChunkIdSource, chunk_name
 from dieselfs.chunk.source import AttachedSource
 from dieselfs.errors import AccessDenied, Damaged, NotFound
 from dieselfs.rpc.messages import thrift
 from dieselfs.rpc.records import CopyRequest, FsckReport, PurgeReport
 from dieselfs_server.call import Call
-from dieselfs_server.datasets.commit import ChunkWriter, read_header
+from dieselfs_server.datasets.commit import ChunkWriter, read_chunk, read_header
 from dieselfs_server.datasets.referring_copy import is_covered
 from dieselfs_server.leases.lease import live_pins, remove_pin
 from dieselfs_server.maintenance.purge import purge
 from dieselfs_server.metadata.sqlite.store import SqliteMetadata
+from dieselfs_server.reading.executor import open_payload
 from dieselfs_server.store.attached import AttachedStore, Sources
+from dieselfs_server.store.compressed import CompressedStore
 from dieselfs_server.store.memory import MemoryStore
 from tests.support.own_service import TRUSTED, call, own_service, parts_of
 
@@ -388,3 +391,22 @@ def test_a_copy_killed_at_any_step_holds_its_bytes_for_a_day_and_goes_on(tmp_pat
 def test_whether_extents_cover_a_payload(extents: list[tuple[int, int]], is_whole: bool) -> None:
     columns = np.array(extents, np.int64)
     assert is_covered(columns[:, 0], columns[:, 1], 10) == is_whole
+
+
+def test_a_copy_refers_to_a_compressed_chunk_and_reads_plain_bytes(world: World) -> None:
+    text = {b"t/%d" % number: b"line %d\n" % number * 900 for number in range(3)}
+    writer = world.writer("b")
+    writer.compress_as(Frames(np.array([1]), np.array([1]), b"", 3, bytes(32)))
+    for path, content in text.items():
+        writer.builder.add_file(path, content, 0o640, 5)
+    writer.write()
+    world.store = AttachedStore(CompressedStore(world.objects), Sources())
+    world.copy("b", b"t", "c", b"t")
+    ((copied, source),) = world.references("c")
+    assert world.contents("c") == text
+    assert world.stored_bytes("c") < sum(map(len, text.values()))
+    assert open_payload(world.store, world.id("c"), copied, Sources()) is None, (
+        "the file of its source has frames"
+    )
+    whole = read_chunk(world.store, world.id("c"), copied)[2]
+    assert bytes(whole) == bytes(read_chunk(world.store, world.id("b"), source)[2])
