@@ -29,6 +29,7 @@ def main() -> None:
     if given.key and not given.key.is_file():
         raise SystemExit(f"release: {given.key}: no such key")
     os.umask(0o022)
+    os.environ.pop("PYTHONPATH", None)  # what is tried must not import the modules of this checkout
     checkout = Checkout.clean()
     before = given.before or checkout.tag_before()
     with tempfile.TemporaryDirectory() as folder:
