@@ -29,6 +29,7 @@ from dieselfs.rpc.encrypted import cipher_of, keyring, plain_entry, plain_pendin
 from dieselfs.rpc.limit_kinds import QuotaRecord, RateRecord, UsageRecord
 from dieselfs.rpc.members import MEMBERSHIP_LIST_BYTES_MAX, JobId, MembershipList, decode_members
 from dieselfs.rpc.methods import METHODS, READER
+from dieselfs.rpc.mirror_methods import MirrorMethods
 from dieselfs.rpc.payload_files import (
     opened_file,
     opened_files,
@@ -90,7 +91,7 @@ def _snapshot_parts(
     return parts(length) if length else iter(())
 
 
-class ServerClient(ServerConnections):
+class ServerClient(MirrorMethods, ServerConnections):
     """Calls a server, or one of several over the same stores. Every method raises Unavailable, ProtocolError,
     AccessDenied, and the errors in its docstring.
 
@@ -147,9 +148,9 @@ class ServerClient(ServerConnections):
 
     # -- datasets ----------------------------------------------------------------------------------------
 
-    def create_dataset(self, name: str) -> DatasetRecord:
-        """Raises InvalidInput, AlreadyExists."""
-        return _copy(DatasetRecord, self._value("create_dataset", name=name))
+    def create_dataset(self, name: str, dataset_id: bytes = b"") -> DatasetRecord:
+        """`dataset_id`: for a mirror, that of its origin. Raises InvalidInput, AlreadyExists."""
+        return _copy(DatasetRecord, self._value("create_dataset", name=name, dataset_id=dataset_id))
 
     def ensure_dataset(self, name: str) -> DatasetRecord:
         """The dataset, which is created unless it exists. Raises InvalidInput, AccessDenied."""

@@ -222,6 +222,19 @@ struct TagInfo {
   6: required binary digest
 }
 
+/** docs/guide/sites.md. `newest`: generation of the origin when it was last seen; `current_s`: when it was shown last. */
+struct MirrorInfo {
+  1: required string dataset
+  2: required string origin
+  3: required i64 generation
+  4: required i64 updated_ns
+  5: required i64 newest
+  6: required i64 current_s
+  7: required binary digest
+  8: required binary signer
+  9: required binary signature
+}
+
 struct RebuildReport {
   1: required i64 chunks
   2: required i64 entries
@@ -355,7 +368,8 @@ service Peer extends Handshake {
 
 service ChunkServer extends Handshake {
   // -- datasets --
-  DatasetInfo create_dataset(1: string name) throws (1: Refusal refusal)
+  /** `dataset_id`: for a mirror, that of its origin; empty: a new one. */
+  DatasetInfo create_dataset(1: string name, 2: binary dataset_id = "") throws (1: Refusal refusal)
   DatasetInfo get_dataset(1: string name) throws (1: Refusal refusal)
   list<DatasetInfo> list_datasets() throws (1: Refusal refusal)
   /** Names of datasets that have chunks, but no metadata. */
@@ -390,6 +404,15 @@ service ChunkServer extends Handshake {
   /** `with_kept`: also, with empty names, the generations whose snapshots this server has. */
   list<TagInfo> list_tags(1: string dataset, 2: bool with_kept) throws (1: Refusal refusal)
   void delete_tag(1: string dataset, 2: string tag) throws (1: Refusal refusal)
+  /**
+   * Make a dataset without chunks a mirror of `origin`, or note that it is one, and the newest generation that the origin
+   * has.
+   */
+  MirrorInfo keep_mirror(1: string dataset, 2: string origin, 3: i64 generation) throws (1: Refusal refusal)
+  /** Followed by a snapshot of the origin, all of whose chunks are stored: the mirror shows it from now on. */
+  MirrorInfo put_mirror(1: string dataset, 2: i64 bulk_length) throws (1: Refusal refusal)
+  /** The mirrors that the caller may read. */
+  list<MirrorInfo> list_mirrors() throws (1: Refusal refusal)
   /** Protect the chunks of a snapshot from purges for `lease_s`; 0: end the pin. */
   void pin(1: string dataset, 2: string holder, 3: i64 generation, 4: i64 updated_ns, 5: i64 lease_s)
     throws (1: Refusal refusal)

@@ -15,6 +15,7 @@ from dieselfs.limits import (
     COPY_SELECTION_BYTES_MAX,
     INLINE_FILE_BYTES_MAX,
     LISTING_ENTRIES_MAX,
+    MIRROR_SNAPSHOT_BYTES_MAX,
     PEER_ANSWER_BYTES_MAX,
     PEER_CHUNKS_MAX,
     RANGES_PER_REQUEST_MAX,
@@ -29,6 +30,7 @@ from dieselfs.rpc.records import (
     DetachReport,
     FsckReport,
     GroupRecord,
+    MirrorRecord,
     PageLink,
     PinRecord,
     PurgeReport,
@@ -81,6 +83,7 @@ PEER_BULK = Sizes(CALL_BYTES_MAX, PEER_ANSWER_BYTES_MAX, 8_192)
 CHUNK = Sizes(CALL_BYTES_MAX, CHUNK_OBJECT_BYTES_MAX, 8_192)
 FILE = Sizes(CALL_BYTES_MAX + INLINE_FILE_BYTES_MAX, 0, 8_192)
 SELECTION = Sizes(CALL_BYTES_MAX + COPY_SELECTION_BYTES_MAX, 0, 8_192)
+MIRRORED = Sizes(CALL_BYTES_MAX, MIRROR_SNAPSHOT_BYTES_MAX, 8_192)
 STRATA = Sizes(CALL_BYTES_MAX, STRATA_BYTES_MAX, 8_192)
 RANGES = Sizes(CALL_BYTES_MAX + 8 * RANGES_PER_REQUEST_MAX, 0, 8_192)
 EXTENTS = Sizes(CALL_BYTES_MAX + 8 * PEER_CHUNKS_MAX + 8 * RANGES_PER_REQUEST_MAX, 0, 8_192)
@@ -255,6 +258,9 @@ _SERVER = (
     Method("put_tag", TagRecord, WRITE, BUILD, REPEATABLE, ORDINARY, SMALL, START, ("dataset", "tag")),
     Method("list_tags", TagRecord, READ, SHORT, REPEATABLE, ORDINARY, LISTING, LOOKUP, None),
     Method("delete_tag", None, WRITE, SHORT, ONCE, ORDINARY, SMALL, LOOKUP, ("dataset", "tag")),
+    Method("keep_mirror", MirrorRecord, ADMIN, SHORT, REPEATABLE, ORDINARY, SMALL, LOOKUP, None),
+    Method("put_mirror", MirrorRecord, ADMIN, BUILD, REPEATABLE, ORDINARY, MIRRORED, START, ("dataset",)),
+    Method("list_mirrors", MirrorRecord, ANYONE, SHORT, REPEATABLE, ORDINARY, LISTING, TABLE, None),
     Method("pin", None, READ, SHORT, REPEATABLE, RENEWAL, SMALL, STEP, None),
     Method("list_pins", PinRecord, READ, SHORT, REPEATABLE, ORDINARY, LISTING, TABLE, None),
     # -- keys of encrypted datasets --

@@ -180,6 +180,23 @@ class TagRecord(NamedTuple):
     digest: bytes
 
 
+class MirrorRecord(NamedTuple):
+    """A dataset that follows `origin`, a dataset of another store. `generation`: the one that it shows, 0 for none;
+    `newest`: the newest that its origin had when it was last seen; `current_s`: when these were equal last, in seconds
+    since 1970. `signer`, `signature`: of the origin's servers, for the digest of the snapshot.
+    """
+
+    dataset: str
+    origin: str
+    generation: int
+    updated_ns: int
+    newest: int
+    current_s: int
+    digest: bytes
+    signer: bytes
+    signature: bytes
+
+
 class PageLink(NamedTuple):
     """The web page of a server, and a token with which one browser logs in, once, within `expires_s`. `fingerprint`:
     SHA-256 of the certificate that the browser gets; empty without TLS.

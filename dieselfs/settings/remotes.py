@@ -53,4 +53,6 @@ def at_remote(settings: Settings, remote: str, environment: Mapping[str, str] = 
     if not server or (key_file is None and not server.startswith("unix:")):
         raise InvalidInput(f"{where}: {'key_file' if server else 'server'} is missing")
     tls_ca, tls = values.get("tls_ca"), values.get("tls", ON)
-    return replace(settings, server=server, key_file=key_file, tls_ca=tls_ca, tls=tls)
+    # A mirror has the dataset ID of its origin, and other servers sign it: what is kept of one is not of the other.
+    cache = settings.cache / "sites" / remote
+    return replace(settings, cache=cache, server=server, key_file=key_file, tls_ca=tls_ca, tls=tls)

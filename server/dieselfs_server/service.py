@@ -20,6 +20,7 @@ from dieselfs_server.call import Access
 from dieselfs_server.datasets.catalog import Catalog
 from dieselfs_server.datasets.dataset_keys import DatasetKeys
 from dieselfs_server.datasets.dataset_names import DatasetNames
+from dieselfs_server.datasets.mirrors import Mirrors
 from dieselfs_server.datasets.refresh import Refresh
 from dieselfs_server.datasets.snapshots import SnapshotCache
 from dieselfs_server.datasets.tags import TagStore
@@ -28,6 +29,7 @@ from dieselfs_server.handlers.accounts import AccountCalls
 from dieselfs_server.handlers.administration import DatasetCalls, MaintenanceCalls, ServerCalls, WebPage
 from dieselfs_server.handlers.copying import CopyCalls
 from dieselfs_server.handlers.leases import LeaseCalls
+from dieselfs_server.handlers.mirrors import MirrorCalls
 from dieselfs_server.handlers.reading import ReadCalls
 from dieselfs_server.handlers.writing import WriteCalls
 from dieselfs_server.logs import AuditLog, RecentFailures
@@ -102,6 +104,7 @@ class Service:
 
         self.refresh = Refresh(prepare_snapshot)
         self.page = make_page(self)
+        mirrors = Mirrors(store, metadata, tags)
         names_of_datasets, stores, keys = DatasetNames(store), (store, metadata), DatasetKeys(store)
         self.handlers = handlers_of(
             AccountCalls(metadata, users, quotas, self.usages),
@@ -115,7 +118,9 @@ class Service:
                 tags,
                 shared,
                 keys,
+                mirrors,
             ),
+            MirrorCalls(mirrors, metadata, metrics),
             MaintenanceCalls(*stores, ids, sources, snapshots, tags, scratch, room or Room(), quotas, share),
             ServerCalls(
                 *stores,
@@ -129,8 +134,8 @@ class Service:
                 ),
                 self.page,
             ),
-            CopyCalls(*stores, ids, quotas, executor, catalog, snapshots, tags, keys),
+            CopyCalls(*stores, ids, quotas, executor, catalog, snapshots, tags, keys, mirrors),
             LeaseCalls(metadata),
-            ReadCalls(metadata, executor, shared, catalog, snapshots, tags, metrics),
-            WriteCalls(*stores, ids, quotas, self.refresh, metrics, sources, keys, checksums),
+            ReadCalls(metadata, executor, shared, catalog, snapshots, tags, mirrors, metrics),
+            WriteCalls(*stores, ids, quotas, self.refresh, metrics, sources, keys, checksums, mirrors),
         )

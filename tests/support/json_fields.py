@@ -58,6 +58,12 @@ FIELDS: Mapping[str, Field] = {
     "seconds": Field(NUMBER, "Duration, in seconds."),
     # -- names
     "dataset": Field(TEXT, "Name of a dataset, or NAME@TAG."),
+    "follows": Field(TEXT, "The remote, dataset and tag that a mirror follows."),
+    "generations_behind": Field(WHOLE, "Generations of the origin that a mirror does not show yet."),
+    "lag_s": Field(NUMBER, "Seconds since a mirror showed the newest generation of its origin."),
+    "mirrors": Field(WHOLE, "Number of mirrors."),
+    "behind": Field(WHOLE, "Number of mirrors that are further behind than --max-lag."),
+    "signer_pin": Field(TEXT, "Pin of the servers that have signed the snapshot, hexadecimal; empty without one."),
     "target_dataset": Field(TEXT, "Name of the dataset that is copied to."),
     "remote": Field(TEXT, "Name of the site of the source; empty for that of the settings."),
     "target_remote": Field(TEXT, "Name of the site that is copied to; empty for that of the settings."),

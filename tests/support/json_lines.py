@@ -89,6 +89,10 @@ VERB_LINES: Mapping[str, Mapping[str, list[str]]] = {
         "entry": ["*path *source", *_UPLOAD["entry"], _TO_GET],
         "summary": [_COPIED, *_UPLOAD["summary"], _GOT, "dry_run entries bytes skipped"],
     },
+    "mirror": {
+        "mirror": ["dataset follows generation generations_behind lag_s digest signer_pin"],
+        "summary": ["mirrors behind dry_run"],
+    },
     "mv": {"entry": ["*path *source"], "summary": [_COPIED]},
     "rm": {"entry": ["dataset *path"], "summary": ["entries dry_run?"]},
     "du": {"usage": ["dataset *path bytes files"], "summary": ["bytes files"]},

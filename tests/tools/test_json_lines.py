@@ -93,6 +93,7 @@ RUNS: Sequence[tuple[str, int]] = (
     ("tag add D v1", 0),
     ("tag add -n D v2", 0),
     ("tag ls D", 0),
+    ("mirror --status", 0),
     ("diff D@v1 D", 0),
     ("check pets/ dl://D/", EXIT_PARTIAL),
     ("check pets/ dl://D/ --exclude /no*", 0),

@@ -63,17 +63,24 @@ class TagStore:
                 f"dataset {snapshot.dataset} has {TAGS_MAX:,} tags, the limit; remove one: "
                 f"dlcmd tag rm dl://{snapshot.dataset} TAG"
             )
-        by = self._identity.current
-        content = (
-            snapshot.content
-            if snapshot.header.signer == by.public_key
-            else signed(bytes(snapshot.content), by)
-        )
-        content = by.sign(_message(name, snapshot)) + content
+        content = self._content(snapshot, name)
         # One that is there with the same content is this one: the reply of the store was lost.
         if not self._store.create_record(record, content) and self._store.get_record(record) != content:
             raise taken
         return tag_record(name, snapshot.header)
+
+    def replace(self, snapshot: Snapshot, name: str) -> None:
+        """Let a tag name this snapshot from now on; in one step."""
+        record = _record_name(snapshot.header.dataset_id, check_tag_name(name))
+        self._store.put_record(record, self._content(snapshot, name))
+
+    def _content(self, snapshot: Snapshot, name: str) -> bytes:
+        """The record of a tag: its signature, and the snapshot with that of these servers."""
+        by = self._identity.current
+        content = bytes(snapshot.content)
+        if snapshot.header.signer != by.public_key:
+            content = signed(content, by)
+        return by.sign(_message(name, snapshot)) + content
 
     def get(self, dataset: str, dataset_id: bytes, name: str) -> Snapshot:
         """The snapshot that a tag names. Raises NotFound, Damaged."""

@@ -47,6 +47,7 @@ from dieselfs_server.datasets.catalog import Catalog
 from dieselfs_server.datasets.commit import late_record
 from dieselfs_server.datasets.dataset_keys import DatasetKeys
 from dieselfs_server.datasets.dataset_names import DatasetNames
+from dieselfs_server.datasets.mirrors import MIRROR_TAG, Mirrors
 from dieselfs_server.datasets.references import References
 from dieselfs_server.datasets.snapshots import SnapshotCache
 from dieselfs_server.datasets.tags import TagStore
@@ -83,18 +84,31 @@ class DatasetCalls:
     tags: TagStore
     shared: SharedPayloads
     keys: DatasetKeys
+    mirrors: Mirrors
 
     async def create_dataset(self, call: Call) -> DatasetRecord:
         await call.require_right()
+        name, asked_id = call.arguments.name, call.arguments.dataset_id or b""
+        if asked_id:
+            await call.require_admin()
+            await trio.to_thread.run_sync(self._check_id, name, asked_id)
         owner = "" if call.caller.is_trusted else call.caller.name
-        return await trio.to_thread.run_sync(self._create, call.arguments.name, owner)
+        return await trio.to_thread.run_sync(self._create, name, owner, asked_id)
 
-    def _create(self, name: str, owner: str) -> DatasetRecord:
+    def _check_id(self, name: str, dataset_id: bytes) -> None:
+        """Raise InvalidInput for what is no ID, or that of another dataset, also of one that has lost its metadata."""
+        if len(dataset_id) != DATASET_ID_BYTES:
+            raise InvalidInput(f"a dataset ID of {len(dataset_id)} bytes; it must have {DATASET_ID_BYTES}")
+        taken = [other for other, each in self.names.all().items() if each == dataset_id and other != name]
+        if taken or any(record.dataset_id == dataset_id for record in self.metadata.datasets()):
+            raise InvalidInput(f"a dataset with the ID {dataset_id.hex()} is here already")
+
+    def _create(self, name: str, owner: str, asked_id: bytes) -> DatasetRecord:
         """Raises AlreadyExists, and Unavailable if the dataset has lost its metadata. Blocks."""
         if self.catalog.dataset(name) is not None:
             raise AlreadyExists(f"dataset {name!r} exists already")
         # The name first: a crash after it leaves a name without a dataset, which the next call continues.
-        asked_id = secrets.token_bytes(DATASET_ID_BYTES)
+        asked_id = asked_id or secrets.token_bytes(DATASET_ID_BYTES)
         dataset_id = self.names.claim(name, asked_id)
         if dataset_id == asked_id:  # so a crash leaves no dataset without an owner
             self._own(name, dataset_id, owner, is_kept=True)
@@ -115,12 +129,13 @@ class DatasetCalls:
             self.quotas.announce()
 
     async def get_dataset(self, call: Call) -> DatasetRecord:
-        return await call.dataset()
+        return await call.on_dataset(self.mirrors.shown)
 
     async def list_datasets(self, call: Call) -> Sequence[DatasetRecord]:
         datasets = await trio.to_thread.run_sync(self.metadata.datasets)
         rights = await call.rights([dataset.name for dataset in datasets])
-        return [dataset for dataset in datasets if rights[dataset.name] >= Right.READ]
+        readable = [dataset for dataset in datasets if rights[dataset.name] >= Right.READ]
+        return await trio.to_thread.run_sync(self.mirrors.all_shown, readable)
 
     async def list_lost_datasets(self, call: Call) -> Sequence[str]:
         names = await trio.to_thread.run_sync(self.catalog.lost_datasets)
@@ -149,6 +164,7 @@ class DatasetCalls:
         references.drop(dataset.dataset_id, dataset.name, now_s)
         self.snapshots.drop(dataset.dataset_id)
         self.tags.drop(dataset.dataset_id)
+        self.mirrors.drop(dataset.dataset_id)
         self.keys.drop(dataset.dataset_id)
         self.store.delete_record(late_record(dataset.dataset_id))
 
@@ -157,12 +173,16 @@ class DatasetCalls:
 
     async def put_keys(self, call: Call) -> None:
         dataset, arguments = await call.dataset(), call.arguments
+        await trio.to_thread.run_sync(self.mirrors.check_writable, dataset)
         await trio.to_thread.run_sync(self.keys.put, dataset, arguments.content, arguments.known)
 
     async def put_tag(self, call: Call) -> TagRecord:
         dataset = await call.dataset()
         await trio.to_thread.run_sync(self.catalog.check_built, dataset, time.time_ns())
-        snapshot = await self.snapshots.get(dataset, call.arguments.generation)
+        generation = call.arguments.generation
+        snapshot = await trio.to_thread.run_sync(self.mirrors.snapshot, dataset, generation)
+        if snapshot is None:
+            snapshot = await self.snapshots.get(dataset, generation)
         return await trio.to_thread.run_sync(self.tags.add, snapshot, call.arguments.tag)
 
     async def list_tags(self, call: Call) -> Sequence[TagRecord]:
@@ -175,6 +195,9 @@ class DatasetCalls:
 
     async def delete_tag(self, call: Call) -> None:
         dataset_id, arguments = await call.dataset_id(), call.arguments
+        dataset = await call.dataset() if arguments.tag == MIRROR_TAG else None
+        if dataset is not None and await trio.to_thread.run_sync(self.mirrors.is_mirror, dataset):
+            raise InvalidInput(f"the tag {MIRROR_TAG!r} is what the mirror {arguments.dataset} shows")
         await trio.to_thread.run_sync(self.tags.remove, arguments.dataset, dataset_id, arguments.tag)
 
 

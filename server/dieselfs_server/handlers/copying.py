@@ -41,6 +41,7 @@ from dieselfs_server.call import Call
 from dieselfs_server.datasets.catalog import Catalog
 from dieselfs_server.datasets.commit import ChunkWriter
 from dieselfs_server.datasets.dataset_keys import DatasetKeys
+from dieselfs_server.datasets.mirrors import MIRROR_TAG, Mirrors
 from dieselfs_server.datasets.referring_copy import REFERENCES_AT_ONCE, ReferringCopy, Span
 from dieselfs_server.datasets.snapshots import SnapshotCache
 from dieselfs_server.datasets.tags import TagStore
@@ -79,6 +80,7 @@ class CopyCalls:
     snapshots: SnapshotCache
     tags: TagStore
     keys: DatasetKeys
+    mirrors: Mirrors
 
     def __post_init__(self) -> None:
         self._places = trio.Semaphore(COPIES_MAX)
@@ -89,6 +91,10 @@ class CopyCalls:
         request = _request(call)
         source = await call.dataset()
         target = await _target(call, request)
+        if target.dataset_id:
+            await trio.to_thread.run_sync(self.mirrors.check_writable, target)
+        if not request.tag and await trio.to_thread.run_sync(self.mirrors.is_mirror, source):
+            request = request._replace(tag=MIRROR_TAG)
         check_request(request)
         for dataset in (source, target) if target.dataset_id else (source,):
             await trio.to_thread.run_sync(

@@ -30,6 +30,7 @@ from dieselfs.telemetry.registry import Registry
 from dieselfs_server.admission.processor_time import in_thread
 from dieselfs_server.call import Call, Reply
 from dieselfs_server.datasets.catalog import Catalog
+from dieselfs_server.datasets.mirrors import Mirrors, entries_in, entry_at
 from dieselfs_server.datasets.snapshots import SnapshotCache
 from dieselfs_server.datasets.tags import TagStore
 from dieselfs_server.metadata.interface import MetadataStore
@@ -47,6 +48,7 @@ class ReadCalls:
     catalog: Catalog
     snapshots: SnapshotCache
     tags: TagStore
+    mirrors: Mirrors
     metrics: Registry
 
     def __post_init__(self) -> None:
@@ -69,7 +71,8 @@ class ReadCalls:
         else:
             dataset = await call.dataset()
             await in_thread(self.catalog.check_built, dataset, time.time_ns())
-            snapshot = await self.snapshots.get(dataset, arguments.generation)
+            mirrored = await in_thread(self.mirrors.snapshot, dataset, arguments.generation)
+            snapshot = mirrored or await self.snapshots.get(dataset, arguments.generation)
             if not arguments.generation:
                 statement = await in_thread(self.snapshots.stated, snapshot, time.time_ns() // 10**9)
         packed = arguments.bases or b""
@@ -181,8 +184,13 @@ class ReadCalls:
 
     async def _found(self, call: Call) -> tuple[DatasetRecord, FileRecord]:
         """The dataset and the entry that the arguments name, for a caller who may read them. Raises NotFound."""
-        metadata, path = self.metadata, call.arguments.path
-        return await call.on_dataset(lambda dataset: (dataset, _find(metadata, dataset, check_path(path))))
+        path = call.arguments.path
+        return await call.on_dataset(lambda dataset: (dataset, self._find(dataset, check_path(path))))
+
+    def _find(self, dataset: DatasetRecord, path: bytes) -> FileRecord:
+        """The entry at `path`. Blocks. Raises NotFound."""
+        mirrored = self.mirrors.snapshot(dataset)
+        return entry_at(mirrored, path) if mirrored is not None else _find(self.metadata, dataset, path)
 
     async def list_folder(self, call: Call) -> Sequence[RemoteEntry]:
         metadata, arguments = self.metadata, call.arguments
@@ -193,8 +201,10 @@ class ReadCalls:
                 raise InvalidInput(
                     f"a listing of {limit} entries is out of range (1 to {LISTING_ENTRIES_MAX})"
                 )
-            if _find(metadata, dataset, path).op != Op.DIRECTORY:
+            if self._find(dataset, path).op != Op.DIRECTORY:
                 raise InvalidInput(f"dl://{dataset.name}/{printable(path)}: not a folder")
+            if (mirrored := self.mirrors.snapshot(dataset)) is not None:
+                return page_of(entries_in(mirrored, path, after, limit))
             return page_of(metadata.list_folder(dataset.dataset_id, path, after, limit))
 
         return [_remote_entry(record) for record in await call.on_dataset(listing)]

@@ -25,6 +25,7 @@ from dieselfs_server.admission.quotas import QUOTA_WAIT_S, Quotas, RoomAwaited
 from dieselfs_server.call import Call
 from dieselfs_server.datasets.commit import Admission, store_chunk, verified_chunk
 from dieselfs_server.datasets.dataset_keys import DatasetKeys
+from dieselfs_server.datasets.mirrors import Mirrors
 from dieselfs_server.datasets.refresh import Refresh
 from dieselfs_server.metadata.interface import MetadataStore
 from dieselfs_server.reading.kept_checksums import KeptChecksums
@@ -56,6 +57,7 @@ class WriteCalls:
     sources: Sources
     keys: DatasetKeys
     checksums: KeptChecksums
+    mirrors: Mirrors
     last_attached: dict[bytes, tuple[str, bytes]] = field(default_factory=dict)
     """By dataset ID: user and source, for the audit log."""
 
@@ -86,16 +88,23 @@ class WriteCalls:
         self.keys.check(dataset, key_id)
         return dataset
 
+    def _entries_allowed(self, key_id: bytes, dataset: DatasetRecord) -> tuple[DatasetRecord, bool]:
+        """As `_writable`, and whether chunks may have entries: those of a mirror have none."""
+        return self._writable(key_id, dataset), not self.mirrors.is_mirror(dataset)
+
     async def put_chunk(self, call: Call) -> int:
         chunk_id = call.arguments.chunk_id
         if len(chunk_id) != CHUNK_ID_BYTES:
             raise InvalidInput(f"a chunk ID of {len(chunk_id)} bytes; it must have {CHUNK_ID_BYTES}")
-        dataset = await call.on_dataset(partial(self._writable, call.arguments.key_id or b""))
+        key_id = call.arguments.key_id or b""
+        dataset, may_have_entries = await call.on_dataset(partial(self._entries_allowed, key_id))
         name = f"chunk {chunk_name(chunk_id)}"
         preamble = decode_preamble(call.bulk[:PREAMBLE_BYTES], name, chunk_id)
         if preamble.is_attached:
             self._check_attached(call, dataset, preamble, name)
         chunk = await self._verified(call, dataset, chunk_id, call.bulk)
+        if len(chunk[1]) and not may_have_entries:
+            await in_thread(self.mirrors.check_writable, dataset)
         if (source := chunk[1].source) is None:
             return await self._commit(call, dataset, chunk, call.bulk)
         if source.is_chunk:  # of whatever dataset: the rights of its readers are unknown
@@ -173,7 +182,7 @@ class WriteCalls:
         def reserved(dataset: DatasetRecord) -> tuple[DatasetRecord, int]:
             if len(arguments.content) > INLINE_FILE_BYTES_MAX:
                 raise InvalidInput(f"write_file accepts at most {INLINE_FILE_BYTES_MAX} bytes; use put_chunk")
-            self._writable(b"", dataset)
+            self.mirrors.check_writable(self._writable(b"", dataset))
             builder.add_file(arguments.path, arguments.content, arguments.mode, arguments.mtime_ns)
             return dataset, self.metadata.reserve_versions(dataset.dataset_id, 1, time.time_ns())
 

@@ -21,13 +21,16 @@ from dieselfs.errors import AccessDenied, InvalidInput
 from dieselfs.limits import ATTACHED_HEADER_BYTES_MAX
 from dieselfs.telemetry.registry import Registry
 from dieselfs_server.access.accounts import Caller
+from dieselfs_server.access.identity import Identity
 from dieselfs_server.access.users import UserStore
 from dieselfs_server.admission.quotas import Quotas
 from dieselfs_server.call import Access, Call
 from dieselfs_server.datasets.catalog import Catalog
 from dieselfs_server.datasets.commit import verified_chunk
 from dieselfs_server.datasets.dataset_keys import DatasetKeys
+from dieselfs_server.datasets.mirrors import Mirrors
 from dieselfs_server.datasets.refresh import Refresh
+from dieselfs_server.datasets.tags import TagStore
 from dieselfs_server.handlers import writing
 from dieselfs_server.handlers.writing import STORE_WRITES_OF_USER_MAX, WriteCalls
 from dieselfs_server.metadata.sqlite.store import SqliteMetadata
@@ -54,9 +57,9 @@ class Rig:
         metrics = Registry()
         quotas = Quotas(metadata, users, metrics)
         refresh, keys = Refresh(build_nothing), DatasetKeys(self.store)
-        self.calls = WriteCalls(
-            self.store, metadata, IDS, quotas, refresh, metrics, self.sources, keys, KeptChecksums()
-        )
+        mirrors = Mirrors(self.store, metadata, TagStore(self.store, Identity.generate()))
+        parts = IDS, quotas, refresh, metrics, self.sources, keys, KeptChecksums(), mirrors
+        self.calls = WriteCalls(self.store, metadata, *parts)
 
     def call(self, bulk: bytes, user: str = "ann") -> Call:
         arguments = SimpleNamespace(dataset="data", chunk_id=bulk[24:40], bulk_length=len(bulk), key_id=b"")

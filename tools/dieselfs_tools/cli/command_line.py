@@ -65,6 +65,7 @@ GROUPS = {
         "detach": "Remove the files of attached archives.",
         "export": "Write a dataset as EROFS image, tar, WebDataset or LMDB.",
         "cp": "Copy files and folders, also between datasets.",
+        "mirror": "Follow a dataset of another site.",
         "mv": "Move or rename files and folders.",
         "rm": "Delete files and folders.",
         "rb": "Remove a whole dataset.",
@@ -135,6 +136,7 @@ _MODULES = {
     "repack": ("repack",),
     "measure": ("bench", "plan", "chaos"),
     "memory": ("warm", "cache"),
+    "mirror": ("mirror",),
     "mounts": ("mount", "umount", "mounts", "run", "upgrade"),
     "orders": ("shuffle", "which"),
     "prove": ("prove",),
@@ -174,7 +176,7 @@ SYNONYMS = {
 EXIT_OUTPUT_CLOSED = 141
 """The code that a shell reports for a write into a closed pipe."""
 
-_RESUMABLE = {"put", "sync", "get", "import", "cp", "mv", "bisect", "repack"}
+_RESUMABLE = {"put", "sync", "get", "import", "cp", "mv", "mirror", "bisect", "repack"}
 
 _EPILOG = """\b
 Examples:

@@ -68,7 +68,7 @@ class SiteCopies:
         plan = plan_copy(tree, there.snapshot if there is not None else None, request, is_wanted)
         if request.is_dry_run or there is None:
             return planned_report(plan, there.generation if there is not None else 0)
-        with _pinned(data) as renew_pin:
+        with pinned(data) as renew_pin:
             generation = _TreeCopy(plan, data.chunks, there, progressed).run(renew_pin)
         if plan.order.entries:
             there.refresh()
@@ -113,10 +113,10 @@ def _check_folders_above(target: Snapshot, path: bytes) -> None:
 
 
 @contextmanager
-def _pinned(data: Dataset) -> Iterator[Callable[[], None]]:
+def pinned(data: Dataset) -> Iterator[Callable[[], None]]:
     """A purge of the source keeps its chunks, as long as the function is called now and then."""
     header = data.snapshot.header
-    pinned = header.dataset, f"copy from {node_name()} ({token_hex(4)})", header.generation, header.updated_ns
+    named = header.dataset, f"copy from {node_name()} ({token_hex(4)})", header.generation, header.updated_ns
     last_s = float("-inf")
 
     def renew() -> None:
@@ -124,13 +124,13 @@ def _pinned(data: Dataset) -> Iterator[Callable[[], None]]:
         if time.monotonic() - last_s > PIN_INTERVAL_S:
             last_s = time.monotonic()
             with suppress(DieselfsError):  # the lease is longer than several tries
-                data.client.pin(*pinned, PIN_LEASE_S)
+                data.client.pin(*named, PIN_LEASE_S)
 
     try:
         yield renew
     finally:
         with suppress(DieselfsError):  # else it expires
-            data.client.pin(*pinned, 0)
+            data.client.pin(*named, 0)
 
 
 class _TreeCopy:

@@ -1,0 +1,314 @@
+"""Mirrors: datasets that follow a dataset of another store, and that nobody else writes.
+
+A mirror has the name, the ID, the chunk IDs and the payloads of its origin. Its tree is the snapshot of the origin. The
+signature of these servers takes the place of the other one, which the record of the mirror keeps: both sign the same
+digest. The snapshot is the tag `mirror`: its chunks stay, and replacing the tag shows the next generation whole.
+
+Chunks of a mirror have no entries: the metadata store has their records alone. Such a chunk is dead from the beginning,
+and what keeps it is the tag. When a generation no longer needs it, its record is made again, so that the grace time and
+pins count from then. All functions block.
+"""
+
+import json
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, replace
+from threading import Lock
+from typing import Self
+
+from dieselfs.chunk.format import PREAMBLE_BYTES, Op, decode_preamble
+from dieselfs.chunk.ids import chunk_name
+from dieselfs.errors import AccessDenied, Damaged, InvalidInput, NotFound
+from dieselfs.names import printable
+from dieselfs.records import DatasetRecord, Extent, FileRecord
+from dieselfs.rpc.records import MirrorRecord
+from dieselfs.snapshot.freshness import is_older
+from dieselfs.snapshot.reader import Snapshot
+from dieselfs.snapshot.signature import check_snapshot_signature
+from dieselfs_server.datasets.commit import read_header
+from dieselfs_server.datasets.tags import TagStore
+from dieselfs_server.metadata.interface import MetadataStore
+from dieselfs_server.store.interface import ObjectStore
+
+MIRROR_TAG = "mirror"
+LOOK_S = 1.0
+"""How long a process takes what it knows of a mirror for current: other servers may have changed it."""
+SNAPSHOTS_OPEN_MAX = 2
+"""Snapshots of mirrors in memory."""
+
+
+@dataclass(frozen=True, slots=True)
+class _State:
+    """The record of a mirror, as JSON. Times are in seconds since 1970; keys, signatures and digests hexadecimal.
+
+    `generation`: the one that is shown, 0 for none; `newest`: that of the origin, when it was last seen; `current_s`:
+    when these were equal last.
+    """
+
+    origin: str
+    newest: int = 0
+    current_s: int = 0
+    generation: int = 0
+    updated_ns: int = 0
+    files: int = 0
+    total_bytes: int = 0
+    digest: str = ""
+    signer: str = ""
+    signature: str = ""
+
+    def encode(self) -> bytes:
+        return json.dumps(asdict(self)).encode()
+
+    @classmethod
+    def decode(cls, content: bytes, source: str) -> Self:
+        """Raises Damaged."""
+        try:
+            return cls(**json.loads(content))
+        except (ValueError, TypeError):
+            raise Damaged(f"object store: record {source!r} is not that of a mirror") from None
+
+
+class Mirrors:
+    """The mirrors of a store. Thread-safe."""
+
+    def __init__(
+        self,
+        store: ObjectStore,
+        metadata: MetadataStore,
+        tags: TagStore,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._store = store
+        self._metadata = metadata
+        self._tags = tags
+        self._clock = clock
+        self._lock = Lock()  # guards the two below
+        self._known: dict[bytes, tuple[float, _State | None]] = {}
+        self._open: dict[str, Snapshot] = {}  # by digest, the last one at the end
+
+    def _state(self, dataset_id: bytes) -> _State | None:
+        """The state of a mirror, up to LOOK_S old; None for another dataset."""
+        with self._lock:
+            found = self._known.get(dataset_id)
+        if found is not None and self._clock() < found[0]:
+            return found[1]
+        record = _record_name(dataset_id)
+        content = self._store.get_record(record)
+        return self._keep(dataset_id, None if content is None else _State.decode(content, record))
+
+    def _keep(self, dataset_id: bytes, state: _State | None) -> _State | None:
+        with self._lock:
+            self._known[dataset_id] = self._clock() + LOOK_S, state
+        return state
+
+    def _put(self, dataset_id: bytes, state: _State) -> None:
+        self._store.put_record(_record_name(dataset_id), state.encode())
+        self._keep(dataset_id, state)
+
+    def _state_of(self, dataset: DatasetRecord) -> _State | None:
+        """As `_state`; one with files of its own costs no request."""
+        return None if dataset.files else self._state(dataset.dataset_id)
+
+    def check_writable(self, dataset: DatasetRecord) -> None:
+        """Raise AccessDenied for a mirror."""
+        if (state := self._state_of(dataset)) is not None:
+            raise AccessDenied(
+                f"dl://{dataset.name} is a mirror of {state.origin}: write there; for a dataset of your own, copy it: "
+                f"dlcmd cp -r dl://{dataset.name} dl://NAME"
+            )
+
+    def is_mirror(self, dataset: DatasetRecord) -> bool:
+        return self._state_of(dataset) is not None
+
+    def shown(self, dataset: DatasetRecord) -> DatasetRecord:
+        """The record of a dataset; of a mirror, with the generation and the totals that it shows."""
+        state = self._state_of(dataset)
+        if state is None or not state.generation:
+            return dataset
+        return dataset._replace(
+            generation=state.generation,
+            updated_ns=state.updated_ns,
+            files=state.files,
+            total_bytes=state.total_bytes,
+        )
+
+    def all_shown(self, datasets: list[DatasetRecord]) -> list[DatasetRecord]:
+        """As `shown`, of many."""
+        found = set(self._store.list_records("mirror-"))
+        return [self.shown(each) if _record_name(each.dataset_id) in found else each for each in datasets]
+
+    def snapshot(self, dataset: DatasetRecord, generation: int = 0) -> Snapshot | None:
+        """The snapshot that a mirror shows; None for another dataset, or before its first generation. Raises NotFound
+        for another generation than 0, the newest, and that of the snapshot; Damaged.
+        """
+        state = self._state_of(dataset)
+        if state is None or not state.generation:
+            return None
+        with self._lock:
+            found = self._open.get(state.digest)
+        if found is None:
+            found = self._tags.get(dataset.name, dataset.dataset_id, MIRROR_TAG)
+            with self._lock:
+                self._open[found.digest.hex()] = found
+                while len(self._open) > SNAPSHOTS_OPEN_MAX:
+                    self._open.pop(next(iter(self._open)))
+        if generation not in (0, found.generation):
+            raise NotFound(
+                f"generation {generation} of mirror {dataset.name} is not kept; the newest is {found.generation}"
+            )
+        return found
+
+    def records(self, datasets: list[DatasetRecord]) -> list[MirrorRecord]:
+        """Those of these datasets that are mirrors. Raises Damaged."""
+        found = set(self._store.list_records("mirror-"))
+        states = (
+            (dataset, self._state(dataset.dataset_id))
+            for dataset in datasets
+            if _record_name(dataset.dataset_id) in found
+        )
+        return [_record_of(dataset.name, state) for dataset, state in states if state is not None]
+
+    def note_seen(self, dataset: DatasetRecord, origin: str, newest: int, now_s: int) -> MirrorRecord:
+        """Make a dataset without chunks a mirror; or note the newest generation that its origin has.
+
+        Raises InvalidInput for a dataset with other content, or with another origin.
+        """
+        state = self._state(dataset.dataset_id)
+        if state is None:
+            if dataset.chunks or dataset.files or not origin.isprintable():
+                raise InvalidInput(
+                    f"dl://{dataset.name} has content of its own, so it cannot become a mirror"
+                )
+            state = _State(origin, current_s=now_s)
+        if state.origin != origin:
+            raise InvalidInput(f"dl://{dataset.name} is a mirror of {state.origin}, not of {origin}")
+        is_current = newest == state.generation
+        state = replace(state, newest=newest, current_s=now_s if is_current else state.current_s)
+        self._put(dataset.dataset_id, state)
+        return _record_of(dataset.name, state)
+
+    def show(self, dataset: DatasetRecord, content: bytes | bytearray, now_ns: int) -> MirrorRecord:
+        """Show the generation of a snapshot from the origin, all of whose chunks are stored here.
+
+        Raises Damaged for a wrong snapshot, InvalidInput if it is older than the one that is shown, of another signer,
+        or if chunks are missing.
+        """
+        dataset_id = dataset.dataset_id
+        state, source = self._state(dataset_id), f"snapshot of {dataset.name} from its origin"
+        if state is None:
+            raise InvalidInput(f"dl://{dataset.name} is not a mirror")
+        snapshot = Snapshot(bytes(content), source)
+        snapshot.verify()
+        header = snapshot.header
+        if (header.dataset, header.dataset_id, header.is_encrypted) != (dataset.name, dataset_id, False):
+            raise Damaged(f"{source}: it is of another dataset, or not as its servers have signed it")
+        check_snapshot_signature(header, source)
+        if state.signer not in ("", header.signer.hex()):
+            raise InvalidInput(
+                f"{source}: signed by other servers than those before; if these have a new identity, drop the mirror "
+                "and begin it again"
+            )
+        if state.generation and is_older(header, state):
+            raise InvalidInput(
+                f"{source}: generation {header.generation} is older than {state.generation}, shown here"
+            )
+        before = self.snapshot(dataset)
+        old, new = _chunks_of(before) if before is not None else {}, _chunks_of(snapshot)
+        for chunk_id, stated in new.items():
+            if old.get(chunk_id) != stated:
+                self._check_chunk(dataset_id, chunk_id, stated)
+        for chunk_id in old.keys() - new.keys():
+            self._die_now(dataset_id, chunk_id, now_ns)
+        self._tags.replace(snapshot, MIRROR_TAG)
+        state = replace(
+            state,
+            newest=max(state.newest, header.generation),
+            generation=header.generation,
+            updated_ns=header.updated_ns,
+            files=header.files,
+            total_bytes=header.total_bytes,
+            digest=header.digest.hex(),
+            signer=header.signer.hex(),
+            signature=header.signature.hex(),
+        )
+        if state.newest == state.generation:
+            state = replace(state, current_s=now_ns // 10**9)
+        self._put(dataset_id, state)
+        return _record_of(dataset.name, state)
+
+    def _check_chunk(self, dataset_id: bytes, chunk_id: bytes, stated: tuple[bytes, int]) -> None:
+        name = f"chunk {chunk_name(chunk_id)}"
+        try:
+            stored = self._store.get_range(dataset_id, chunk_id, 0, PREAMBLE_BYTES)
+        except NotFound:
+            raise InvalidInput(
+                f"{name} is missing: store all chunks of a generation before it is shown"
+            ) from None
+        preamble = decode_preamble(stored, name, chunk_id)
+        if (preamble.payload_digest, preamble.payload_length) != stated:
+            raise Damaged(f"{name} has other bytes than at the origin")
+
+    def _die_now(self, dataset_id: bytes, chunk_id: bytes, now_ns: int) -> None:
+        """Let a chunk without entries be dead from now on. After a crash in between, it is applied again at a start."""
+        try:
+            chunk = read_header(self._store, dataset_id, chunk_id)
+        except (NotFound, Damaged):  # `dlcmd fsck` reports it
+            return
+        self._metadata.forget_chunk(dataset_id, chunk_id)
+        self._metadata.apply(dataset_id, *chunk, now_ns)
+
+    def drop(self, dataset_id: bytes) -> None:
+        """Forget a mirror; no error for another dataset."""
+        self._store.delete_record(_record_name(dataset_id))
+        self._keep(dataset_id, None)
+
+
+def _record_name(dataset_id: bytes) -> str:
+    return f"mirror-{dataset_id.hex()}"
+
+
+def _record_of(name: str, state: _State) -> MirrorRecord:
+    digests = (bytes.fromhex(text) for text in (state.digest, state.signer, state.signature))
+    return MirrorRecord(
+        name, state.origin, state.generation, state.updated_ns, state.newest, state.current_s, *digests
+    )
+
+
+def _chunks_of(snapshot: Snapshot) -> dict[bytes, tuple[bytes, int]]:
+    """Digest and length of the payload of each chunk, by ID."""
+    return {
+        snapshot.chunk_id(chunk): (snapshot.chunk_digest(chunk), snapshot.chunk_payload_length(chunk))
+        for chunk in range(snapshot.chunk_count)
+    }
+
+
+def entry_at(snapshot: Snapshot, path: bytes) -> FileRecord:
+    """The entry at a path of a mirror. Raises NotFound."""
+    if (node := snapshot.find(path)) < 0:
+        raise NotFound(f"dl://{snapshot.dataset}/{printable(path)}: no such file or folder")
+    return _entry(snapshot, node)
+
+
+def entries_in(snapshot: Snapshot, path: bytes, after: bytes, limit: int) -> list[FileRecord]:
+    """Up to `limit` entries of a folder whose names sort behind `after`. Raises NotFound, InvalidInput."""
+    nodes = [node for node in snapshot.children(snapshot.require_folder(path)) if snapshot.name(node) > after]
+    return [_entry(snapshot, node) for node in nodes[:limit]]
+
+
+def _entry(snapshot: Snapshot, node: int) -> FileRecord:
+    found, path = snapshot.stat(node), snapshot.path(node)
+    op = Op.DIRECTORY if found.is_folder else Op.SYMLINK if found.is_link else Op.FILE
+    extents = snapshot.extents(node) if found.is_file else []
+    return FileRecord(
+        path,
+        op,
+        found.mode & 0o7777,
+        found.mtime_ns,
+        found.size if found.is_file else 0,
+        0,
+        snapshot.target(node) if found.is_link else b"",
+        tuple(
+            Extent(each.place, snapshot.chunk_id(each.chunk), each.offset, each.length, each.digest)
+            for each in extents
+        ),
+    )

@@ -1,0 +1,51 @@
+"""Handlers for mirrors: datasets that follow one of another store."""
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import trio
+
+from dieselfs.rpc.records import MirrorRecord
+from dieselfs.telemetry.registry import Registry
+from dieselfs_server.access.accounts import Right
+from dieselfs_server.call import Call
+from dieselfs_server.datasets.mirrors import Mirrors
+from dieselfs_server.metadata.interface import MetadataStore
+
+
+@dataclass(eq=False)
+class MirrorCalls:
+    mirrors: Mirrors
+    metadata: MetadataStore
+    metrics: Registry
+
+    def __post_init__(self) -> None:
+        self._current_s: dict[str, int] = {}  # when each mirror had the newest generation last
+        self.metrics.gauge(
+            "mirrors.lag_s",
+            "Seconds since a mirror had the newest generation of its origin, of the mirror that is furthest behind, "
+            "among those that report to this process.",
+            lambda: max((time.time() - seen_s for seen_s in self._current_s.values()), default=None),
+        )
+
+    async def keep_mirror(self, call: Call) -> MirrorRecord:
+        dataset, asked = await call.dataset(), call.arguments
+        seen = dataset, asked.origin, asked.generation, int(time.time())
+        return self._noted(await trio.to_thread.run_sync(self.mirrors.note_seen, *seen))
+
+    async def put_mirror(self, call: Call) -> MirrorRecord:
+        dataset = await call.dataset()
+        return self._noted(
+            await trio.to_thread.run_sync(self.mirrors.show, dataset, call.bulk, time.time_ns())
+        )
+
+    def _noted(self, found: MirrorRecord) -> MirrorRecord:
+        self._current_s[found.dataset] = found.current_s
+        return found
+
+    async def list_mirrors(self, call: Call) -> Sequence[MirrorRecord]:
+        datasets = await trio.to_thread.run_sync(self.metadata.datasets)
+        rights = await call.rights([dataset.name for dataset in datasets])
+        readable = [dataset for dataset in datasets if rights[dataset.name] >= Right.READ]
+        return await trio.to_thread.run_sync(self.mirrors.records, readable)

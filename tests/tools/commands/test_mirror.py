@@ -1,0 +1,164 @@
+"""dlcmd mirror: a dataset of another site, shown whole, signed by that site, and read while that is away."""
+
+import os
+import shutil
+import signal
+from collections.abc import Iterator
+from contextlib import closing
+
+import pytest
+
+from dieselfs.chunk.builder import ChunkBuilder, SealedChunk
+from dieselfs.dataset import Dataset
+from dieselfs.errors import (
+    EXIT_NOT_FOUND,
+    EXIT_PARTIAL,
+    EXIT_REFUSED,
+    EXIT_UNAVAILABLE,
+    EXIT_USAGE,
+    AccessDenied,
+    Damaged,
+    InvalidInput,
+    NotFound,
+)
+from dieselfs.net.auth import read_key_file
+from dieselfs.rpc.client import ServerClient
+from dieselfs.settings import Settings
+from tests.support.dlcmd import TIMEOUT_S, Dlcmd, wait_until
+from tests.support.server import RunningServer
+
+PUT_CHUNK = "dieselfs.rpc.client:ServerClient.put_chunk"
+
+
+class Origin:
+    """A dataset `name` at a server that is the remote `site1` of `dlcmd`."""
+
+    def __init__(self, dlcmd: Dlcmd, server: RunningServer, name: str) -> None:
+        self.server, self.name, self.place = server, name, f"dl://site1:{name}"
+        self.dlcmd = Dlcmd(dlcmd.folder / "home", dlcmd.folder, {"DIESELFS_SERVER": server.unix})
+        self.folder, self.config = dlcmd.folder / "tree", dlcmd.folder / ".config/dieselfs/config.toml"
+        for number in range(6):
+            place = self.folder / f"class {number % 2}" / f"{number}.bin"
+            place.parent.mkdir(parents=True, exist_ok=True)
+            place.write_bytes(os.urandom(700_000))
+        (self.folder / "latest").symlink_to("class 0/0.bin")
+        self.sync()
+        self.key_file = server.user(name[-50:].strip("-"), **{name: "read"})
+        self.config.parent.mkdir(parents=True)
+        self.connect(server.tcp)
+
+    def connect(self, address: str) -> None:
+        self.config.write_text(f'[remotes.site1]\nserver = "{address}"\nkey_file = "{self.key_file}"\n')
+
+    def sync(self) -> None:
+        self.dlcmd("sync", "-qy", "--delete", "--chunk-size", "1M", "tree/", f"dl://{self.name}/")
+
+
+@pytest.fixture
+def origin(dlcmd: Dlcmd, server: RunningServer, dataset: str) -> Iterator[Origin]:
+    yield Origin(dlcmd, server, dataset)
+    dlcmd.forked(["rb", "-y", dataset])
+
+
+def digest(dlcmd: Dlcmd, place: str) -> str:
+    return str(dlcmd("verify", "--json", place).objects[0]["digest"])
+
+
+def test_a_mirror_shows_one_whole_generation_after_the_other(dlcmd: Dlcmd, origin: Origin) -> None:
+    here = f"dl://{origin.name}"
+    once = ("mirror", "--once", "--json", origin.place)
+    assert dlcmd("mirror", "-n", "--json", origin.place).summary["dry_run"] is True
+    dlcmd("ls", here, exit_code=EXIT_NOT_FOUND)
+    (first,) = dlcmd(*once).objects
+    assert bytes.fromhex(first["signer_pin"]) in read_key_file(str(origin.key_file)).pins
+    before = digest(dlcmd, here)
+    assert before == digest(dlcmd, "tree")
+    assert dlcmd("ls", "-lR", here).lines == dlcmd("ls", "-lR", f"{origin.place}/").lines
+    assert dlcmd("cat", f"{here}/class 0/0.bin").stdout == (origin.folder / "class 0/0.bin").read_bytes()
+
+    for name in ("class 0", "class 1"):  # so that chunks die
+        shutil.rmtree(origin.folder / name)
+    for number in range(6, 10):
+        (origin.folder / f"{number}.bin").write_bytes(os.urandom(700_000))
+    origin.sync()
+    killed = dlcmd.struck(signal.SIGKILL, 0, PUT_CHUNK, 1, *once)
+    assert killed.returncode == -signal.SIGKILL
+    assert digest(dlcmd, here) == before
+    (behind,) = dlcmd("mirror", "--status", "--json", here).objects
+    assert behind["generation"] == first["generation"] and behind["generations_behind"] > 0
+    settings = Settings.load(home=dlcmd.home, environment=dlcmd.environment())
+    with closing(Dataset(settings, origin.name)) as reader:  # stays at its generation
+        header = reader.snapshot.header
+        reader.client.pin(origin.name, "reader", header.generation, header.updated_ns, 600)
+        follower = dlcmd.start("mirror", "-q", "--every", "100ms", origin.place)
+        try:
+            wait_until(lambda: reader.client.dataset(origin.name).generation > header.generation)
+        finally:
+            follower.terminate()
+            assert follower.wait(TIMEOUT_S) == 128 + signal.SIGTERM
+        (shown,) = dlcmd("mirror", "--status", "--json", here).objects
+        assert shown["generations_behind"] == 0
+        assert digest(dlcmd, here) == digest(dlcmd, "tree") != before
+
+        assert dlcmd("purge", "--json", "--grace", "0s", here).summary["removed_chunks"] == 0
+        assert len(reader.get("class 0/0.bin")) == 700_000
+        reader.client.pin(origin.name, "reader", header.generation, header.updated_ns, 0)
+    assert dlcmd("purge", "--json", "--grace", "0s", here).summary["removed_chunks"] > 0
+    assert "clean" in dlcmd("fsck", "--deep", here).text
+    origin.connect("unix:/nowhere")  # the site is away
+    dlcmd(*once, exit_code=EXIT_UNAVAILABLE)
+    assert digest(dlcmd, here) == digest(dlcmd, "tree")
+    late = dlcmd("mirror", "--status", "--max-lag", "1ms", here, exit_code=EXIT_PARTIAL)
+    assert "is behind for longer than" in late.stderr
+
+
+def test_nobody_else_writes_a_mirror(dlcmd: Dlcmd, origin: Origin) -> None:
+    here = f"dl://{origin.name}"
+    dlcmd("mirror", "--once", origin.place)
+    (dlcmd.folder / "own").write_bytes(b"1")
+    for words in (
+        ["put", "own", f"{here}/"],
+        ["rm", f"{here}/latest"],
+        ["cp", f"{here}/latest", f"{here}/x"],
+    ):
+        assert "is a mirror of site1:" in dlcmd(*words, exit_code=EXIT_REFUSED).stderr
+    assert "what the mirror" in dlcmd("tag", "rm", here, "mirror", exit_code=EXIT_USAGE).stderr
+    own = f"{origin.name[-60:].strip('-')}-own"
+    dlcmd("cp", "-r", here, f"dl://{own}")
+    assert digest(dlcmd, f"dl://{own}") == digest(dlcmd, "tree")
+    dlcmd("tag", "add", here, "v1")
+    assert digest(dlcmd, f"{here}@v1") == digest(dlcmd, "tree")
+
+
+def test_what_a_hostile_site_sends_is_refused(dlcmd: Dlcmd, origin: Origin) -> None:
+    with closing(Dataset(origin.server.settings(), origin.name)) as data:
+        record, snapshot = data.record(), data.snapshot
+        content, payload = bytearray(snapshot.content), bytes(data.chunks.fetch_chunk(0))
+    settings = Settings.load(home=dlcmd.home, environment=dlcmd.environment())
+    name, chunk_id = origin.name, snapshot.chunk_id(0)
+    with closing(ServerClient(settings)) as here:
+        here.create_dataset(name, record.dataset_id)
+        with pytest.raises(InvalidInput, match="is here already"):
+            here.create_dataset(f"{name}2"[-60:].strip("-"), record.dataset_id)
+        with pytest.raises(InvalidInput, match="is not a mirror"):
+            here.put_mirror(name, content)
+        here.keep_mirror(name, "site1:x", 1)
+        with pytest.raises(InvalidInput, match="is a mirror of site1:x"):
+            here.keep_mirror(name, "site2:x", 1)
+        with pytest.raises(InvalidInput, match="is missing"):
+            here.put_mirror(name, content)
+        builder = ChunkBuilder()
+        builder.add_file(b"f", b"1", 0o644, 0)
+        with pytest.raises(AccessDenied, match="is a mirror"):
+            here.put_chunk(name, bytes(chunk_id), builder.seal().encode(chunk_id, name, record.dataset_id, 1))
+        other = SealedChunk((), b"", bytes(len(payload)))
+        here.put_chunk(name, chunk_id, other.encode(chunk_id, name, record.dataset_id, 1))
+        with pytest.raises(Damaged, match="has other bytes"):
+            here.put_mirror(name, content)
+        for at in (200, len(content) - 1):
+            wrong = bytearray(content)
+            wrong[at] ^= 1
+            with pytest.raises(Damaged):
+                here.put_mirror(name, wrong)
+        with pytest.raises(NotFound):
+            here.stat(name, b"latest")  # nothing is shown yet
