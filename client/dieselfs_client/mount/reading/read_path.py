@@ -377,12 +377,17 @@ class ReadPath:
         chunk, length = part.extent.chunk, part.extent.length
         payload_bytes = self.core.snapshot.chunk_payload_length(chunk)
         if self._is_small(part) and chunk not in self._chunk_cache.damaged and not self._comes_whole(chunk):
-            recent, share = self._recent_blocks, EVICTED_WHOLE_SHARE
+            recent, share, wanted_bytes = self._recent_blocks, EVICTED_WHOLE_SHARE, part.length
             if self._ahead.stays(chunk):
-                recent, share = self._recent_staying, WHOLE_SHARE
+                # What the kernel asks for around a page of a mapping says little about what the program needs.
+                recent, share, wanted_bytes = (
+                    self._recent_staying,
+                    WHOLE_SHARE,
+                    min(part.length, WINDOW_BYTES),
+                )
             elif self._ahead.has_room(chunk):
                 share = WHOLE_SHARE
-            if not recent.is_worth_whole(chunk, part.length, payload_bytes, share=share):
+            if not recent.is_worth_whole(chunk, wanted_bytes, payload_bytes, share=share):
                 return Wanted.BLOCKS
         is_whole = (
             self._ahead.keeps(chunk)

@@ -365,6 +365,19 @@ def test_small_reads_fetch_windows_and_later_the_chunk_if_the_dataset_fits() -> 
     assert source.fetched_chunks == [0], "the third window would be a quarter of it"
 
 
+def test_what_the_kernel_reads_around_a_page_does_not_bring_the_chunk_at_once() -> None:
+    whole = random.Random(1).randbytes(LARGE_BYTES)
+    packed = pack_entries([TreeEntry(b"large", 0o100644, 0, whole)], chunk_bytes=LARGE_BYTES)
+
+    async def scenario(reads: ReadPath, source: MemoryChunkSource) -> None:
+        assert await read(reads, MIB, MIB) == whole[MIB : 2 * MIB]
+        assert not source.fetched_chunks
+        await read(reads, MIB // 2, MIB // 4)
+
+    source = run(packed, scenario, kept_chunks=2 * ROOM_FOR_ALL)
+    assert source.fetched_chunks == [0] and source.fetched_blocks
+
+
 def test_a_small_read_at_the_start_of_a_file_fetches_its_chunk_if_the_dataset_fits(
     large: PackedDataset,
 ) -> None:
