@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing, suppress
 from dataclasses import replace
+from pathlib import Path
 from typing import NamedTuple
 
 from dieselfs.chunk.builder import SealedChunk
@@ -25,7 +26,7 @@ from dieselfs.transfer.sender import ChunkSender
 from dieselfs.transfer.upload import Failed, TreeUpload
 from dieselfs.transfer.writer import DEFAULT_FOLDER_MODE, DatasetWriter
 from dieselfs.units import count
-from dieselfs_client.mount.points.mount_table import MOUNTINFO, mount_at, parse_mountinfo
+from dieselfs_client.mount.points.mount_table import mount_at, parse_mountinfo
 from dieselfs_client.mount.points.mounting import unmount
 from dieselfs_client.mount.points.options import MountOptions
 from dieselfs_client.supervision.status import supervision_of
@@ -281,10 +282,23 @@ def _one(folder: WriteFolder, client: ServerClient, base: Base | None) -> Outcom
 # -- the life of a write folder ----------------------------------------------------------------------------
 
 
-def user_of(folder: WriteFolder) -> str:
-    """The mount point of the mount that writes there; empty if there is none."""
-    mounts = parse_mountinfo(MOUNTINFO.read_bytes())
+def user_of(folder: WriteFolder, process: str = "self") -> str:
+    """The mount point of the mount that writes there, as a process sees it; empty if there is none. Raises OSError."""
+    mounts = parse_mountinfo(Path("/proc", process, "mountinfo").read_bytes())
     return next((one.mountpoint for one in mounts if one.write_folder == str(folder.folder)), "")
+
+
+def writer_of(folder: WriteFolder) -> str:
+    """As `user_of`, in any mount namespace (`dlcmd run` makes one); also of a detached mount whose files are open."""
+    seen = set[str]()
+    for process in filter(str.isdigit, os.listdir("/proc")):
+        with suppress(OSError):  # it has just ended, or belongs to another user
+            namespace = os.readlink(f"/proc/{process}/ns/mnt")
+            if namespace not in seen and (user := user_of(folder, process)):
+                return user
+            seen.add(namespace)
+    place = folder.load()[0].mountpoint if folder.exists else ""
+    return place if place and supervision_of(place) is not None else ""
 
 
 def sync(place: str) -> Outcome:
@@ -300,7 +314,7 @@ def sync(place: str) -> Outcome:
         raise MountError(
             f"{place}: neither a mount that can be written (dlcmd mount --write) nor what one has kept"
         )
-    return store(folder) if user_of(folder) else finish(folder, f"what is in {place}")
+    return store(folder) if writer_of(folder) else finish(folder, f"what is in {place}")
 
 
 def prepare(dataset: str, place: str, options: MountOptions) -> MountOptions:
@@ -322,6 +336,8 @@ def prepare(dataset: str, place: str, options: MountOptions) -> MountOptions:
             f"{place}: files of the mount before are open still, and process {before.supervisor} serves them: end the "
             "programs that have them open"
         )
+    if writer := writer_of(folder):
+        raise MountError(f"{folder.folder}: {writer} writes there; give another --write-folder")
     try:
         if folder.exists:
             finish(folder, f"what was written at {place} before")

@@ -4,6 +4,7 @@ import errno
 import os
 import shutil
 import socket
+import subprocess
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import count
@@ -21,6 +22,7 @@ from dieselfs_client.mount.points.options import MountOptions
 from dieselfs_client.writing.rounds import sync
 from lab.mount_processes import kill_all
 from tests.client.conftest import needs_root
+from tests.support.dlcmd import wait_until
 from tests.support.server import RunningServer, running_server
 from tests.support.small_disk import small_disk
 
@@ -131,6 +133,27 @@ def test_what_was_written_before_a_crash_is_stored_by_the_next_mount(
     control.mount(f"{name}/run", mountpoint, writing)
     assert (mountpoint / "checkpoint").read_bytes() == LARGE
     control.unmount(mountpoint)
+
+
+def test_a_write_folder_stays_while_a_mount_elsewhere_uses_it(
+    data: Dataset, writing: MountOptions, mountpoint: Path, tmp_path: Path
+) -> None:
+    """The mount is only in another mount namespace, as those of `dlcmd run`."""
+    used = replace(writing, write_folder=str(tmp_path / "written"))
+    control.mount(f"{data.name}/exp1", mountpoint, used)
+    with subprocess.Popen(
+        ["unshare", "--mount", "--propagation", "private", "cat"], stdin=subprocess.PIPE
+    ) as other:
+        wait_until(lambda: os.readlink(f"/proc/{other.pid}/ns/mnt") != os.readlink("/proc/self/ns/mnt"))
+        (mountpoint / "new").write_bytes(b"new")
+        subprocess.run(["umount", "--lazy", mountpoint], check=True)
+        sync(str(tmp_path / "written"))
+        assert stored(data)["new"] == b"new"
+        assert (tmp_path / "written/upper/new").exists()
+        (elsewhere := tmp_path / "elsewhere").mkdir()
+        with pytest.raises(MountError, match="writes there"):
+            control.mount(f"{data.name}/exp2", elsewhere, used)
+        other.communicate()
 
 
 def test_the_daemon_stores_at_the_interval(data: Dataset, writing: MountOptions, mountpoint: Path) -> None:
