@@ -76,7 +76,8 @@ def write_no_core_files() -> None:
 
 def give_up_capabilities(is_written: bool = False) -> None:
     """As root: keep the right to mount, and to read what the modes of files forbid, as files of a mount with `uid`.
-    `is_written`: also to give files of users their owners and modes, as overlayfs does with the rights of who mounts.
+    `is_written`: also to give files of users their owners and modes, as overlayfs does with the rights of the process
+    that mounts.
 
     Nothing happens where the kernel refuses: then a service manager or a container has fewer rights left than these.
     """

@@ -56,7 +56,7 @@ DICTIONARY_FRAME_BYTES_MAX = 16 * KIB
 DICTIONARY_PAYLOAD_BYTES_MIN = 16 * DICTIONARY_BYTES
 """Nor does a chunk with less."""
 SAMPLED_EVERY = 4
-"""One of so many files trains the dictionary: all of 4 MiB take 5 times as long, and barely shrink more."""
+"""One file in this number trains the dictionary: all of 4 MiB take 5 times as long, and barely shrink more."""
 _WINDOW_BYTES_MAX = 8 * MIB
 _SEGMENT, _MATCH = 64, 8
 """Parameters of the training (COVER); without them, zstd tries many."""

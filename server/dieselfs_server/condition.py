@@ -230,10 +230,10 @@ def maintenance(store: ObjectStore, now_s: float) -> CheckRecord:
 
 def _maintenance(last_s: Mapping[str, int], now_s: float) -> CheckRecord:
     text = ", ".join(
-        f"last {kind} {format_duration(max(now_s - last_s[kind], 0))} ago"
+        f"last {job} {format_duration(max(now_s - last_s[kind], 0))} ago"
         if kind in last_s
-        else f"no {kind} yet"
-        for kind in history.KINDS
+        else f"no {job} yet"
+        for kind, job in history.KINDS.items()
     )
     copied_s = last_s.get(history.BACKUP, now_s)
     if now_s - copied_s > BACKUP_AGE_MAX_S:

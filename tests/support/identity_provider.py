@@ -66,8 +66,8 @@ class _Issued(TokenMixin):
 
 @dataclass
 class IdentityProvider:
-    """`person`: the claims of who enters the next code; None refuses it. `pending`: questions before that. `refreshes`:
-    the tokens of refresh that count. `is_away`: it answers nothing but errors.
+    """`person`: the claims of the user that enters the next code; None refuses it. `pending`: questions before that.
+    `refreshes`: the tokens of refresh that count. `is_away`: it answers nothing but errors.
     """
 
     issuer: str = ""

@@ -145,7 +145,8 @@ class Volumes:
                 control.mount(SCHEME + location, target, options, timeout_s)
             except BaseException:
                 if not was_there:
-                    self._remove(target)
+                    with suppress(MountError):  # the error before says what is wrong
+                        self._remove(target)
                 raise
         _log.info("published %s at %s", location, target)
 

@@ -1,7 +1,7 @@
 """Stores what programs have written through a mount: one *round* after another. This module calls the server.
 
-A round is the same work whoever does it: the daemon of the mount at each interval, `dlcmd sync`, `dlcmd umount`, or the
-next mount after a crash. It can be killed at any moment, and the next one does the rest: an upload is repeated, and
+The daemon of the mount does a round at each interval; `dlcmd sync`, `dlcmd umount`, and the next mount after a crash do
+the same. It can be killed at any moment, and the next one does the rest: an upload is repeated, and
 what is stored twice counts once. What a round cannot store stays in the write folder.
 """
 

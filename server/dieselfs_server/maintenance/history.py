@@ -11,7 +11,9 @@ from dieselfs.errors import DieselfsError
 from dieselfs_server.store.interface import ObjectStore
 
 HISTORY_RECORD = "maintenance-history"
-BACKUP, PURGE, FSCK = KINDS = "backup", "purge", "fsck"
+BACKUP, PURGE, FSCK = "backup", "purge", "fsck"
+KINDS = {BACKUP: "backup", PURGE: "purge of a dataset", FSCK: "fsck of a dataset"}
+"""With what each is called."""
 _TIME_S_MAX = 1 << 40
 
 log = logging.getLogger(__name__)

@@ -102,6 +102,11 @@ def test_bytes_that_are_not_those_of_the_files_are_refused(
 def test_places_that_cannot_be(dlcmd: Dlcmd, site: RunningServer, dataset: str) -> None:
     there = f"dl://site1:{dataset}"
     assert "dlcmd cp" in dlcmd("mv", f"{there}/none", f"dl://{dataset}/none", exit_code=EXIT_USAGE).stderr
+    dlcmd("put", "tree/class 0/0.bin", f"dl://{dataset}-own/0.bin")
+    both = f"{there}/class 0/0.bin", f"dl://{dataset}-own/0.bin"
+    two = dlcmd("cp", *both, f"dl://{dataset}-new/", exit_code=EXIT_USAGE)
+    assert "at different sites" in two.stderr
+    dlcmd("info", f"dl://{dataset}-new", exit_code=EXIT_NOT_FOUND)
     assert "no remote 'site2'" in dlcmd("ls", "dl://site2:pets", exit_code=EXIT_NOT_FOUND).stderr
     assert "leave out --server" in dlcmd("ls", "--server", "unix:/x", there, exit_code=EXIT_USAGE).stderr
     dlcmd("cp", "-r", "dl://away:pets", "dl://pets", exit_code=EXIT_UNAVAILABLE)

@@ -86,11 +86,11 @@ def run_copy(
     """Copy or move; returns the exit code. All sources are looked up before anything is changed."""
     started_s = time.monotonic()
     requests = _requests(session, sources, destination, options)
-    if not options.is_dry_run:
-        _make_dataset(session.at(destination.remote), destination.dataset)
     sites = sources[0].remote, destination.remote
     if len({source.remote for source in sources}) > 1:
         raise InvalidInput("the sources are at different sites: copy from one after the other")
+    if not options.is_dry_run:
+        _make_dataset(session.at(destination.remote), destination.dataset)
     digests: list[tuple[bytes, str]] = []
     copies = _Copies(_way(session, sites, digests))
     with shown(session.output, session.verb, copies.reading):
