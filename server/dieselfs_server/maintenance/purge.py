@@ -69,14 +69,14 @@ def purge(
     if not is_dry_run:
         proceed = proceed or Proceed()
         proceed.expect(len(expired))
-        erased = list[bytes]()
+        erased = set[bytes]()
 
         def forget(chunk_id: bytes) -> None:
             metadata.forget_chunk(dataset.dataset_id, chunk_id)
-            erased.append(chunk_id)
+            erased.add(chunk_id)
 
         references.erase(dataset.dataset_id, list(lengths), now_s, forget, proceed)
-        expired = [chunk for chunk in expired if chunk.chunk_id in set(erased)]
+        expired = [chunk for chunk in expired if chunk.chunk_id in erased]
         references.erase_remains(now_s)
         try:
             _rewrite(store, metadata, dataset, now_ns, holed, proceed, admitted)
