@@ -102,6 +102,13 @@ class DatasetCalls:
         taken = [other for other, each in self.names.all().items() if each == dataset_id and other != name]
         if taken or any(record.dataset_id == dataset_id for record in self.metadata.datasets()):
             raise InvalidInput(f"a dataset with the ID {dataset_id.hex()} is here already")
+        if (
+            dataset_id in References(self.store).remains()
+        ):  # a purge would take its chunks for those that are left
+            raise InvalidInput(
+                f"copies still use chunks of a removed dataset with the ID {dataset_id.hex()}: "
+                "delete these copies, then run 'dlcmd purge' on their datasets"
+            )
 
     def _create(self, name: str, owner: str, asked_id: bytes) -> DatasetRecord:
         """Raises AlreadyExists, and Unavailable if the dataset has lost its metadata. Blocks."""

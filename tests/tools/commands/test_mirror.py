@@ -57,7 +57,7 @@ class Origin:
 @pytest.fixture
 def origin(dlcmd: Dlcmd, server: RunningServer, dataset: str) -> Iterator[Origin]:
     yield Origin(dlcmd, server, dataset)
-    dlcmd.forked(["rb", "-y", dataset])
+    dlcmd.forked(["rb", "-y", "--with-tags", dataset])
 
 
 def digest(dlcmd: Dlcmd, place: str) -> str:
@@ -110,6 +110,21 @@ def test_a_mirror_shows_one_whole_generation_after_the_other(dlcmd: Dlcmd, origi
     assert digest(dlcmd, here) == digest(dlcmd, "tree")
     late = dlcmd("mirror", "--status", "--max-lag", "1ms", here, exit_code=EXIT_PARTIAL)
     assert "is behind for longer than" in late.stderr
+
+
+def test_a_mirror_does_not_begin_again_while_copies_use_its_chunks(dlcmd: Dlcmd, origin: Origin) -> None:
+    (origin.folder / "large.bin").write_bytes(content := os.urandom(3_000_000))
+    origin.sync()
+    here, copy = f"dl://{origin.name}", f"dl://{origin.name}-copy"
+    dlcmd("mirror", "--once", origin.place)
+    dlcmd("cp", "-r", here, copy)
+    dlcmd("rb", "-y", "--with-tags", origin.name)
+    refused = dlcmd("mirror", "--once", origin.place, exit_code=EXIT_USAGE)
+    assert "copies still use chunks" in refused.stderr and refused.stderr.count("\n") == 1
+    assert dlcmd("cat", f"{copy}/large.bin").stdout == content
+    dlcmd("rb", "-y", f"{origin.name}-copy")
+    dlcmd("mirror", "--once", origin.place)
+    assert dlcmd("cat", f"{here}/large.bin").stdout == content
 
 
 def test_nobody_else_writes_a_mirror(dlcmd: Dlcmd, origin: Origin) -> None:
