@@ -1,5 +1,5 @@
-"""The process that decodes a table, or evaluates an expression over it: `python -m dieselfs.selection.evaluation`. This
-module reads standard input, and changes its own process.
+"""The process that decodes a table, or evaluates an expression over it: `python -m dieselfs.selection.evaluation`.
+This module waits for standard input, and changes and ends its own process.
 
 DuckDB sees one table in memory, and neither files nor the network. Only an expression of values and columns is
 evaluated: no query, and no function with another result each time. Strings of an expression are no memory that DuckDB
@@ -14,6 +14,7 @@ bounds, and one function call is not interrupted: so the process has limits, and
 """
 
 import json
+import os
 import sys
 from collections.abc import Iterator
 from typing import Any
@@ -21,7 +22,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from dieselfs.errors import Damaged, InvalidInput
+from dieselfs.errors import EXIT_OK, Damaged, InvalidInput
 from dieselfs.process import sandbox
 from dieselfs.selection.file_columns import PATH, FileColumns, name_fault
 
@@ -213,3 +214,4 @@ def _send(table: Any) -> None:
 
 if __name__ == "__main__":
     main()
+    os._exit(EXIT_OK)  # an orderly exit destroys threads of Arrow that still begin, which aborts the process

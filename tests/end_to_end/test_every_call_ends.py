@@ -24,6 +24,7 @@ from dieselfs.records import DatasetRecord
 from dieselfs.rpc.client import ServerClient
 from dieselfs.rpc.limit_kinds import QuotaRecord, RateRecord
 from dieselfs.rpc.members import JobId
+from dieselfs.rpc.mirror_methods import MirrorMethods
 from dieselfs.rpc.records import CopyRequest
 from dieselfs.settings import Settings
 from dieselfs.shuffle.plan import Plan
@@ -210,7 +211,8 @@ def _in_threads(calls: dict[str, Callable[[], object]]) -> dict[str, object]:
 
 def test_every_method_ends_with_an_error(tmp_path: Path) -> None:
     """All troubles at the same time, because each takes its timeouts."""
-    methods = {name for name in vars(ServerClient) if not name.startswith("_")}
+    named = {**vars(MirrorMethods), **vars(ServerClient)}
+    methods = {name for name in named if not name.startswith("_")}
     assert methods == set(METHODS)
     calls: dict[str, Callable[[], object]] = {}
     with contextlib.ExitStack() as stack:

@@ -134,6 +134,8 @@ class Mirrors:
 
     def all_shown(self, datasets: list[DatasetRecord]) -> list[DatasetRecord]:
         """As `shown`, of many."""
+        if all(each.files for each in datasets):  # then none is a mirror, and the store need not be asked
+            return datasets
         found = set(self._store.list_records("mirror-"))
         return [self.shown(each) if _record_name(each.dataset_id) in found else each for each in datasets]
 
