@@ -243,10 +243,7 @@ class MaintenanceCalls:
             raise InvalidInput(f"grace time of {grace_s} s is out of range (0 to {GRACE_S_MAX - 1})")
         asked = time.time_ns(), grace_s, is_dry_run, self.room.for_purge
         work = purging.purge, dataset, self.tags, *asked
-        report = await self._run(call, dataset.dataset_id, f"purge of {dataset.name}", *work)
-        if not is_dry_run:
-            await trio.to_thread.run_sync(history.note, self.store, history.PURGE, time.time())
-        return report
+        return await self._run(call, dataset.dataset_id, f"purge of {dataset.name}", *work)
 
     async def list_attached(self, call: Call) -> Sequence[AttachedRecord]:
         dataset = await call.dataset()  # it names files of the server
