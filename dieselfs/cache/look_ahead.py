@@ -116,7 +116,7 @@ class LookAhead:
         self._coming: dict[int, _Batch] = {}  # by chunk: files of it will be in `_contents`
         self._taken: deque[int] = deque()  # bytes that readers took, and that are not counted yet
         self._waiting_bytes = 0
-        self._last = (0, 0)  # the order of the last files that were read, and its next number
+        self._last: tuple[Share | None, int] = (None, 0)  # whose files were read last, and its next number
 
     def after_fork(self) -> None:
         self._reset()
@@ -197,8 +197,8 @@ class LookAhead:
         share, first, end = paths.share, paths.first, paths.first + len(paths)
         if share is None or first == end:
             return
-        follows, self._last = self._last == (id(share), first), (id(share), end)
-        if follows:
+        (last, follows_at), self._last = self._last, (share, end)
+        if last is share and follows_at == first:
             self.follow(share, int(share.positions(first, first + 1)[0]), is_reader=True)
 
     def take(self, nodes: list[int]) -> list[bytes] | None:

@@ -10,7 +10,7 @@ import pytest
 from dieselfs.cache.look_ahead import LookAhead
 from dieselfs.errors import Unavailable
 from dieselfs.shuffle.listed import ListedPlan
-from dieselfs.shuffle.plan import Plan, Share
+from dieselfs.shuffle.plan import Plan, Share, ShuffledPaths
 from dieselfs.shuffle.spec import PlanSpec
 from dieselfs.sources.interface import Arrival, Wanted
 from dieselfs.telemetry.registry import Registry
@@ -264,6 +264,16 @@ def test_slices_that_follow_each_other_are_followed(rig: Rig) -> None:
     assert not [each for each in threading.enumerate() if each.name == "dieselfs-look-ahead"]
     rig.look_ahead.will_read(paths[6 * BATCH : 7 * BATCH])
     rig.chunks.wait(lambda: len(rig.chunks.held) > 0)
+
+
+def test_slices_of_orders_that_are_gone_are_not_followed(rig: Rig) -> None:
+    """An order gets the address of the last one, which nobody keeps."""
+    for first in range(0, 20 * BATCH, BATCH):
+        share = rig.share(world=1)
+        nodes = share.nodes(first, first + BATCH)
+        rig.look_ahead.will_read(ShuffledPaths(rig.packed.snapshot, nodes, 1, share, first))
+        del share
+    assert not [each for each in threading.enumerate() if each.name == "dieselfs-look-ahead"]
 
 
 def test_paths_are_the_same_along_a_plan(rig: Rig) -> None:
