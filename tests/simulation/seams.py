@@ -23,9 +23,12 @@ EPOCH_S = 1_800_000_000
 _source = random.Random(0)
 """Random numbers of the product: keys, names, pauses."""
 PROCESS_ID = 1000
+_DISK = os.statvfs_result((4096, 4096, *[1 << 22] * 3, *[1 << 20] * 3, 0, 255))
+"""Each file system: 16 GiB, and empty. Servers refuse chunks when that of the machine is full."""
 
 real_monotonic, _real_time, _real_time_ns = time.monotonic, time.time, time.time_ns
 _real_sleep, _real_urandom, real_thread_time = time.sleep, os.urandom, time.thread_time
+_real_statvfs = os.statvfs
 
 
 def _is_simulated() -> bool:
@@ -58,6 +61,10 @@ def _urandom(size: int) -> bytes:
     return _source.randbytes(size) if _is_simulated() else _real_urandom(size)
 
 
+def _statvfs(path: Any) -> os.statvfs_result:
+    return _DISK if _is_simulated() else _real_statvfs(path)
+
+
 class _Random(random.Random):
     """Without a seed, it gets one from the seed of the run."""
 
@@ -76,7 +83,7 @@ def install() -> None:
         (time, {"monotonic": _monotonic, "perf_counter": _monotonic, "time": _time, "time_ns": _time_ns}),
         (time, {"sleep": _sleep}),
         (time, {"thread_time": lambda: 0.0 if _is_simulated() else real_thread_time()}),
-        (os, {"urandom": _urandom, "getpid": _getpid}),
+        (os, {"urandom": _urandom, "getpid": _getpid, "statvfs": _statvfs}),
         (random, {"_urandom": _urandom, "Random": _Random}),
         (uuid, {"getnode": lambda: 0x0242AC110002}),
         (

@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -14,11 +15,13 @@ SEEDS_PER_TEST, SECONDS_PER_TEST = 25, 10
 """Many more run with `make simulate`."""
 
 
-def simulated(*arguments: str) -> subprocess.CompletedProcess[str]:
+def simulated(
+    *arguments: str, program: Sequence[str] = ("-m", "tests.simulation")
+) -> subprocess.CompletedProcess[str]:
     """What the simulator prints, in a process of its own: it replaces threads and clocks."""
     environment = os.environ | {"PYTHONPATH": ":".join(map(str, (ROOT, *(ROOT / p for p in _ROOTS))))}
     return subprocess.run(
-        [sys.executable, "-m", "tests.simulation", *arguments],
+        [sys.executable, *program, *arguments],
         cwd=ROOT,
         env=environment,
         capture_output=True,
@@ -29,6 +32,14 @@ def simulated(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 _ROOTS = ("server", "client", "tools")
+
+_ON_A_FULL_DISK = """
+import os, runpy
+full = os.statvfs_result((4096, 4096, 1 << 22, 0, 0, 1 << 20, 1 << 20, 1 << 20, 0, 255))
+os.statvfs = lambda path: full
+heap = [bytes(size) for size in range(500) for _ in range(size % 7)]
+runpy.run_module("tests.simulation", run_name="__main__")
+"""
 
 
 @pytest.mark.parametrize("first", [1, 10_001])
@@ -47,10 +58,13 @@ def test_a_known_fault_of_a_job_is_found() -> None:
     assert result.returncode == 0, result.stdout + result.stderr
 
 
-def test_a_seed_has_the_same_trace_in_each_process_and_after_other_seeds() -> None:
+def test_a_seed_has_the_same_trace_on_each_machine_and_after_other_seeds(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     alone = simulated("run", "7").stdout.splitlines()[-1]
-    again = simulated("run", "7").stdout.splitlines()[-1]
     after = simulated("seeds", "6", "2", "--digests").stdout.splitlines()[1]
+    monkeypatch.setenv("PYTHONHASHSEED", "0")  # else the process is replaced, and what it has changed is lost
+    again = simulated("run", "7", program=("-c", _ON_A_FULL_DISK)).stdout.splitlines()[-1]
     assert alone == again
     assert after.split()[-1] in alone
 
