@@ -1,8 +1,11 @@
 """What must hold of tags, leases, quotas and attached files, given what clients were told. No I/O."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from dieselfs.chunk.source import AttachedSource
+from dieselfs.errors import DieselfsError
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +30,8 @@ class Holdings:
     """The living members of the job of leases, by node."""
     lists: dict[int, set[bytes]] = field(default_factory=dict)
     """Incarnations in each list of members, by its version."""
+    joining: dict[bytes, str] = field(default_factory=dict)
+    """The nodes of incarnations whose first join is under way: they may be in lists already."""
     uncertain: set[bytes] = field(default_factory=set)
     """Incarnations that have sent a first join without a reply: it may count at any time."""
 
@@ -39,6 +44,18 @@ class Holdings:
         if known[:2] == (generation, updated_ns) and digest in (b"", self.tags[name][2]):
             return None
         return f"tag {name} names generation {known[0]}, and then {generation}"
+
+    @contextmanager
+    def first_join(self, incarnation: bytes, node: str) -> Iterator[None]:
+        """Around the first join of a member, until its reply or its error."""
+        self.joining[incarnation] = node
+        try:
+            yield
+        except DieselfsError:
+            self.uncertain.add(incarnation)
+            raise
+        finally:
+            del self.joining[incarnation]
 
     def joined(self, node: str, held: Held, lease_s: float, is_first: bool) -> str | None:
         """A member was admitted, or has renewed its lease; what is wrong with that."""
@@ -60,12 +77,15 @@ class Holdings:
 
     def missing(self, listed: set[bytes], sent_s: float, answered_s: float, lease_s: float) -> list[str]:
         """Nodes whose leases last, and which are not in a list that was asked for and came at these times."""
+        # Servers admit a new master before it has its reply: it takes the place of the living one at once.
+        replaced = {node for incarnation, node in self.joining.items() if incarnation in listed}
         return [
             node
             for node, held in sorted(self.members.items())
             if held.answered_s < sent_s
             and answered_s < held.sent_s + lease_s
             and held.incarnation not in listed
+            and node not in replaced
             and not self.uncertain
         ]
 

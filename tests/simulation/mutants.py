@@ -206,6 +206,7 @@ NEEDS: dict[str, set[str]] = {
     "pins-ignored": {"pin", "close clocks"},
     "holds-ignored": {"usage", "close clocks"},
     "leases-short": {"lease"},
+    "member-lost": {"lease"},
     "old-versions": {"lease", "redis restarts"},
     "maintenance-shared": {"two servers", "second maintenance"},
     "dropped-but-kept": {"drop"},

@@ -50,6 +50,19 @@ def _old_versions(right: Any) -> Any:
     return with_member
 
 
+def _losing(right: Any) -> Any:
+    """A new master that takes the place of a living one."""
+
+    def with_member(head: Any, leases: Any, request: Any, now_ns: int) -> Any:
+        after, admitted = right(head, leases, request, now_ns)
+        others = sorted(admitted.keys() - {request.node})
+        if others and request.node in leases and not request.known_version:
+            del admitted[others[0]]
+        return after, admitted
+
+    return with_member
+
+
 def _in_place(_: Any) -> Any:
     def fill_copy(self: Any) -> bool:
         self.metadata.drop_dataset(self.dataset_id)
@@ -161,6 +174,12 @@ OLD_FAULTS: dict[str, tuple[str, Any, str, Callable[[Any], Any]]] = {
         lease,
         "with_member",
         _old_versions,
+    ),
+    "member-lost": (
+        "where a new master takes the place of another, the list of the job loses a living node",
+        lease,
+        "with_member",
+        _losing,
     ),
     "maintenance-shared": (
         "two jobs maintain a dataset at once",

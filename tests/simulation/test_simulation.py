@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from dieselfs.errors import Unavailable
+from tests.simulation.holdings import Held, Holdings
 from tests.simulation.oracle import Oracle
 
 ROOT = Path(__file__).parents[2]
@@ -74,6 +76,24 @@ def test_a_known_fault_is_found_and_the_command_that_repeats_it_printed() -> Non
     command = result.stdout.splitlines()[-1]
     assert result.returncode == 0, result.stdout + result.stderr
     assert "python -m tests.simulation run" in command
+
+
+class TestHoldings:
+    def test_a_living_master_is_in_each_list_until_a_new_one_of_its_node_is(self) -> None:
+        holdings = Holdings()
+        holdings.joined("n1", Held(b"old", 0.0, 0.1), 10.0, True)
+        with holdings.first_join(b"new", "n1"), holdings.first_join(b"other", "n2"):
+            assert holdings.missing({b"old"}, 1.0, 1.1, 10.0) == []
+            assert holdings.missing({b"new"}, 1.0, 1.1, 10.0) == []
+            assert holdings.missing({b"other"}, 1.0, 1.1, 10.0) == ["n1"]
+        assert holdings.missing({b"new"}, 1.0, 1.1, 10.0) == ["n1"], "its join was answered, and not noted"
+
+    def test_a_first_join_without_a_reply_may_count_at_any_time(self) -> None:
+        holdings = Holdings()
+        holdings.joined("n1", Held(b"old", 0.0, 0.1), 10.0, True)
+        with pytest.raises(Unavailable), holdings.first_join(b"new", "n1"):
+            raise Unavailable("no answer in time")
+        assert holdings.missing({b"new"}, 1.0, 1.1, 10.0) == []
 
 
 class TestOracle:

@@ -2,7 +2,7 @@
 
 import hashlib
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from functools import partial
 
@@ -165,12 +165,8 @@ class _Membership:
         client, sent_s, is_first = cluster.client(self.step.actor), now_s(), not self.version
         sealed = SECRET.seal(self.member, JOB_ID)
         call = partial(client.join_job, JOB_ID, SECRET.fingerprint(), sealed, self.version)
-        try:
+        with holdings.first_join(self.incarnation, self.node) if is_first else nullcontext():
             answer = cluster.bounded("join_job", call)
-        except DieselfsError:
-            if is_first:
-                holdings.uncertain.add(self.incarnation)
-            raise
         before, self.version = self.version, answer.version
         listed = {SECRET.open(one, JOB_ID).incarnation for one in answer.members or ()}
         if listed and (self.version < before or holdings.lists.setdefault(self.version, listed) != listed):
