@@ -405,9 +405,10 @@ class App:
         viewer, name = await self._viewer(request), request.path_params["name"]
         if not viewer.may_see(name):
             raise _no_dataset(name)
-        path, first_bytes = _path(request), _number(request, "first", 0)
+        path, first = _path(request), _number(request, "first", 0)
         record = await self._read(lambda: self._facts.entry(name, path))
-        return await self._contents.file(viewer.caller, _address(request), name, record, first_bytes)
+        asked = request.headers if request.method == "GET" else {}
+        return await self._contents.file(viewer.caller, _address(request), name, record, asked, first)
 
     async def usage(self, request: Request) -> dict[str, Any]:
         viewer, search = await self._viewer(request), request.query_params.get("search", "")[:200]

@@ -1,14 +1,16 @@
 """What a dataset contains, for the page: folders, and the bytes of files, read by calls as a client makes them.
 
-Nothing of it can run. A browser gets a few kinds of pictures and sound by their own types. All else is plain text, or
-is saved. No answer is sniffed, and each one is a document without an origin, scripts or requests (`CONFINED`).
+Nothing of it can run. A browser gets a few kinds of pictures, sound and video by their own types. All else is plain
+text, or is saved. No answer is sniffed, and each one is a document without an origin, scripts or requests (`CONFINED`).
 """
 
+import re
 import struct
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from functools import partial
+from hashlib import blake2b
 from mmap import mmap
 from pathlib import PurePosixPath
 from typing import Any
@@ -34,7 +36,7 @@ Ask = Callable[..., AbstractAsyncContextManager[Reply]]
 ENTRIES_SHOWN = 60
 """Of a folder at a time, so a page has no more pictures."""
 FILE_BYTES_MAX = 32 * MIB
-"""A larger file is not sent to a browser."""
+"""In one answer. A larger file is sent to a browser in the ranges that it asks for."""
 TEXT_BYTES_MAX = 64 * KIB
 SNAPSHOTS_KEPT = 4
 """Mapped, so they take little memory."""
@@ -52,12 +54,16 @@ _SUFFIXES = {
     "audio/flac": (".flac",),
     "audio/mp4": (".m4a",),
     "audio/ogg": (".ogg", ".oga", ".opus"),
+    "video/mp4": (".mp4", ".m4v"),
+    "video/webm": (".webm",),
 }
 MEDIA = {suffix: kind for kind, suffixes in _SUFFIXES.items() for suffix in suffixes}
 """The types that are shown, by the suffix of a name. SVG and HTML can have scripts: they are text."""
 
 _HIDDEN = CONTROL_FOLDER.encode()
 """In the root of a dataset; as in other listings."""
+
+_RANGE = re.compile(r"bytes=([0-9]{0,18})-([0-9]{0,18})")
 
 CONFINED = "default-src 'none'; sandbox"
 """A second policy, besides that of the page; a browser keeps to both."""
@@ -143,31 +149,79 @@ class Contents:
         }
 
     async def file(
-        self, caller: Caller, address: str, dataset: str, record: FileRecord, first_bytes: int
+        self,
+        caller: Caller,
+        address: str,
+        dataset: str,
+        record: FileRecord,
+        asked: Mapping[str, str],
+        first: int,
     ) -> Response:
-        """A file, or its first bytes as text (0: all). Raises InvalidInput for one that is not shown."""
-        name = split_path(record.path)[1]
+        """A file, the range that the headers `asked` name, or as text its `first` bytes (0: all). Raises InvalidInput
+        for one that is not shown.
+        """
+        name, size = split_path(record.path)[1], record.size
         location = f"dl://{dataset}/{printable(record.path)}"
-        if record.op != Op.FILE or first_bytes > TEXT_BYTES_MAX:
+        if record.op != Op.FILE or first > TEXT_BYTES_MAX:
             raise InvalidInput(f"{location}: not a file, or more than {TEXT_BYTES_MAX} bytes of text")
-        if not first_bytes and record.size > FILE_BYTES_MAX:
+        kind, tag = "" if first else media_type(printable(name)), f'"{_digest(record)}"'
+        part = (
+            None if first or asked.get("if-range", tag) != tag else asked_range(asked.get("range", ""), size)
+        )
+        begin, end = part or (0, min(first, size) if first else size)
+        if part and begin == end:
+            return JSONResponse(
+                {"error": f"{location} has {size} bytes"}, 416, {"content-range": f"bytes */{size}"}
+            )
+        if part:
+            end = min(end, begin + FILE_BYTES_MAX)
+        elif end > FILE_BYTES_MAX:
             raise InvalidInput(f"{location}: too large for the page; use dlcmd get {location}")
 
         def ask(extent: Extent) -> AbstractAsyncContextManager[Reply]:
-            length = min(extent.length, end - extent.place)
-            packed = struct.pack("<2I", extent.offset, length)
+            skipped = max(begin - extent.place, 0)
+            length = min(extent.length, end - extent.place) - skipped
+            packed = struct.pack("<2I", extent.offset + skipped, length)
             named = {"dataset": dataset, "chunk_id": extent.chunk_id, "ranges": packed}
             return self._ask(caller, address, "get_ranges", **named)
 
-        end = min(first_bytes, record.size) if first_bytes else record.size
-        parts = [partial(ask, extent) for extent in record.extents if extent.place < end]
-        kind = "" if first_bytes else media_type(printable(name))
+        parts = [
+            partial(ask, extent)
+            for extent in record.extents
+            if extent.place < end and begin < extent.place + extent.length
+        ]
         headers = {
             "content-type": kind or "text/plain; charset=utf-8",
             "content-security-policy": CONFINED,
             "content-disposition": f"{'inline' if kind else 'attachment'}; filename*=UTF-8''{quote(name, safe='')}",
         }
-        return _Parts(parts, end, headers)
+        if not first:
+            headers |= {"accept-ranges": "bytes", "etag": tag}
+        if part:
+            headers["content-range"] = f"bytes {begin}-{end - 1}/{size}"
+        return _Parts(parts, end - begin, headers, 206 if part else 200)
+
+
+def asked_range(header: str, size: int) -> tuple[int, int] | None:
+    """Where the one range begins and ends that a header `Range` asks for, of a file of `size` bytes; both are equal if
+    the file has nothing of it. None: no range, or several, so the answer is the whole file.
+    """
+    found = _RANGE.fullmatch(header)
+    first, last = found.groups() if found else ("", "")
+    if not first:
+        return (size - min(int(last), size), size) if last else None
+    if last and int(last) < int(first):
+        return None
+    begin = min(int(first), size)
+    return begin, min(int(last) + 1, size) if last else size
+
+
+def _digest(record: FileRecord) -> str:
+    """Of the content of a file, in hexadecimal: of the digests of its extents."""
+    found = blake2b(digest_size=16)
+    for extent in record.extents:
+        found.update(struct.pack("<2Q", extent.place, extent.length) + extent.digest)
+    return found.hexdigest()
 
 
 class _Parts(Response):
@@ -178,13 +232,14 @@ class _Parts(Response):
         parts: Sequence[Callable[[], AbstractAsyncContextManager[Reply]]],
         length: int,
         headers: dict[str, str],
+        status: int,
     ) -> None:
-        super().__init__(headers=headers)
+        super().__init__(status_code=status, headers=headers)
         self.headers["content-length"] = str(length)
         self._parts = parts
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        start = {"type": "http.response.start", "status": 200, "headers": self.raw_headers}
+        start = {"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers}
         has_begun = False
         try:
             for part in self._parts if scope["method"] != "HEAD" else ():

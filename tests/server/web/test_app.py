@@ -17,6 +17,7 @@ from dieselfs.names import COLUMNS_PATH
 from dieselfs.net import auth
 from dieselfs.rpc.client import ServerClient
 from dieselfs.rpc.limit_kinds import QuotaRecord, RateRecord
+from dieselfs_server.web.contents import FILE_BYTES_MAX
 from dieselfs_server.web.guard import HEADERS
 from dieselfs_server.web.logins import TRIES_PER_ADDRESS
 from dieselfs_server.web.views import READERS_MAX
@@ -323,6 +324,51 @@ def test_files_are_confined(user: Browser) -> None:
         assert answer.headers["x-content-type-options"] == "nosniff"
     first = user.get("/data/open?path=a/long.png&first=4")
     assert (first.content, first.headers["content-type"]) == (b"pngp", "text/plain; charset=utf-8")
+
+
+def test_ranges_of_a_file(server: RunningServer, user: Browser) -> None:
+    content = bytes(range(251)) * 40_000  # of several chunks
+    with Dataset(server.settings(), "open") as data:
+        data.put("films/one.mp4", content)
+        data.flush()
+        data.put("films/large.mp4", bytes(FILE_BYTES_MAX) + b"end")
+        data.flush()
+    path, size = "/data/open?path=films/one.mp4", len(content)
+    whole = user.get(path)
+    tag = whole.headers["etag"]
+    assert (whole.status_code, whole.content, whole.headers["accept-ranges"]) == (200, content, "bytes")
+    for asked, begin, end in (
+        ("bytes=0-3", 0, 4),
+        ("bytes=4000000-9000000", 4_000_000, 9_000_001),
+        ("bytes=10039990-", 10_039_990, size),
+        ("bytes=-7", size - 7, size),
+        ("bytes=5-99999999999", 5, size),
+    ):
+        for headers in ({"range": asked}, {"range": asked, "if-range": tag}):
+            part = user.get(path, headers=headers)
+            assert (part.status_code, part.content) == (206, content[begin:end])
+            assert part.headers["content-range"] == f"bytes {begin}-{end - 1}/{size}"
+            assert (part.headers["content-type"], part.headers["etag"]) == ("video/mp4", tag)
+    for asked in ("bytes=10040000-", "bytes=-0"):
+        beyond = user.get(path, headers={"range": asked})
+        assert (beyond.status_code, beyond.headers["content-range"]) == (416, f"bytes */{size}")
+    for headers in (
+        {"range": "bytes=0-1,4-5"},
+        {"range": "rows=0-1"},
+        {"range": "bytes=0-1", "if-range": '"x"'},
+    ):
+        assert user.get(path, headers=headers).status_code == 200
+    assert user.head(path, headers={"range": "bytes=0-1"}).status_code == 200
+    large = "/data/open?path=films/large.mp4"
+    assert user.get(large).status_code == 400
+    first = user.get(large, headers={"range": "bytes=0-"})
+    assert (first.status_code, len(first.content)) == (206, FILE_BYTES_MAX)
+    assert user.get(large, headers={"range": f"bytes={FILE_BYTES_MAX}-"}).content == b"end"
+    closed = user.get("/data/closed?path=a/long.png", headers={"range": "bytes=0-1"})
+    assert closed.status_code == 404
+    with Dataset(server.settings(), "open") as data:
+        data.put("films/one.mp4", content[::-1])
+    assert user.get(path, headers={"range": "bytes=0-1", "if-range": tag}).content == content[::-1]
 
 
 @pytest.mark.parametrize("host", ["evil.example.org", "storage-1.evil.org:7071", ""])

@@ -1,4 +1,4 @@
-// The files of a dataset: folders, pictures, sound, and the beginning of text. The browser decodes; nothing is run.
+// The files of a dataset: folders, pictures, sound, video, and the beginning of text. The browser decodes; nothing is run.
 
 import { get } from "./api.js";
 import { fill, h, panel, say, table } from "./dom.js";
@@ -108,8 +108,8 @@ export async function filesPanels(dataset, query, signal) {
   const look = async (entry) => {
     const address = dataAddress(dataset, entry.path);
     const save = h("a", { href: address, download: entry.name }, "Save the file");
-    const shown = entry.kind === "audio"
-      ? h("audio", { controls: true, src: address, preload: "metadata", "aria-label": entry.name })
+    const shown = ["audio", "video"].includes(entry.kind)
+      ? h(entry.kind, { controls: true, src: address, preload: "metadata", "aria-label": entry.name })
       : await readText(dataset, entry, signal).catch((failure) => h("p", { class: "message", role: "alert" }, failure.message));
     fill(looked, h("h3", {}, entry.name), shown, h("p", { class: "dim" }, entry.kind === "text" && entry.bytes > TEXT_BYTES ? `The first ${show.bytes(TEXT_BYTES)} of ${show.bytes(entry.bytes)}. ` : "", save));
     say(`Shows ${entry.name}`);
