@@ -51,17 +51,16 @@ def rivals(folder: Path, scale: Scale) -> Generator[Trial]:
         running_stage(links) as stage,
         running_field(stage, folder, trees) as field,
     ):
-        for link, host in stage.clients.items():
+        reads = [_Reads(field, host, f"{link}, cold", scale.rounds) for link, host in stage.clients.items()]
+        for at, (link, host) in zip(reads, stage.clients.items(), strict=True):
             side = Side(CONNECTION, partial(_measure_link, host, stage.storage), 1, "")
             yield Trial(f"{CONNECTION}, {link}", [side], scale.rounds)
-            at = _Reads(field, host, f"{link}, cold", scale.rounds)
             for tree in (small, large):
                 for call in CALLS:
                     yield at.files(tree, call)
             for walk in WALKED:
                 yield at.all_of(walk, small.folder, small.files, "files", listing(walk, small.files))
-        host = next(iter(stage.clients.values()))
-        yield at.all_of(
+        yield reads[0].all_of(
             title_of(images), images_folder, EPOCHS * images, "images", training(folder / "training")
         )
 
