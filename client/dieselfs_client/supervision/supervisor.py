@@ -466,7 +466,8 @@ class Supervisor:
         if self._is_service:  # else the import would cost each supervisor memory for nothing
             from dieselfs.process.service_manager import store
 
-            self._stored.update(store, wanted)
+            with contextlib.suppress(TimeoutError):  # the rest follows in the next round
+                self._stored.update(store, wanted)
 
     def _inheritance(self) -> dict[str, Held]:
         """What the next supervisor needs, except chunks: the daemon sends them again."""

@@ -3,12 +3,15 @@
 import os
 import socket
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
+from dieselfs.process import service_manager
 from dieselfs.process.launch import LaunchReport
 from dieselfs.process.service_manager import SERVICE_READY, SERVICE_STOPPING, notify, store, stored
+from dieselfs_client.supervision.keeper import Copies
 from dieselfs_client.supervision.startup_report import StartupReport
 
 
@@ -69,3 +72,25 @@ def test_the_manager_keeps_descriptors_by_name_and_hands_them_back_once(manager:
     given = {"LISTEN_PID": str(os.getpid()), "LISTEN_FDNAMES": "device:status"}
     assert stored(given) == {"device": 3, "status": 4}
     assert stored({**given, "LISTEN_PID": "1"}) == stored({}) == {}
+
+
+def test_a_busy_manager_gets_each_descriptor_later(
+    manager: socket.socket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else it has too little for the next processes of a mount, once all have ended."""
+    monkeypatch.setattr(service_manager, "SEND_TIMEOUT_S", 0.01)
+    fitting = int(Path("/proc/sys/net/unix/max_dgram_qlen").read_text())
+    memory, copies, received, refusals = os.memfd_create("test"), Copies(), list[bytes](), 0
+    wanted = {f"page-{number}": (memory, 0.0) for number in range(fitting + 20)}
+    for _ in range(len(wanted)):
+        try:
+            copies.update(store, wanted)
+        except TimeoutError:
+            refusals += 1
+        with suppress(BlockingIOError):
+            while True:
+                content, [copy], _, _ = socket.recv_fds(manager, 100, 1)
+                received.append(content)
+                os.close(copy)
+    os.close(memory)
+    assert refusals and sorted(received) == sorted(b"FDSTORE=1\nFDNAME=%s" % name.encode() for name in wanted)
