@@ -126,7 +126,7 @@ def _of_plan(seen: Activity, servers: Sequence[ServerActivity], text: str, unkno
             f"{text}{hits}; reads are random over groups of {format_size(group_bytes)}, for which the mount has "
             f"{format_size(seen.window_bytes)} of memory, so chunks come again.",
         )
-    if seen.run_delay >= RUN_DELAY_MIN:
+    if seen.run_delay >= max(RUN_DELAY_MIN, _paced(seen, servers)):
         return _found(
             "cpu: node",
             f"{text}{hits}; the daemon waits {seen.run_delay:.2f} s a second for a processor.",
@@ -147,12 +147,21 @@ def _of_plan(seen: Activity, servers: Sequence[ServerActivity], text: str, unkno
     return _of_servers(seen, servers, text, spent, unknown)
 
 
+def _paced(seen: Activity, servers: Sequence[ServerActivity]) -> float:
+    """Seconds a second for which threads of the daemon wait because users have rates, which a free processor does not
+    shorten; 0 if they wait for something else most of the time.
+    """
+    limited = max((server.limited for server in servers), default=0.0)
+    spent = max(seen.spent.values(), default=0.0)
+    return min(limited, spent) if limited >= STORE_SHARE_MIN * spent else 0.0
+
+
 def _of_servers(
     seen: Activity, servers: Sequence[ServerActivity], text: str, spent: float, unknown: str
 ) -> Diagnosis:
     busiest = max(servers, key=lambda server: server.busy, default=None)
     delayed = max((server.run_delay for server in servers), default=0.0)
-    if delayed >= RUN_DELAY_MIN:
+    if delayed >= max(RUN_DELAY_MIN, _paced(seen, servers)):
         return _found("cpu: server", f"{text}; the server waits {delayed:.2f} s a second for a processor.")
     if busiest is not None and busiest.cpu >= BUSY_MIN:
         return _found("server: busy", f"{text}; the server uses {busiest.cpu:.2f} processors.")

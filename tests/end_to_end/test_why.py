@@ -30,7 +30,8 @@ FILES, FILES_PER_CHUNK, FILE_BYTES = 256, 4, 100_000
 MEMORY_BYTES = 8 * MIB
 """A third of the dataset: each epoch fetches the rest again, so reading has no end."""
 SMALL_GROUP = 4
-RATE = 2_000_000
+RATE = 4_000_000
+"""Ten chunks a second, so that some of them wait in each second that `why` looks at."""
 AFTER_BURST = int(2 * RATE * BURST_S) // FILE_BYTES
 """Files: the first seconds of a user may pass without a wait for the rate."""
 DELAY_S = 0.05

@@ -61,6 +61,8 @@ GROUPED = replace(PLAN, group_bytes=10**9)
         (replace(SLOW, spent={}), [replace(SERVER, busy=0.0)], "memory", "more memory"),
         (SLOW, [replace(SERVER, run_delay=0.6)], "cpu", "fewer programs"),
         (replace(SLOW, run_delay=0.6), [], "cpu", "loader workers"),
+        (replace(SLOW, run_delay=0.6), [replace(SERVER, limited=3.0, run_delay=0.6)], "rate", "limit ls"),
+        (replace(SLOW, run_delay=1.6), [replace(SERVER, limited=3.0)], "cpu", "loader workers"),
         (SLOW, [SERVER], "memory", "more memory"),
         (replace(SLOW, plans=(GROUPED,), window_bytes=0.5e9), [], "group", "smaller groups"),
         (replace(SLOW, plans=(GROUPED,), window_bytes=0.7e9), [SERVER], "memory", "more memory"),
