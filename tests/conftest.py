@@ -24,7 +24,7 @@ sys.dont_write_bytecode = False
 if not os.environ.get("EXEC"):
     warm.use()
 
-_ORDER = ("cluster", "end_to_end", "simulation", "client", "server", "tools", "dieselfs", "repository")
+_ORDER = ("cluster", "end_to_end", "simulation", "repository", "client", "server", "tools", "dieselfs")
 """Folders of tests. The longest files come first, so that all workers end at about the same time."""
 
 

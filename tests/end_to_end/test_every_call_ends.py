@@ -3,15 +3,16 @@
 import contextlib
 import os
 import signal
+import subprocess
 import tarfile
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -43,6 +44,8 @@ ENDS_S = 200.0
 """Far more than the bound of any of these calls: 60 s for the reply, and 60 s for retries on other servers."""
 
 _CHUNK = bytes(16)
+
+Calls = dict[str, Callable[[], object]]
 
 METHODS: dict[str, Callable[[Any], object]] = {
     "create_dataset": lambda client: client.create_dataset("d"),
@@ -190,7 +193,7 @@ ANSWERED |= dict.fromkeys(("erase", "key"), EXIT_USAGE)
 """Exit codes of verbs that need not always what is away: servers know users and records for a while."""
 
 
-def _in_threads(calls: dict[str, Callable[[], object]]) -> dict[str, object]:
+def _in_threads(calls: Calls) -> dict[str, object]:
     """Make all calls at the same time; the error (or result) of each that has ended within ENDS_S."""
     ended: dict[str, object] = {}
 
@@ -209,49 +212,90 @@ def _in_threads(calls: dict[str, Callable[[], object]]) -> dict[str, object]:
     return ended
 
 
-def test_every_method_ends_with_an_error(tmp_path: Path) -> None:
-    """All troubles at the same time, because each takes its timeouts."""
-    named = {**vars(MirrorMethods), **vars(ServerClient)}
-    methods = {name for name in named if not name.startswith("_")}
-    assert methods == set(METHODS)
-    calls: dict[str, Callable[[], object]] = {}
-    with contextlib.ExitStack() as stack:
-        for trouble in TROUBLES:
-            folder = tmp_path / trouble
-            folder.mkdir()
-            address = stack.enter_context(troublemaker(folder, trouble))
-            settings = Settings(folder / "home", folder / "cache", address)
-            for name in methods:
-                client = stack.enter_context(contextlib.closing(ServerClient(settings)))
-                calls[f"{name} {trouble}"] = partial(METHODS[name], client)
-            calls[f"connect {trouble}"] = partial(Dataset, settings, "d")
-        ended = _in_threads(calls)
-    assert set(calls) - set(ended) == set()
-    assert {name for name, error in ended.items() if not isinstance(error, DieselfsError)} == set()
+@contextlib.contextmanager
+def _running_verbs(folder: Path, trouble: str) -> Iterator[dict[str, subprocess.Popen[bytes]]]:
+    """All verbs that need a server, at the same time."""
+    folder.mkdir()
+    (folder / "f").write_bytes(b"content")
+    write_speeds(folder / "speeds.json")
+    tarfile.open(folder / "f.tar", "w").close()
+    with troublemaker(folder, trouble) as address, contextlib.ExitStack() as stack:
+        dlcmd = Dlcmd(folder / "home", folder, {"DIESELFS_SERVER": address})
+        running = {
+            verb: stack.enter_context(dlcmd.start(*words))
+            for verb, words in VERB_ARGUMENTS.items()
+            if verb in VERBS
+        }
+        try:
+            yield running
+        finally:
+            for process in running.values():
+                process.kill()
 
 
-def test_reading_ahead_of_a_plan_ends_with_an_error(tmp_path: Path) -> None:
+def _codes(running: Mapping[str, "subprocess.Popen[bytes]"]) -> dict[str, int]:
+    """The exit code of each. Raises TimeoutExpired."""
+    deadline_s = time.monotonic() + ENDS_S
+    return {verb: process.wait(max(deadline_s - time.monotonic(), 0.1)) for verb, process in running.items()}
+
+
+def _method_calls(stack: contextlib.ExitStack, trouble: str, settings: Settings) -> Calls:
+    clients = {name: stack.enter_context(contextlib.closing(ServerClient(settings))) for name in METHODS}
+    calls: Calls = {f"{name} {trouble}": partial(METHODS[name], client) for name, client in clients.items()}
+    return {**calls, f"connect {trouble}": partial(Dataset, settings, "d")}
+
+
+def _reader_calls(stack: contextlib.ExitStack, trouble: str, settings: Settings) -> Calls:
+    """Reads along a plan."""
     files = [TreeEntry(b"%03d" % number, 0o100644, 0, bytes(100)) for number in range(100)]
     snapshot = pack_entries(files, chunk_bytes=1000).snapshot
     paths = Plan(snapshot, PlanSpec(group_chunks=2)).share(world=2).paths
-    calls: dict[str, Callable[[], object]] = {}
 
     def read(reader: FileReader) -> None:
         with contextlib.closing(reader):
             for path in reader.look_ahead.along(paths):
                 reader.get(path)
 
-    with contextlib.ExitStack() as stack:
+    client = stack.enter_context(contextlib.closing(ServerClient(settings)))
+    return {f"read {trouble}": partial(read, FileReader(ServerSource(client, snapshot)))}
+
+
+class Endings(NamedTuple):
+    """Of calls by kind: how each ended, None if it has not. `codes`: of verbs whose server hangs."""
+
+    calls: dict[str, dict[str, object]]
+    codes: dict[str, int]
+
+
+@pytest.fixture(scope="module")
+def endings(tmp_path_factory: pytest.TempPathFactory) -> Endings:
+    """All troubles, and all that meets them, at the same time, because each takes its timeouts."""
+    folder, kinds = tmp_path_factory.mktemp("troubles"), {"method": _method_calls, "reader": _reader_calls}
+    calls: dict[str, Calls] = {kind: {} for kind in kinds}
+    with _running_verbs(folder / "verbs", "hangs") as running, contextlib.ExitStack() as stack:
         for trouble in TROUBLES:
-            folder = tmp_path / trouble
-            folder.mkdir()
-            address = stack.enter_context(troublemaker(folder, trouble))
-            settings = Settings(folder / "home", folder / "cache", address)
-            client = stack.enter_context(contextlib.closing(ServerClient(settings)))
-            calls[trouble] = partial(read, FileReader(ServerSource(client, snapshot)))
-        ended = _in_threads(calls)
-    assert set(calls) - set(ended) == set()
-    assert {name for name, error in ended.items() if not isinstance(error, DieselfsError)} == set()
+            (folder / trouble).mkdir()
+            address = stack.enter_context(troublemaker(folder / trouble, trouble))
+            settings = Settings(folder / trouble / "home", folder / trouble / "cache", address)
+            for kind, calls_of in kinds.items():
+                calls[kind] |= calls_of(stack, trouble, settings)
+        ended = _in_threads({name: call for of_kind in calls.values() for name, call in of_kind.items()})
+        found = {kind: {name: ended.get(name) for name in of_kind} for kind, of_kind in calls.items()}
+        return Endings(found, _codes(running))
+
+
+@pytest.mark.parametrize(("kind", "calls"), [("method", len(METHODS) + 1), ("reader", 1)])
+def test_every_call_ends_with_an_error(endings: Endings, kind: str, calls: int) -> None:
+    """Each public method, and readers ahead of a plan."""
+    found = endings.calls[kind]
+    assert len(found) == calls * len(TROUBLES)
+    assert {name: error for name, error in found.items() if not isinstance(error, DieselfsError)} == {}
+
+
+def test_every_method_is_tried() -> None:
+    named = {**vars(MirrorMethods), **vars(ServerClient)}
+    assert {name for name in named if not name.startswith("_")} == set(METHODS)
+    assert set(VERBS) <= set(VERB_ARGUMENTS) | WITHOUT_SERVER
 
 
 @contextlib.contextmanager
@@ -264,7 +308,7 @@ def _stopped(process: int) -> Iterator[None]:
 
 
 def test_a_server_that_hangs_while_somebody_waits_is_left_soon(tmp_path: Path) -> None:
-    """A server that works takes new connections meanwhile; see `test_every_method_ends_with_an_error`."""
+    """A server that works takes new connections meanwhile; see `endings`."""
     with running_server(tmp_path / "server") as server:
         settings = replace(server.settings(), patience_s=VERB_PATIENCE_S)
         with contextlib.closing(ServerClient(settings)) as client:
@@ -314,29 +358,11 @@ def _timed(dlcmd: Dlcmd, words: list[str]) -> tuple[Ran, float]:
     return dlcmd.forked(words), time.monotonic() - began_s
 
 
-@pytest.mark.parametrize("trouble", ["says-unavailable", "hangs"])
-def test_every_verb_ends_with_an_error(tmp_path: Path, trouble: str) -> None:
-    assert set(VERBS) <= set(VERB_ARGUMENTS) | WITHOUT_SERVER
-    (tmp_path / "f").write_bytes(b"content")
-    write_speeds(tmp_path / "speeds.json")
-    tarfile.open(tmp_path / "f.tar", "w").close()
-    with troublemaker(tmp_path, trouble) as address, contextlib.ExitStack() as stack:
-        dlcmd = Dlcmd(tmp_path / "home", tmp_path, {"DIESELFS_SERVER": address})
-        running = {
-            verb: stack.enter_context(dlcmd.start(*words))
-            for verb, words in VERB_ARGUMENTS.items()
-            if verb in VERBS
-        }
-        deadline_s = time.monotonic() + ENDS_S
-        codes = {}
-        try:
-            for verb, process in running.items():
-                codes[verb] = process.wait(max(deadline_s - time.monotonic(), 0.1))
-        finally:
-            for process in running.values():
-                process.kill()
+def test_every_verb_ends_with_an_error(tmp_path: Path, endings: Endings) -> None:
+    with _running_verbs(tmp_path / "verbs", "says-unavailable") as running:
+        codes = _codes(running)
     # It reports a server that fails, beside its other findings.
-    assert codes == dict.fromkeys(running, EXIT_UNAVAILABLE) | {"doctor": EXIT_PARTIAL}
+    assert codes == endings.codes == dict.fromkeys(running, EXIT_UNAVAILABLE) | {"doctor": EXIT_PARTIAL}
 
 
 def test_every_method_ends_in_embedded_use_without_its_store(tmp_path: Path) -> None:

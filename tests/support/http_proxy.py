@@ -107,6 +107,7 @@ class _Handler(BaseHTTPRequestHandler):
     proxy: HttpProxy
     protocol_version = "HTTP/1.1"
     timeout = TIMEOUT_S
+    disable_nagle_algorithm = True  # the body need not wait until the client has confirmed the headers
 
     def _serve(self) -> None:
         content = self.rfile.read(int(self.headers.get("Content-Length") or 0))

@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import redis
+from redis.backoff import NoBackoff
+from redis.retry import Retry
 
 from dieselfs.process.launch import ProcessHandle
 from lab.namespace import wait_for
@@ -56,7 +58,8 @@ class RedisProcess:
     def _answers(self) -> bool:
         assert self._process is not None
         assert self._process.poll() is None, (self.folder / "redis.log").read_text()
-        with self.client() as client:
+        once = Retry(NoBackoff(), 0)  # else a server that wants a password is asked for 4 s
+        with redis.Redis(HOST, self.port, retry=once) as client:
             try:
                 return bool(client.ping())
             except redis.exceptions.AuthenticationError:
