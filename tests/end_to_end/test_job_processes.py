@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -151,6 +152,13 @@ def connections(process: int) -> Counter[int]:
     )
 
 
+def has_one_each(process: int, own: int, others: list[int], overtaken: int) -> bool:
+    """Whether a process has one connection to each of these ports, or none where a server was faster."""
+    count = connections(process)
+    held = [count[port] for port in others]
+    return max(held) <= 1 and sum(held) >= len(held) - overtaken and not count[own]
+
+
 def test_mounts_draw_what_their_node_holds_first(job: Job) -> None:
     """And each file comes once in the lists of both."""
     nodes = ("node-0", "node-1")
@@ -207,22 +215,15 @@ def test_each_process_has_one_connection_to_each_other_node(job: Job) -> None:
             stats = [job_stats(place) for place in places]
             (members,) = {tuple(sorted(map(tuple, each["members"]))) for each in figures}
             ports = dict(members)
-            overtaken = 0
             daemons = [supervision_of(str(place)) for place in places]
             processes = [(each.daemon, told) for each, told in zip(daemons, stats, strict=True) if each]
             processes += [(each["process"], each) for each in figures]
             assert len(processes) == 9
             for (process, told), node in zip(processes, nodes * 3, strict=True):
-                others = {port for name, port in ports.items() if name != node}
-                count = connections(process)
-                hedges = told["peers"]["hedges_won"]
-                overtaken += hedges
-                assert all(count[port] == 1 or (hedges and not count[port]) for port in others), (node, count)
-            total = sum(
-                sum(connections(process)[port] for port in ports.values()) for process, _ in processes
-            )
-            in_paper = len(nodes) * (len(processes) - 1)
-            assert in_paper - overtaken <= total + len(readers) <= in_paper
+                others = [port for name, port in ports.items() if name != node]
+                overtaken = told["peers"]["hedges_won"]
+                # A call in flight to a node that was given up has its own connection until it ends.
+                wait_for(partial(has_one_each, process, ports[node], others, overtaken))
             assert all(each["job"]["attached"] >= 2 for each in stats)
         finally:
             for reader in readers:

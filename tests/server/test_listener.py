@@ -30,6 +30,13 @@ from tests.support.strangers import is_hung_up, pinned, raw_socket, tls_socket
 HELLO = {"protocol_version": PROTOCOL_VERSION, "user": "", "key_id": "", "client_nonce": bytes(32)}
 
 
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
+    """Its own: strangers use up what a server writes into its log about those of this machine."""
+    with running_server(tmp_path_factory.mktemp("server")) as running:
+        yield running
+
+
 @pytest.fixture(params=[raw_socket, tls_socket])
 def stranger(server: RunningServer, request: pytest.FixtureRequest) -> Iterator[socket.socket]:
     """Somebody who knows the address, outside of TLS and inside."""

@@ -61,6 +61,11 @@ def web_file(
             else:
                 self._send()
 
+        def end_headers(self) -> None:
+            if self.close_connection:  # as a client has asked, which else may use it once more
+                self.send_header("Connection", "close")
+            super().end_headers()
+
         def do_HEAD(self) -> None:
             self.do_GET()
 

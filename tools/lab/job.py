@@ -16,6 +16,7 @@ from typing import Any
 from dieselfs.dataset import Dataset
 from dieselfs_client.mount.points.mounting import unmount
 from dieselfs_client.supervision.status import SupervisorStatus, supervision_of
+from dieselfs_client.supervision.supervisor import STOP_TIMEOUT_S
 from lab.cluster import Cluster
 from lab.mount_processes import kill_all
 from lab.namespace import wait_for
@@ -25,6 +26,8 @@ from lab.server import upload
 
 DLCMD = (sys.executable, "-m", "dieselfs_tools.dlcmd")
 MOUNT_TIMEOUT_S = 90.0
+UNMOUNT_TIMEOUT_S = 2 * STOP_TIMEOUT_S
+"""A supervisor kills a daemon that has not stopped by half of it."""
 
 
 @dataclass(frozen=True)
@@ -147,7 +150,7 @@ class Job:
         for node in self.nodes:
             unmount(str(node.place))
         for node in self.nodes:
-            wait_for(lambda: not node.host.processes(), f"{node.name} has no process")  # noqa: B023  # called here only
+            wait_for(partial(_is_empty, node.host), f"{node.name} has no process", UNMOUNT_TIMEOUT_S)
 
     def wait_until_complete(self, *nodes: JobNode) -> None:
         """Until the membership list of each of these nodes (default: all) names exactly these nodes."""
@@ -155,6 +158,10 @@ class Job:
         names = sorted(node.name for node in there)
         for node in there:
             wait_for(partial(_knows, node, names), f"{node.name} knows {names}")
+
+
+def _is_empty(host: Host) -> bool:
+    return not host.processes()
 
 
 def _knows(node: JobNode, names: list[str]) -> bool:
