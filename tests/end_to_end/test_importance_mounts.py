@@ -101,7 +101,9 @@ def test_an_order_is_read_from_the_page_cache(view: str, server: RunningServer, 
         # Without repetition, an epoch has 63 % of the files.
         assert len(drawn) == FILES and len(set(drawn)) < FILES * 0.6
         kept_files = after["memory"]["used_bytes"]["pinned"] // FILE_BYTES
-        assert after["importance"]["hits"] > 2 * kept_files > FILES // 10
+        reads, found = (after["importance"][name] - before["importance"][name] for name in ("reads", "hits"))
+        # Files that plans still hold do not count yet: on a loaded machine, a part of the epoch.
+        assert reads > FILES // 4 and found / reads > 2 * kept_files / FILES > 0.1
         pushed, planned, hits = (
             after[part][name] - before[part][name]
             for part, name in (

@@ -42,6 +42,7 @@ def web_file(
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
         timeout = TIMEOUT_S
+        disable_nagle_algorithm = True  # as in `http_proxy`
 
         def do_GET(self) -> None:
             file.ranges.append(self.headers["Range"])
