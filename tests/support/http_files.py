@@ -62,13 +62,7 @@ def web_file(
             else:
                 self._send()
 
-        def end_headers(self) -> None:
-            if self.close_connection:  # as a client has asked, which else may use it once more
-                self.send_header("Connection", "close")
-            super().end_headers()
-
-        def do_HEAD(self) -> None:
-            self.do_GET()
+        do_HEAD = do_GET
 
         def _send(self) -> None:
             start, end = 0, len(file.content)
@@ -81,6 +75,8 @@ def web_file(
             else:
                 self.send_response(200)
             self.send_header("Content-Length", str(end - start))
+            if self.close_connection:  # as a client has asked, which else may use it once more
+                self.send_header("Connection", "close")
             for header, value in (("ETag", file.etag), ("Last-Modified", file.modified)):
                 if value is not None:
                     self.send_header(header, value)
@@ -97,14 +93,12 @@ def web_file(
             """Nothing."""
 
     with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        scheme = "http"
         if certificate is not None:
             context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
             context.load_cert_chain(*certificate)
             server.socket = context.wrap_socket(server.socket, server_side=True)
-            scheme = "https"
         server.daemon_threads = True
-        file.url = f"{scheme}://127.0.0.1:{server.server_address[1]}/data/{name}"
+        file.url = f"{'https' if certificate else 'http'}://127.0.0.1:{server.server_address[1]}/data/{name}"
         thread = threading.Thread(target=server.serve_forever, args=(0.01,))
         thread.start()
         try:
