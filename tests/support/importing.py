@@ -23,6 +23,7 @@ def read_all(
     into: list[Record] | None = None,
     is_by_row: bool | None = None,
     is_in_place: bool = False,
+    part: tuple[int, int] = (0, 0),
 ) -> list[Record]:
     """All records, each loaded before the next one is taken. `into` has those before an error. `is_in_place`: as for
     `dlcmd attach`, with the content that the source has at their places.
@@ -30,7 +31,7 @@ def read_all(
     found = [] if into is None else into
     with ExitStack() as stack:
         opened = source_of(str(source), stack)
-        opened.form = ArrayForm(is_by_row, is_in_place)
+        opened.form, (opened.begin, opened.end) = ArrayForm(is_by_row, is_in_place), part
         for record in format_of(opened, format_name).read()(opened):
             if not record.fault:
                 if is_in_place and record.place is not None:
@@ -41,6 +42,14 @@ def read_all(
                 assert_placed(record)
             found.append(record)
     return found
+
+
+def parts_of(source: Path, jobs: int) -> list[tuple[int, int]]:
+    """Begin and end of each part of an archive, as several processes read it."""
+    with ExitStack() as stack:
+        opened = source_of(str(source), stack)
+        begins = [0, *format_of(opened).starts(opened, jobs)]
+    return [*zip(begins, [*begins[1:], 0], strict=True)]
 
 
 def assert_placed(record: Record) -> None:

@@ -58,7 +58,8 @@ class Format:
     bytes that files have at `magic_offset`. `has_check`: the reader's module has a function `recognizes` for what they
     do not show. `suffixes`: of its files; the first one is that of a target. `template`: the names of records, unless
     --name is given. `package`: what it needs beside the standard library. `is_mapped`: its
-    library maps the whole file.
+    library maps the whole file. `is_divisible`: the reader's module has a function `starts`, and several processes can
+    read a large file.
     """
 
     name: str
@@ -74,6 +75,7 @@ class Format:
     template: str = WHOLE_NAME
     package: str = ""
     is_mapped: bool = False
+    is_divisible: bool = False
 
     def read(self) -> Reader:
         """What reads the records. Raises InvalidInput if a package is missing."""
@@ -81,6 +83,11 @@ class Format:
             required(self.package)
         reader: Reader = self._of_reader("read")
         return reader
+
+    def starts(self, source: Any, jobs: int) -> Iterator[int]:
+        """Where parts of an `Input` begin that `jobs` processes can read, but for the first: ascending, above 0."""
+        if self.is_divisible and jobs > 1:
+            yield from self._of_reader("starts")(source, jobs)
 
     def export(self) -> Exporter:
         """What writes a dataset. Raises InvalidInput if a package is missing."""
@@ -116,6 +123,7 @@ FORMATS = {
             is_attachable=True,
             is_stream=True,
             has_check=True,
+            is_divisible=True,
             suffixes=(".tar", ".tgz"),
         ),
         Format(name="webdataset", title="WebDataset", writer="tar_writer.export_shards"),
@@ -125,6 +133,7 @@ FORMATS = {
             reader="zip_file",
             is_attachable=True,
             magics=_ZIP,
+            is_divisible=True,
             suffixes=(".zip",),
         ),
         Format(
@@ -133,6 +142,7 @@ FORMATS = {
             reader="zip_file",
             is_attachable=True,
             magics=_ZIP,
+            is_divisible=True,
             suffixes=(".npz",),
             template=NUMBERED,
         ),

@@ -4,10 +4,16 @@ import io
 import signal
 import tarfile
 from collections.abc import Mapping
+from contextlib import closing
 from pathlib import Path
+from typing import Any
+
+import pytest
 
 from dieselfs.errors import EXIT_DAMAGED, EXIT_PARTIAL, EXIT_UNAVAILABLE
+from dieselfs_tools.archives.importing.reader import Readers
 from tests.support.dlcmd import CALLER, Dlcmd
+from tests.support.importing import QUIET
 from tests.tools.transfers.test_upload_workers import CHUNK, told
 
 PUT_CHUNK = "dieselfs.rpc.client:ServerClient.put_chunk"
@@ -101,6 +107,55 @@ def test_limits_are_those_of_all_sources(dlcmd: Dlcmd, dataset: str) -> None:
         "59",
     )
     assert ": more than 59 records" in dlcmd(*words, exit_code=EXIT_PARTIAL).stderr
+
+
+@pytest.fixture(scope="module")
+def large_tar(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An archive that several processes read: 130 files, some of whose names are in several parts."""
+    path = tmp_path_factory.mktemp("large") / "large.tar"
+    content = {f"train/{number:03}": number.to_bytes(2, "little") * 150_000 for number in range(128)}
+    members: dict[str, bytes | None] = {"twice": b"0", "mixed/x": b"x", **content}
+    write_tar(path, members)
+    with tarfile.open(path, "a") as archive:
+        for name, kind in (
+            ("twice", tarfile.REGTYPE),
+            ("train", tarfile.DIRTYPE),
+            ("mixed", tarfile.REGTYPE),
+        ):
+            member = tarfile.TarInfo(name)
+            member.mtime, member.type, member.size = MTIME, kind, int(kind == tarfile.REGTYPE)
+            archive.addfile(member, io.BytesIO(b"1"))
+    with path.open("ab") as damaged:
+        damaged.write(b"behind the end")
+    return path
+
+
+def test_one_archive_by_several_processes(dlcmd: Dlcmd, dataset: str, large_tar: Path) -> None:
+    with (
+        closing(Readers(QUIET)) as readers,
+        readers.read(str(large_tar), jobs=2) as listed,
+        readers.read(str(large_tar)) as read,
+    ):
+        assert len([*listed.starts()]) == 2 and sum(1 for _ in zip(read, range(9), strict=False)) == 9
+    found: list[list[Any]] = []
+    for jobs in ("1", "3"):
+        where = f"dl://{dataset}-{jobs}/"
+        words = ("import", str(large_tar), where, "--jobs", jobs)
+        found.append([told(dlcmd, *words, exit_code=EXIT_DAMAGED) for _ in range(2)])
+        found[-1] += [dlcmd("ls", "-lR", "--json", where).objects, dlcmd("cat", f"{where}twice").stdout]
+    dlcmd("diff", f"dl://{dataset}-1", f"dl://{dataset}-3")
+    assert found[1] == found[0] and found[0][-1] == b"0"
+    counts, failures = found[0][0]
+    assert (counts["stored"], counts["failed"], len(failures)) == (131, 3, 3)  # with the folder
+
+
+def test_a_killed_reader_of_a_part_loses_nothing(dlcmd: Dlcmd, dataset: str, large_tar: Path) -> None:
+    words = ("import", str(large_tar), f"dl://{dataset}/", "--jobs", "2")
+    ran = dlcmd.struck(signal.SIGKILL, CALLER, PUT_CHUNK, 2, *words)
+    assert ran.returncode == EXIT_UNAVAILABLE
+    summary = dlcmd(*words, "--json", exit_code=EXIT_DAMAGED).summary
+    assert summary["skipped"] > 0 and summary["stored"] + summary["skipped"] == 131
+    assert dlcmd("cat", f"dl://{dataset}/twice").stdout == b"0"
 
 
 def test_a_killed_worker_loses_nothing(dlcmd: Dlcmd, dataset: str) -> None:

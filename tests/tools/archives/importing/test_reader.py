@@ -68,7 +68,7 @@ def test_the_records_are_those_of_the_source(readers: Readers, tmp_path: Path) -
     for name, content in sources.items():
         (tmp_path / name).write_bytes(content)
         assert read(readers, tmp_path / name) == CONTENT
-    with readers.read(str(tmp_path / "c.tar.gz"), is_check=True) as opened:
+    with readers.read(str(tmp_path / "c.tar.gz"), jobs=1) as opened:
         assert (opened.format.name, opened.is_plain, [*opened]) == ("tar", False, [])
 
 

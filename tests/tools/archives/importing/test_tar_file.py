@@ -14,9 +14,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dieselfs.errors import Damaged, InvalidInput
+from dieselfs_tools.archives.importing import tar_file
 from dieselfs_tools.archives.importing.record import Record
 from dieselfs_tools.archives.importing.tar_file import ForwardStream, read
-from tests.support.importing import contents, read_all, source_of
+from tests.support.importing import contents, parts_of, read_all, source_of
 
 CONTENT = {f"train/{n:05}.{ext}": os.urandom(n * 37) for n in range(30) for ext in ("jpg", "cls")}
 
@@ -226,6 +227,8 @@ def test_noise_is_refused(noise: bytes) -> None:
 
 def _of_bytes(content: bytes) -> list[Record]:
     class Source:
+        begin = end = 0
+
         def stream(self) -> io.BytesIO:
             return io.BytesIO(content)
 
@@ -233,6 +236,34 @@ def _of_bytes(content: bytes) -> list[Record]:
             return None
 
     return list(read(Source()))  # type: ignore[arg-type]  # all that `read` needs of it
+
+
+@pytest.mark.parametrize("form", [tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT])
+def test_parts_have_each_member_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, form: int) -> None:
+    monkeypatch.setattr(tar_file, "PART_BYTES", 2048)
+    long = {} if form == tarfile.USTAR_FORMAT else {f"{n}/" + "x" * 240: b"%d" % n for n in range(9)}
+    path = write(tmp_path / "a.tar", {**CONTENT, **long}, form=form)
+    parts = parts_of(path, jobs=2)
+    assert len(parts) > 10
+    members = [(one.name, one.content) for part in parts for one in read_all(path, part=part)]
+    assert members == [(one.name, one.content) for one in read_all(path)]
+    assert parts_of(path, jobs=1) == [(0, 0)]
+
+
+def test_the_last_part_has_the_damage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tar_file, "PART_BYTES", 2048)
+    path = write(tmp_path / "a.tar", CONTENT)
+    os.truncate(path, path.stat().st_size // 2)
+    *whole, last = parts_of(path, jobs=2)
+    for part in whole:
+        read_all(path, part=part)
+    with pytest.raises(Damaged):
+        read_all(path, part=last)
+    (tmp_path / "global.tar").touch()
+    with tarfile.open(tmp_path / "global.tar", "w", pax_headers={"comment": "of all"}) as archive:
+        for name in CONTENT:
+            archive.addfile(tarfile.TarInfo(name))
+    assert parts_of(tmp_path / "global.tar", jobs=2) == [(0, 0)]
 
 
 def test_a_stream_seeks_forwards_only() -> None:

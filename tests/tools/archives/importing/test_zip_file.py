@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 from dieselfs.errors import Damaged
-from tests.support.importing import contents, read_all
+from dieselfs_tools.archives.importing import zip_file
+from tests.support.importing import contents, parts_of, read_all
 
 CONTENT = {f"train/{n:05}.jpg": os.urandom(n * 37) for n in range(30)}
 
@@ -30,6 +31,15 @@ def test_all_members_with_their_bytes(tmp_path: Path, compression: int) -> None:
     records = read_all(path)
     assert {one.mtime_ns for one in records[1:]} == {1_600_000_000 * 10**9}
     assert records[0].is_folder and records[0].name == b"empty/"
+
+
+def test_parts_have_each_member_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(zip_file, "PART_BYTES", 1000)
+    path = write(tmp_path / "a.zip")
+    parts = parts_of(path, jobs=3)
+    assert len(parts) == 3
+    members = [(one.name, one.content) for part in parts for one in read_all(path, part=part)]
+    assert members == [(one.name, one.content) for one in read_all(path)]
 
 
 def test_links_and_modes(tmp_path: Path) -> None:

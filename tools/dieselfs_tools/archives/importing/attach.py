@@ -393,8 +393,8 @@ def _attach_all(
     sender = ChunkSender(session.client, target.made(), totals.add)
     try:
         attaching = Attaching(sender.submit, sender.reserve_version, sources.opened, failed, chunk_bytes)
-        for number in range(len(records.sources)):
-            for batch in batches(_counted(records.of(number, failed, names), totals.report)):
+        for part in records.parts():
+            for batch in batches(_counted(records.of(part, failed, names), totals.report)):
                 attaching.add(batch)
             attaching.finish()
         totals.report.is_all_found = True

@@ -5,13 +5,14 @@ From the reader, through a pipe and a ring of contents beside it: two lengths, a
     opened, FORMAT, IS_PLAIN        before all records
     record, ...                     see `record_message`; with the content, unless that is large or faulty
     part; end; fault, KIND, TEXT    the content of a large file, or of what is spooled
+    start, NUMBER                   where a part begins, in place of records; `next` asks for another
     find, BASE                      open a file of the folder
     spool                           keep the parts that follow in the temporary file
     done; error, KIND, TEXT         the last one
 
 To the reader, as packets of a Unix socket: lists in msgpack, and descriptors.
 
-    source, NAME, FORMAT, MTIME, PATH, IS_FOLDER, HAS_SPOOL, HAS_CONTENTS, IS_CHECK, FORM...     what to read
+    source, NAME, FORMAT, MTIME, PATH, IS_FOLDER, HAS_SPOOL, HAS_CONTENTS, JOBS, BEGIN, END, FORM...    what to read
     content; next                   of a large file: its content, or the next record
     found, MTIME; none              the answer to `find`
     spooled                         all parts are in the temporary file

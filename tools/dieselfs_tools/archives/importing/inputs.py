@@ -108,7 +108,9 @@ def name_beside(folder: str, base: str) -> str:
 
 
 class Input:
-    """One source, for one pass. `head`: its first bytes, decompressed; of a folder, none."""
+    """One source, for one pass. `head`: its first bytes, decompressed; of a folder, none. `begin` and `end`: the part
+    of it that is read, as of `starts` of its format; 0: all that follows.
+    """
 
     def __init__(
         self, name: str, stack: ExitStack, opener: Opener, base: str = "", is_packed: bool | None = None
@@ -121,6 +123,7 @@ class Input:
         self._is_packed = is_packed
         self._is_compressed = False
         self.form = ArrayForm()
+        self.begin = self.end = 0
         self.head = b""
         self._stack = stack
         self._file: io.FileIO | None = None
@@ -134,7 +137,8 @@ class Input:
         packed = self._stack.enter_context(raw)
         if isinstance(raw, io.FileIO) and stat.S_ISREG(os.fstat(raw.fileno()).st_mode):
             self._file = raw
-        self._stream = io.BufferedReader(_Whole(packed.read), BUFFER_BYTES)
+        seek = None if self._file is None else self._file.seek
+        self._stream = io.BufferedReader(_Whole(packed.read, seek), BUFFER_BYTES)
         unpack = _decompressor(self._stream.peek(MAGIC_BYTES)[:MAGIC_BYTES])
         if self._is_packed is not None and self._is_packed != (unpack is not None):
             if self._is_packed:
@@ -207,15 +211,24 @@ def label_of(name: str) -> str:
 
 class _Whole(io.RawIOBase):
     """Fills each buffer, so that `peek` shows a whole head also of a pipe. After an error, the bytes before it come
-    first.
+    first. `seek`: of a file.
     """
 
-    def __init__(self, read: Callable[[int], bytes | None]) -> None:
+    def __init__(
+        self, read: Callable[[int], bytes | None], seek: Callable[[int, int], int] | None = None
+    ) -> None:
         self._read = read
+        self._seek = seek
         self._error: Exception | None = None
 
     def readable(self) -> bool:
         return True
+
+    def seekable(self) -> bool:
+        return self._seek is not None
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET, /) -> int:
+        return super().seek(offset, whence) if self._seek is None else self._seek(offset, whence)
 
     def readinto(self, buffer: Any) -> int:
         view = memoryview(buffer).cast("B")

@@ -45,6 +45,7 @@ class Template:
             raise InvalidInput(f"--name {text}: {error}") from None
         self.text = text
         self.is_whole_name = text == WHOLE_NAME
+        self.has_index = any(name == "index" for _, name, _, _ in parts)
         self._parts: list[tuple[str, str, str]] = []
         for literal, name, width, conversion in parts:
             if name == "" or conversion or not _WIDTH.fullmatch(width or "") or (width and name != "index"):
@@ -113,6 +114,7 @@ class Names:
         # Hashes, because names would take several times the memory. Two names with one hash are refused, never lost.
         self._files: set[int] = set()
         self._folders: set[int] = set()
+        self._refused: list[int] = []
         self._last_folder = b""
 
     def place(self, name: bytes, is_folder: bool) -> bytes:
@@ -134,6 +136,7 @@ class Names:
         if above is not None:
             taken = f"would be in {printable(above)}, which is a file of this import"
         if taken:
+            self._refused.append(hash(above or path))
             raise InvalidInput(f"{printable(path)} {taken}; --rename or --name gives each its own name")
         self._keep(path, is_folder)
         return path
@@ -142,8 +145,10 @@ class Names:
         return hash(path) in self._files
 
     def hashes(self) -> tuple[Numbers, Numbers]:
-        """Those of the paths of files, and of folders with all above paths: equal in forks of one process."""
-        return np.fromiter(self._files, np.int64), np.fromiter(self._folders, np.int64)
+        """Those of the paths of files, once more for each that was refused, and of folders with all above paths: equal
+        in forks of one process.
+        """
+        return np.fromiter([*self._files, *self._refused], np.int64), np.fromiter(self._folders, np.int64)
 
     def _taken(self, path: bytes, is_folder: bool) -> str:
         """Why a path is not free; empty if it is."""

@@ -29,6 +29,7 @@ from dieselfs_tools.cli.output import Output
 from dieselfs_tools.cli.progress import no_room_for, spool
 from dieselfs_tools.transfers.content_ring import ContentRing, ring_memory
 from dieselfs_tools.transfers.messages import PART_BYTES_MAX, Reader
+from dieselfs_tools.transfers.workers import STALLED_S
 
 ENVIRONMENT = ("PATH", "LANG", "LC_ALL", "LC_CTYPE", "TZ", "LD_LIBRARY_PATH", "PYTHONHOME", "PYTHONUTF8")
 """Variables that the reader gets. Others have keys of the user."""
@@ -62,26 +63,27 @@ class Readers:
         if self._end is not None:
             self._end.detach()
         if self._control is not None:
-            ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-            with theirs, suppress(OSError):  # the process has ended: the next source fails
-                socket.send_fds(self._control, [ANOTHER], [theirs.fileno()])
-            self._control.close()
-            self._control = ours
+            before, self._control = self._control, _another(self._control)
+            before.close()
 
     def read(
         self,
         name: str,
         format_name: str = AUTO,
         has_contents: bool = True,
-        is_check: bool = False,
+        jobs: int = 0,
+        begin: int = 0,
+        end: int = 0,
     ) -> "SourceReader":
         """The records of a source. Raises NotFound, Unavailable, DieselfsError, and what the reader does for a source
-        that is not of the format. `has_contents`: records have their content; `is_check`: there are no records.
+        that is not of the format. `has_contents`: records have their content; `begin` and `end`: as of `Input`. `jobs`:
+        not 0 has no records, but `starts` of parts for so many processes; others can be read meanwhile.
         """
         opener = DirectOpener(name, self._output, self._open_remote)
         source = SourceReader(name, opener, self._output, has_contents, self._step)
         try:
-            source.start(self._started(), format_name, self._last, is_check, self._form)
+            control = self._started() if jobs <= 1 else source.own(_another(self._started()))
+            source.start(control, format_name, self._last, (jobs, begin, end, *self._form))
         except BaseException:
             source.close()
             raise
@@ -113,6 +115,14 @@ class Readers:
                 )
             self._end = weakref.finalize(self, _end, self._control, process)
         return self._control
+
+
+def _another(control: socket.socket) -> socket.socket:
+    """The control of a fork of the process, which reads another source."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with theirs, suppress(OSError):  # the process has ended: the next source fails
+        socket.send_fds(control, [ANOTHER], [theirs.fileno()])
+    return ours
 
 
 def _end(control: socket.socket, process: subprocess.Popen[bytes]) -> None:
@@ -150,9 +160,13 @@ class SourceReader:
         self._spool: io.FileIO | None = None
         self._control: socket.socket | None = None
 
-    def start(
-        self, control: socket.socket, format_name: str, last: str, is_check: bool, form: ArrayForm
-    ) -> None:
+    def own(self, control: socket.socket) -> socket.socket:
+        """Its process ends with this source, also while forks of `dlcmd` have this end."""
+        self._stack.enter_context(control)
+        self._stack.callback(control.shutdown, socket.SHUT_RDWR)
+        return control
+
+    def start(self, control: socket.socket, format_name: str, last: str, task: Sequence[Any]) -> None:
         """Have the source read, up to its first record."""
         found = self._opener.find()
         descriptors = self._data_files(found) if found.raw is None else [self._given(found.raw)]
@@ -173,7 +187,7 @@ class SourceReader:
                 os.close(given)
         self._control = control
         is_folder, has_spool = found.raw is None, self._spool is not None
-        facts = (found.mtime_ns, found.path, is_folder, has_spool, self._has_contents, is_check, *form)
+        facts = (found.mtime_ns, found.path, is_folder, has_spool, self._has_contents, *task)
         self.send("source", self._name, format_name, *facts, descriptors=descriptors)
         match self.answer()[0]:
             case ["opened", str() as name, bool() as is_plain] if name in FORMATS:
@@ -201,6 +215,23 @@ class SourceReader:
             record.opened = content.begin
             yield record
             content.finish()
+
+    def starts(self) -> Iterator[int]:
+        """As of the format. The next one is found while its caller uses the last one. Raises as `__iter__`."""
+        last, poll = 0, select.poll()
+        poll.register(self._messages.pipe, select.POLLIN)
+        while self._messages.has_more or poll.poll(
+            STALLED_S * 1000
+        ):  # what does not answer is left to workers
+            match self.answer()[0]:
+                case ["done"]:
+                    return
+                case ["start", int() as start] if last < start < 1 << 63:
+                    self.send("next")
+                    yield start
+                    last = start
+                case _:
+                    raise Damaged("its reader begins a part elsewhere")
 
     def answer(self) -> tuple[list[Any], bytes]:
         """The next message about records or their content. The reader gets what it asks for meanwhile."""

@@ -97,7 +97,7 @@ def _read(writer: Writer, end: socket.socket) -> None:
     """Read one source and send its records."""
     sandbox.end_with_parent(signal.SIGKILL)
     message, descriptors = receive_answer(end)
-    _, name, format_name, mtime_ns, path, is_folder, has_spool, has_contents, is_check, *form = message
+    _, name, format_name, mtime_ns, path, is_folder, has_spool, has_contents, jobs, *part_and_form = message
     maps = io.FileIO(MAPS)
     _give_up(descriptors)
     found = Found(None if is_folder else io.FileIO(descriptors[0]), mtime_ns, path)
@@ -106,8 +106,9 @@ def _read(writer: Writer, end: socket.socket) -> None:
     try:
         with ExitStack() as stack:
             source = Input(name, stack, opener)
+            source.begin, source.end, *form = part_and_form
             source.form = ArrayForm(*form)
-            _send_all(writer, opener, source, format_name, has_contents, is_check)
+            _send_all(writer, opener, source, format_name, has_contents, jobs)
         writer.put("done")
     except DieselfsError as error:
         kind, text = type(error).__name__, str(error)
@@ -181,14 +182,18 @@ class _Asked:
 
 
 def _send_all(
-    writer: Writer, opener: _Asked, source: Input, format_name: str, has_contents: bool, is_check: bool
+    writer: Writer, opener: _Asked, source: Input, format_name: str, has_contents: bool, jobs: int
 ) -> None:
     chosen = format_of(source, format_name)
     read = chosen.read()
     if not chosen.is_mapped:
         sandbox.limit_mappings()
     writer.put("opened", chosen.name, source.is_plain)
-    if is_check:
+    for start in chosen.starts(source, jobs):
+        sandbox.note_progress()
+        writer.put("start", start)
+        opener.answer()
+    if jobs:
         return
     for record in read(source):
         sandbox.note_progress()

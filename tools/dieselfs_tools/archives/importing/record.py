@@ -29,6 +29,9 @@ COPIED_BYTES_MAX = 4 << 10
 RECORD_BYTES_MAX = 1 << 30
 """The largest record of formats whose readers hold one in memory."""
 
+PART_BYTES = 16 << 20
+"""The smallest part of an archive for one of several processes."""
+
 RATIO_MAX = 2_048
 RATIO_FROM_BYTES = 64 << 20
 """From this size on, content that is compressed more than RATIO_MAX times is refused. Deflate reaches 1,032 times."""

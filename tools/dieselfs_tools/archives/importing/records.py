@@ -2,10 +2,13 @@
 
 import os
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Generator, Iterable, Iterator, Sequence
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from itertools import count as counted
+from itertools import islice
 from mmap import mmap
+from typing import NamedTuple
 
 from dieselfs.bucket.url import is_object_url
 from dieselfs.errors import Damaged, DieselfsError, InvalidInput
@@ -16,13 +19,28 @@ from dieselfs_tools.archives.formats import Format
 from dieselfs_tools.archives.importing.inputs import OpenRemote, label_of
 from dieselfs_tools.archives.importing.naming import Names, Template, cleaned
 from dieselfs_tools.archives.importing.reader import Readers
-from dieselfs_tools.archives.importing.record import ArrayForm, Record
+from dieselfs_tools.archives.importing.record import PART_BYTES, ArrayForm, Record
 from dieselfs_tools.cli.options import changeable_location
 from dieselfs_tools.cli.session import Session
 from dieselfs_tools.transfers.upload import UploadOptions
 
 RECORDS_PER_LOOK = 64
 """So often the limits of an import are compared with the counts of all processes."""
+PARTS_MAX = 512
+"""Starts of parts in all sources together."""
+SOURCES_PER_JOB = 8
+"""More sources than that keep all processes busy: none of them is divided."""
+
+
+class Part(NamedTuple):
+    """What one process reads of the source with the number `source`. `number`: of the part, in the order of all;
+    `begin` and `end`: as of `Input`.
+    """
+
+    number: int
+    source: int
+    begin: int = 0
+    end: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,8 +82,10 @@ class Records:
         form = ArrayForm(options.is_by_row, is_in_place=not has_contents)
         self._readers = Readers(session.output, open_remote, form)
         self.start, self.close = self._readers.start, self._readers.close
-        # Pairs of records and bytes, by the number of a source; each is written by the process that reads the source.
-        self._counts = memoryview(mmap(-1, 16 * len(self.sources))).cast("q")
+        self._divisible: set[str] = set()
+        self._has_failed = mmap(-1, len(self.sources))  # by the number of a source; any process sets it
+        # Pairs of records and bytes, by the number of a part; each is written by the process that reads the part.
+        self._counts = memoryview(mmap(-1, 16 * (len(self.sources) + PARTS_MAX))).cast("q")
         self._template = None if options.template is None else Template(options.template)
 
     def names(self) -> Names:
@@ -81,21 +101,57 @@ class Records:
         """The format of a source, and whether it has the bytes as they are. Raises NotFound, and InvalidInput if it
         cannot be read.
         """
-        with self._readers.read(name, self._options.format_name, is_check=True) as source:
+        with self._readers.read(name, self._options.format_name, jobs=1) as source:
+            has_index = (
+                self._template is not None and self._template.has_index
+            )  # records before a part are not known
+            is_large = os.path.isfile(name) and os.path.getsize(name) > 2 * PART_BYTES
+            if is_large and source.is_plain and source.format.is_divisible and not has_index:
+                self._divisible.add(name)
             return source.format, source.is_plain
+
+    @property
+    def has_divisible(self) -> bool:
+        """After `check` of all: whether several processes can read one of the sources."""
+        return bool(self._divisible)
+
+    def parts(self, jobs: int = 1) -> Iterator[Part]:
+        """All sources, in order: parts for as many processes, found while they are taken."""
+        number, left = 0, PARTS_MAX
+        for source, name in enumerate(self.sources):
+            begin = 0
+            with closing(self._starts(name, jobs)) as starts:
+                for start in islice(starts, left):
+                    yield Part(number, source, begin, start)
+                    number, left, begin = number + 1, left - 1, start
+            yield Part(number, source, begin)
+            number += 1
+
+    def _starts(self, name: str, jobs: int) -> Generator[int]:
+        if jobs == 1 or name not in self._divisible or len(self.sources) > SOURCES_PER_JOB * jobs:
+            return
+        with (
+            suppress(DieselfsError, OSError),  # who reads the part from there reports it
+            self._readers.read(name, self._options.format_name, jobs=jobs) as source,
+        ):
+            yield from source.starts()
 
     def all(self, failed: Failed) -> Iterator[Record]:
         """The records of all sources, in order; as `of`."""
         names = self.names()
-        for number in range(len(self.sources)):
-            yield from self.of(number, failed, names)
+        for part in self.parts():
+            yield from self.of(part, failed, names)
 
-    def of(self, number: int, failed: Failed, names: Names) -> Iterator[Record]:
-        """The selected records of one source that can be stored. Its failures, and those of records, go to `failed`."""
-        name, patterns = self.sources[number], self._options.patterns
+    def of(self, part: Part, failed: Failed, names: Names) -> Iterator[Record]:
+        """The selected records of a part that can be stored. Failures of records go to `failed`, and the first one of
+        the source.
+        """
+        number, patterns, name = part.number, self._options.patterns, self.sources[part.source]
         origin = os.fsencode(name)
         try:
-            with self._readers.read(name, self._options.format_name, self._has_contents) as source:
+            with self._readers.read(
+                name, self._options.format_name, self._has_contents, begin=part.begin, end=part.end
+            ) as source:
                 namer = _Namer(source.format, self._template, names, os.fsencode(label_of(name)))
                 for record in self._counted(number, source):
                     record.origin = origin
@@ -109,12 +165,15 @@ class Records:
                     else:
                         yield record
         except (DieselfsError, OSError) as error:
+            if self._has_failed[part.source]:
+                return
+            self._has_failed[part.source] = True
             text = str(error) if isinstance(error, DieselfsError) else error.strerror or str(error)
             failed(origin, text.removeprefix(f"{printable(origin)}: "), isinstance(error, Damaged))
 
     def _counted(self, number: int, records: Iterable[Record]) -> Iterator[Record]:
-        """The records of a source. Raises InvalidInput for one that is too many: other processes read others meanwhile,
-        and their counts are seen now and then, and at the end of the source.
+        """The records of a part. Raises InvalidInput for one that is too many: other processes read others meanwhile,
+        and their counts are seen now and then, and at the end of the part.
         """
         options, counts, first = self._options, self._counts, 2 * number
         counts[first] = counts[first + 1] = records_before = bytes_before = 0

@@ -1,22 +1,32 @@
 """Members of tar archives and WebDataset shards, in their order, as a stream. No I/O of its own."""
 
+import io
 import posixpath
 import stat
 import struct
 import sys
 import tarfile
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from decimal import Decimal, InvalidOperation
 from functools import partial
 from typing import Any, BinaryIO, TypeVar, cast
 
 from dieselfs.errors import Damaged
 from dieselfs_tools.archives.importing.inputs import Input
-from dieselfs_tools.archives.importing.record import LINK_MODE, PERMISSIONS, Content, Place, Record
+from dieselfs_tools.archives.importing.record import (
+    LINK_MODE,
+    PART_BYTES,
+    PERMISSIONS,
+    Content,
+    Place,
+    Record,
+)
 
 BLOCK_BYTES = 512
 SKIP_BYTES = 1 << 20
+PARTS_MAX = 256
+"""Of one archive: what is listed ahead of its readers should not displace what they read from the page cache."""
 
 HEADER_BYTES_MAX = 1 << 20
 """The largest long name, or fields of a pax header: `tarfile` reads them into memory."""
@@ -53,27 +63,62 @@ def recognizes(source: Input) -> bool:
 
 def read(source: Input) -> Iterator[Record]:
     """Raises Damaged at a damaged header or an early end; all members before are whole."""
-    endings: list[Exception] = []
-    stream = ForwardStream(source.stream())
+    stream = _forward(source)
+    stream.seek(source.begin)
 
     def opened() -> Content:
         return stream  # which is at the content of the newest member
 
+    with _translated():
+        for archive, member in _members(stream):
+            if source.end and member.offset >= source.end:
+                return
+            yield _record(archive, member, opened, source.place(stream.tell()))
+
+
+def starts(source: Input, _jobs: int) -> Iterator[int]:
+    """Offsets of members from which the archive can be read without what is before: none behind a header for all of it,
+    or behind damage, which `read` reports.
+    """
+    step, last = max(PART_BYTES, source.size_bytes() // PARTS_MAX), 0
+    with suppress(Damaged), _translated():
+        for archive, member in _members(_forward(source)):
+            if archive.pax_headers:
+                return
+            if member.offset - last >= step:
+                last = member.offset
+                yield last
+
+
+def _forward(source: Input) -> "ForwardStream":
+    stream = source.stream()
+    return ForwardStream(stream, stream.seekable())
+
+
+@contextmanager
+def _translated() -> Iterator[None]:
+    """Raises Damaged for what `tarfile` raises for a damaged archive."""
     try:
-        # Not mode "r|", which copies its buffer at each read.
-        with tarfile.open(
-            fileobj=cast(BinaryIO, stream),
-            mode="r:",
-            tarinfo=_member_type(endings.append),
-            encoding="utf-8",
-            errors="surrogateescape",
-        ) as archive:
-            members = cast(list[tarfile.TarInfo], cast(Any, archive).members)
-            while (member := stream.of_headers(archive.next)) is not None:
-                members.clear()  # or the archive keeps all of them in memory
-                yield _record(archive, member, opened, source.place(stream.tell()))
+        yield
     except _BROKEN as error:
         raise Damaged(f"damaged: {error or 'it ends early'}") from None
+
+
+def _members(stream: "ForwardStream") -> Iterator[tuple[tarfile.TarFile, tarfile.TarInfo]]:
+    """The members from here to the end, each with the stream at its content. Raises Damaged, and `_BROKEN`."""
+    endings: list[Exception] = []
+    # Not mode "r|", which copies its buffer at each read.
+    with tarfile.open(
+        fileobj=cast(BinaryIO, stream),
+        mode="r:",
+        tarinfo=_member_type(endings.append),
+        encoding="utf-8",
+        errors="surrogateescape",
+    ) as archive:
+        members = cast(list[tarfile.TarInfo], cast(Any, archive).members)
+        while (member := stream.of_headers(archive.next)) is not None:
+            members.clear()  # or the archive keeps all of them in memory
+            yield archive, member
     position = stream.tell()
     if not endings or type(endings[-1]).__name__ != "EOFHeaderError":
         raise Damaged(
@@ -91,10 +136,11 @@ _Found = TypeVar("_Found")
 
 
 class ForwardStream:
-    """A stream for `tarfile`, which seeks forwards only: skipped bytes are read."""
+    """A stream for `tarfile`, which seeks forwards only: skipped bytes are read, unless it `is_file`."""
 
-    def __init__(self, stream: BinaryIO) -> None:
+    def __init__(self, stream: BinaryIO, is_file: bool = False) -> None:
         self._read = stream.read
+        self._seek = stream.seek if is_file else None
         self._position = 0
         self._left_bytes = HEADERS_BYTES_MAX  # `tarfile.open` reads the first headers
 
@@ -124,7 +170,10 @@ class ForwardStream:
         return self._position
 
     def seek(self, position: int) -> int:
-        """Stops at the end of the stream."""
+        """Stops at the end of the stream; of a file, the next read does."""
+        if self._seek is not None and self._position < position:
+            self._seek(position - self._position, io.SEEK_CUR)  # standard input may have begun anywhere
+            self._position = position
         while self._position < position and self._skip(min(position - self._position, SKIP_BYTES)):
             pass
         if self._position > position:
@@ -222,10 +271,8 @@ class _Sparse:
 
     def read(self, size: int, /) -> bytes:
         """Raises Damaged if the map leads elsewhere, or the archive ends."""
-        try:
+        with _translated():
             return self._file.read(size)
-        except _BROKEN as error:
-            raise Damaged(f"damaged: {error}") from None
 
 
 def _encoded(name: str) -> bytes:

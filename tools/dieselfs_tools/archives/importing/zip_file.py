@@ -8,7 +8,7 @@ import struct
 import zipfile
 import zlib
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 
 from dieselfs.errors import Damaged
@@ -17,6 +17,7 @@ from dieselfs_tools.archives.importing.record import (
     FILE_MODE,
     FOLDER_MODE,
     LINK_MODE,
+    PART_BYTES,
     PERMISSIONS,
     Place,
     Record,
@@ -27,6 +28,8 @@ _LOCAL = struct.Struct("<4s22xHH")
 _LOCAL_MAGIC = b"PK\x03\x04"
 _UNIX = 3
 _LINK_BYTES_MAX = 4095
+_MEMBER_BYTES = 32 << 10
+"""A member takes as long as the contents of so many bytes, besides its own."""
 
 _BROKEN = (
     zipfile.BadZipFile,
@@ -44,8 +47,23 @@ def read(source: Input) -> Iterator[Record]:
     """Raises Damaged if the directory at the end is; a damaged member fails alone."""
     path = source.file()
     with _translated(), zipfile.ZipFile(path) as archive:
-        for member in archive.infolist():
+        for member in archive.infolist()[source.begin : source.end or None]:
             yield _record(source, archive, member)
+
+
+def starts(source: Input, jobs: int) -> Iterator[int]:
+    """Numbers of members in the directory: one part for each process, because each reads the whole directory. None if
+    that is damaged, of which `read` tells.
+    """
+    path, taken = source.file(), 0
+    with suppress(Damaged), _translated(), zipfile.ZipFile(path) as archive:
+        sizes = [member.file_size + _MEMBER_BYTES for member in archive.infolist()]
+        step = max(PART_BYTES, sum(sizes) // jobs)
+        for number, size in enumerate(sizes):
+            if taken >= step:
+                taken = 0
+                yield number
+            taken += size
 
 
 @contextmanager
