@@ -9,11 +9,10 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
-from dieselfs.arrays import Numbers
+from dieselfs.arrays import Nodes, Numbers, blocks_of, counts_of, grouped, runs_at_once
 from dieselfs.snapshot.reader import ExtentRef, Snapshot
 
 PAGE_BYTES = 4096
-_NODES_AT_ONCE = 1 << 20
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -111,8 +110,7 @@ class ExtentTable:
     def total_page_bytes(self) -> int:
         """Bytes of whole pages for the dataset. Takes 5 ms for a million files."""
         pages = 0
-        for start in range(0, len(self._sizes), _NODES_AT_ONCE):
-            nodes = slice(start, start + _NODES_AT_ONCE)
+        for nodes in blocks_of(len(self._sizes)):
             sizes = self._sizes[nodes] + np.uint64(PAGE_BYTES - 1)
             pages += int((sizes // np.uint64(PAGE_BYTES)).sum(where=self._is_file(nodes)))
         return pages * PAGE_BYTES
@@ -120,8 +118,10 @@ class ExtentTable:
     @cached_property
     def chunk_page_bytes(self) -> Numbers:
         """Bytes of whole pages for the extents of each chunk."""
-        pages = -(-self._lengths.astype(np.int64) // PAGE_BYTES)
-        by_chunk: Numbers = np.bincount(self._chunks, pages, self.snapshot.chunk_count).astype(np.int64)
+        by_chunk = np.zeros(self.snapshot.chunk_count, np.int64)
+        for block in blocks_of(len(self._lengths)):
+            pages = -(-self._lengths[block].astype(np.int64) // PAGE_BYTES)
+            by_chunk += np.bincount(self._chunks[block], pages, len(by_chunk)).astype(np.int64)
         return by_chunk * PAGE_BYTES
 
     def of_files(self, nodes: npt.NDArray[np.integer]) -> Extents:
@@ -140,14 +140,11 @@ class ExtentTable:
         """All extents in a chunk, ordered by offset."""
         ends, numbers, owners = self._by_chunk
         numbers = numbers[int(ends[chunk - 1]) if chunk else 0 : int(ends[chunk])]
-        return self._extents(owners[numbers].astype(np.int64), numbers)
+        return self._extents(owners[numbers].astype(np.int64), numbers.astype(np.int64))
 
-    def _is_file(self, nodes: slice = slice(None)) -> npt.NDArray[np.bool_]:
+    def _is_file(self, nodes: slice) -> npt.NDArray[np.bool_]:
         is_file: npt.NDArray[np.bool_] = (self.snapshot.column("modes")[nodes] & 0o170000) == stat.S_IFREG
         return is_file
-
-    def _files(self) -> Numbers:
-        return np.flatnonzero(self._is_file())
 
     def _numbers(self, nodes: npt.NDArray[np.integer]) -> tuple[Numbers, Numbers]:
         """The file and the number of each extent, in the order of `nodes`."""
@@ -169,13 +166,20 @@ class ExtentTable:
         )
 
     @cached_property
-    def _by_chunk(self) -> tuple[Numbers, Numbers, npt.NDArray[np.uint32]]:
-        """Extents sorted by chunk: the end of each chunk, the numbers of the extents, and the file of each number.
+    def _by_chunk(self) -> tuple[Numbers, npt.NDArray[np.uint32], Nodes]:
+        """Extents sorted by chunk, then by offset: the end of each chunk, the numbers of the extents, and the file of
+        each number.
 
-        Takes about 0.3 s and 12 bytes per file, once.
+        Takes about 0.3 s for a million files, and 8 bytes per file, once; 12 meanwhile.
         """
-        files, numbers = self._numbers(self._files())
         owners = np.zeros(len(self._chunks), np.uint32)
-        owners[numbers] = files
-        order = np.lexsort((self._offsets, self._chunks)).astype(np.int64)
-        return np.cumsum(np.bincount(self._chunks, minlength=self.snapshot.chunk_count)), order, owners
+        for block in blocks_of(len(self._sizes)):
+            files, numbers = self._numbers(block.start + np.flatnonzero(self._is_file(block)))
+            owners[numbers] = files
+        counts = counts_of(self._chunks, self.snapshot.chunk_count)
+        ends = np.cumsum(counts)
+        order = grouped(np.arange(len(self._chunks), dtype=np.uint32), self._chunks, ends - counts)
+        for _, part in runs_at_once(ends):
+            inside = order[part]
+            order[part] = inside[np.lexsort((self._offsets[inside], self._chunks[inside]))]
+        return ends, order, owners

@@ -5,12 +5,12 @@ order of a snapshot of the folder.
 """
 
 import stat
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import pairwise
 
 import numpy as np
 
-from dieselfs.arrays import Numbers
+from dieselfs.arrays import Numbers, blocks_of
 from dieselfs.columns import U8, ends_of, starts_of
 from dieselfs.names import CONTROL_FOLDER
 from dieselfs.snapshot.encoding import encode_columns, without_unused_chunks
@@ -81,13 +81,18 @@ def walk_order(snapshot: Snapshot, folder: int = ROOT) -> Numbers:
 
 def files_below(snapshot: Snapshot, folder: int = ROOT) -> Numbers:
     """The files below a folder, ascending, without CONTROL_FOLDER: shape (n,). About 10 ms for a million."""
+    return np.concatenate([np.empty(0, np.int64), *file_blocks(snapshot, folder)])
+
+
+def file_blocks(snapshot: Snapshot, folder: int = ROOT) -> Iterator[Numbers]:
+    """As `files_below`, in blocks: all of them may be longer than memory."""
     modes = snapshot.column("modes")
-    found = [
-        level.start + np.flatnonzero((modes[level.start : level.stop] & _TYPE_BITS) == stat.S_IFREG)
-        for level in nodes_below(snapshot, folder)
-    ]
-    nodes = np.concatenate(found) if found else np.empty(0, np.int64)
-    return nodes if folder else without_control(snapshot, nodes)
+    for level in nodes_below(snapshot, folder):
+        for block in blocks_of(len(level)):
+            nodes = level[block]
+            is_file = (modes[nodes.start : nodes.stop] & _TYPE_BITS) == stat.S_IFREG
+            found = nodes.start + np.flatnonzero(is_file)
+            yield found if folder else without_control(snapshot, found)
 
 
 def subtree_snapshot(snapshot: Snapshot, path: bytes, selected: Numbers | None = None) -> bytes:

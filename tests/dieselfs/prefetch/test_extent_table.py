@@ -3,7 +3,9 @@ from collections import defaultdict
 import numpy as np
 import pytest
 
+from dieselfs import arrays
 from dieselfs.prefetch.extent_table import PAGE_BYTES, ExtentTable
+from dieselfs.shuffle.order import Layout
 from tests.support.dataset import PackedDataset, TreeEntry, pack_entries
 
 CHUNK_BYTES = 16 * 1024
@@ -43,6 +45,19 @@ def test_the_extents_of_a_chunk_are_all_that_lie_in_it(packed: PackedDataset) ->
         assert [(e.offset, n, e) for n, e in zip(extents.nodes.tolist(), extents.extents(), strict=True)] == [
             entry for entry in expected if entry[2].length
         ]
+
+
+def test_tables_in_blocks_are_the_same(packed: PackedDataset, monkeypatch: pytest.MonkeyPatch) -> None:
+    def found() -> list[object]:
+        table, layout = ExtentTable(packed.snapshot), Layout.of(packed.snapshot)
+        chunks = range(packed.snapshot.chunk_count)
+        extents = [table.of_chunk(chunk).extents() for chunk in chunks]
+        files = layout.files_of(np.arange(len(layout.counts))).tolist()
+        return [extents, files, layout.counts.tolist(), table.chunk_page_bytes.tolist()]
+
+    whole = found()
+    monkeypatch.setattr(arrays, "AT_ONCE", 3)
+    assert found() == whole
 
 
 def test_extents_by_chunk_begin_with_the_chunk_that_is_wanted_first(packed: PackedDataset) -> None:

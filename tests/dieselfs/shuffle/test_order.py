@@ -7,7 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from dieselfs import arrays
 from dieselfs.errors import InvalidInput
+from dieselfs.shuffle import order as order_module
 from dieselfs.shuffle.groups import GROWN_CHUNKS_MAX
 from dieselfs.shuffle.order import Layout, Order, mix, stream
 from dieselfs.shuffle.spec import SEED_MAX, PlanSpec
@@ -63,6 +65,13 @@ def test_every_epoch_is_a_permutation_of_the_files_in_whole_groups(
         largest = GROWN_CHUNKS_MAX if group_chunks is None else group_chunks or SNAPSHOT.chunk_count
         assert len(inside) <= largest
     assert order == order_of(SNAPSHOT, seed, epoch, group_chunks)
+
+
+def test_a_large_group_is_sorted_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = [order_of(seed=seed, group_chunks=0) for seed in range(3)]
+    for module in (arrays, order_module):
+        monkeypatch.setattr(module, "AT_ONCE", 7)
+    assert [order_of(seed=seed, group_chunks=0) for seed in range(3)] == whole
 
 
 @given(NUMBERS, NUMBERS, st.none() | st.integers(0, 1000))
