@@ -1,4 +1,4 @@
-"""BLAKE3 digests, which prove that bytes are those that were stored. No I/O.
+"""BLAKE3 digests, which prove that bytes are those that were stored. No I/O. It starts threads.
 
 A digest is checked once, when bytes arrive from a store or from another machine. Nobody can make other bytes with the
 same digest; xxh3, which detects accidents only, stays for values in memory and for the lookup of paths.
@@ -7,7 +7,13 @@ same digest; xxh3, which detects accidents only, stays for values in memory and 
 import numpy as np
 from blake3 import blake3
 
+from dieselfs.process.system_limits import usable_processors
+
 Buffer = bytes | bytearray | memoryview
+
+LARGE_BYTES = 16 << 20
+"""From this size on, several threads compute the digest of a file."""
+THREADS_MAX = 16
 
 DIGEST_BYTES = 32
 """Length of the digest of a payload, a header, a snapshot, or a dataset."""
@@ -25,6 +31,13 @@ DIGESTS = np.dtype(f"V{DIGEST_BYTES}")
 def digest_of(data: Buffer) -> bytes:
     """The digest of `data`, DIGEST_BYTES long."""
     return blake3(data).digest()
+
+
+def file_digest_of(data: Buffer) -> bytes:
+    """The same, of a whole file, by all processors if it is large. Its threads end with it, as a process may fork."""
+    if len(data) < LARGE_BYTES:
+        return digest_of(data)
+    return blake3(data, max_threads=min(usable_processors(), THREADS_MAX)).digest()
 
 
 def extent_digest_of(data: Buffer) -> bytes:

@@ -16,6 +16,7 @@ from dieselfs.arrays import Keys, Numbers, distinct
 from dieselfs.columns import starts_of
 from dieselfs.errors import InvalidInput
 from dieselfs.shuffle.order import Layout
+from dieselfs.snapshot.format import COUNT_MAX
 from dieselfs.snapshot.splice import runs_of
 
 LENGTH_MAX = 1 << 24
@@ -90,6 +91,10 @@ class Windows:
         """Samples of each stream."""
         self._firsts = starts_of(self.counts)
         self._total = int(self.counts.sum())
+        if self._total > COUNT_MAX:  # of positions, which a cursor can name
+            raise InvalidInput(
+                f"{self._total:,} samples, and an order has at most {COUNT_MAX:,}: give a larger length"
+            )
 
     def __len__(self) -> int:
         return self._total

@@ -21,11 +21,10 @@ from dieselfs.arrays import Hashes, Numbers
 from dieselfs.chunk.format import Op
 from dieselfs.columns import U8, U64, starts_of
 from dieselfs.digests import DIGESTS
-from dieselfs.errors import InvalidInput
 from dieselfs.names import split_path
 from dieselfs.records import ChunkRecord, DatasetRecord, EntryTable
 from dieselfs.snapshot.encoding import Seal, SnapshotWriter, unsigned
-from dieselfs.snapshot.format import COUNT_MAX, SECTION_TYPES, SnapshotHeader, exact_lengths
+from dieselfs.snapshot.format import COUNT_MAX, SECTION_TYPES, SnapshotHeader, check_counts, exact_lengths
 from dieselfs.snapshot.hash_index import hash_bits_for, hash_seed, hashes_of, slot_blocks
 from dieselfs.snapshot.numbering import Numbering, Run
 from dieselfs.snapshot.rows import IMPLICIT, Rows, SpilledRows, Totals
@@ -72,7 +71,10 @@ class SnapshotBuilder:
         """All chunks of the generation, also those that the snapshot does not list. Both are set by the first block."""
 
     def add(self, block: EntryTable) -> None:
-        """Add the next entries. At least one block, which may be empty; entries of a folder follow one another."""
+        """Add the next entries. At least one block, which may be empty; entries of a folder follow one another. Raises
+        InvalidInput for more than COUNT_MAX chunks.
+        """
+        check_counts({"chunks": len(block.chunk_table)})
         self.dataset, self.chunk_table = block.dataset, block.chunk_table
         self._spilled.add(block)
 
@@ -88,8 +90,6 @@ class SnapshotBuilder:
             is_listed = listed_chunks(rows.used_chunks(tree.hidden, len(is_listed)))
         totals = rows.totals(tree.hidden)
         nodes = int(tree.runs.counts.sum())
-        if max(nodes, totals.extents) > COUNT_MAX:
-            raise InvalidInput(f"a snapshot holds at most {COUNT_MAX} entries")
         numbers = {
             "nodes": nodes,
             "files": totals.files,

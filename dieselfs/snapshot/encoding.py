@@ -10,6 +10,7 @@ import stat
 import struct
 from collections.abc import Callable, Mapping
 from io import BytesIO
+from threading import Lock
 from typing import Any, BinaryIO
 
 import numpy as np
@@ -17,8 +18,10 @@ import numpy.typing as npt
 from xxhash import xxh3_64_intdigest
 
 from dieselfs.columns import U8
-from dieselfs.digests import digest_of
+from dieselfs.digests import digest_of, file_digest_of
+from dieselfs.errors import InvalidInput
 from dieselfs.fields import pack_fields, pack_preamble
+from dieselfs.limits import GIB, SNAPSHOT_BYTES_MAX
 from dieselfs.records import DatasetRecord
 from dieselfs.snapshot.format import (
     ENCRYPTED,
@@ -34,6 +37,7 @@ from dieselfs.snapshot.format import (
     SIGNER_BYTES,
     Section,
     SnapshotHeader,
+    check_counts,
 )
 from dieselfs.snapshot.hash_index import hash_bits_for
 
@@ -50,7 +54,9 @@ def unsigned(_digest: bytes) -> tuple[bytes, bytes]:
 
 
 class SnapshotWriter:
-    """Writes one snapshot into `file`: empty, seekable, readable. Every method raises OSError of the file."""
+    """Writes one snapshot into `file`: empty, seekable, readable. Every method raises OSError of the file. Several
+    threads may write sections of their own.
+    """
 
     def __init__(
         self,
@@ -60,9 +66,11 @@ class SnapshotWriter:
         lengths: Mapping[str, int],
     ) -> None:
         """`numbers`: those of the header, without generation and time, which `about` has; `lengths`: bytes of all
-        sections but the last one.
+        sections but the last one. Raises InvalidInput beyond COUNT_MAX and SNAPSHOT_BYTES_MAX.
         """
+        check_counts(numbers)
         self._file = file
+        self._lock = Lock()  # guards the position in the file
         self._about = about
         self._numbers = {"generation": about.generation, "updated_ns": about.updated_ns, **numbers}
         self._sections: dict[str, Section] = {}
@@ -72,26 +80,34 @@ class SnapshotWriter:
             position += -position % SECTION_ALIGNMENT
             self._sections[name] = Section(position, lengths.get(name, 0))
             position += lengths.get(name, 0)
+        if position + (SECTION_TYPES[_LAST].itemsize << numbers["hash_bits"]) >= SNAPSHOT_BYTES_MAX:
+            raise InvalidInput(
+                f"a snapshot has at most {SNAPSHOT_BYTES_MAX // GIB} GiB, and {numbers['nodes']:,} entries need more: "
+                "divide the dataset"
+            )
         self._written = dict.fromkeys(SECTION_TYPES, 0)
 
     def put(self, name: str, values: npt.NDArray[Any]) -> None:
         """Write the next values of a section, in its type."""
         content = np.ascontiguousarray(values, SECTION_TYPES[name]).reshape(-1).view(U8)
-        self._file.seek(self._sections[name].offset + self._written[name])
-        self._file.write(content.data)
+        with self._lock:
+            self._file.seek(self._sections[name].offset + self._written[name])
+            self._file.write(content.data)
         self._written[name] += len(content)
 
     def read(self, name: str, first: int, count: int) -> npt.NDArray[Any]:
         """Values of a section that were written, from number `first` on."""
         dtype = SECTION_TYPES[name]
-        self._file.seek(self._sections[name].offset + first * dtype.itemsize)
-        return np.frombuffer(self._file.read(count * dtype.itemsize), dtype)
+        with self._lock:
+            self._file.seek(self._sections[name].offset + first * dtype.itemsize)
+            return np.frombuffer(self._file.read(count * dtype.itemsize), dtype)
 
     def replace(self, name: str, first: int, values: npt.NDArray[Any]) -> None:
         """Write values that were written before again, from number `first` on."""
         dtype = SECTION_TYPES[name]
-        self._file.seek(self._sections[name].offset + first * dtype.itemsize)
-        self._file.write(np.ascontiguousarray(values, dtype).reshape(-1).view(U8).data)
+        with self._lock:
+            self._file.seek(self._sections[name].offset + first * dtype.itemsize)
+            self._file.write(np.ascontiguousarray(values, dtype).reshape(-1).view(U8).data)
 
     def finish(self, seal: Seal = unsigned) -> bytes:
         """Write header and preamble; returns the digest. Reads the whole file for it.
@@ -121,7 +137,7 @@ class SnapshotWriter:
         if isinstance(self._file, BytesIO):
             return digest_of(self._file.getbuffer()[PREAMBLE_BYTES:])
         with mmap.mmap(self._file.fileno(), file_length, access=mmap.ACCESS_READ) as mapped:
-            return digest_of(memoryview(mapped)[PREAMBLE_BYTES:])
+            return file_digest_of(memoryview(mapped)[PREAMBLE_BYTES:])
 
     def _header(self, sections: bytes) -> bytes:
         about = self._about

@@ -10,8 +10,8 @@ from xxhash import xxh3_64_intdigest
 
 from dieselfs.columns import I64, U8, U32, U64
 from dieselfs.digests import DIGEST_BYTES as DIGEST_BYTES
-from dieselfs.digests import DIGESTS, EXTENT_DIGESTS, Buffer, digest_of
-from dieselfs.errors import Damaged
+from dieselfs.digests import DIGESTS, EXTENT_DIGESTS, Buffer, file_digest_of
+from dieselfs.errors import Damaged, InvalidInput
 from dieselfs.fields import (
     CHECKSUM_BYTES,
     FieldsFault,
@@ -197,6 +197,13 @@ def _check_sections(header: SnapshotHeader) -> None:
         raise FieldsFault(f"section 'hash_slots' has {slots} bytes, too few for {header.hash_bits} bits")
 
 
+def check_counts(counts: Mapping[str, int]) -> None:
+    """Raise InvalidInput for more nodes, extents, links or chunks than a snapshot can number."""
+    for name in _COUNTS:
+        if counts.get(name, 0) > COUNT_MAX:
+            raise InvalidInput(f"a snapshot holds at most {COUNT_MAX:,} {name}, not {counts[name]:,}")
+
+
 def exact_lengths(counts: Mapping[str, int]) -> dict[str, int]:
     """Bytes that each section must have with these counts; sections of variable length are absent."""
     elements = {
@@ -212,5 +219,5 @@ def exact_lengths(counts: Mapping[str, int]) -> dict[str, int]:
 
 def check_digest(data: Buffer, header: SnapshotHeader, source: str) -> None:
     """Raise Damaged unless the file matches the digest that it states."""
-    if digest_of(memoryview(data)[PREAMBLE_BYTES:]) != header.digest:
+    if file_digest_of(memoryview(data)[PREAMBLE_BYTES:]) != header.digest:
         raise Damaged(f"{source}: offset {PREAMBLE_BYTES}: digest of the snapshot does not match")

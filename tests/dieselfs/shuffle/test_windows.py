@@ -93,6 +93,12 @@ def test_numbers_are_checked(length: int, overlap: int, message: str) -> None:
         Windows([Stream.whole(0, 2, 100)], length, overlap)
 
 
+def test_more_samples_than_a_cursor_can_name_are_refused() -> None:
+    with pytest.raises(InvalidInput, match="4,294,967,296 samples, and an order has at most 4,294,967,295"):
+        Windows([Stream.whole(0, 2, 1 << 40)], 256)
+    assert len(Windows([Stream.whole(0, 2, 1 << 40)], 257)) < 1 << 32
+
+
 @given(st.lists(st.tuples(st.integers(0, 9), st.integers(0, 30)), min_size=1, max_size=8), st.data())
 def test_tokens_in_several_stretches(parts: list[tuple[int, int]], data: st.DataObject) -> None:
     """`parts`: bytes that are skipped, and tokens of 2 bytes that follow them."""

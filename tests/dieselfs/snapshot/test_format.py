@@ -2,6 +2,7 @@
 
 import random
 import struct
+from io import BytesIO
 from typing import Any
 
 import msgpack
@@ -11,11 +12,12 @@ from hypothesis import strategies as st
 from xxhash import xxh3_64_intdigest
 
 from dieselfs.digests import digest_of
-from dieselfs.errors import Damaged
+from dieselfs.errors import Damaged, InvalidInput
 from dieselfs.limits import SNAPSHOT_BYTES_MAX
-from dieselfs.snapshot.encoding import encode_snapshot
+from dieselfs.snapshot.encoding import SnapshotWriter, encode_snapshot
 from dieselfs.snapshot.format import (
     HEADER_BYTES_MAX,
+    NUMBERS,
     PREAMBLE_BYTES,
     SECTION_ALIGNMENT,
     SECTION_TYPES,
@@ -208,6 +210,17 @@ def test_header_of_any_bytes(header: bytes) -> None:
 def test_an_unchanged_header_is_taken() -> None:
     assert with_header(msgpack.packb(FIELDS)) == DATA
     decode(DATA)
+
+
+@pytest.mark.parametrize("name", ["nodes", "extents", "links", "chunks"])
+def test_more_than_can_be_numbered_is_refused_before_a_byte_is_written(name: str) -> None:
+    header, file = Snapshot(DATA, SOURCE).header, BytesIO()
+    numbers = {each: getattr(header, each) for each in NUMBERS}
+    with pytest.raises(InvalidInput, match=f"at most 4,294,967,295 {name}, not 4,294,967,296"):
+        SnapshotWriter(file, header, {**numbers, name: 1 << 32}, {})
+    with pytest.raises(InvalidInput, match="at most 64 GiB"):
+        SnapshotWriter(file, header, numbers, {"paths": SNAPSHOT_BYTES_MAX})
+    assert not file.getvalue()
 
 
 def test_columns_of_another_type_are_stored_as_the_format_says() -> None:
