@@ -1,6 +1,6 @@
 """Thrift messages as bytes: calls and replies of `dieselfs.thrift`. No I/O.
 
-Modules that thriftpy2 loads from an IDL are untyped: `rpc.client` and the server's service convert to typed values.
+Modules that thriftpy2 loads from an IDL are untyped: `rpc.calls` and the server's service convert to typed values.
 """
 
 import struct
