@@ -67,8 +67,7 @@ def bounded(manager: PoolManager) -> PoolManager:
     return manager
 
 
-@cache
-def client(
+def new_client(
     proxy: str | None, connect_timeout_s: float, silence_s: float, authority: str | None = None
 ) -> PoolManager:
     """Connections through a proxy, or without one. `silence_s`: without a byte, a connection counts as broken.
@@ -86,6 +85,10 @@ def client(
     address, login = proxy_parts(proxy)
     headers = None if login is None else make_headers(proxy_basic_auth=login)
     return bounded(ProxyManager(address, proxy_headers=headers, **options))
+
+
+client = cache(new_client)
+"""The same connections for the same arguments."""
 
 
 def proxy_parts(proxy: str) -> tuple[str, str | None]:

@@ -7,8 +7,8 @@ do not name.
 
 import json
 import time
-from collections.abc import Mapping
-from functools import partial
+from collections.abc import Callable, Mapping
+from email.utils import parsedate_to_datetime
 from typing import Any
 from urllib.parse import urlencode, urlsplit
 
@@ -24,6 +24,10 @@ ANSWER_S = 5.0
 """For the body of an answer; the headers have `web_connections.ANSWER_TIMEOUT_S`."""
 ANSWER_BYTES_MAX = 256 * KIB
 
+KEYS_MAX = 64
+SKEW_S = 60.0
+"""Clocks of the provider and of the servers may differ by this."""
+
 DISCOVERY = "/.well-known/openid-configuration"
 
 
@@ -36,6 +40,16 @@ def request(
     """Status and JSON object of an answer, to a GET, or to a POST of `form`. `authority`: a file of certificates that
     are trusted as well; `login`: name and secret. Raises Unavailable, InvalidInput.
     """
+    return _answered(url, authority, form, login)[:2]
+
+
+def _answered(
+    url: str,
+    authority: str | None,
+    form: Mapping[str, str] | None = None,
+    login: tuple[str, str] | None = None,
+) -> tuple[int, dict[str, Any], str]:
+    """As `request`, and the date of the answer."""
     try:
         is_https = urlsplit(url).scheme == "https"
     except ValueError:
@@ -48,23 +62,20 @@ def request(
     if form is not None:
         headers["content-type"] = "application/x-www-form-urlencoded"
     try:
-        client = web_connections.client(None, CONNECT_S, ANSWER_S, authority)
+        # Kept connections would be used again, although their server was asked to close them.
+        client = web_connections.new_client(None, CONNECT_S, ANSWER_S, authority)
     except OSError as error:
         raise InvalidInput(f"oidc_ca {authority}: {error.strerror or error}") from None
-    asked = partial(client.request, "GET" if form is None else "POST", url, headers=headers)
+    method, body = ("GET", None) if form is None else ("POST", urlencode(form))
+    options: dict[str, Any] = {"headers": headers, "redirect": False, "retries": False}
     try:
-        body = None if form is None else urlencode(form)
-        answer = asked(body=body, redirect=False, retries=False, preload_content=False)
-        try:
-            content = _read(answer)
-        finally:
-            answer.close()
-        found = json.loads(content)
+        with client, client.request(method, url, body=body, preload_content=False, **options) as answer:
+            found = json.loads(_read(answer))
     except (HTTPError, OSError, ValueError, RecursionError) as error:
         raise Unavailable(f"identity provider: {url}: {_reason(error)}") from None
     if not isinstance(found, dict):
         raise Unavailable(f"identity provider: {url}: not an object of JSON")
-    return int(answer.status), found
+    return int(answer.status), found, answer.headers.get("date", "")
 
 
 def _quoted(text: str) -> str:
@@ -107,3 +118,24 @@ def endpoint(about: Mapping[str, Any], name: str) -> str:
     if not isinstance(url, str) or not url:
         raise InvalidInput(f"identity provider {about['issuer']}: it has no {name}")
     return url
+
+
+def fetch_keys(issuer: str, authority: str | None) -> list[dict[str, Any]]:
+    """The public keys of a provider. Raises Unavailable, InvalidInput."""
+    url = endpoint(discover(issuer, authority), "jwks_uri")
+    status, found = request(url, authority)
+    keys = found.get("keys")
+    if status != 200 or not isinstance(keys, list) or len(keys) > KEYS_MAX:
+        raise Unavailable(f"identity provider: {url}: not a list of up to {KEYS_MAX} keys")
+    return [key for key in keys if isinstance(key, dict)]
+
+
+def clock_ahead_s(issuer: str, authority: str | None, now: Callable[[], float] = time.time) -> float:
+    """By how much the clock of a provider is ahead of `now`, in seconds; 0 if it does not tell its time. Raises
+    Unavailable, InvalidInput.
+    """
+    date = _answered(issuer.rstrip("/") + DISCOVERY, authority)[2]
+    try:
+        return parsedate_to_datetime(date).timestamp() - now()
+    except ValueError:
+        return 0.0

@@ -28,7 +28,9 @@ from dieselfs.process.state_dirs import locked, make_private
 from dieselfs.rpc.access import read_access
 from dieselfs.rpc.connection import Connection, connected
 from dieselfs.rpc.endpoints import open_endpoints
+from dieselfs.rpc.records import FAILURE, OK, CheckRecord
 from dieselfs.settings.table import OFF, Settings
+from dieselfs.units import count, format_duration
 
 if TYPE_CHECKING:  # its HTTP takes longer to import than many verbs of dlcmd
     from dieselfs.oidc.grants import Application, Tokens
@@ -245,3 +247,21 @@ def log_out(key_file: Path) -> None:
     if login is not None and login.refresh:
         with suppress(DieselfsError):
             login.application().revoke(login.refresh)
+
+
+def check_provider(issuer: str, authority: str | None) -> CheckRecord:
+    """Whether this machine reaches a provider, which has keys, and the time of this machine."""
+    from dieselfs.oidc.provider import SKEW_S, clock_ahead_s, fetch_keys
+
+    try:
+        keys, ahead_s = fetch_keys(issuer, authority), clock_ahead_s(issuer, authority)
+    except DieselfsError as error:
+        fix = "nobody can log in: look at the provider, the network to it, oidc_issuer and oidc_ca"
+        return CheckRecord("provider", FAILURE, str(error), fix)
+    text = f"{issuer} answers, with {count(len(keys), 'key')}"
+    if not keys:
+        return CheckRecord("provider", FAILURE, text, "give the provider a key that signs")
+    if abs(ahead_s) > SKEW_S:
+        text += f"; its clock is {format_duration(abs(ahead_s))} {'ahead' if ahead_s > 0 else 'behind'}"
+        return CheckRecord("provider", FAILURE, text, "its tokens are refused: synchronise the clocks")
+    return CheckRecord("provider", OK, text)

@@ -23,6 +23,7 @@ from dieselfs.process.service_manager import SERVICE_STOPPING, notify
 from dieselfs.process.state_dirs import locked
 from dieselfs.process.system_limits import allow_descriptors, room_bytes
 from dieselfs.records import NoteChange
+from dieselfs.rpc.login import check_provider
 from dieselfs.rpc.records import CheckRecord
 from dieselfs.rpc.serving.handshake import LOCAL_USER
 from dieselfs.rpc.serving.server import RpcServer, open_listeners
@@ -230,7 +231,7 @@ def _shared_bytes(settings: ServerSettings) -> int:
 def _environment_checks(
     settings: ServerSettings, certificates: Certificates
 ) -> list[Callable[[], CheckRecord]]:
-    """The checks of disks, of TLS and of etcd, of a server that uses them."""
+    """The checks of disks, of TLS, of etcd and of the identity provider, of a server that uses them."""
     found: list[Callable[[], CheckRecord]] = [
         partial(condition.disk, folder) for folder in folders(settings.store)
     ]
@@ -238,6 +239,8 @@ def _environment_checks(
         found.append(lambda: condition.tls(settings.tls, certificates.file, time.time()))
     if (registry := settings.registry) is not None:
         found.append(lambda: condition.etcd(registry))
+    if (provider := settings.provider) is not None:
+        found.append(lambda: check_provider(provider.issuer, provider.authority))
     return found
 
 

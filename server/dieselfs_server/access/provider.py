@@ -5,6 +5,7 @@ A token is good for one exchange: it buys a key, which expires. All that follows
 """
 
 import logging
+import re
 import time
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -16,40 +17,29 @@ import trio
 from dieselfs.errors import AccessDenied, DieselfsError, InvalidInput, Unavailable
 from dieselfs.limits import TOKEN_BYTES_MAX
 from dieselfs.net.auth import PROVIDER_MARK, Verifier, check_key_id, check_user_name
-from dieselfs.oidc.provider import discover, endpoint, request
+from dieselfs.oidc.provider import SKEW_S, fetch_keys
 from dieselfs_server.access.accounts import Person, StoredKey, with_login
 from dieselfs_server.access.users import UserStore
 from dieselfs_server.settings import ProviderSettings
 
 ALGORITHMS = ("RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512", "EdDSA")
 """Signatures that only the provider can make; none with a shared secret."""
-SKEW_S = 60.0
-"""Clocks of the provider and of the servers may differ by this."""
-
 KEYS_FRESH_S = 3600.0
 """The provider's keys are asked for again after this."""
 KEYS_KEPT_S = 86_400.0
 """While the provider is away, its last keys count for this long."""
 ASK_S = 30.0
 """At least between two questions to the provider, whatever tokens arrive."""
-KEYS_MAX = 64
 GROUPS_MAX = 1_000
 """Of a token; more are an error, so that none is left out in silence."""
+
+_SERVICE_ACCOUNT = re.compile(r"system:serviceaccount:([^:@]+):([^:@]+)")
+"""The subject of a token of Kubernetes: namespace and name. All accounts of a namespace are a group there."""
 
 LOGINS_AT_ONCE = 4
 """Threads that check tokens, and may wait for the provider."""
 
 log = logging.getLogger(__name__)
-
-
-def fetch_keys(issuer: str, authority: str | None) -> list[dict[str, Any]]:
-    """The public keys of a provider. Raises Unavailable, InvalidInput."""
-    url = endpoint(discover(issuer, authority), "jwks_uri")
-    status, found = request(url, authority)
-    keys = found.get("keys")
-    if status != 200 or not isinstance(keys, list) or len(keys) > KEYS_MAX:
-        raise Unavailable(f"identity provider: {url}: not a list of up to {KEYS_MAX} keys")
-    return [key for key in keys if isinstance(key, dict)]
 
 
 class SigningKeys:
@@ -131,6 +121,8 @@ class Provider:
 
     def _person(self, claims: Mapping[str, Any]) -> Person:
         name, groups = claims.get(self._settings.user_claim), claims.get(self._settings.groups_claim, [])
+        if isinstance(name, str) and (account := _SERVICE_ACCOUNT.fullmatch(name)):
+            name, groups = f"{account[2]}@{account[1]}", [f"system:serviceaccounts:{account[1]}"]
         if not isinstance(name, str) or (
             self._settings.user_claim == "email" and not claims.get("email_verified")
         ):

@@ -17,6 +17,7 @@ from jwt.algorithms import RSAAlgorithm
 from dieselfs.errors import AccessDenied, InvalidInput, Unavailable
 from dieselfs.limits import TOKEN_BYTES_MAX
 from dieselfs.net.auth import Key
+from dieselfs.oidc.provider import SKEW_S
 from dieselfs_server.access.accounts import (
     LOGIN_TOKEN_LIFETIME_S_MAX,
     LOGINS_PER_USER_MAX,
@@ -35,7 +36,6 @@ from dieselfs_server.access.provider import (
     ASK_S,
     KEYS_FRESH_S,
     KEYS_KEPT_S,
-    SKEW_S,
     Provider,
     ProviderLogins,
     SigningKeys,
@@ -77,6 +77,11 @@ def test_a_token_names_a_user_and_the_groups_that_the_table_maps() -> None:
     person = provider().person(signed(groups=["/ml", "/unknown", "everyone", 7]))
     assert person == Person("oidc:ada", "7", frozenset({"vision"}))
     assert provider().person(signed(RSA, "RS256", aud=["other", "dieselfs"])).name == "oidc:ada"
+    of_kubernetes = ProviderSettings(
+        ISSUER, ["dieselfs"], "sub", groups={"system:serviceaccounts:lab": "vision"}
+    )
+    person = provider(of_kubernetes).person(signed(sub="system:serviceaccount:lab:train"))
+    assert (person.name, person.groups) == ("oidc:train@lab", frozenset({"vision"}))
     late_s = int(time.time()) - SKEW_S / 2
     assert provider().person(signed(exp=late_s)).name == "oidc:ada"
 

@@ -14,7 +14,7 @@ from dieselfs.errors import EXIT_NOT_FOUND, EXIT_REFUSED, EXIT_UNAVAILABLE, EXIT
 from dieselfs.net.auth import read_key_file
 from dieselfs.net.private_file import write_private_file
 from dieselfs.rpc.client import ServerClient
-from dieselfs.rpc.login import kept_beside, read_login
+from dieselfs.rpc.login import check_provider, kept_beside, read_login
 from dieselfs.settings.table import login_file
 from tests.support.dlcmd import Dlcmd
 from tests.support.identity_provider import IdentityProvider, identity_provider
@@ -160,6 +160,24 @@ def test_a_service_logs_in_with_its_secret(site: Site, tmp_path: Path) -> None:
     assert user(*service, "--secret-file", secret, "--json").summary["user"] == "oidc:service-account-train"
     ended(site.key_file(user))
     assert "no right on any dataset" in user("ls").text
+
+
+def test_doctor_looks_at_the_provider(site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def found(dlcmd: Dlcmd) -> list[tuple[str, str]]:
+        checks = dlcmd.forked(["doctor", "--json"]).objects
+        return [(each["state"], each["text"]) for each in checks if each["name"] == "provider"]
+
+    user, provider = site.dlcmd(tmp_path / "dora"), site.provider
+    user = replace(user, variables={**user.variables, "DIESELFS_SERVER": site.server.unix})
+    answers = ("ok", f"{provider.issuer} answers, with 1 key")
+    assert found(user) == [answers, answers], "from the server, and from here"
+    provider.is_away = True
+    away, _ = found(user)
+    provider.is_away = False
+    assert away[0] == "failure" and "503" in away[1]
+    monkeypatch.setattr("dieselfs.oidc.provider.clock_ahead_s", lambda *_: 90.0)
+    late = check_provider(provider.issuer, str(provider.authority))
+    assert late.state == "failure" and "its clock is 1 min 30 s ahead" in late.text
 
 
 def test_a_token_goes_only_to_a_known_server_over_tls(site: Site, tmp_path: Path) -> None:

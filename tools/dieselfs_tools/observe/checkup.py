@@ -21,6 +21,7 @@ from dieselfs.net.address import Address, TcpAddress
 from dieselfs.process.state_dirs import check_private, runtime_folder
 from dieselfs.process.system_limits import available_bytes, room_bytes
 from dieselfs.rpc.client import ServerClient
+from dieselfs.rpc.login import check_provider
 from dieselfs.rpc.records import FAILURE, OK, WARNING, CheckRecord
 from dieselfs.settings.table import AUTO, FUSE, IMAGE, OFF
 from dieselfs.telemetry import catalogue
@@ -385,8 +386,9 @@ def peers(reports: Iterable[Report]) -> Iterator[CheckRecord]:
 
 
 def server_checks(session: Session, now: Callable[[], float] = time.time) -> Iterator[CheckRecord]:
-    """The checks of each server that this client may use, for administrators also those that servers make; and of the
-    nodes of the jobs of this machine. `now`: the clock of this machine, in seconds since 1970.
+    """The checks of each server that this client may use, for administrators also those that servers make; of the
+    identity provider from here; and of the nodes of the jobs of this machine. `now`: the clock of this machine, in
+    seconds since 1970.
     """
     settings = session.settings()
     addresses = session.client.servers()
@@ -408,6 +410,8 @@ def server_checks(session: Session, now: Callable[[], float] = time.time) -> Ite
         yield transport(address, settings.tls)
     if by_server:
         yield versions(by_server)
+    if settings.oidc_issuer:
+        yield check_provider(settings.oidc_issuer, settings.oidc_ca)
     yield from peers(report for _, report in published())
 
 
