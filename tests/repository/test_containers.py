@@ -14,6 +14,7 @@ import pytest
 
 from dieselfs import __version__
 from dieselfs_client.csi.plugin import NAME, run
+from dieselfs_client.csi.volumes import AUDIENCE
 from dieselfs_server.settings import ServerSettings
 from tests.support.documents import REPOSITORY
 from tests.support.kubernetes_manifests import CHART, FOLDER, manifests, render
@@ -129,6 +130,8 @@ def test_nodes_know_each_server_by_its_name() -> None:
 def test_kubernetes_knows_the_driver_by_the_name_of_the_plugin() -> None:
     driver, plugin = objects(render(EVERYTHING)["csi.yaml"])
     assert driver["metadata"]["name"] == NAME and driver["spec"]["podInfoOnMount"]
+    assert [each["audience"] for each in driver["spec"]["tokenRequests"]] == [AUDIENCE]
+    assert driver["spec"]["requiresRepublish"]
     (container,) = plugin["spec"]["template"]["spec"]["containers"]
     options = {option.opts[0] for option in run.params}
     assert {word.partition("=")[0] for word in container["args"]} <= options

@@ -31,7 +31,6 @@ from dieselfs_client.csi.messages import (
     messages,
 )
 from dieselfs_client.csi.volumes import ATTRIBUTE_PREFIX, Pending, Volume, Volumes
-from dieselfs_client.mount.points.options import MountOptions
 
 NAME = "csi.dieselfs"
 """Of the driver, in CSIDriver objects and volumes."""
@@ -177,7 +176,6 @@ def run(endpoint: str, node: str, plugins: str | None, keys: str, given: dict[st
         raise InvalidInput("give --server tcp://HOST:PORT: a node has no embedded server")
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(message)s", stream=sys.stderr)
     os.umask(0o077)
-    base = MountOptions(server=settings.server, key_file=settings.key_file, allow_other=True)
     ended, failures = Event(), list[str]()
 
     def fail(reason: str) -> None:
@@ -187,7 +185,8 @@ def run(endpoint: str, node: str, plugins: str | None, keys: str, given: dict[st
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: ended.set())
     registered = [str(Path(plugins) / f"{NAME}-reg.sock")] if plugins else []
-    server = serve(Plugin(Volumes(Path(keys).absolute(), base), node, endpoint, fail), endpoint, *registered)
+    volumes = Volumes(Path(keys).absolute(), settings)
+    server = serve(Plugin(volumes, node, endpoint, fail), endpoint, *registered)
     _log.info("%s %s serves %s on node %s", NAME, __version__, endpoint, node)
     ended.wait()
     server.stop(STOP_TIMEOUT_S).wait()

@@ -1,12 +1,15 @@
 """The volumes of a node: publishes datasets at the paths that Kubernetes gives, and takes them away.
 
-A volume is a mount of its own, whose processes outlive the plugin. All that is kept is the key of each volume, in a
-file. This module mounts, and writes files.
+A volume is a mount of its own, whose processes outlive the plugin. Files keep the options of each volume, and its key,
+which is that of a secret, or one that servers have given for a token of the pod. This module mounts, writes files, and
+opens sockets.
 """
 
 import hashlib
+import json
 import logging
 import os
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
@@ -18,9 +21,12 @@ from dieselfs.limits import MOUNT_START_TIMEOUT_S
 from dieselfs.names import SCHEME, is_file_path, is_location, parse_location
 from dieselfs.net.auth import KEY_FILE_BYTES_MAX
 from dieselfs.net.private_file import write_private_file
+from dieselfs.oidc.grants import Tokens
+from dieselfs.rpc.login import Login, log_in, read_login
+from dieselfs.settings.table import Settings
 from dieselfs_client.daemon import control
 from dieselfs_client.mount.points.mount_table import is_stale, mount_at
-from dieselfs_client.mount.points.options import MountOptions, parse_options
+from dieselfs_client.mount.points.options import MountOptions, format_options, parse_options
 
 DATASET, SERVER, KEY = "dataset", "server", "key"
 """Attributes of a volume, and the entry of its secret that is a key file."""
@@ -41,6 +47,8 @@ SCHEMES = "tcp://", "etcd://"
 """Addresses of servers that a volume may name: not those of the node itself."""
 ATTRIBUTE_PREFIX = "csi.storage.k8s.io/"
 """Of attributes that Kubernetes adds."""
+TOKENS, AUDIENCE = f"{ATTRIBUTE_PREFIX}serviceAccount.tokens", "dieselfs"
+"""The tokens of the service account of a pod, by audience, and the audience of ours: `tokenRequests` of the driver."""
 LAYERS_MAX = 8
 """Mounts on one path that an unpublication takes away: one, or a few that have ended one after the other."""
 
@@ -74,6 +82,14 @@ class Volume:
             )
         return parse_location(text if is_location(text) else SCHEME + text).part
 
+    def token(self) -> str:
+        """Of the service account of the pod; empty without one. Raises InvalidInput."""
+        try:
+            found = json.loads(self.attributes.get(TOKENS) or "{}")
+            return str(found[AUDIENCE]["token"]) if AUDIENCE in found else ""
+        except (ValueError, TypeError, KeyError, RecursionError):
+            raise InvalidInput(f"attribute {TOKENS}: not as Kubernetes writes it") from None
+
     def options(self, base: MountOptions) -> MountOptions:
         """`base` with the options of the volume. Raises InvalidInput."""
         options = base
@@ -100,37 +116,44 @@ class Volumes:
     """The volumes of this node. Calls may come from several threads.
 
     - `folder`: where the keys of volumes are kept, for root alone
-    - `base`: the options of all volumes, with the server and the key of the node
+    - `settings`: of all volumes, with the server and the key of the node
     """
 
-    def __init__(self, folder: Path, base: MountOptions) -> None:
-        self._folder, self._base = folder, base
+    def __init__(self, folder: Path, settings: Settings) -> None:
+        self._folder, self._settings = folder, settings
+        self._base = MountOptions(server=settings.server, key_file=settings.key_file, allow_other=True)
         self._pending: set[str] = set()
         self._guard = Lock()
         """Of `_pending`."""
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
 
     def publish(self, volume: Volume, timeout_s: float = MOUNT_START_TIMEOUT_S) -> None:
-        """Mount the dataset of a volume on its path, which is made. A volume that is there already stays as it is.
+        """Mount the dataset of a volume on its path, which is made. A volume that is there already stays as it is; a
+        login for a token of its pod is renewed when it is due, so the kubelet calls this periodically.
 
-        Raises InvalidInput, AlreadyExists if another dataset is mounted there, Pending, and the errors of
-        `control.mount`. After an error nothing is left.
+        Raises InvalidInput, AlreadyExists if another dataset is mounted there, or this one with other options, Pending,
+        and the errors of `log_in` and `control.mount`. After an error nothing is left that was not there.
         """
         target, location = _checked(volume.target), volume.location()
-        options = volume.options(self._base)
-        key = self._key_file(target)
-        if KEY in volume.secrets:
+        options, stated = volume.options(self._base), format_options(volume.options(MountOptions())).encode()
+        key, kept = self._file(target, "key"), self._file(target, "options")
+        token = volume.token() if volume.is_inline and KEY not in volume.secrets else ""
+        if KEY in volume.secrets or token:
             options = replace(options, key_file=str(key))
         elif volume.is_inline:
             # Or each user who may make pods would read what the node may read.
             raise InvalidInput(
-                f"a volume in a pod needs a secret with the entry {KEY!r}: nodePublishSecretRef"
+                f"a volume in a pod needs a secret with the entry {KEY!r} (nodePublishSecretRef), or a token of its "
+                f"service account (tokenRequests with the audience {AUDIENCE!r} in the CSIDriver object)"
             )
         with self._alone(target):
             if (record := mount_at(target)) is not None and not is_stale(target):
-                if record.is_dieselfs and record.dataset == location:
-                    return
-                raise AlreadyExists(f"{target}: {record.source} is mounted there")
+                if not record.is_dieselfs or record.dataset != location:
+                    raise AlreadyExists(f"{target}: {record.source} is mounted there")
+                if kept.exists() and kept.read_bytes() != stated:
+                    raise AlreadyExists(f"{target}: the volume is published with other options")
+                self._log_in(options, token)
+                return
             was_there = record is not None
             try:
                 if not was_there:
@@ -142,6 +165,8 @@ class Volumes:
                             f"the entry {KEY!r} of the secret has more than {KEY_FILE_BYTES_MAX} bytes"
                         )
                     write_private_file(key, content)
+                self._log_in(options, token)
+                write_private_file(kept, stated)
                 control.mount(SCHEME + location, target, options, timeout_s)
             except BaseException:
                 if not was_there:
@@ -149,6 +174,15 @@ class Volumes:
                         self._remove(target)
                 raise
         _log.info("published %s at %s", location, target)
+
+    def _log_in(self, options: MountOptions, token: str) -> None:
+        """Get the key of a volume for a token, if there is one, and the key is due. The node's key knows the server."""
+        if not token:
+            return
+        key = Path(str(options.key_file))
+        login = read_login(key)
+        if login is None or time.time() >= login.due_s:
+            log_in(replace(self._settings, server=options.server), key, Login("", ""), Tokens(token, ""))
 
     def unpublish(self, target: str) -> None:
         """Unmount what is at a path, and remove the path. Nothing happens if nothing is there.
@@ -165,7 +199,8 @@ class Volumes:
         _log.info("unpublished %s", target)
 
     def _remove(self, target: str) -> None:
-        self._key_file(target).unlink(missing_ok=True)
+        for kept in self._folder.glob(self._file(target, "*").name):
+            kept.unlink(missing_ok=True)
         try:
             os.rmdir(target)
         except FileNotFoundError:
@@ -173,8 +208,8 @@ class Volumes:
         except OSError as error:
             raise MountError(f"{target}: cannot be removed: {error.strerror}") from None
 
-    def _key_file(self, target: str) -> Path:
-        return self._folder / f"{hashlib.sha256(target.encode()).hexdigest()}.key"
+    def _file(self, target: str, kind: str) -> Path:
+        return self._folder / f"{hashlib.sha256(target.encode()).hexdigest()}.{kind}"
 
     @contextmanager
     def _alone(self, target: str) -> Iterator[None]:

@@ -1,12 +1,13 @@
 """The node plugin, over its gRPC and with real mounts: the cases of csi-sanity for a node, and those of Kubernetes."""
 
+import json
 import os
 import signal
 import subprocess
 import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,13 +15,19 @@ from typing import Any
 import pytest
 
 from dieselfs import __version__
+from dieselfs.dataset import Dataset
+from dieselfs.net.auth import read_key_file
+from dieselfs.net.private_file import write_private_file
+from dieselfs.rpc.login import kept_beside
 from dieselfs_client.csi.messages import CALLS, entries, messages
 from dieselfs_client.csi.plugin import NAME
+from dieselfs_client.csi.volumes import AUDIENCE, TOKENS
 from dieselfs_client.daemon import control
 from dieselfs_client.mount.points.mount_table import mount_at
 from lab.network import clear
 from tests.client.conftest import FILES, needs_root
-from tests.support.server import RunningServer
+from tests.support.identity_provider import identity_provider
+from tests.support.server import RunningServer, running_server
 
 grpc = pytest.importorskip("grpc", reason="needs grpcio (the extra `csi`)")
 pytestmark = [
@@ -119,16 +126,12 @@ def test_a_volume_is_published_once_and_taken_away_once(kubelet: Kubelet) -> Non
     target = kubelet.publish("a", volume_context={"dataset": "dl://letters/train", "memory": "64MB"})
     assert (target / "7.txt").read_bytes() == FILES["train/7.txt"]
     record = mount_at(str(target))
-    kubelet.publish("a", volume_context={"dataset": "letters/train"})
+    kubelet.publish("a", volume_context={"dataset": "letters/train", "memory": "64MB"})
     assert mount_at(str(target)) == record
-    code, _ = kubelet.fails(
-        "NodePublishVolume",
-        volume_id="a",
-        target_path=str(target),
-        volume_capability=READER,
-        volume_context={"dataset": "letters"},
-    )
-    assert code == "ALREADY_EXISTS"
+    given = {"volume_id": "a", "target_path": str(target), "volume_capability": READER}
+    for other in ({"dataset": "letters", "memory": "64MB"}, {"dataset": "letters/train"}):
+        assert kubelet.fails("NodePublishVolume", **given, volume_context=other)[0] == "ALREADY_EXISTS"
+    assert mount_at(str(target)) == record
     with open(target / "7.txt", "rb") as opened:
         for _ in range(2):
             kubelet.unpublish(target)
@@ -172,10 +175,55 @@ def test_the_secret_of_a_pod_is_its_identity(kubelet: Kubelet, server: RunningSe
     reader = server.user("ada", letters="read").read_text()
     kubelet("NodePublishVolume", **publication, secrets={"key": reader})
     assert (Path(target) / "train/7.txt").read_bytes() == FILES["train/7.txt"]
-    (kept,) = (kubelet.folder / "keys").iterdir()
+    (kept,) = (kubelet.folder / "keys").glob("*.key")
     assert kept.read_text() == reader and kept.stat().st_mode & 0o777 == 0o600
     kubelet.unpublish(Path(target))
-    assert not kept.exists()
+    assert not list((kubelet.folder / "keys").iterdir())
+
+
+def test_the_service_account_of_a_pod_is_its_identity(folder: Path, tmp_path: Path) -> None:
+    own = folder / "tokens"
+    (own / "pods").mkdir(parents=True)
+    with identity_provider(tmp_path) as provider:
+        settings = ["--oidc-issuer", provider.issuer, "--oidc-ca", str(provider.authority)]
+        settings += ["--oidc-user-claim", "sub", "--oidc-groups", "system:serviceaccounts:team-a=vision"]
+
+        def context(account: str, **attributes: str) -> dict[str, str]:
+            token = provider.token({"sub": f"system:serviceaccount:{account}"})
+            tokens = {"other": {"token": "x"}, AUDIENCE: {"token": token, "expirationTimestamp": "2100"}}
+            ephemeral = {"csi.storage.k8s.io/ephemeral": "true", TOKENS: json.dumps(tokens)}
+            return {"dataset": "letters", **ephemeral, **attributes}
+
+        with running_server(tmp_path / "server", settings) as server, closing(server.client()) as client:
+            with Dataset(server.settings(), "letters", must_exist=False) as dataset:
+                dataset.put("a", b"text")
+            client.add_members("vision", [])
+            client.grant("group:vision", "letters", "read")
+            with plugin(own, server.tcp, server.user("node")) as kubelet:
+                wrong = {"volume_id": "x", "target_path": f"{own}/pods/x", "volume_capability": READER}
+                for given, code in (
+                    (context("team-b:train"), "NOT_FOUND"),
+                    (context("team-a:train", **{TOKENS: '{"dieselfs": 1}'}), "INVALID_ARGUMENT"),
+                    (
+                        context("team-a:train", **{TOKENS: '{"dieselfs": {"token": "x"}}'}),
+                        "PERMISSION_DENIED",
+                    ),
+                ):
+                    assert kubelet.fails("NodePublishVolume", **wrong, volume_context=given)[0] == code
+                assert not list((own / "pods").iterdir()) and not list((own / "keys").iterdir())
+                target = kubelet.publish("x", volume_context=context("team-a:train"))
+                assert (target / "a").read_bytes() == b"text"
+                (kept,) = (own / "keys").glob("*.key")
+                first = read_key_file(kept)
+                assert first.user == "oidc:train@team-a"
+                kubelet.publish("x", volume_context=context("team-a:train"))
+                assert read_key_file(kept) == first
+                login = json.loads(kept_beside(kept).read_text())
+                write_private_file(kept_beside(kept), json.dumps({**login, "made_s": 0.0}).encode())
+                kubelet.publish("x", volume_context=context("team-a:train"))
+                assert read_key_file(kept).key_id != first.key_id, "it is renewed when it is due"
+                kubelet.unpublish(target)
+                assert not list((own / "keys").iterdir())
 
 
 def test_several_pods_at_a_time(kubelet: Kubelet) -> None:
