@@ -101,10 +101,11 @@ BULK_IDLE_TIMEOUT_S = 30.0
 SNAPSHOT_BUILD_TIMEOUT_S = 600.0
 
 BULK_BYTES_MAX = 512 * MIB
-MIRROR_SNAPSHOT_BYTES_MAX = 192 * MIB
-"""Of a snapshot that a mirror gets: one and a half million files."""
 """Bulk bytes of uploads that a server receives at the same time."""
 BULK_BYTES_PER_USER_MAX = 256 * MIB
+MIRROR_PART_BYTES = 64 * MIB
+"""Of the snapshot of a mirror, which is sent in parts: as much as half a million files."""
+MIRROR_PARTS_MAX = SNAPSHOT_BYTES_MAX // MIRROR_PART_BYTES
 REPLY_BYTES_MAX = 1 * GIB
 """Bulk bytes of replies that a server holds at the same time, until their clients have received them."""
 REPLY_BYTES_PER_USER_MAX = 512 * MIB
@@ -315,7 +316,7 @@ assert LISTING_ENTRIES_MAX * 128 + LISTING_BYTES_MAX + PATH_BYTES_MAX + NAME_BYT
 assert REPORT_LINES_MAX * (REPORT_LINE_BYTES_MAX + 128) < FRAME_BYTES_MAX
 assert ATTACHED_PER_REPLY_MAX * (PATH_BYTES_MAX + REPORT_LINE_BYTES_MAX + 512) < FRAME_BYTES_MAX
 assert LISTING_ENTRIES_MAX <= REDIS_SCAN_ENTRIES
-assert MIRROR_SNAPSHOT_BYTES_MAX <= BULK_BYTES_PER_USER_MAX
+assert MIRROR_PART_BYTES <= BULK_BYTES_PER_USER_MAX
 assert CHUNK_OBJECT_BYTES_MAX <= BULK_BYTES_PER_USER_MAX < BULK_BYTES_MAX
 assert CHUNK_PAYLOAD_BYTES_MAX <= REPLY_BYTES_PER_USER_MAX < REPLY_BYTES_MAX
 assert SHARED_PAYLOADS_MAX * OPEN_FILE_HELD_BYTES <= CHUNK_PAYLOAD_BYTES_MAX

@@ -5,7 +5,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 from dieselfs.errors import AlreadyExists
-from dieselfs.limits import JOB_ANSWER_TIMEOUT_S, JOB_INTERVAL_S_MIN
+from dieselfs.limits import JOB_ANSWER_TIMEOUT_S, JOB_INTERVAL_S_MIN, MIRROR_PART_BYTES
 from dieselfs.records import DatasetRecord
 from dieselfs.rpc.calls import Calls
 from dieselfs.rpc.encrypted import cipher_of, keyring
@@ -76,8 +76,21 @@ class DatasetCalls(Calls):
 
     def put_mirror(self, dataset: str, snapshot: Buffer) -> MirrorRecord:
         """Show a snapshot of the origin, all of whose chunks are stored. Raises InvalidInput, Damaged, NotFound."""
-        sent = {"bulk": [snapshot], "bulk_length": len(snapshot)}
+        view = memoryview(snapshot)
+        parts = [view[at : at + MIRROR_PART_BYTES] for at in range(0, len(view), MIRROR_PART_BYTES)]
+        for number, part in enumerate(parts[:-1]):
+            self._put_part(dataset, part, number, len(parts))
+        return self._put_part(dataset, parts[-1], len(parts) - 1, len(parts))
+
+    def _put_part(self, dataset: str, content: memoryview, part: int, parts: int) -> MirrorRecord:
+        sent = {"bulk": [content], "bulk_length": len(content), "part": part, "parts": parts}
         return self._record(MirrorRecord, "put_mirror", dataset=dataset, **sent)
+
+    def promote_mirror(self, dataset: str) -> MirrorRecord:
+        """Make a mirror a dataset of its own, with what it shows; returns what it was. Raises InvalidInput, NotFound,
+        StorageFull.
+        """
+        return self._record(MirrorRecord, "promote_mirror", dataset=dataset)
 
     def mirrors(self) -> list[MirrorRecord]:
         """The mirrors that this user may read, ordered by name."""

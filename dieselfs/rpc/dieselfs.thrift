@@ -409,8 +409,14 @@ service ChunkServer extends Handshake {
    * has.
    */
   MirrorInfo keep_mirror(1: string dataset, 2: string origin, 3: i64 generation) throws (1: Refusal refusal)
-  /** Followed by a snapshot of the origin, all of whose chunks are stored: the mirror shows it from now on. */
-  MirrorInfo put_mirror(1: string dataset, 2: i64 bulk_length) throws (1: Refusal refusal)
+  /**
+   * Followed by a part of a snapshot of the origin, all of whose chunks are stored: 0 to `parts` - 1, in order. With the
+   * last one, the mirror shows it from now on.
+   */
+  MirrorInfo put_mirror(1: string dataset, 2: i64 bulk_length, 3: i32 part = 0, 4: i32 parts = 1)
+    throws (1: Refusal refusal)
+  /** Make a mirror a dataset of its own, with the files of the generation that it shows; returns what it was. */
+  MirrorInfo promote_mirror(1: string dataset) throws (1: Refusal refusal)
   /** The mirrors that the caller may read. */
   list<MirrorInfo> list_mirrors() throws (1: Refusal refusal)
   /** Protect the chunks of a snapshot from purges for `lease_s`; 0: end the pin. */

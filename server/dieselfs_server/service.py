@@ -106,22 +106,26 @@ class Service:
         self.page = make_page(self)
         mirrors = Mirrors(store, metadata, tags)
         names_of_datasets, stores, keys = DatasetNames(store), (store, metadata), DatasetKeys(store)
+        copies = CopyCalls(*stores, ids, quotas, executor, catalog, snapshots, tags, keys, mirrors)
         self.handlers = handlers_of(
             AccountCalls(metadata, users, quotas, self.usages),
             DatasetCalls(
-                *stores,
-                users,
-                quotas,
-                catalog,
-                names_of_datasets,
-                snapshots,
-                tags,
-                shared,
-                keys,
-                mirrors,
+                *stores, users, quotas, catalog, names_of_datasets, snapshots, tags, shared, keys, mirrors
             ),
             MirrorCalls(mirrors, metadata, metrics),
-            MaintenanceCalls(*stores, ids, sources, snapshots, tags, scratch, room or Room(), quotas, share),
+            MaintenanceCalls(
+                *stores,
+                ids,
+                sources,
+                snapshots,
+                tags,
+                scratch,
+                room or Room(),
+                quotas,
+                share,
+                mirrors,
+                copies,
+            ),
             ServerCalls(
                 *stores,
                 identity,
@@ -134,7 +138,7 @@ class Service:
                 ),
                 self.page,
             ),
-            CopyCalls(*stores, ids, quotas, executor, catalog, snapshots, tags, keys, mirrors),
+            copies,
             LeaseCalls(metadata),
             ReadCalls(metadata, executor, shared, catalog, snapshots, tags, mirrors, metrics),
             WriteCalls(*stores, ids, quotas, self.refresh, metrics, sources, keys, checksums, mirrors),

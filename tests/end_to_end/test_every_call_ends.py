@@ -67,6 +67,7 @@ METHODS: dict[str, Callable[[Any], object]] = {
     "delete_tag": lambda client: client.delete_tag("d", "t"),
     "keep_mirror": lambda client: client.keep_mirror("d", "site:d", 1),
     "put_mirror": lambda client: client.put_mirror("d", bytes(1000)),
+    "promote_mirror": lambda client: client.promote_mirror("d"),
     "mirrors": lambda client: client.mirrors(),
     "pin": lambda client: client.pin("d", "h", 1, 1, 60),
     "pins": lambda client: client.pins("d"),

@@ -155,6 +155,13 @@ def late_record(dataset_id: bytes) -> str:
     return f"late-{dataset_id.hex()}"
 
 
+def promotion_record(dataset_id: bytes) -> str:
+    """Name of the record of a mirror that becomes a dataset of its own: until its chunks with entries are all stored,
+    none is applied.
+    """
+    return f"promotes-{dataset_id.hex()}"
+
+
 def _check_upload(chunk_id: bytes, header: ChunkHeader, name: str, now_ns: int, source: str) -> None:
     """Raise InvalidInput for the chunk of a client that names another dataset, or was made in the future."""
     if header.dataset != name:
@@ -346,11 +353,13 @@ def catch_up_dataset(
 
     `since_s`: look at chunks since then; 0: of any age, because applied ones may have been lost, and IDs of chunks have
     the clocks of their writers; None: since shortly before the newest one that is applied, or 0 if a writer's clock was
-    far behind. `more`: whether to apply one more, after the first one.
+    far behind. `more`: whether to apply one more, after the first one. Of a mirror that is being promoted, none is.
     """
     _claim_name(DatasetNames(store), dataset)
     if (ahead := versions_ahead(metadata, dataset, now_ns)) is not None:
         log.warning("%s", ahead)
+    if not dataset.files and store.get_record(promotion_record(dataset.dataset_id)) is not None:
+        return 0, None
     if since_s is None and store.get_record(late_record(dataset.dataset_id)) is not None:
         since_s = 0
     if since_s == 0:

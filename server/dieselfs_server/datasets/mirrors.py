@@ -6,27 +6,36 @@ digest. The snapshot is the tag `mirror`: its chunks stay, and replacing the tag
 
 Chunks of a mirror have no entries: the metadata store has their records alone. Such a chunk is dead from the beginning,
 and what keeps it is the tag. When a generation no longer needs it, its record is made again, so that the grace time and
-pins count from then. All functions block.
+pins count from then.
+
+One caller at a time changes the record and the tag, on any server, by a lease. A crash between the two leaves a record
+that is older than the tag: what is shown is whole, and the next round shows it again.
+
+Promoted, a mirror gets chunks with entries, which refer to those that it has. They are applied all at once, by a
+rebuild of the metadata: then the dataset has files, and from this instant on it is no mirror. All functions block.
 """
 
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
+from secrets import token_hex
 from threading import Lock
-from typing import Self
+from typing import Any, Self, cast
 
 from dieselfs.chunk.format import PREAMBLE_BYTES, Op, decode_preamble
 from dieselfs.chunk.ids import chunk_name
-from dieselfs.errors import AccessDenied, Damaged, InvalidInput, NotFound
+from dieselfs.errors import AccessDenied, Damaged, InvalidInput, NotFound, Unavailable
 from dieselfs.names import printable
 from dieselfs.records import DatasetRecord, Extent, FileRecord
 from dieselfs.rpc.records import MirrorRecord
 from dieselfs.snapshot.freshness import is_older
 from dieselfs.snapshot.reader import Snapshot
 from dieselfs.snapshot.signature import check_snapshot_signature
-from dieselfs_server.datasets.commit import read_header
+from dieselfs_server.datasets.commit import promotion_record, read_header
 from dieselfs_server.datasets.tags import TagStore
+from dieselfs_server.leases.lease import end_lease, take_lease
 from dieselfs_server.metadata.interface import MetadataStore
 from dieselfs_server.store.interface import ObjectStore
 
@@ -35,6 +44,8 @@ LOOK_S = 1.0
 """How long a process takes what it knows of a mirror for current: other servers may have changed it."""
 SNAPSHOTS_OPEN_MAX = 2
 """Snapshots of mirrors in memory."""
+LEASE = "mirror"
+"""The note of who changes a mirror."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +103,9 @@ class Mirrors:
             found = self._known.get(dataset_id)
         if found is not None and self._clock() < found[0]:
             return found[1]
+        return self._read(dataset_id)
+
+    def _read(self, dataset_id: bytes) -> _State | None:
         record = _record_name(dataset_id)
         content = self._store.get_record(record)
         return self._keep(dataset_id, None if content is None else _State.decode(content, record))
@@ -104,6 +118,23 @@ class Mirrors:
     def _put(self, dataset_id: bytes, state: _State) -> None:
         self._store.put_record(_record_name(dataset_id), state.encode())
         self._keep(dataset_id, state)
+
+    @contextmanager
+    def _alone(self, dataset: DatasetRecord, now_s: int) -> Iterator[_State | None]:
+        """The state of a dataset, which nobody else changes in the block. Raises Unavailable if somebody does."""
+        dataset_id, holder = dataset.dataset_id, f"a change of the mirror {dataset.name} ({token_hex(4)})"
+        take_lease(self._metadata, dataset_id, holder, now_s * 10**9, LEASE)
+        try:
+            yield self._read(dataset_id)
+        finally:
+            end_lease(self._metadata, dataset_id, holder, LEASE)
+
+    def check_settled(self, dataset_id: bytes, name: str) -> None:
+        """Raise InvalidInput for a mirror whose promotion has begun."""
+        if self._store.get_record(promotion_record(dataset_id)) is not None:
+            raise InvalidInput(
+                f"dl://{name} is being promoted; if that was interrupted, continue: dlcmd mirror --promote dl://{name}"
+            )
 
     def _state_of(self, dataset: DatasetRecord) -> _State | None:
         """As `_state`; one with files of its own costs no request."""
@@ -175,31 +206,46 @@ class Mirrors:
 
         Raises InvalidInput for a dataset with other content, or with another origin.
         """
-        state = self._state(dataset.dataset_id)
-        if state is None:
-            if dataset.chunks or dataset.files or not origin.isprintable():
-                raise InvalidInput(
-                    f"dl://{dataset.name} has content of its own, so it cannot become a mirror"
-                )
-            state = _State(origin, current_s=now_s)
-        if state.origin != origin:
-            raise InvalidInput(f"dl://{dataset.name} is a mirror of {state.origin}, not of {origin}")
-        is_current = newest == state.generation
-        state = replace(state, newest=newest, current_s=now_s if is_current else state.current_s)
-        self._put(dataset.dataset_id, state)
+        with self._alone(dataset, now_s) as state:
+            self.check_settled(dataset.dataset_id, dataset.name)
+            if state is None or dataset.files:
+                if dataset.chunks or dataset.files or not origin.isprintable():
+                    raise InvalidInput(
+                        f"dl://{dataset.name} has content of its own, so it cannot become a mirror"
+                    )
+                state = _State(origin, current_s=now_s)
+            if state.origin != origin:
+                raise InvalidInput(f"dl://{dataset.name} is a mirror of {state.origin}, not of {origin}")
+            is_current = newest == state.generation
+            state = replace(state, newest=newest, current_s=now_s if is_current else state.current_s)
+            self._put(dataset.dataset_id, state)
         return _record_of(dataset.name, state)
 
-    def show(self, dataset: DatasetRecord, content: bytes | bytearray, now_ns: int) -> MirrorRecord:
-        """Show the generation of a snapshot from the origin, all of whose chunks are stored here.
+    def keep_part(self, dataset: DatasetRecord, part: int, content: bytes | bytearray) -> MirrorRecord:
+        """Store a part of a snapshot, whose last part `show` gets. Raises InvalidInput for what is no mirror."""
+        if (state := self._read(dataset.dataset_id)) is None:
+            raise InvalidInput(f"dl://{dataset.name} is not a mirror")
+        self._store.put_record(f"{_parts(dataset.dataset_id)}{part}", bytes(content))
+        return _record_of(dataset.name, state)
+
+    def _joined(self, dataset: DatasetRecord, parts: int, last: bytes | bytearray) -> bytes:
+        found = [self._store.get_record(f"{_parts(dataset.dataset_id)}{part}") for part in range(parts)]
+        if None in found:
+            raise Unavailable(f"dl://{dataset.name}: a part of the snapshot is missing; try again")
+        return b"".join([*filter(None, found), last])
+
+    def show(self, dataset: DatasetRecord, parts: int, last: bytes | bytearray, now_ns: int) -> MirrorRecord:
+        """Show the generation of a snapshot from the origin, all of whose chunks are stored here. `last`: its last
+        part, after those `parts` that are kept.
 
         Raises Damaged for a wrong snapshot, InvalidInput if it is older than the one that is shown, of another signer,
-        or if chunks are missing.
+        or if chunks are missing; Unavailable if another generation is shown meanwhile.
         """
         dataset_id = dataset.dataset_id
-        state, source = self._state(dataset_id), f"snapshot of {dataset.name} from its origin"
+        state, source = self._read(dataset_id), f"snapshot of {dataset.name} from its origin"
         if state is None:
             raise InvalidInput(f"dl://{dataset.name} is not a mirror")
-        snapshot = Snapshot(bytes(content), source)
+        snapshot = Snapshot(self._joined(dataset, parts, last), source)
         snapshot.verify()
         header = snapshot.header
         if (header.dataset, header.dataset_id, header.is_encrypted) != (dataset.name, dataset_id, False):
@@ -221,22 +267,33 @@ class Mirrors:
                 self._check_chunk(dataset_id, chunk_id, stated)
         for chunk_id in old.keys() - new.keys():
             self._die_now(dataset_id, chunk_id, now_ns)
-        self._tags.replace(snapshot, MIRROR_TAG)
-        state = replace(
-            state,
-            newest=max(state.newest, header.generation),
-            generation=header.generation,
-            updated_ns=header.updated_ns,
-            files=header.files,
-            total_bytes=header.total_bytes,
-            digest=header.digest.hex(),
-            signer=header.signer.hex(),
-            signature=header.signature.hex(),
-        )
-        if state.newest == state.generation:
-            state = replace(state, current_s=now_ns // 10**9)
-        self._put(dataset_id, state)
+        with self._alone(dataset, now_ns // 10**9) as present:
+            self.check_settled(dataset_id, dataset.name)
+            if present is None or present.digest != state.digest:
+                raise Unavailable(
+                    f"another round of the mirror {dataset.name} has ended meanwhile; try again"
+                )
+            self._tags.replace(snapshot, MIRROR_TAG)
+            state = replace(
+                present,
+                newest=max(present.newest, header.generation),
+                generation=header.generation,
+                updated_ns=header.updated_ns,
+                files=header.files,
+                total_bytes=header.total_bytes,
+                digest=header.digest.hex(),
+                signer=header.signer.hex(),
+                signature=header.signature.hex(),
+            )
+            if state.newest == state.generation:
+                state = replace(state, current_s=now_ns // 10**9)
+            self._put(dataset_id, state)
+        self._drop_parts(dataset_id)
         return _record_of(dataset.name, state)
+
+    def _drop_parts(self, dataset_id: bytes) -> None:
+        for record in self._store.list_records(_parts(dataset_id)):
+            self._store.delete_record(record)
 
     def _check_chunk(self, dataset_id: bytes, chunk_id: bytes, stated: tuple[bytes, int]) -> None:
         name = f"chunk {chunk_name(chunk_id)}"
@@ -259,14 +316,38 @@ class Mirrors:
         self._metadata.forget_chunk(dataset_id, chunk_id)
         self._metadata.apply(dataset_id, *chunk, now_ns)
 
+    def begin_promotion(self, dataset: DatasetRecord, now_s: int) -> tuple[MirrorRecord, Snapshot | None]:
+        """Show no other generation from now on. Returns the one that is shown, and its snapshot; None if the dataset
+        has its files already. Raises InvalidInput for what is no mirror, or shows nothing yet; Unavailable.
+        """
+        with self._alone(dataset, now_s) as state:
+            if state is None or not state.generation:
+                raise InvalidInput(f"dl://{dataset.name} is not a mirror that shows a generation")
+            if not dataset.files:
+                self._store.create_record(promotion_record(dataset.dataset_id), b"")
+        return _record_of(dataset.name, state), self.snapshot(dataset)
+
+    def end_promotion(self, dataset: DatasetRecord) -> None:
+        """The dataset has the entries of what it shows: it is no mirror any more."""
+        self.drop(dataset.dataset_id)
+        with suppress(NotFound):
+            self._tags.remove(dataset.name, dataset.dataset_id, MIRROR_TAG)
+
     def drop(self, dataset_id: bytes) -> None:
-        """Forget a mirror; no error for another dataset."""
-        self._store.delete_record(_record_name(dataset_id))
+        """Forget a mirror, whose tag stays; no error for another dataset."""
+        for record in (promotion_record(dataset_id), _record_name(dataset_id)):
+            self._store.delete_record(record)
+        self._drop_parts(dataset_id)
         self._keep(dataset_id, None)
 
 
 def _record_name(dataset_id: bytes) -> str:
     return f"mirror-{dataset_id.hex()}"
+
+
+def _parts(dataset_id: bytes) -> str:
+    """The beginning of the names of records with parts of a snapshot."""
+    return f"mirrored-{dataset_id.hex()}-"
 
 
 def _record_of(name: str, state: _State) -> MirrorRecord:
@@ -282,6 +363,24 @@ def _chunks_of(snapshot: Snapshot) -> dict[bytes, tuple[bytes, int]]:
         snapshot.chunk_id(chunk): (snapshot.chunk_digest(chunk), snapshot.chunk_payload_length(chunk))
         for chunk in range(snapshot.chunk_count)
     }
+
+
+class _Unapplied:
+    """A `MetadataStore` to which no chunk is applied."""
+
+    def __init__(self, metadata: MetadataStore) -> None:
+        self._metadata = metadata
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._metadata, name)
+
+    def apply(self, *_: object, **__: object) -> int:
+        return 0
+
+
+def unapplied(metadata: MetadataStore) -> MetadataStore:
+    """The same, but chunks that are stored through it are not applied."""
+    return cast("MetadataStore", _Unapplied(metadata))
 
 
 def entry_at(snapshot: Snapshot, path: bytes) -> FileRecord:

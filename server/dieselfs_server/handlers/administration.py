@@ -25,6 +25,7 @@ from dieselfs.rpc.records import (
     CheckRecord,
     DetachReport,
     FsckReport,
+    MirrorRecord,
     PageLink,
     PurgeReport,
     RebuildReport,
@@ -51,12 +52,13 @@ from dieselfs_server.datasets.mirrors import MIRROR_TAG, Mirrors
 from dieselfs_server.datasets.references import References
 from dieselfs_server.datasets.snapshots import SnapshotCache
 from dieselfs_server.datasets.tags import TagStore
+from dieselfs_server.handlers.copying import CopyCalls
 from dieselfs_server.maintenance import attachments, history
 from dieselfs_server.maintenance import fsck as checking
 from dieselfs_server.maintenance import purge as purging
 from dieselfs_server.maintenance import rebuild as rebuilding
 from dieselfs_server.maintenance import repack as repacking
-from dieselfs_server.maintenance.jobs import JOBS_MAX, MaintenanceJobs
+from dieselfs_server.maintenance.jobs import JOBS_MAX, MaintenanceJobs, Proceed
 from dieselfs_server.metadata.interface import MetadataStore
 from dieselfs_server.reading.shared_payloads import SharedPayloads
 from dieselfs_server.store.attached import Sources
@@ -222,6 +224,8 @@ class MaintenanceCalls:
     quotas: Quotas
     share: int
     """Processes of this server, which have equal parts of the limit of jobs."""
+    mirrors: Mirrors
+    copies: CopyCalls
 
     def __post_init__(self) -> None:
         self._jobs = MaintenanceJobs(self.metadata, time.time_ns, part_of(JOBS_MAX, self.share))
@@ -284,15 +288,36 @@ class MaintenanceCalls:
         if not -1 <= since_s <= TIME_S_MAX:
             raise InvalidInput(f"time {since_s} is out of range (-1 to {TIME_S_MAX})")
         asked = None if since_s < 0 else since_s, call.arguments.is_forced
+        if not call.arguments.is_forced:
+            await trio.to_thread.run_sync(self.mirrors.check_settled, dataset_id, name)
         work = rebuilding.rebuild, name, dataset_id, time.time_ns(), *asked
         return await self._run(call, dataset_id, f"rebuild of {name}", *work)
 
     async def fsck(self, call: Call) -> FsckReport:
         dataset, asked = await call.dataset(), (call.arguments.is_deep, call.arguments.is_repair)
+        await trio.to_thread.run_sync(self.mirrors.check_settled, dataset.dataset_id, dataset.name)
         work = checking.fsck, self.snapshots, self.tags, dataset, self.scratch, time.time_ns(), *asked
         report = await self._run(call, dataset.dataset_id, f"fsck of {dataset.name}", *work)
         await trio.to_thread.run_sync(history.note, self.store, history.FSCK, time.time())
         return report
+
+    async def promote_mirror(self, call: Call) -> MirrorRecord:
+        dataset = await call.dataset()
+        work = partial(self._promote, dataset)
+        return await self._jobs.run(dataset.dataset_id, f"promotion of {dataset.name}", work)
+
+    def _promote(self, dataset: DatasetRecord, proceed: Proceed) -> MirrorRecord:
+        shown, snapshot = self.mirrors.begin_promotion(dataset, int(time.time()))
+        if snapshot is not None:
+            trio.from_thread.run(self.copies.store_entries, dataset, snapshot)
+            # Clients refuse a generation that is smaller, or older, than one they have seen.
+            now_ns = max(time.time_ns(), shown.updated_ns + 1, (shown.generation + 1) * 10**9)
+            rebuilding.rebuild(
+                self.store, self.metadata, dataset.name, dataset.dataset_id, now_ns, proceed=proceed
+            )
+        self.mirrors.end_promotion(dataset)
+        log.info("%s, a mirror of %s, is promoted", dataset.name, shown.origin)
+        return shown
 
 
 class WebPage(Protocol):

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 
 import trio
 
+from dieselfs.errors import InvalidInput
+from dieselfs.limits import MIRROR_PARTS_MAX
 from dieselfs.rpc.records import MirrorRecord
 from dieselfs.telemetry.registry import Registry
 from dieselfs_server.access.accounts import Right
@@ -31,14 +33,20 @@ class MirrorCalls:
 
     async def keep_mirror(self, call: Call) -> MirrorRecord:
         dataset, asked = await call.dataset(), call.arguments
+        self._current_s.pop(dataset.name, None)  # it may be no mirror any more
         seen = dataset, asked.origin, asked.generation, int(time.time())
         return self._noted(await trio.to_thread.run_sync(self.mirrors.note_seen, *seen))
 
     async def put_mirror(self, call: Call) -> MirrorRecord:
-        dataset = await call.dataset()
-        return self._noted(
-            await trio.to_thread.run_sync(self.mirrors.show, dataset, call.bulk, time.time_ns())
-        )
+        dataset, part, parts = await call.dataset(), call.arguments.part, call.arguments.parts
+        if not 0 <= part < parts <= MIRROR_PARTS_MAX:
+            raise InvalidInput(
+                f"part {part} of {parts} of a snapshot is out of range (1 to {MIRROR_PARTS_MAX})"
+            )
+        if part < parts - 1:
+            return await trio.to_thread.run_sync(self.mirrors.keep_part, dataset, part, call.bulk)
+        sent = dataset, parts - 1, call.bulk, time.time_ns()
+        return self._noted(await trio.to_thread.run_sync(self.mirrors.show, *sent))
 
     def _noted(self, found: MirrorRecord) -> MirrorRecord:
         self._current_s[found.dataset] = found.current_s

@@ -157,14 +157,17 @@ class Excluded(Unavailable):
     """Another job has the lease."""
 
 
-def take_lease(metadata: MetadataStore, dataset_id: bytes, holder: str, now_ns: int) -> None:
-    """Take the lease, or renew it. `holder`: the job and its server, not the same for two jobs.
+def take_lease(
+    metadata: MetadataStore, dataset_id: bytes, holder: str, now_ns: int, note: str = NOTE
+) -> None:
+    """Take the lease, or renew it. `holder`: the job and its server, not the same for two jobs. `note`: of which kind
+    of jobs one runs at a time.
 
     Raises Excluded, which names the other holder, NotFound without metadata of the dataset, and Unavailable.
     """
 
     def attempt() -> bool:
-        (present,) = metadata.notes(dataset_id, [NOTE])
+        (present,) = metadata.notes(dataset_id, [note])
         if present is not None:
             other = Lease.of(present)
             if other.expires_ns > now_ns and other.value != holder.encode():
@@ -173,19 +176,19 @@ def take_lease(metadata: MetadataStore, dataset_id: bytes, holder: str, now_ns: 
                     "try again when it has ended"
                 )
         lease = Lease(now_ns + LEASE_S * 10**9, holder.encode())
-        return metadata.change_notes(dataset_id, [NoteChange(NOTE, present, lease.note())])
+        return metadata.change_notes(dataset_id, [NoteChange(note, present, lease.note())])
 
     until_done(attempt, "the lease of maintenance")
 
 
-def end_lease(metadata: MetadataStore, dataset_id: bytes, holder: str) -> None:
+def end_lease(metadata: MetadataStore, dataset_id: bytes, holder: str, note: str = NOTE) -> None:
     """Remove the lease, unless another job has it now. Raises NotFound."""
 
     def attempt() -> bool:
-        (present,) = metadata.notes(dataset_id, [NOTE])
+        (present,) = metadata.notes(dataset_id, [note])
         if present is None or Lease.of(present).value != holder.encode():
             return True
-        return metadata.change_notes(dataset_id, [NoteChange(NOTE, present, None)])
+        return metadata.change_notes(dataset_id, [NoteChange(note, present, None)])
 
     until_done(attempt, "the lease of maintenance")
 

@@ -145,7 +145,40 @@ def test_nobody_else_writes_a_mirror(dlcmd: Dlcmd, origin: Origin) -> None:
     assert digest(dlcmd, f"{here}@v1") == digest(dlcmd, "tree")
 
 
-def test_what_a_hostile_site_sends_is_refused(dlcmd: Dlcmd, origin: Origin) -> None:
+def test_a_mirror_is_promoted_when_its_origin_is_away(dlcmd: Dlcmd, origin: Origin) -> None:
+    here, promote = f"dl://{origin.name}", ("mirror", "--promote", "--json", f"dl://{origin.name}")
+    (origin.folder / "large.bin").write_bytes(os.urandom(3_000_000))
+    origin.sync()
+    dlcmd(*promote, exit_code=EXIT_NOT_FOUND)
+    (shown,) = dlcmd("mirror", "--once", "--json", origin.place).objects
+    before, listed = digest(dlcmd, here), dlcmd("ls", "-lR", here).lines
+    assert "is there, at generation" in dlcmd(*promote, exit_code=EXIT_USAGE).stderr
+    origin.connect("unix:/nowhere")
+    dlcmd(*promote, "-n")
+    (promoted,) = dlcmd(*promote).objects
+    assert promoted["generation"] == shown["generation"]
+    assert digest(dlcmd, here) == before and dlcmd("ls", "-lR", here).lines == listed
+    settings = Settings.load(home=dlcmd.home, environment=dlcmd.environment())
+    with closing(ServerClient(settings)) as client:
+        record = client.dataset(origin.name)
+        assert (
+            record.generation > shown["generation"] and not client.mirrors() and not client.tags(origin.name)
+        )
+    (dlcmd.folder / "own").write_bytes(b"1")
+    dlcmd("put", "own", f"{here}/")
+    dlcmd("rm", f"{here}/class 0/0.bin")
+    origin.connect(origin.server.tcp)
+    assert "content of its own" in dlcmd("mirror", "--once", origin.place, exit_code=EXIT_USAGE).stderr
+    dlcmd("purge", "--grace", "0s", here)
+    assert "clean" in dlcmd("fsck", "--deep", here).text
+    (origin.folder / "own").write_bytes(b"1")
+    (origin.folder / "class 0/0.bin").unlink()
+    assert digest(dlcmd, here) == digest(dlcmd, "tree")
+
+
+def test_what_a_hostile_site_sends_is_refused(
+    dlcmd: Dlcmd, origin: Origin, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with closing(Dataset(origin.server.settings(), origin.name)) as data:
         record, snapshot = data.record(), data.snapshot
         content, payload = bytearray(snapshot.content), bytes(data.chunks.fetch_chunk(0))
@@ -160,8 +193,10 @@ def test_what_a_hostile_site_sends_is_refused(dlcmd: Dlcmd, origin: Origin) -> N
         here.keep_mirror(name, "site1:x", 1)
         with pytest.raises(InvalidInput, match="is a mirror of site1:x"):
             here.keep_mirror(name, "site2:x", 1)
-        with pytest.raises(InvalidInput, match="is missing"):
-            here.put_mirror(name, content)
+        with monkeypatch.context() as patch:
+            patch.setattr("dieselfs.rpc.dataset_calls.MIRROR_PART_BYTES", len(content) // 3)
+            with pytest.raises(InvalidInput, match="is missing"):  # the chunks: the parts are one snapshot
+                here.put_mirror(name, content)
         builder = ChunkBuilder()
         builder.add_file(b"f", b"1", 0o644, 0)
         with pytest.raises(AccessDenied, match="is a mirror"):

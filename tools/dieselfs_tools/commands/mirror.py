@@ -5,8 +5,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from dieselfs.errors import EXIT_OK, EXIT_PARTIAL, Damaged, DieselfsError, InvalidInput, Unavailable
-from dieselfs.names import SCHEME
+from dieselfs.errors import EXIT_OK, EXIT_PARTIAL, Damaged, DieselfsError, InvalidInput, NotFound, Unavailable
+from dieselfs.names import SCHEME, Location
 from dieselfs.units import count, format_duration
 from dieselfs_tools.cli import options
 from dieselfs_tools.cli.progress import Reading, shown
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     "dlcmd mirror dl://site1:pets                   # follow it, until this command is ended",
     "dlcmd mirror --once dl://site1:pets@stable     # the generation of a tag",
     "dlcmd mirror --status --max-lag 10m            # exit code 2 if a mirror is further behind",
+    "dlcmd mirror --promote dl://pets               # it is written from now on, and follows nothing",
 )
 @click.argument("source", type=options.PLACE, required=False, metavar="dl://REMOTE:DATASET[@TAG]")
 @click.option("--every", "every_s", type=options.DURATION, default="60s", help="Look for a generation. [60s]")
@@ -32,6 +33,8 @@ if TYPE_CHECKING:
 @click.option(
     "--max-lag", "max_lag_s", type=options.DURATION, help="Warn of a mirror that is behind for longer."
 )
+@options.flag("--promote", "is_promoted", text="Make a mirror an ordinary dataset, with what it shows.")
+@options.flag("--force", "is_forced", text="Promote it although its origin is there.")
 @options.dry_run
 def mirror(
     session: Session,
@@ -40,6 +43,8 @@ def mirror(
     is_once: bool,
     is_status: bool,
     max_lag_s: float | None,
+    is_promoted: bool,
+    is_forced: bool,
     is_dry_run: bool,
 ) -> int:
     """Keep a dataset of the same name equal to one of another site. It shows one whole generation after the other, with
@@ -55,6 +60,8 @@ def mirror(
     if source is None:
         raise InvalidInput("name the origin of the mirror: dl://REMOTE:DATASET; or give --status")
     place = options.location_at_site(source)
+    if is_promoted:
+        return _promote(session, place, is_forced, is_dry_run)
     if place.path or not place.remote:
         raise InvalidInput(
             f"{place}: the origin of a mirror is a whole dataset at a remote: dl://REMOTE:DATASET"
@@ -68,6 +75,31 @@ def mirror(
     if is_once:
         return _reported(session, [_round(session, rounds)], bound_s)
     return _follow(session, rounds, every_s, bound_s)
+
+
+def _promote(session: Session, place: Location, is_forced: bool, is_dry_run: bool) -> int:
+    if place.remote or place.tag or place.path:
+        raise InvalidInput(f"{place}: name the mirror here: dl://DATASET")
+    found = next((one for one in session.client.mirrors() if one.dataset == place.dataset), None)
+    if found is None:
+        raise NotFound(f"{place} is not a mirror: dlcmd mirror --status")
+    if not is_forced:
+        origin = options.location_at_site(SCHEME + found.origin)
+        try:
+            newest = session.at(origin.remote).client.dataset(origin.dataset).generation
+        except (Unavailable, NotFound):
+            pass
+        else:
+            raise InvalidInput(
+                f"{found.origin} is there, at generation {newest}, the mirror at {found.generation}: what is written "
+                "at one of them will not come to the other; --force promotes it nevertheless"
+            )
+    shown = found if is_dry_run else session.client.promote_mirror(place.dataset)
+    _print(session, shown)
+    done = "would be" if is_dry_run else "is"
+    text = f"{done} a dataset of its own, with generation {shown.generation} of {shown.origin}"
+    fields = {"mirrors": 1, "behind": int(shown.newest > shown.generation), "dry_run": is_dry_run}
+    return session.output.summary(f"{place} {text}", fields)
 
 
 def _round(session: Session, rounds: "Mirroring") -> "MirrorRecord":

@@ -14,7 +14,6 @@ import numpy as np
 from dieselfs.chunk.builder import SealedChunk
 from dieselfs.dataset.dataset import Dataset, connect_with
 from dieselfs.errors import InvalidInput, NotFound
-from dieselfs.limits import MIRROR_SNAPSHOT_BYTES_MAX
 from dieselfs.names import SCHEME, Location
 from dieselfs.records import DatasetRecord
 from dieselfs.rpc.client import ServerClient
@@ -60,14 +59,9 @@ class Mirroring:
         if state.generation == state.newest:
             return state
         with closing(connect_with(self._origin.settings(), place.state)) as data:
-            content = data.snapshot.content
-            if len(content) > MIRROR_SNAPSHOT_BYTES_MAX:
-                raise InvalidInput(
-                    f"{place}: a snapshot of {len(content):,} bytes, mirrors take {MIRROR_SNAPSHOT_BYTES_MAX:,}"
-                )
             with pinned(data) as renew_pin:
                 self._store(data, self._shown(state), renew_pin)
-            return here.put_mirror(place.dataset, content)
+            return here.put_mirror(place.dataset, data.snapshot.content)
 
     def _shown(self, state: MirrorRecord) -> set[bytes]:
         """IDs of the chunks that the mirror has for certain."""
