@@ -4,37 +4,31 @@
         for batch in batches:
             train(batch.contents)
 
-One thread loads files piece by piece while there is room, and batches are drawn from what it has loaded. In the order
-of a plan a piece is a batch. In the opportunistic order (DeepIO) a piece is a chunk, first of those in memory, and each
-file is drawn at random: storage sees whole chunks, one after the other, and no batch waits for a certain file.
+One thread loads files piece by piece while there is room, and batches come from what it has loaded. In the order of a
+plan a piece is a batch. In the opportunistic order (DeepIO) a piece is a chunk, first of those in memory, and the order
+is drawn as if chunks arrived in time: storage sees whole chunks, one after the other, and a batch waits for no chunk
+that is loaded later than others.
 """
 
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from threading import Condition, Thread
 from typing import NamedTuple, Protocol, Self
 
 import numpy as np
 import numpy.typing as npt
 
-from dieselfs.arrays import Nodes, Numbers
+from dieselfs.arrays import Numbers
 from dieselfs.errors import InvalidInput
-from dieselfs.shuffle.opportunistic import (
-    Arrival,
-    OpportunisticOrder,
-    Parts,
-    ServedLog,
-    begun,
-    distances_of,
-    log_of,
-)
+from dieselfs.shuffle.opportunistic import Parts, ServedLog, log_ahead, log_of, served
 from dieselfs.shuffle.plan import Plan
 from dieselfs.shuffle.spec import ReaderSpec
 
 DEFAULT_BUFFER_BYTES = 256 << 20
 DEFAULT_BATCHES_AHEAD = 4
 MIX_SHARE = 0.5
-"""Share of the buffer that is filled before batches are drawn: the fuller it is, the more random is the order."""
+"""Share of the buffer from which each file is drawn: the larger, the more random is the order. The thread fills the
+rest ahead.
+"""
 _WAIT_S = 1.0
 """Waits look again this often, so that a signal is handled in time."""
 JOIN_TIMEOUT_S = 60.0
@@ -60,124 +54,58 @@ class Files(Protocol):
     ) -> list[bytes]: ...
 
 
-class Draw(Protocol):
-    """A way to draw batches from loaded files. Used by one thread at a time."""
-
-    @property
-    def pieces(self) -> Iterable[npt.NDArray[np.integer]]:
-        """The files to load, piece by piece: each of shape (n,)."""
-
-    def has_room(self, piece: npt.NDArray[np.integer]) -> bool:
-        """Whether the next piece can be loaded now."""
-
-    def add(self, piece: npt.NDArray[np.integer], contents: list[bytes]) -> None:
-        """A piece is loaded."""
-
-    def next_batch(self, is_over: bool) -> Batch | None:
-        """The next batch, None while it needs more files, or if there are none. `is_over`: no more files come."""
-
-
-class ListDraw:
-    """Batches of a list of files, in its order: each is one piece, and `ahead` of them wait."""
-
-    def __init__(self, nodes: npt.NDArray[np.integer], batch: int, ahead: int) -> None:
-        self.pieces = [nodes[first : first + batch] for first in range(0, len(nodes), batch)]
-        self._ahead, self._ready = ahead, deque[Batch]()
-        self._position = 0
-
-    def has_room(self, piece: npt.NDArray[np.integer]) -> bool:
-        return len(self._ready) < self._ahead
-
-    def add(self, piece: npt.NDArray[np.integer], contents: list[bytes]) -> None:
-        self._ready.append(Batch(self._position, piece.tolist(), contents))
-        self._position += len(piece)
-
-    def next_batch(self, is_over: bool) -> Batch | None:
-        return self._ready.popleft() if self._ready else None
-
-
-class OpportunisticDraw:
-    """Batches of the files that have arrived in a buffer. `order` has the log."""
+class Ring:
+    """Batches of a list of files, in its order. Used by one thread at a time."""
 
     def __init__(
         self,
-        parts: Parts,
-        order: OpportunisticOrder,
-        sizes: Callable[[npt.NDArray[np.integer]], int],
+        nodes: npt.NDArray[np.integer],
         batch: int,
-        buffer_bytes: int,
-        first: Sequence[int],
-        logged: Sequence[Arrival] = (),
+        pieces: Sequence[npt.NDArray[np.integer]],
+        room: int,
+        cost: Callable[[npt.NDArray[np.integer]], int] = len,
+        position: int = 0,
     ) -> None:
-        """`order`: at the position to begin with. `sizes(nodes)`: their bytes together. `first`: the parts, as they
-        should be loaded. `logged`: arrivals to repeat, at their positions.
+        """`nodes`: shape (n,), each file once. `pieces`: the same files, as they are loaded. `room`: for loaded files,
+        by `cost(nodes)` of them together. `position`: of the first file in the order of the rank.
         """
-        self.order = order
-        self._sizes, self._batch, self._buffer_bytes = sizes, batch, buffer_bytes
-        self._logged = deque(logged)
-        began = {part: order.remaining(part) for part in parts.order if order.has_arrived(part)}
-        wanted = dict.fromkeys([*began, *(one.part for one in logged), *first])
-        self._parts = deque(wanted)  # to be loaded
-        self.pieces: list[Nodes] = [began.get(part, parts.nodes[part]) for part in wanted]
+        self.pieces, self._room, self._cost = pieces, room, cost
+        self._nodes, self._batch, self._position = nodes.tolist(), batch, position
+        self._first = 0  # of the next batch
         self._contents: dict[int, bytes] = {}
-        self._arrived: list[int] = []  # loaded parts that the order does not have yet
-        self._buffered_bytes = self._next_bytes = 0
-        self._nodes: list[int] = []  # drawn for the next batch
-        self._found: list[bytes] = []  # the contents of the first of these
+        self._held = 0  # by cost
+        self._is_missing = False  # files of the next batch
+
+    @classmethod
+    def of_list(cls, nodes: npt.NDArray[np.integer], batch: int, ahead: int) -> Self:
+        """Each batch is a piece, and `ahead` of them wait."""
+        pieces = [nodes[first : first + batch] for first in range(0, len(nodes), batch)]
+        return cls(nodes, batch, pieces, ahead * batch)
 
     def has_room(self, piece: npt.NDArray[np.integer]) -> bool:
-        """Also beyond the buffer, if drawn files are missing: a log may need more than it has."""
-        self._next_bytes = self._sizes(piece)
-        return not self._buffered_bytes or not self._is_full or len(self._found) < len(self._nodes)
-
-    @property
-    def _is_full(self) -> bool:
-        return self._buffered_bytes + self._next_bytes > self._buffer_bytes
+        """Whether the next piece can be loaded now: also beyond the room, if the next batch needs it."""
+        return not self._held or self._is_missing or self._held + self._cost(piece) <= self._room
 
     def add(self, piece: npt.NDArray[np.integer], contents: list[bytes]) -> None:
+        """A piece is loaded."""
         self._contents.update(zip(piece.tolist(), contents, strict=True))
-        self._buffered_bytes += sum(map(len, contents))
-        self._arrived.append(self._parts.popleft())
-        self._next_bytes = 0
+        self._held += self._cost(piece)
+        self._is_missing = False
 
     def next_batch(self, is_over: bool) -> Batch | None:
-        order, nodes, found = self.order, self._nodes, self._found
-        while True:
-            for node in nodes[len(found) :]:
-                if (content := self._contents.pop(node, None)) is None:
-                    return None
-                found.append(content)
-                self._buffered_bytes -= len(content)
-            if len(nodes) == self._batch or not order.left:
-                break
-            drawn = order.draw(self._drawable(self._batch - len(nodes), is_over))
-            if not drawn:
-                if is_over:  # the loader has failed, which is raised after these files
-                    break
-                return None
-            nodes += drawn
-        self._nodes, self._found = [], []
-        return Batch(order.position - len(nodes), nodes, found) if nodes else None
-
-    def _drawable(self, wanted: int, is_over: bool) -> int:
-        """How many files to draw now, at most `wanted`: after the arrivals that the log has for this position, or when
-        enough is in the buffer.
-        """
-        order = self.order
-        while self._logged and self._logged[0].position <= order.position:
-            order.arrive(self._logged.popleft().part)
-        if self._logged:
-            count = min(wanted, self._logged[0].position - order.position)
-            if order.available < count:
-                raise InvalidInput(f"the log of an order has no files for position {order.position}")
-            return count
-        for part in self._arrived:
-            if not order.has_arrived(part):
-                order.arrive(part)
-        self._arrived.clear()
-        is_mixed = self._buffered_bytes >= MIX_SHARE * self._buffer_bytes
-        is_enough = is_mixed and order.available >= min(wanted, order.left)
-        return min(wanted, order.available) if is_enough or self._is_full or is_over else 0
+        """The next batch, None while it needs more files, or if there are none. `is_over`: no more files come."""
+        nodes = self._nodes[self._first : self._first + self._batch]
+        there = next((place for place, node in enumerate(nodes) if node not in self._contents), len(nodes))
+        self._is_missing = there < len(nodes)
+        if self._is_missing and not is_over:
+            return None
+        nodes = nodes[:there]  # all, unless the loader has failed, which is raised after these files
+        if not nodes:
+            return None
+        found = Batch(self._position + self._first, nodes, [self._contents.pop(node) for node in nodes])
+        self._first += len(nodes)
+        self._held -= self._cost(np.array(nodes, np.int64))
+        return found
 
 
 class BatchReader(Iterator[Batch]):
@@ -186,13 +114,13 @@ class BatchReader(Iterator[Batch]):
     def __init__(
         self,
         files: Files,
-        draw: Draw,
+        ring: Ring,
         is_shared_plan: bool = False,
-        log: Callable[[], ServedLog] | None = None,
+        log: ServedLog | None = None,
     ) -> None:
         """Use `Dataset.batches`. `is_shared_plan`: see `Wanted`."""
-        self._files, self._draw, self._is_shared_plan, self._log = files, draw, is_shared_plan, log
-        self._changed = Condition()  # guards the draw, the log and all below
+        self._files, self._ring, self._is_shared_plan, self._log = files, ring, is_shared_plan, log
+        self._changed = Condition()  # guards the ring and all below
         self._is_over = self._is_closed = False
         self._error: BaseException | None = None
         self._thread = Thread(target=self._load_all, name="dieselfs-batches", daemon=True)
@@ -200,18 +128,17 @@ class BatchReader(Iterator[Batch]):
 
     @property
     def log(self) -> ServedLog:
-        """What repeats the order so far. Raises InvalidInput for the order of a plan, which needs none."""
+        """What repeats the order. Raises InvalidInput for the order of a plan, which needs none."""
         if self._log is None:
             raise InvalidInput("the order of a plan needs no log: its cursor repeats it")
-        with self._changed:
-            return self._log()
+        return self._log
 
     def __next__(self) -> Batch:
         """Raises DieselfsError if a read fails; the batches before it were returned."""
         with self._changed:
             while not self._is_closed:
                 is_over = self._is_over  # what comes after this test is for the next round
-                if (batch := self._draw.next_batch(is_over)) is not None:
+                if (batch := self._ring.next_batch(is_over)) is not None:
                     self._changed.notify_all()
                     return batch
                 if is_over:
@@ -224,16 +151,15 @@ class BatchReader(Iterator[Batch]):
 
     def _load_all(self) -> None:
         try:
-            for piece in self._draw.pieces:
+            for piece in self._ring.pieces:
                 with self._changed:
-                    while not self._is_closed and not self._draw.has_room(piece):
-                        self._changed.notify_all()  # for enough is in the buffer
+                    while not self._is_closed and not self._ring.has_room(piece):
                         self._changed.wait(_WAIT_S)
                     if self._is_closed:
                         return
-                contents = self._files.get_nodes(piece, self._is_shared_plan) if len(piece) else []
+                contents = self._files.get_nodes(piece, self._is_shared_plan)
                 with self._changed:
-                    self._draw.add(piece, contents)
+                    self._ring.add(piece, contents)
                     self._changed.notify_all()
         except BaseException as error:  # `__next__` raises it
             self._error = error
@@ -271,14 +197,22 @@ def opportunistic_batches(
 
     Raises InvalidInput for a log of another order.
     """
-    spec, snapshot = plan.spec, plan.snapshot
-    digest = plan.cursor(0).snapshot
-    parts = Parts.of(plan, reader)
     if log is not None:
-        log.check(log_of(digest, spec, reader, ()))
-    order, left = begun(parts, spec.seed, spec.epoch, log.arrivals if log else (), reader.start)
-    sizes, first = snapshot.column("sizes"), [*distances_of(parts, snapshot, distances)]
-    draw = OpportunisticDraw(
-        parts, order, lambda nodes: int(sizes[nodes].sum()), batch, buffer_bytes, first, left
-    )
-    return BatchReader(files, draw, log=lambda: log_of(digest, spec, reader, order.arrivals))
+        log.check(log_of(plan.cursor(0).snapshot, plan.spec, reader, ()))
+    parts, sizes = Parts.of(plan, reader), plan.snapshot.column("sizes")
+
+    def bytes_of(nodes: npt.NDArray[np.integer]) -> int:
+        return int(sizes[nodes].sum())
+
+    total_bytes = sum(map(bytes_of, parts.nodes.values()))
+    mixed_chunks = max(int(MIX_SHARE * buffer_bytes * len(parts.order) / max(total_bytes, 1)), 1)
+    # Of chunks in memory, too, no more than the buffer is held here.
+    further = None if distances is None else distances + 1
+    drawn = log_ahead(plan, reader, further, mixed_chunks, log.arrivals if log else ())
+    nodes = served(parts, drawn).nodes[reader.start :]
+    is_left = np.zeros(len(plan.snapshot), np.bool_)
+    is_left[nodes] = True
+    loaded = (parts.nodes[part] for _, part in drawn.arrivals)
+    pieces = [left for of_part in loaded if len(left := of_part[is_left[of_part]])]
+    ring = Ring(nodes, batch, pieces, buffer_bytes, bytes_of, reader.start)
+    return BatchReader(files, ring, log=drawn)

@@ -32,7 +32,7 @@ from dieselfs.dataset.batches import (
     DEFAULT_BATCHES_AHEAD,
     DEFAULT_BUFFER_BYTES,
     BatchReader,
-    ListDraw,
+    Ring,
     opportunistic_batches,
 )
 from dieselfs.dataset.file import DatasetFile, buffered
@@ -362,7 +362,7 @@ class Dataset:
         plan = self.plan(seed, epoch, group_chunks, folder=folder)
         if not is_opportunistic:
             share = Share(plan, reader)
-            return BatchReader(self, ListDraw(share.nodes(), batch, ahead), share.world > 1)
+            return BatchReader(self, Ring.of_list(share.nodes(), batch, ahead), share.world > 1)
         return opportunistic_batches(
             self, plan, reader, batch, distances=self.distances(), buffer_bytes=buffer_bytes, log=log
         )

@@ -6,8 +6,7 @@ each chunk, repeats an order bit by bit.
 """
 
 import re
-from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import lru_cache
 from math import lgamma, log, log2
@@ -183,9 +182,9 @@ class OpportunisticOrder:
         self.choice_bits = 0.0
         """log2 of the number of orders that could have been drawn, with these arrivals."""
         self._parts = parts
-        self._total = len(parts)
         self._stream = stream(seed, epoch, _DRAWS)
-        self._waiting = set(parts.nodes)
+        self.waiting = set(parts.nodes)
+        """The parts that have not arrived."""
         self._pool: list[int] = []
 
     @property
@@ -193,26 +192,13 @@ class OpportunisticOrder:
         """Files that can be drawn now."""
         return len(self._pool)
 
-    @property
-    def left(self) -> int:
-        """Files that were not drawn."""
-        return self._total - self.position
-
-    def has_arrived(self, part: int) -> bool:
-        return part not in self._waiting
-
-    def remaining(self, part: int) -> Nodes:
-        """The files of an arrived part that were not drawn: shape (n,)."""
-        nodes = self._parts.nodes[part]
-        return nodes[np.isin(nodes, np.array(self._pool, np.int64))]
-
     def arrive(self, part: int) -> None:
         """The files of a part can be drawn from now on. Raises InvalidInput for one that does not exist, or again."""
-        if part not in self._waiting:
+        if part not in self.waiting:
             raise InvalidInput(
                 f"chunk {part} has arrived before, or is none of this rank: the log is of another run"
             )
-        self._waiting.remove(part)
+        self.waiting.remove(part)
         self.arrivals.append(Arrival(self.position, part))
         self._pool += self._parts.nodes[part].tolist()
 
@@ -236,20 +222,6 @@ class OpportunisticOrder:
         """`choice_bits`, relative to those of a full shuffle of as many files; 1.0 if only one order exists."""
         full = lgamma(self.position + 1) / log(2)
         return min(self.choice_bits / full, 1.0) if full else 1.0
-
-
-def begun(
-    parts: Parts, seed: int, epoch: int, logged: Iterable[Arrival], start: int
-) -> tuple[OpportunisticOrder, list[Arrival]]:
-    """The order at position `start`, and the arrivals that are left of the log. Raises InvalidInput if the log has no
-    files for a position before.
-    """
-    order, left = OpportunisticOrder(parts, seed, epoch), deque(logged)
-    while left and left[0].position < start:
-        _advance(order, left[0].position)
-        order.arrive(left.popleft().part)
-    _advance(order, start)
-    return order, [*left]
 
 
 class Served(NamedTuple):
@@ -278,7 +250,7 @@ def served(parts: Parts, log_: ServedLog, sizes: Callable[[Nodes], int] = len) -
 
 
 def _advance(order: OpportunisticOrder, position: int) -> list[int]:
-    drawn = order.draw(position - order.position)
+    drawn = order.draw(max(position - order.position, 0))
     if order.position != position:
         raise InvalidInput(f"the log of an order has no files for position {order.position}")
     return drawn
@@ -290,15 +262,29 @@ def log_of(snapshot: str, spec: PlanSpec, reader: ReaderSpec, arrivals: Iterable
     return ServedLog(*head, tuple(arrivals), reader.nodes)
 
 
-def log_ahead(plan: Plan, reader: ReaderSpec, distances: Numbers | None, mixed_chunks: int = 0) -> ServedLog:
+def log_ahead(
+    plan: Plan,
+    reader: ReaderSpec,
+    distances: Numbers | None,
+    mixed_chunks: int = 0,
+    before: Sequence[Arrival] = (),
+) -> ServedLog:
     """The log of an order that is drawn before it is read, as if parts arrived in time. Those that are HERE arrive at
     the start; each other one while files of `mixed_chunks` parts are left to draw from, 0: all at the start.
-    `distances`: see `distances_of`.
+    `distances`: see `distances_of`. `before`: arrivals of an order that is continued at the start of the reader. Raises
+    InvalidInput if these are of another order.
     """
     spec, parts = plan.spec, Parts.of(plan, reader)
     order = OpportunisticOrder(parts, spec.seed, spec.epoch)
+    for position, part in before:
+        _advance(order, position)
+        order.arrive(part)
     mixed_files = len(parts) * mixed_chunks // max(len(parts.order), 1) if mixed_chunks else len(parts)
+    if order.waiting:
+        _advance(order, max(reader.start, order.position))
     for part, distance in distances_of(parts, plan.snapshot, distances).items():
+        if part not in order.waiting:
+            continue
         if distance != HERE and order.available > mixed_files:
             order.draw(order.available - mixed_files)
         order.arrive(part)

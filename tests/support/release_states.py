@@ -89,7 +89,7 @@ def main() -> None:
     for part in parts.order:
         order.arrive(part)
         nodes += order.draw(2)
-    nodes += order.draw(order.left)
+    nodes += order.draw(order.available)
     log = log_of(plan.cursor(0).snapshot, SPEC, ReaderSpec(1, 3), order.arrivals)
     states["opportunistic"] = {"log": str(log), "nodes": nodes}
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from dieselfs.cluster.holdings import FAR, HERE, NEAR
 from dieselfs.dataset import Dataset
-from dieselfs.dataset.batches import BatchReader, ListDraw, opportunistic_batches
+from dieselfs.dataset.batches import BatchReader, Ring, opportunistic_batches
 from dieselfs.errors import InvalidInput, Unavailable
 from dieselfs.shuffle.assignment import ChunkHomes
 from dieselfs.shuffle.opportunistic import Parts, ServedLog, served
@@ -164,7 +164,9 @@ def test_a_read_that_fails_is_raised_after_the_batches_before_it() -> None:
                 read += batch.nodes
         with pytest.raises(Unavailable):
             next(batches)
-    assert sorted(read) == sorted(node for nodes in files.reads for node in nodes)
+    loaded = {node for nodes in files.reads for node in nodes}
+    order = served(Parts.of(PLAN, ReaderSpec()), batches.log).nodes.tolist()
+    assert read == order[: next(place for place, node in enumerate(order) if node not in loaded)] != []
 
 
 def test_close_ends_the_threads_in_the_middle() -> None:
@@ -192,14 +194,14 @@ def test_a_log_of_another_run() -> None:
 def test_batches_of_a_list_wait_in_its_order() -> None:
     """Two of them, and no more; each read is one of them."""
     files = GatedFiles()
-    with BatchReader(files, ListDraw(PLAN.nodes(), 8, ahead=2)) as batches:
+    with BatchReader(files, Ring.of_list(PLAN.nodes(), 8, ahead=2)) as batches:
         files.allow(FILES)
         assert [node for batch in batches for node in batch.nodes] == PLAN.nodes().tolist()
     assert [len(read) for read in files.reads] == [8] * (FILES // 8) + [FILES % 8]
-    draw = ListDraw(PLAN.nodes(), 8, ahead=2)
-    for piece, has_room in zip(draw.pieces, [True, True, False], strict=False):
-        assert draw.has_room(piece) == has_room
-        draw.add(piece, [b""] * len(piece))
+    ring = Ring.of_list(PLAN.nodes(), 8, ahead=2)
+    for piece, has_room in zip(ring.pieces, [True, True, False], strict=False):
+        assert ring.has_room(piece) == has_room
+        ring.add(piece, [b""] * len(piece))
 
 
 @pytest.fixture

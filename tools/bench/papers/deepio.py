@@ -19,7 +19,7 @@ import numpy.typing as npt
 from bench.harness.figures import Run, Scale, Side, Trial
 from bench.harness.forms import DATASET, make_tree
 from dieselfs.dataset import Dataset
-from dieselfs.dataset.batches import BatchReader, ListDraw, opportunistic_batches
+from dieselfs.dataset.batches import BatchReader, Ring, opportunistic_batches
 from dieselfs.settings import Settings
 from dieselfs.shuffle.order import chunks_of
 from dieselfs.shuffle.plan import Plan
@@ -175,7 +175,7 @@ def readers(buffer_bytes: int, total: int) -> dict[str, _Reader]:
     def planned(files: SlowFiles, plan: Plan) -> tuple[BatchReader, Callable[[], float]]:
         chunks = int(np.count_nonzero(plan.layout.counts))
         entropy = order_entropy_ratio(len(plan), chunks, plan.spec.group_chunks)
-        return BatchReader(files, ListDraw(plan.nodes(), BATCH, AHEAD)), lambda: entropy
+        return BatchReader(files, Ring.of_list(plan.nodes(), BATCH, AHEAD)), lambda: entropy
 
     def grouped(files: SlowFiles, plan: Plan) -> tuple[BatchReader, Callable[[], float]]:
         chunks = int(np.count_nonzero(plan.layout.counts))
@@ -184,7 +184,7 @@ def readers(buffer_bytes: int, total: int) -> dict[str, _Reader]:
 
     return {
         STORE: lambda files, plan: (
-            BatchReader(files, ListDraw(store_order(plan)[0], BATCH, AHEAD)),
+            BatchReader(files, Ring.of_list(store_order(plan)[0], BATCH, AHEAD)),
             lambda: 0.0,
         ),
         OPPORTUNISTIC: opportunistic,
