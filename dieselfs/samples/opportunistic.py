@@ -6,22 +6,18 @@ begun continues with any number of ranks.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Unpack
 
-import numpy as np
-import numpy.typing as npt
-
-from dieselfs.arrays import Numbers, Positions, distinct
+from dieselfs.arrays import Numbers, Positions
 from dieselfs.errors import InvalidInput
 from dieselfs.samples.order import PlanOrder
 from dieselfs.samples.ranks import Gather, gathering, shortened
 from dieselfs.samples.sampler_state import SamplerOptions, SamplerState, entry_of, job_node
 from dieselfs.shuffle.assignment import HomesOf
 from dieselfs.shuffle.cursor import Cursor
-from dieselfs.shuffle.opportunistic import Parts, ServedLog, served
-from dieselfs.shuffle.run_log import RunLog
+from dieselfs.shuffle.run_log import RunLog, ServedPlan
 from dieselfs.shuffle.skips import NO_SKIPS
 from dieselfs.shuffle.spec import PlanSpec, ReaderSpec
 
@@ -37,7 +33,6 @@ class ServedOrder:
     draw: Callable[[PlanOrder], RunLog]
     run: RunLog | None = None
     is_listed = True
-    _names: dict[int, npt.NDArray[Any]] = field(default_factory=dict)  # by rank, those that were drawn
 
     @property
     def spec(self) -> PlanSpec:
@@ -49,29 +44,12 @@ class ServedOrder:
     def indices(self, positions: Positions) -> Numbers:
         if self.run is None:
             self.run = self.draw(self.whole)
-        places = self._places[self.spec.skips.whole(positions)]
-        world, total = len(self.run.logs), len(self.whole.plan.layout)
-        firsts = np.arange(world) * total // world
-        ranks = np.searchsorted(firsts, places, side="right") - 1
-        names = np.empty(len(places), np.uint64)
-        for rank in distinct(ranks).tolist():
-            is_own = ranks == rank
-            names[is_own] = self._drawn(self.run.logs[rank])[places[is_own] - firsts[rank]]
-        return self.whole.samples(names)
+        return self.whole.samples(self._served.names_at(positions))
 
     @cached_property
-    def _places(self) -> Numbers:
+    def _served(self) -> ServedPlan:
         assert self.run is not None
-        return self.run.places(len(self.whole.plan.layout))
-
-    def _drawn(self, log: ServedLog) -> npt.NDArray[Any]:
-        found = self._names.get(log.rank)
-        if found is None:
-            parts = Parts.of(self.whole.plan, ReaderSpec(log.rank, log.world, nodes=log.nodes))
-            found = self._names[log.rank] = served(parts, log).nodes
-            if len(found) < len(parts):
-                raise InvalidInput(f"the log of rank {log.rank} has {len(found)} of its {len(parts)} samples")
-        return found
+        return ServedPlan(self.whole.plan, self.run)
 
     def repeating(self, run: RunLog) -> "ServedOrder":
         """The same order as in another run. Raises InvalidInput if its log is of other samples or another epoch."""

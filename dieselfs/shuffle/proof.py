@@ -2,13 +2,13 @@
 (docs/reference/proof.md). No I/O.
 
 A user states it, and signs it; the servers' signature in it is that of the snapshot. A reader of the proof
-with the snapshot computes when a file was read.
+with the snapshot computes when a file was read; of an opportunistic order, with the log of the run, too.
 """
 
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Self
+from typing import NamedTuple, Self
 from urllib.parse import quote, unquote_to_bytes
 
 import numpy as np
@@ -20,7 +20,7 @@ from dieselfs.shuffle.cursor import Cursor
 from dieselfs.shuffle.order import Layout
 from dieselfs.shuffle.plan import Plan
 from dieselfs.shuffle.policies import NAME_BY_KIND
-from dieselfs.shuffle.run_log import RUN_MARK
+from dieselfs.shuffle.run_log import RunLog, ServedPlan
 from dieselfs.shuffle.skips import NO_SKIPS
 from dieselfs.snapshot.format import SnapshotHeader
 from dieselfs.snapshot.reader import Snapshot
@@ -28,14 +28,14 @@ from dieselfs.snapshot.signature import UNSIGNED, check_snapshot_signature, mess
 
 READS_MAX = 4096
 """Orders in one proof: usually one for each epoch."""
-PROOF_BYTES_MAX = (READS_MAX + 16) * (CURSOR_CHARACTERS_MAX + 8)
+PROOF_BYTES_MAX = (READS_MAX + 16) * (CURSOR_CHARACTERS_MAX + 80)
 
 _CONTEXT = b"dieselfs proof\0"
 """Before the text that is signed, so that a signature of something else is never one of a proof."""
 _HEX32 = "[0-9a-f]{64}"
 _TEXT = re.compile(
-    rf"dieselfs-proof 1\ndataset ([!-~]{{1,255}}) ([0-9a-f]{{32}}) (\d{{1,19}}) (\d{{1,19}}) ({_HEX32})\n"
-    rf"servers ({_HEX32}) ([0-9a-f]{{128}})\nfolder (/[!-~]*)\nbatch (\d{{1,10}})\n((?:read [!-~]+\n)+)"
+    rf"dieselfs-proof [12]\ndataset ([!-~]{{1,255}}) ([0-9a-f]{{32}}) (\d{{1,19}}) (\d{{1,19}}) ({_HEX32})\n"
+    rf"servers ({_HEX32}) ([0-9a-f]{{128}})\nfolder (/[!-~]*)\nbatch (\d{{1,10}})\n((?:read [!-~]+(?: {_HEX32})?\n)+)"
     rf"stated (\d{{1,12}})\nsigner ([!-~]{{1,64}}) ({_HEX32})\nsignature ([0-9a-f]{{128}})\n"
 )
 _CURSORS = re.compile(
@@ -45,14 +45,7 @@ _CURSORS = re.compile(
 
 
 def cursors_in(content: bytes) -> Iterator[Cursor]:
-    """The cursors in any content: a log, a state of a sampler, a checkpoint, `.dieselfs/cursor` of a mount.
-
-    Raises InvalidInput for the state of an opportunistic order: its cursor has the position, and not the order.
-    """
-    if RUN_MARK.encode() in content:
-        raise InvalidInput(
-            "it has an opportunistic order, which no cursor repeats: a proof does not cover it"
-        )
+    """The cursors in any content: a log, a state of a sampler, a checkpoint, `.dieselfs/cursor` of a mount."""
     for match in _CURSORS.finditer(content):
         try:
             yield Cursor.parse(match[0].decode())
@@ -60,14 +53,49 @@ def cursors_in(content: bytes) -> Iterator[Cursor]:
             continue
 
 
-def furthest(cursors: Iterable[Cursor]) -> list[Cursor]:
-    """The cursor with the largest position of each order, by seed and epoch; without those that have read nothing."""
-    found: dict[object, Cursor] = {}
-    for cursor in cursors:
-        key = cursor.snapshot, cursor.spec
-        if cursor.position and (key not in found or found[key].position < cursor.position):
-            found[key] = cursor
-    return sorted(found.values(), key=lambda cursor: (cursor.spec.seed, cursor.spec.epoch, str(cursor)))
+class Read(NamedTuple):
+    """All positions before that of the cursor were read. `log`: of an opportunistic order, the digest of the log that
+    repeats it; empty for the order of a plan.
+    """
+
+    cursor: Cursor
+    log: bytes = b""
+
+    def __str__(self) -> str:
+        return f"{self.cursor} {self.log.hex()}" if self.log else str(self.cursor)
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """Raises InvalidInput."""
+        cursor, _, log = text.partition(" ")
+        return cls(Cursor.parse(cursor), bytes.fromhex(log))
+
+
+def reads_of(cursors: Iterable[Cursor], logs: Iterable[RunLog]) -> set[Read]:
+    """What the cursors of a file state, with the logs in it. A cursor in the state of an opportunistic order has its
+    position alone. Raises InvalidInput if there are two logs of one epoch.
+    """
+    by_epoch: dict[tuple[str, int, int], bytes] = {}
+    for run in logs:
+        if by_epoch.setdefault(run.epoch, run.digest) != run.digest:
+            raise InvalidInput(
+                f"it has two opportunistic orders of epoch {run.epoch[2]}: give one file for each"
+            )
+    return {
+        Read(cursor, by_epoch.get((cursor.snapshot, cursor.spec.seed, cursor.spec.epoch), b""))
+        for cursor in cursors
+    }
+
+
+def furthest(reads: Iterable[Read]) -> list[Read]:
+    """The read with the largest position of each order, by seed and epoch; without those of nothing."""
+    found: dict[object, Read] = {}
+    for read in reads:
+        cursor = read.cursor
+        key = cursor.snapshot, cursor.spec, read.log
+        if cursor.position and (key not in found or found[key].cursor.position < cursor.position):
+            found[key] = read
+    return sorted(found.values(), key=lambda read: (read.cursor.spec.seed, read.cursor.spec.epoch, str(read)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,9 +110,8 @@ class Reading:
 
 @dataclass(frozen=True, slots=True)
 class Proof:
-    """`reads`: of each order all positions before that of its cursor were read, by all readers together, as files
-    below `folder`. `batch`: files of a step, 0 if it is unknown. `stated_s`: when, in seconds since 1970, by the clock
-    of the signer.
+    """`reads`: what was read of each order, by all readers together, as files below `folder`. `batch`: files of a step,
+    0 if it is unknown. `stated_s`: when, in seconds since 1970, by the clock of the signer.
     """
 
     dataset: str
@@ -96,7 +123,7 @@ class Proof:
     server_signature: bytes
     folder: bytes
     batch: int
-    reads: tuple[Cursor, ...]
+    reads: tuple[Read, ...]
     stated_s: int
     signer: str
     public_key: bytes
@@ -108,7 +135,7 @@ class Proof:
         header: SnapshotHeader,
         folder: bytes,
         batch: int,
-        reads: Iterable[Cursor],
+        reads: Iterable[Read],
         stated_s: int,
         signer: str,
         public_key: bytes,
@@ -121,17 +148,18 @@ class Proof:
                 f"{header.dataset} is encrypted: the servers have signed its snapshot with encrypted names only, and "
                 "not what a run has read"
             )
-        cursors = tuple(reads)
-        if not 0 < len(cursors) <= READS_MAX:
-            raise InvalidInput(f"a proof has 1 to {READS_MAX} orders, not {len(cursors)}")
+        orders = tuple(reads)
+        if not 0 < len(orders) <= READS_MAX:
+            raise InvalidInput(f"a proof has 1 to {READS_MAX} orders, not {len(orders)}")
         state = header.dataset, header.dataset_id, header.generation, header.updated_ns, header.digest
         server = header.signer, header.signature
-        return cls(*state, *server, folder, batch, cursors, stated_s, signer, public_key)
+        return cls(*state, *server, folder, batch, orders, stated_s, signer, public_key)
 
     def _text(self) -> str:
-        reads = "".join(f"read {cursor}\n" for cursor in self.reads)
+        reads = "".join(f"read {read}\n" for read in self.reads)
+        version = 2 if any(read.log for read in self.reads) else 1
         return (
-            "dieselfs-proof 1\n"
+            f"dieselfs-proof {version}\n"
             f"dataset {self.dataset} {self.dataset_id.hex()} {self.generation} {self.updated_ns} {self.digest.hex()}\n"
             f"servers {self.server.hex()} {self.server_signature.hex()}\n"
             f"folder /{quote(self.folder, safe='/')}\nbatch {self.batch}\n{reads}"
@@ -158,7 +186,7 @@ class Proof:
             match.groups()[:9]
         )
         try:
-            reads = tuple(Cursor.parse(line.removeprefix("read ")) for line in match[10].splitlines())
+            reads = tuple(Read.parse(line.removeprefix("read ")) for line in match[10].splitlines())
         except InvalidInput as error:
             raise Damaged(f"{source}: {error}") from None
         proof = cls(
@@ -189,8 +217,10 @@ class Proof:
             raise Damaged(f"{source}: a signature is wrong: the proof was changed") from None
         return proof
 
-    def plans(self, snapshot: Snapshot) -> list[Plan]:
-        """The order of each read. Raises InvalidInput for a snapshot of another state, Damaged for a damaged one."""
+    def plans(self, snapshot: Snapshot, logs: Mapping[bytes, RunLog]) -> list[Plan | ServedPlan]:
+        """The order of each read. `logs`: by their digests. Raises InvalidInput for a snapshot of another state, and if
+        a log is missing or of another order; Damaged for a damaged snapshot.
+        """
         header = snapshot.header
         if (header.dataset_id, header.digest) != (self.dataset_id, self.digest):
             raise InvalidInput(
@@ -206,12 +236,21 @@ class Proof:
         ):
             raise Damaged(f"{snapshot.source}: the snapshot has another name or generation than the proof")
         layout = Layout.of(snapshot, self.folder)
-        return [Plan.at(snapshot, cursor, layout) for cursor in self.reads]
+        plans: list[Plan | ServedPlan] = []
+        for cursor, log in self.reads:
+            plan = Plan.at(snapshot, cursor, layout)
+            if log and log not in logs:
+                raise InvalidInput(
+                    f"epoch {cursor.spec.epoch} has an opportunistic order: give --log FILE, a state of the sampler of "
+                    f"that epoch, whose log has the SHA-256 {log.hex()}"
+                )
+            plans.append(ServedPlan.of(plan, logs[log]) if log else plan)
+        return plans
 
-    def readings(self, plans: Iterable[Plan], path: bytes) -> list[Reading]:
+    def readings(self, plans: Iterable[Plan | ServedPlan], path: bytes) -> list[Reading]:
         """When a file was read, in the order of the reads; none: never in what the proof states."""
         found = []
-        for plan, cursor in zip(plans, self.reads, strict=True):
+        for plan, (cursor, _) in zip(plans, self.reads, strict=True):
             node = plan.snapshot.find(path)
             for position in np.flatnonzero(plan.nodes(0, cursor.position) == node).tolist():
                 step = position // self.batch if self.batch else None

@@ -229,6 +229,7 @@ FIELDS: Mapping[str, Field] = {
     "batch": Field(WHOLE, "Files of a step, of all readers."),
     "start": Field(WHOLE, "First position."),
     "cursor": Field(TEXT, "Cursor to continue from."),
+    "log": Field(TEXT, "SHA-256 of the log of an opportunistic order."),
     "groups": Field(WHOLE, "Number of groups."),
     "entropy_ratio": Field(NUMBER, "Entropy of the order, relative to a full shuffle."),
     "mean_distance": Field(NUMBER, "Mean distance moved, relative to all positions."),

@@ -193,7 +193,7 @@ VERB_LINES: Mapping[str, Mapping[str, list[str]]] = {
         "summary": [f"{_PLAN} runs_max runs? causes? unfinished? dry_run?"],
     },
     "prove": {
-        "read": ["seed epoch positions cursor skipped"],
+        "read": ["seed epoch positions cursor skipped log?"],
         "reading": ["*path seed epoch position step?"],
         "never": ["*path is_there"],
         "summary": [

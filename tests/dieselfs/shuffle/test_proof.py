@@ -1,5 +1,6 @@
 """Proofs: their text, what they answer, and that no change of one goes unnoticed."""
 
+import json
 from collections.abc import Iterable
 from dataclasses import replace
 from functools import cache
@@ -11,10 +12,12 @@ from hypothesis import strategies as st
 
 from dieselfs.errors import Damaged, InvalidInput
 from dieselfs.shuffle.cursor import Cursor
+from dieselfs.shuffle.opportunistic import Parts, log_ahead, served
 from dieselfs.shuffle.plan import Plan
-from dieselfs.shuffle.proof import Proof, Reading, cursors_in, furthest, whole_epochs
+from dieselfs.shuffle.proof import Proof, Read, Reading, cursors_in, furthest, reads_of, whole_epochs
+from dieselfs.shuffle.run_log import RunLog
 from dieselfs.shuffle.skips import Skips
-from dieselfs.shuffle.spec import PlanSpec
+from dieselfs.shuffle.spec import PlanSpec, ReaderSpec
 from dieselfs.snapshot.reader import Snapshot
 from dieselfs_server.datasets.snapshots import signed
 from tests.support.dataset import TreeEntry, pack_entries
@@ -39,10 +42,11 @@ def plan(epoch: int = 0, skips: Iterable[range] = ()) -> Plan:
     return Plan(snapshot_of(), PlanSpec(1, epoch, 2, Skips(skips), b"train"))
 
 
-def made(*reads: Cursor) -> Proof:
+def made(*reads: Cursor | Read) -> Proof:
+    found = [read if isinstance(read, Read) else Read(read) for read in reads]
     key = KEY.public_key().public_bytes_raw()
     header = snapshot_of().header
-    return Proof.of(header, b"train", BATCH, reads, 1_790_000_000, "anna", key).signed(KEY.sign)
+    return Proof.of(header, b"train", BATCH, found, 1_790_000_000, "anna", key).signed(KEY.sign)
 
 
 READS = (plan(0).cursor(FILES), plan(1, [range(8, 24)]).cursor(20))
@@ -53,7 +57,7 @@ CONTENT = PROOF.encode()
 def test_a_proof_answers_when_a_file_was_read() -> None:
     proof = Proof.decode(CONTENT, "run.proof")
     assert proof == PROOF
-    plans = proof.plans(snapshot_of())
+    plans = proof.plans(snapshot_of(), {})
     whole = [snapshot_of().path(int(node)) for node in plan(1).nodes()]
     left = whole[:8] + whole[24:]
     first = [snapshot_of().path(int(node)) for node in plan(0).nodes()]
@@ -64,7 +68,47 @@ def test_a_proof_answers_when_a_file_was_read() -> None:
         assert proof.readings(plans, path) == expected
     assert proof.readings(plans, b"val/0.png") == proof.readings(plans, b"none") == []
     with pytest.raises(InvalidInput, match="is not generation"):
-        proof.plans(snapshot_of(FILES + 1))
+        proof.plans(snapshot_of(FILES + 1), {})
+
+
+@cache
+def run_of(world: int = 2) -> RunLog:
+    """Ranks that have drawn epoch 0, of two chunks at a time."""
+    logs = [log_ahead(plan(), ReaderSpec(rank, world), None, 2) for rank in range(world)]
+    return RunLog(BATCH, tuple(logs))
+
+
+def test_an_opportunistic_order_is_proved_with_its_log() -> None:
+    """The positions are those that the sampler served, which is given the same log."""
+    content = b"\x8c" + str(run_of()).encode() + b"u."
+    assert RunLog.first_in(content[1:]) == run_of()
+    assert RunLog.first_in(json.dumps(str(run_of())).encode()[1:]) == run_of()
+    with pytest.raises(InvalidInput, match="truncated or changed"):
+        RunLog.first_in(content[1:-5])
+    cursors = plan(0).cursor(FILES - 10), plan(1).cursor(5)
+    reads = furthest(reads_of(cursors, [run_of()]))
+    assert [bool(read.log) for read in reads] == [True, False]
+    proof = Proof.decode(made(*reads).encode(), "run.proof")
+    assert proof.encode().startswith(b"dieselfs-proof 2\n") and proof.reads == (*reads,)
+    first, second = draws(run_of(), 0), draws(run_of(), 1)
+    half = BATCH // 2  # of a step; the last one has two files
+    steps = [first[step : step + half] + second[step : step + half] for step in range(0, FILES // 2, half)]
+    plans = proof.plans(snapshot_of(), {run_of().digest: run_of()})
+    for position, node in enumerate(node for step in steps for node in step):
+        found = [one for one in proof.readings(plans, snapshot_of().path(node)) if one.epoch == 0]
+        assert found == ([Reading(1, 0, position, position // BATCH)] if position < FILES - 10 else [])
+    with pytest.raises(InvalidInput, match=f"give --log FILE.* SHA-256 {run_of().digest.hex()}"):
+        proof.plans(snapshot_of(), {run_of(1).digest: run_of(1)})
+    with pytest.raises(InvalidInput, match="two opportunistic orders of epoch 0"):
+        reads_of(cursors, [run_of(), run_of(1)])
+    forged = made(Read(plan(1).cursor(5), run_of().digest))  # the log of another epoch
+    with pytest.raises(InvalidInput, match="the log is of another order"):
+        forged.plans(snapshot_of(), {run_of().digest: run_of()})
+
+
+def draws(run: RunLog, rank: int) -> list[int]:
+    parts = Parts.of(plan(), ReaderSpec(rank, len(run.logs)))
+    return [*map(int, served(parts, run.logs[rank]).nodes)]
 
 
 def test_the_samples() -> None:
@@ -72,7 +116,7 @@ def test_the_samples() -> None:
     content = (SAMPLES / "run.proof").read_bytes()
     proof = Proof.decode(content, "run.proof")
     assert replace(proof, signature=b"").signed(KEY.sign).encode() == content
-    plans = proof.plans(Snapshot.open(SAMPLES / "packed.snapshot"))
+    plans = proof.plans(Snapshot.open(SAMPLES / "packed.snapshot"), {})
     assert proof.readings(plans, b"train/07.png") == [Reading(1, 0, 31, 3)]
     assert [one.epoch for one in proof.readings(plans, b"train/11.png")] == [0, 1]
 
@@ -91,8 +135,9 @@ def test_no_change_goes_unnoticed(data: st.DataObject) -> None:
     "forged",
     [
         replace(PROOF, generation=PROOF.generation + 1),
-        replace(PROOF, reads=READS[:1]),
-        replace(PROOF, reads=READS[::-1]),
+        replace(PROOF, reads=PROOF.reads[:1]),
+        replace(PROOF, reads=PROOF.reads[::-1]),
+        replace(PROOF, reads=(Read(READS[0], bytes(32)), *PROOF.reads[1:])),
         replace(PROOF, batch=9),
         replace(PROOF, folder=b"val"),
         replace(PROOF, stated_s=0),
@@ -110,7 +155,7 @@ def test_what_was_not_signed_is_refused(forged: Proof) -> None:
 def test_a_signer_who_names_another_generation_is_found_with_the_snapshot() -> None:
     proof = Proof.decode(replace(PROOF, generation=PROOF.generation + 1).signed(KEY.sign).encode(), "here")
     with pytest.raises(Damaged, match="another name or generation"):
-        proof.plans(snapshot_of())
+        proof.plans(snapshot_of(), {})
 
 
 def test_cursors_are_found_in_any_content() -> None:
@@ -119,7 +164,7 @@ def test_cursors_are_found_in_any_content() -> None:
     assert [*cursors_in(content)] == cursors
     wrong = str(READS[0]).replace("p50", "p49").encode()
     assert [*cursors_in(wrong)] == []
-    assert furthest([*cursors, plan(2).cursor(0)]) == list(READS)
+    assert furthest(map(Read, [*cursors, plan(2).cursor(0)])) == [*map(Read, READS)]
 
 
 def test_whole_epochs_have_the_skips_that_are_known() -> None:
@@ -127,7 +172,7 @@ def test_whole_epochs_have_the_skips_that_are_known() -> None:
     known = [plan(1, [range(8, 24)]).cursor(20), newest]
     whole = [*whole_epochs(0, newest, plan(), known)]
     assert [(one.spec.epoch, one.position) for one in whole] == [(0, FILES), (1, FILES - 16), (2, FILES)]
-    assert len(furthest([*known, *whole])) == 4
+    assert len(furthest(map(Read, [*known, *whole]))) == 4
     with pytest.raises(InvalidInput, match="epochs in one proof"):
         [*whole_epochs(0, plan(5000).cursor(1), plan(), [])]
     with pytest.raises(InvalidInput, match="1 to 4096 orders"):

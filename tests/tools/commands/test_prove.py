@@ -93,26 +93,59 @@ def test_what_a_mount_has_read_is_proved(dlcmd: Dlcmd, many: str) -> None:
     assert f"{listed[0]}: seed 1, epoch 0, position 0" in dlcmd("prove", "--check", "run.proof", *words).lines
 
 
+def opportunistic_steps(dlcmd: Dlcmd, many: str) -> list[list[str]]:
+    """The steps of an epoch; a file `served` has the state after two of them."""
+    with FileDataset(f"dl://{many}/train", loader=bytes, server=EMBEDDED, home=dlcmd.home) as dataset:
+        sampler = OpportunisticSampler(dataset, BATCH, rank=0, world=1)
+        steps = [[dataset.path(index) for index in step] for step in sampler]
+        sampler.load_state_dict(sampler.state_dict())
+        batches = iter(sampler)
+        for _ in range(2):
+            next(batches)
+            sampler.advance()
+        (dlcmd.folder / "served").write_bytes(pickle.dumps(sampler.state_dict()))
+    return steps
+
+
+def test_an_opportunistic_order_is_proved_with_its_log(dlcmd: Dlcmd, many: str) -> None:
+    steps = opportunistic_steps(dlcmd, many)
+    dlcmd("prove", f"dl://{many}/train", "served", "--batch", str(BATCH), "-o", "run.proof")
+    check = ("prove", "--check", "run.proof")
+    (read,) = dlcmd(*check, "--json").objects
+    assert (read["positions"], len(read["log"])) == (2 * BATCH, 64)
+    asked = (*check, "--snapshot", "./the.snapshot", "--file", steps[1][3], "--file", steps[2][0])
+    assert (
+        f"give --log FILE, a state of the sampler of that epoch, whose log has the SHA-256 {read['log']}"
+        in (dlcmd(*asked, exit_code=EXIT_USAGE).stderr)
+    )
+    answers = dlcmd(*asked, "--log", "served", "--json").objects[1:]
+    assert [(one["type"], one["path"]) for one in answers] == [
+        ("reading", steps[1][3]),
+        ("never", steps[2][0]),
+    ]
+    assert (answers[0]["position"], answers[0]["step"]) == (BATCH + 3, 1)
+
+
 def test_what_cannot_be_proved(dlcmd: Dlcmd, many: str) -> None:
     with dieselfs.connect(many, server=EMBEDDED, home=dlcmd.home) as data:
         Path(dlcmd.folder, "start").write_text(str(data.plan(1, 2).cursor(0)))
     (dlcmd.folder / "text").write_text("no cursor, and no proof")
-    with FileDataset(f"dl://{many}/train", loader=bytes, server=EMBEDDED, home=dlcmd.home) as dataset:
-        sampler = OpportunisticSampler(dataset, BATCH, rank=0, world=1)
-        next(iter(sampler))
-        sampler.advance()
-        (dlcmd.folder / "opportunistic").write_bytes(pickle.dumps(sampler.state_dict()))
+    opportunistic_steps(dlcmd, many)
+    served = (dlcmd.folder / "served").read_bytes()
+    (dlcmd.folder / "damaged").write_bytes(served.replace(b"\n0 0\n", b"\n"))
     for words, code, message in (
         ([many, "text"], EXIT_USAGE, "there is no cursor"),
         ([many, "start"], EXIT_USAGE, "nothing was read"),
-        ([f"dl://{many}/train", "opportunistic"], EXIT_USAGE, "opportunistic: it has an opportunistic order"),
+        ([f"dl://{many}/train", "damaged"], EXIT_USAGE, "damaged: the log of an order was truncated"),
+        ([f"dl://{many}/train", "served", "--since", "0"], EXIT_USAGE, "--since is not for opportunistic"),
+        (["--check", "text", "--log", "served"], EXIT_USAGE, "need --snapshot"),
         ([many, "none"], EXIT_NOT_FOUND, "none: No such file"),
         ([many], EXIT_USAGE, "are missing"),
         ([], EXIT_USAGE, "are missing"),
         ([many, "start", "--signer", "0"], EXIT_USAGE, "need --check"),
         (["--check", "text"], EXIT_DAMAGED, "not a proof"),
         (["--check", "none"], EXIT_NOT_FOUND, "none: No such file"),
-        (["--check", "text", "--file", "f"], EXIT_USAGE, "needs --snapshot"),
+        (["--check", "text", "--file", "f"], EXIT_USAGE, "need --snapshot"),
         (["--check", "text", many], EXIT_USAGE, "takes the proof alone"),
     ):
         assert message in dlcmd("prove", *words, exit_code=code).stderr

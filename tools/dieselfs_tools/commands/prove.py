@@ -1,7 +1,8 @@
 """The verb `prove`: a signed statement of what a run has read, and what it answers."""
 
+import re
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,9 +18,12 @@ from dieselfs_tools.cli.session import Session
 
 if TYPE_CHECKING:  # orders import numpy, for which the help must not wait
     from dieselfs.shuffle.cursor import Cursor
-    from dieselfs.shuffle.proof import Proof
+    from dieselfs.shuffle.proof import Proof, Read
+    from dieselfs.shuffle.run_log import RunLog
 
 _BLOCK_BYTES = 1 << 24
+_LOG_BYTES_MAX = 1 << 26
+"""Of an opportunistic order: millions of chunks."""
 
 
 @options.verb(
@@ -51,6 +55,14 @@ _BLOCK_BYTES = 1 << 24
     metavar="FILE",
     help="The saved snapshot of the generation; answers need it.",
 )
+@click.option(
+    "--log",
+    "logs",
+    multiple=True,
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="A state of the sampler or its log, of an opportunistic order in the proof; --snapshot needs it.",
+)
 @click.option("--file", "files", multiple=True, metavar="PATH", help="Print when this file was read.")
 def prove(
     session: Session,
@@ -62,23 +74,25 @@ def prove(
     proof: Path | None,
     signer: str | None,
     snapshot: Path | None,
+    logs: tuple[Path, ...],
     files: tuple[str, ...],
 ) -> int:
     """State with your signature what a run has read: the generation, the orders, and how far; or check such a proof.
 
-    FILEs are states of samplers, checkpoints, logs, and .dieselfs/cursor of mounts: each cursor in them counts. The
-    check needs no server. It answers when a file was read, and whether it never was.
+    FILEs are states of samplers, checkpoints, logs, and .dieselfs/cursor of mounts: each cursor in them counts. Of an
+    opportunistic order, the proof has the digest of the log in the state; keep that for the check. The check needs no
+    server. It answers when a file was read, and whether it never was.
     """
     if proof is not None:
         if dataset is not None or sources or since is not None or batch is not None or out is not None:
             raise InvalidInput(
                 "--check takes the proof alone: leave out the dataset, --since, --batch and -o"
             )
-        if files and snapshot is None:
-            raise InvalidInput("--file needs --snapshot: 'dlcmd snapshot save' writes the file")
-        return _check(session, proof, signer, snapshot, files)
-    if signer is not None or snapshot is not None or files:
-        raise InvalidInput("--signer, --snapshot and --file need --check: the proof")
+        if (files or logs) and snapshot is None:
+            raise InvalidInput("--file and --log need --snapshot: 'dlcmd snapshot save' writes the file")
+        return _check(session, proof, signer, snapshot, logs, files)
+    if signer is not None or snapshot is not None or logs or files:
+        raise InvalidInput("--signer, --snapshot, --log and --file need --check: the proof")
     if dataset is None or not sources:
         raise InvalidInput("the dataset and a file with cursors are missing: dlcmd prove DATASET FILE...")
     return _prove(session, dataset, sources, since, batch or 0, out)
@@ -93,23 +107,28 @@ def _prove(
     out: Path | None,
 ) -> int:
     from dieselfs.rpc.encrypted import keyring
-    from dieselfs.shuffle.proof import Proof, furthest, whole_epochs
+    from dieselfs.shuffle.proof import Proof, Read, furthest, whole_epochs
     from dieselfs.shuffle.spec import PlanSpec
 
     plan = session.dataset(location.state, job="").plan_of(PlanSpec(folder=location.path))
-    found = {cursor for source in sources for cursor in _cursors(source)}
+    found = {read for source in sources for read in _reads(source)}
     if not found:
         raise InvalidInput("there is no cursor in the files: a state of a sampler, or a log, has one")
     digest = plan.cursor(0).snapshot
-    mine = [cursor for cursor in found if cursor.snapshot == digest]
+    mine = [read for read in found if read.cursor.snapshot == digest]
     if not mine:
         raise InvalidInput(
             f"the {len(found)} cursors in the files are of another folder, generation or choice of files than "
             f"{location}: give those of the run"
         )
     if since is not None:
-        newest = max(mine, key=lambda cursor: (cursor.spec.epoch, cursor.position))
-        mine += whole_epochs(since, newest, plan, mine)
+        if any(read.log for read in mine):
+            raise InvalidInput(
+                "--since is not for opportunistic orders: give a state of the end of each epoch"
+            )
+        cursors = [read.cursor for read in mine]
+        newest = max(cursors, key=lambda cursor: (cursor.spec.epoch, cursor.position))
+        mine += map(Read, whole_epochs(since, newest, plan, cursors))
     reads = furthest(mine)
     if not reads:
         raise InvalidInput("nothing was read: the cursors in the files are at the start of their epochs")
@@ -125,24 +144,47 @@ def _prove(
         session.output.note(f"{out}: signed by {signer} {public_key.hex()}")
     elif not session.output.is_json:
         print(text, end="")
-    others = len(found) - len({cursor for cursor in found if cursor.snapshot == digest})
+    others = sum(read.cursor.snapshot != digest for read in found)
     if others:
         session.output.aside(f"{others} cursors in the files are of other samples, and left out")
     return session.output.summary("", {**_fields(made), "proof": text, "others": others})
 
 
-def _cursors(source: Path) -> "Iterator[Cursor]":
-    """The cursors in a file of any size. Raises NotFound if it cannot be read, and as `cursors_in`."""
+def _found_in(source: Path) -> "tuple[set[Cursor], list[RunLog]]":
+    """The cursors, and the logs of opportunistic orders, in a file of any size. Raises NotFound if it cannot be read,
+    InvalidInput for a log that is not whole.
+    """
     from dieselfs.shuffle.proof import cursors_in
+    from dieselfs.shuffle.run_log import RUN_MARK, RunLog
 
-    rest = b""
+    rest, end, starts = b"", 0, set[int]()
+    found: set[Cursor] = set()
     try:
         with open(source, "rb") as file:
             while block := file.read(_BLOCK_BYTES):
-                yield from cursors_in(rest + block)
-                rest = block[-CURSOR_CHARACTERS_MAX:]
+                content, end = rest + block, end + len(block)
+                found.update(cursors_in(content))
+                marks = re.finditer(RUN_MARK.encode(), content)
+                starts.update(end - len(content) + mark.start() for mark in marks)
+                rest = content[-CURSOR_CHARACTERS_MAX:]
+            logs = []
+            for start in sorted(starts):
+                file.seek(start)
+                logs.append(RunLog.first_in(file.read(_LOG_BYTES_MAX)))
+            return found, logs
     except OSError as error:
         raise NotFound(f"{source}: {error.strerror}") from None
+    except InvalidInput as error:
+        raise InvalidInput(f"{source}: {error}") from None
+
+
+def _reads(source: Path) -> "set[Read]":
+    """Raises as `_found_in`, and InvalidInput for two logs of one epoch."""
+    from dieselfs.shuffle.proof import reads_of
+
+    cursors, logs = _found_in(source)
+    try:
+        return reads_of(cursors, logs)
     except InvalidInput as error:
         raise InvalidInput(f"{source}: {error}") from None
 
@@ -160,7 +202,14 @@ def _fields(proof: "Proof") -> dict[str, object]:
     }
 
 
-def _check(session: Session, path: Path, signer: str | None, saved: Path | None, files: Sequence[str]) -> int:
+def _check(
+    session: Session,
+    path: Path,
+    signer: str | None,
+    saved: Path | None,
+    sources: Sequence[Path],
+    files: Sequence[str],
+) -> int:
     from dieselfs.shuffle.proof import PROOF_BYTES_MAX, Proof
     from dieselfs.snapshot.reader import Snapshot
 
@@ -174,12 +223,15 @@ def _check(session: Session, path: Path, signer: str | None, saved: Path | None,
             f"{path}: signed by {proof.signer} with the key {proof.public_key.hex()}, not with yours"
         )
     output = session.output
-    for cursor in proof.reads:
+    for cursor, log in proof.reads:
         spec = cursor.spec
         fields = {"seed": spec.seed, "epoch": spec.epoch, "positions": cursor.position, "cursor": str(cursor)}
         text = f"seed {spec.seed}, epoch {spec.epoch}: positions 0 to {cursor.position - 1} of {cursor}"
+        text += f", in the opportunistic order of the log {log.hex()}" if log else ""
+        fields |= {"log": log.hex()} if log else {}
         output.detail("read", text, {**fields, "skipped": len(spec.skips)})
-    plans = proof.plans(Snapshot.open(saved)) if saved is not None else []
+    logs = {run.digest: run for source in sources for run in _found_in(source)[1]}
+    plans = proof.plans(Snapshot.open(saved), logs) if saved is not None else []
     for name in files:
         name_bytes = user_path(name)
         readings = proof.readings(plans, name_bytes)
