@@ -48,6 +48,7 @@ class Cluster:
     """Whether the clocks of servers differ by less than leases and the grace time allow."""
     has_holders: bool = False
     """Whether there are tags or pins."""
+    has_repacks: bool = False
     has_lost: bool = False
     """Whether all metadata was lost, once."""
     sync: Callable[[], None] = lambda: None

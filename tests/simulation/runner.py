@@ -112,6 +112,7 @@ async def _run(course: Course, folder: Path, is_verbose: bool) -> Outcome:
             scenario.keeps_notes and scenario.has_close_clocks and "metadata full" not in scenario.chances
         )
         cluster.has_holders = any(step.kind in ("tag", "pin") for step in scenario.steps)
+        cluster.has_repacks = any(step.kind == "repack" for step in scenario.steps)
         cluster.quota.checks_bytes = not {"purge", "keep attached"} & {step.kind for step in scenario.steps}
         cluster.quota.account = scenario.quota_account
         try:

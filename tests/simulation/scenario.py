@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 
 from tests.simulation.actors import Step
 from tests.simulation.job_plan import ALL, OUTAGE, JobPlan, job_plan_of
-from tests.simulation.wide_plan import Quota, add_exchange_steps, add_wide_steps
+from tests.simulation.wide_plan import Quota, add_exchange_steps, add_repacks, add_wide_steps
 
 FILES_OF_WRITER = 5
 FAULTS = {
@@ -134,6 +134,7 @@ def scenario_of(seed: int) -> Scenario:
             for path, _ in step.arguments[0]
         ]
         account = add_exchange_steps(further, writers[0], paths, add_further)
+        add_repacks(further, add_further)
     scenario = Scenario(tuple(steps), chances, skews_s, grace_s, servers, has_redis, None, quota, account)
     job = job_plan_of(seed, len(steps))
     return scenario if job is None else _with_job(scenario, job)

@@ -1,4 +1,6 @@
-"""What simulated clients do besides writing and reading: tags, pins, leases, quotas, copies, moves, and drops."""
+"""What simulated clients do besides writing and reading: tags, pins, leases, quotas, copies, moves, drops, and
+repacks.
+"""
 
 import hashlib
 from collections.abc import Callable, Iterator, Sequence
@@ -14,6 +16,9 @@ from dieselfs.net.address import TcpAddress
 from dieselfs.rpc.limit_kinds import QuotaRecord, UsageRecord
 from dieselfs.rpc.members import JobId
 from dieselfs.rpc.records import CopyRequest, RemoteSnapshot
+from dieselfs.shuffle.strata import strata_of_classes
+from dieselfs.sources.server import ServerSource
+from dieselfs.transfer.tree_digest import digest_of_snapshot
 from tests.simulation.actors import (
     DATASET,
     JOB_S_MAX,
@@ -337,6 +342,35 @@ def _check_usage(cluster: Cluster, actor: str, what: str) -> UsageRecord:
     return record
 
 
+# -- repacks -----------------------------------------------------------------------------------------------------
+
+
+def repack(cluster: Cluster, step: Step) -> None:
+    """Mix the folders of the newest generation, and read all files."""
+    (chunk_bytes,) = step.arguments
+    snapshot = opened(fetched(cluster, step.actor))
+    strata = strata_of_classes(snapshot)
+    asked = DATASET, snapshot.generation, strata, step.number, False, None, chunk_bytes
+    report = cluster.bounded("repack", partial(cluster.client(step.actor).repack, *asked), JOB_S_MAX)
+    cluster.world.note(f"step {step.number}: {report}")
+    check_files(cluster, step.actor, f"step {step.number}: repacked")
+
+
+def _check_repacked(cluster: Cluster, actor: str, number: int) -> None:
+    """The digest of the tree stays, also when a purge has removed the old chunks."""
+
+    def digest() -> str:
+        snapshot = opened(fetched(cluster, actor))
+        return digest_of_snapshot(snapshot, ServerSource(cluster.client(actor), snapshot)).hex()
+
+    before = digest()
+    repack(cluster, Step(number, actor, "repack", 0.0, (1000,)))
+    if cluster.has_close_clocks:
+        cluster.bounded("purge", partial(cluster.client(actor).purge, DATASET, 0, False), JOB_S_MAX)
+    if digest() != before:
+        cluster.world.violated("a repack has changed the tree")
+
+
 # -- at the end --------------------------------------------------------------------------------------------------
 
 
@@ -355,6 +389,8 @@ def check_uses(cluster: Cluster) -> None:
         _check_alone(cluster, Step(number, actor, "lease", 0.0))
     if cluster.quota.files_max is None:
         write_files(cluster, Step(number, actor, "write", 0.0, ([(b"last/0", 40)],)), DATASET, cluster.oracle)
+        if cluster.has_repacks:
+            _check_repacked(cluster, actor, number)
         if cluster.has_close_clocks and cluster.has_holders:
             _check_kept(cluster, actor, number)
         if cluster.holdings.tags and "," in cluster.servers:
@@ -477,4 +513,5 @@ USES: dict[str, Kind] = KINDS | {
     "read scratch": read_scratch,
     "quota": quota,
     "usage": usage,
+    "repack": repack,
 }

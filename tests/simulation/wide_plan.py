@@ -46,6 +46,13 @@ def add_exchange_steps(source: random.Random, writer: str, paths: Sequence[bytes
     return source.choice(["dataset:data", "user:admin"])
 
 
+def add_repacks(source: random.Random, add: Add) -> None:
+    """Into chunks of a file, of a few, and of all."""
+    if source.random() < SHARE:
+        for _ in range(source.randint(1, 4)):
+            add("repacker", "repack", source.choice([40, 1000, 1_000_000]))
+
+
 def _copies_elsewhere(source: random.Random, writer: str, paths: Sequence[bytes], add: Add) -> None:
     for _ in range(source.randint(1, 4)):
         add("exporter", "copy elsewhere", source.choice([b"a", b"b", b"c"]))

@@ -1,7 +1,8 @@
 """Repack: all classes in each new chunk, the same entries and versions, and every point it may be killed at."""
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 
 import numpy as np
 import pytest
@@ -15,7 +16,8 @@ from dieselfs.rpc.records import RepackReport
 from dieselfs.shuffle.strata import strata_of_classes
 from dieselfs.snapshot.builder import build_snapshot
 from dieselfs.snapshot.reader import Snapshot
-from dieselfs_server.datasets.commit import any_chunk, commit_chunk, read_header
+from dieselfs_server.admission.quotas import QuotaExceeded
+from dieselfs_server.datasets.commit import Admission, any_chunk, commit_chunk, read_header
 from dieselfs_server.maintenance.jobs import Proceed
 from dieselfs_server.maintenance.repack import repack
 from dieselfs_server.metadata.sqlite.store import SqliteMetadata
@@ -46,10 +48,15 @@ class ClassWorld(World):
         snapshot: Snapshot | None = None,
         check_room: Callable[[int], None] = lambda needed_bytes: None,
         chunk_bytes: int = CHUNK_TARGET_BYTES,
+        admitted: Admission = any_chunk,
+        proceed: Proceed | None = None,
     ) -> RepackReport:
         snapshot = snapshot or self.snapshot()
         strata = strata_of_classes(snapshot, "^[0-9]").astype("<u2").tobytes()
-        stores, options = (self.store, self.metadata, self.dataset()), (any_chunk, check_room, Proceed())
+        stores, options = (
+            (self.store, self.metadata, self.dataset()),
+            (admitted, check_room, proceed or Proceed()),
+        )
         return repack(*stores, snapshot, strata, 1, chunk_bytes, lambda: NOW_NS, is_dry_run, *options)
 
     def extents(self, path: bytes) -> Sequence[Extent]:
@@ -107,6 +114,45 @@ def test_a_repack_killed_at_any_chunk_loses_nothing_and_continues(number: int, i
     assert world.read() == world.files
     rest = world.repack()
     assert rest.files < CLASSES * FILES
+    for counts in world.live_classes():
+        assert max(counts) - min(counts) <= 2
+    assert world.repack().chunks == 0
+    world.assert_whole()
+
+
+@pytest.mark.parametrize("chunks", [0, 1, 3])
+def test_a_repack_that_a_quota_refuses_keeps_what_it_has_copied(chunks: int) -> None:
+    world, left = ClassWorld(), [None] * chunks
+
+    @contextmanager
+    def admitted(*_: object) -> Iterator[None]:
+        if not left:
+            raise QuotaExceeded("over quota")
+        left.pop()
+        yield
+
+    with pytest.raises(QuotaExceeded):
+        world.repack(admitted=admitted)
+    assert world.read() == world.files and world.dataset().generation == 6 + chunks
+    rest = world.repack()
+    assert (rest.files < CLASSES * FILES) == (chunks > 0)
+    assert world.repack().chunks == 0
+    world.assert_whole()
+
+
+@pytest.mark.parametrize("checks", [3, 15, 21])
+def test_a_repack_that_is_cancelled_loses_nothing_and_continues(checks: int) -> None:
+    world, left = ClassWorld(), [None] * checks
+
+    def check() -> None:
+        if not left:
+            raise Killed
+        left.pop()
+
+    with pytest.raises(Killed):
+        world.repack(proceed=Proceed(check))
+    assert world.read() == world.files
+    world.repack()
     for counts in world.live_classes():
         assert max(counts) - min(counts) <= 2
     assert world.repack().chunks == 0

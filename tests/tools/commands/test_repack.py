@@ -1,12 +1,13 @@
 """dlcmd repack: the same files, a group of one chunk with all classes, and readers that are not disturbed."""
 
 import os
+import signal
 from collections import Counter
 
 import pytest
 
 import dieselfs
-from dieselfs.errors import EXIT_NOT_FOUND, EXIT_USAGE
+from dieselfs.errors import EXIT_INTERRUPTED, EXIT_NOT_FOUND, EXIT_PARTIAL, EXIT_USAGE
 from dieselfs.settings.table import EMBEDDED
 from tests.support.dlcmd import Dlcmd
 
@@ -73,6 +74,29 @@ def test_the_tree_stays_also_of_what_only_readers_can_decrypt(
     assert digest(dlcmd, place) == local
     again = dlcmd(*repack, "--json").summary
     assert (again["rewritten_chunks"], again["files"]) == (0, 0)
+
+
+def test_a_quota_and_a_user_may_stop_it(admin: Dlcmd) -> None:
+    """Nothing is lost, a line says what to do, and the same command continues."""
+    for number in range(60):
+        path = admin.folder / f"tree/c{number // 20}/{number}"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(os.urandom(20_000))
+    admin("put", "-r", "--chunk-size", "256K", "tree/", "dl://d/")
+    before, command = digest(admin, "dl://d"), ("repack", "--chunk-size", "256K", "dl://d")
+    stopped = admin.struck(signal.SIGINT, 0, "dieselfs.rpc.client:ServerClient.repack", 1, *command)
+    assert stopped.returncode == EXIT_INTERRUPTED
+    assert stopped.stderr.splitlines()[-1].startswith("dlcmd: interrupted; the same command, run again")
+    admin("quota", "set", "dl://d", "--size", "1600K")
+    refused = admin.forked(command)
+    assert refused.exit_code == EXIT_PARTIAL
+    assert "over quota: dataset d has " in refused.stderr.splitlines()[-1]
+    assert "dlcmd quota set dl://d --size" in refused.stderr.splitlines()[-1]
+    assert digest(admin, "dl://d") == before
+    admin("quota", "set", "dl://d", "--size", "10M")
+    assert 0 < admin(*command, "--json").summary["files"] < 60
+    assert digest(admin, "dl://d") == before
+    assert admin(*command, "--json").summary["files"] == 0
 
 
 def test_lengths_and_listed_strata(dlcmd: Dlcmd, dataset: str) -> None:
