@@ -4,13 +4,17 @@ import os
 import random
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 
 from dieselfs.chunk.ids import CHUNK_ID_BYTES
 from dieselfs.errors import AlreadyExists, Damaged, NotFound
+from dieselfs_server.metadata.sqlite.store import SqliteMetadata
 from dieselfs_server.store.interface import ObjectStore
+from tests.support.own_service import call
+from tests.support.referring_world import World, copied
 
 DATASET_ID = bytes(range(16))
 OTHER_ID = bytes(16)
@@ -228,3 +232,28 @@ class ChunkStoreSuite:
                 assert content is not None and len(content) == 10_000 and len(set(content)) == 1
             for write in writes:
                 write.result()
+
+
+class ServedStoreSuite(ChunkStoreSuite):
+    """Of a store that a server is started with: also what servers need of several of its parts together."""
+
+    def test_a_copy_by_reference_outlives_its_source_and_the_records(
+        self, store: ObjectStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr("dieselfs_server.datasets.referring_copy.REFERENCE_BYTES_MIN", 1)
+        with closing(SqliteMetadata(":memory:")) as metadata:
+            world = World(tmp_path, metadata, store)
+            world.copy("a", b"d", "b", b"d")
+            for name in world.records():
+                store.delete_record(name)
+            for name in "ba":
+                call(world.service, "rebuild", dataset=name, since_s=-1, is_forced=False)
+            world.remove("a", b"d/x")
+            assert len(world.references("b")) == 2 and world.purge("a").chunks_removed == 0
+            call(world.service, "drop_dataset", name="a", dataset_id=world.id("a"))
+            assert world.contents("b") == copied()
+            checked = call(world.service, "fsck", dataset="b", is_deep=True, is_repair=False)
+            assert checked.problems == ()
+            for name in "bc":
+                call(world.service, "drop_dataset", name=name, dataset_id=world.id(name))
+            assert world.records() == [] and list(store.list_datasets()) == []

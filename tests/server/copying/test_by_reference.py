@@ -1,8 +1,7 @@
 """Copies that refer to chunks: what they store, and that no purge, drop or crash takes their bytes away."""
 
-import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import closing, suppress
 from functools import partial
 from pathlib import Path
@@ -13,108 +12,27 @@ import pytest
 import trio
 
 from dieselfs.chunk.builder import ChunkBuilder
-from dieselfs.chunk.format import PREAMBLE_BYTES, Op, decode_preamble
+from dieselfs.chunk.format import PREAMBLE_BYTES, decode_preamble
 from dieselfs.chunk.frames import Frames
 from dieselfs.chunk.ids import ChunkIdSource, chunk_name
 from dieselfs.chunk.source import AttachedSource
 from dieselfs.errors import AccessDenied, Damaged, NotFound
 from dieselfs.rpc.messages import thrift
-from dieselfs.rpc.records import CopyRequest, FsckReport, PurgeReport
+from dieselfs.rpc.records import FsckReport
 from dieselfs_server.call import Call
-from dieselfs_server.datasets.commit import ChunkWriter, read_chunk, read_header
+from dieselfs_server.datasets.commit import read_chunk, read_header
 from dieselfs_server.datasets.referring_copy import is_covered
 from dieselfs_server.leases.lease import live_pins, remove_pin
-from dieselfs_server.maintenance.purge import purge
+from dieselfs_server.metadata.interface import MetadataStore
 from dieselfs_server.metadata.sqlite.store import SqliteMetadata
 from dieselfs_server.reading.executor import open_payload
 from dieselfs_server.store.attached import AttachedStore, Sources
 from dieselfs_server.store.compressed import CompressedStore
 from dieselfs_server.store.memory import MemoryStore
-from tests.support.own_service import TRUSTED, call, own_service, parts_of
+from tests.support.own_service import TRUSTED, call, parts_of
+from tests.support.referring_world import FILES, World, copied
 
-FILES = {f"d/{folder}/f{number}".encode(): os.urandom(700) for folder in "xy" for number in range(3)}
 DAY_S = 24 * 3600
-
-
-class World:
-    """A dataset `a` with FILES in two chunks, one for each folder, and the empty `b` and `c`."""
-
-    def __init__(self, folder: Path, metadata: SqliteMetadata, store: MemoryStore) -> None:
-        self.folder, self.metadata, self.objects = folder, metadata, store
-        self.store = AttachedStore(store, Sources())
-        self.service = own_service(folder, store, metadata)
-        for name in "abc":
-            call(self.service, "create_dataset", name=name)
-        for part in (b"d/x/", b"d/y/"):
-            writer = self.writer("a")
-            for path, content in FILES.items():
-                if path.startswith(part):
-                    writer.builder.add_file(path, content, 0o640, 5)
-            writer.write()
-
-    def id(self, dataset: str) -> bytes:
-        return self.metadata.dataset(dataset).dataset_id
-
-    def writer(self, dataset: str) -> ChunkWriter:
-        return ChunkWriter(
-            self.store, self.metadata, ChunkIdSource(time.time), self.metadata.dataset(dataset)
-        )
-
-    def copy(self, source: str, path: bytes, target: str, new: bytes, **options: Any) -> Any:
-        request = CopyRequest(source, path, target, new, **options)
-        return call(self.service, "copy_entries", **request._asdict())
-
-    def remove(self, dataset: str, below: bytes = b"") -> None:
-        writer = self.writer(dataset)
-        for path in self.contents(dataset, is_read=False):
-            if path.startswith(below):
-                writer.builder.add_delete(path)
-        writer.write()
-
-    def purge(self, dataset: str, later_s: int = 1) -> PurgeReport:
-        now_ns = time.time_ns() + later_s * 10**9
-        record = self.metadata.dataset(dataset)
-        return purge(self.store, self.metadata, record, self.service.tags, now_ns, 0, False)
-
-    def contents(self, dataset: str, is_read: bool = True) -> dict[bytes, bytes]:
-        found, pending = dict[bytes, bytes](), [b""]
-        while pending:
-            for record in self.metadata.list_folder(self.id(dataset), pending.pop(), b"", 1000):
-                if record.op == Op.DIRECTORY:
-                    pending.append(record.path)
-                    continue
-                full = self.metadata.lookup(self.id(dataset), record.path)
-                assert full is not None
-                extents = full.extents if is_read else ()
-                found[record.path] = b"".join(self.read(dataset, *extent[1:4]) for extent in extents)
-        return found
-
-    def read(self, dataset: str, chunk_id: bytes, offset: int, length: int) -> bytes:
-        chunk = self.id(dataset), chunk_id
-        start = decode_preamble(self.store.get_range(*chunk, 0, PREAMBLE_BYTES), "chunk").payload_start
-        return self.store.get_range(*chunk, start + offset, length)
-
-    def chunks(self, dataset: str) -> list[bytes]:
-        return list(self.objects.list_chunks(self.id(dataset)))
-
-    def references(self, dataset: str) -> list[tuple[bytes, bytes]]:
-        """IDs: of the chunks that refer to others, and of these."""
-        headers = {each: read_header(self.store, self.id(dataset), each)[1] for each in self.chunks(dataset)}
-        return [(each, header.source.chunk[1]) for each, header in headers.items() if header.source]
-
-    def stored_bytes(self, dataset: str) -> int:
-        return sum(self.objects.size(self.id(dataset), chunk_id) for chunk_id in self.chunks(dataset))
-
-    def records(self) -> list[str]:
-        return [
-            name
-            for name in self.objects.list_records("")
-            if name.startswith(("refers-", "erasing-", "remains-"))
-        ]
-
-
-def copied(new: bytes = b"d", below: bytes = b"d") -> dict[bytes, bytes]:
-    return {new + path[len(below) :]: FILES[path] for path in FILES if path.startswith(below)}
 
 
 @pytest.fixture(autouse=True)
@@ -123,13 +41,7 @@ def any_size(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def metadata() -> Iterator[SqliteMetadata]:
-    with closing(SqliteMetadata(":memory:")) as made:
-        yield made
-
-
-@pytest.fixture
-def world(tmp_path: Path, metadata: SqliteMetadata) -> World:
+def world(tmp_path: Path, metadata: MetadataStore) -> World:
     return World(tmp_path, metadata, MemoryStore())
 
 

@@ -19,33 +19,14 @@ from dieselfs_server.leases.lease import live_pins
 from dieselfs_server.maintenance.purge import purge
 from dieselfs_server.maintenance.rebuild import rebuild
 from dieselfs_server.metadata.interface import MetadataStore
-from dieselfs_server.metadata.redis.store import RedisMetadata
 from dieselfs_server.metadata.sqlite.store import SqliteMetadata
 from dieselfs_server.store.interface import Buffer
 from dieselfs_server.store.memory import MemoryStore
 from tests.support.own_service import call, called, own_service, parts_of
-from tests.support.redis import needs_redis, running_redis
 
 LARGE = os.urandom(3000)
 FILES = {b"d/f%02d" % number: os.urandom(500 + number) for number in range(20)}
 FILES |= {b"d/empty": b"", b"d/in/large": LARGE, b"other": b"stays"}
-
-
-@pytest.fixture(scope="module")
-def redis_port(tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
-    with running_redis(tmp_path_factory.mktemp("redis")) as server:
-        yield server.port
-
-
-@pytest.fixture(params=["sqlite", pytest.param("redis", marks=needs_redis)])
-def metadata(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[MetadataStore]:
-    if request.param == "sqlite":
-        store: MetadataStore = SqliteMetadata(":memory:")
-    else:
-        port = request.getfixturevalue("redis_port")
-        store = RedisMetadata.open(f"redis://127.0.0.1:{port}/0?prefix={tmp_path.name}:")
-    with closing(store):
-        yield store
 
 
 class World:

@@ -21,7 +21,14 @@ from dieselfs_server.store.interface import ObjectStore
 from dieselfs_server.store.opening import open_store
 from dieselfs_server.store.tiered import TieredStore
 from dieselfs_server.store.wrapper import RetryingStore, RetryPolicy
-from tests.conformance.chunk_store_suite import CHUNK_ID, DATASET_ID, OTHER_ID, ChunkStoreSuite, chunk_at
+from tests.conformance.chunk_store_suite import (
+    CHUNK_ID,
+    DATASET_ID,
+    OTHER_ID,
+    ChunkStoreSuite,
+    ServedStoreSuite,
+    chunk_at,
+)
 from tests.support.buckets import BUCKET, S3Server, needs_gateway, set_credentials
 from tests.support.http_proxy import (
     Action,
@@ -73,7 +80,7 @@ def proxy(gateway: S3Server, direct: BucketStore) -> Iterator[HttpProxy]:
         yield running
 
 
-class TestBucketStore(ChunkStoreSuite):
+class TestBucketStore(ServedStoreSuite):
     @pytest.fixture
     def store(self, direct: BucketStore) -> BucketStore:
         return direct

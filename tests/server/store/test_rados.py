@@ -10,7 +10,14 @@ from dieselfs.errors import AlreadyExists, Damaged, InvalidInput, NotFound
 from dieselfs_server.store.rados import PIECE_BYTES, RadosStore
 from dieselfs_server.store.rados_pool import RadosPool
 from lab.ceph import USER, RunningCeph
-from tests.conformance.chunk_store_suite import CHUNK_ID, DATASET_ID, OTHER_ID, ChunkStoreSuite, chunk_at
+from tests.conformance.chunk_store_suite import (
+    CHUNK_ID,
+    DATASET_ID,
+    OTHER_ID,
+    ChunkStoreSuite,
+    ServedStoreSuite,
+    chunk_at,
+)
 from tests.support.ceph import needs_ceph
 
 pytestmark = needs_ceph
@@ -34,7 +41,7 @@ def pool(connection: RadosPool) -> RadosPool:
     return connection
 
 
-class TestRadosStore(ChunkStoreSuite):
+class TestRadosStore(ServedStoreSuite):
     @pytest.fixture
     def store(self, pool: RadosPool) -> RadosStore:
         return RadosStore(pool)

@@ -12,7 +12,7 @@ from dieselfs_server.store.opening import open_store
 from dieselfs_server.store.rados import RadosStore
 from dieselfs_server.store.rados_pool import RadosPool
 from lab.ceph import CEPHX, RunningCeph, running_ceph
-from tests.conformance.chunk_store_suite import CHUNK_ID, DATASET_ID, OTHER_ID, ChunkStoreSuite
+from tests.conformance.chunk_store_suite import CHUNK_ID, DATASET_ID, OTHER_ID, ServedStoreSuite
 from tests.support.ceph import needs_ceph
 from tests.support.documents import REPOSITORY
 
@@ -51,7 +51,7 @@ def pools(ceph: RunningCeph) -> Iterator[list[RadosPool]]:
         pool.close()
 
 
-class TestRadosStoreOverTwoPools(ChunkStoreSuite):
+class TestRadosStoreOverTwoPools(ServedStoreSuite):
     """Nearly every chunk is longer than one object."""
 
     @pytest.fixture

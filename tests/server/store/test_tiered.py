@@ -18,7 +18,7 @@ from dieselfs_server.store.memory import MemoryStore
 from dieselfs_server.store.posix import PosixStore
 from dieselfs_server.store.tiered import BLOCK_BYTES, BUSY_S, Copy, Fingerprint, TieredStore, TierIndex
 from lab.counting_store import CountingStore
-from tests.conformance.chunk_store_suite import CHUNK_ID, DATASET_ID, OTHER_ID, ChunkStoreSuite, chunk_at
+from tests.conformance.chunk_store_suite import CHUNK_ID, DATASET_ID, OTHER_ID, ServedStoreSuite, chunk_at
 from tests.support.chunks import chunk_object, sample_fields
 from tests.support.small_disk import small_disk
 
@@ -30,7 +30,7 @@ def anything(dataset_id: bytes, chunk_id: bytes, content: object) -> None:
     """A check that all content passes."""
 
 
-class TestTieredStore(ChunkStoreSuite):
+class TestTieredStore(ServedStoreSuite):
     @pytest.fixture
     def store(self, tmp_path: Path) -> Iterator[TieredStore]:
         store = TieredStore(
