@@ -17,6 +17,7 @@ from dieselfs.digests import NO_DIGEST, Buffer, digest_of, extent_digest_of
 from dieselfs.errors import InvalidInput
 from dieselfs.limits import (
     CHUNK_ENTRIES_MAX,
+    CHUNK_EXTENTS_PER_PAYLOAD_MAX,
     CHUNK_PATH_BYTES_MAX,
     CHUNK_PAYLOAD_BYTES_MAX,
     CHUNK_TARGET_BYTES,
@@ -108,18 +109,25 @@ class ChunkBuilder:
     purge copies); version 0 stands for the next of those reserved for the chunk.
     """
 
-    def __init__(self, target_bytes: int = CHUNK_TARGET_BYTES, is_of_old: bool = False) -> None:
-        """`is_of_old`: for copies of entries that are stored already, with their paths."""
+    def __init__(
+        self, target_bytes: int = CHUNK_TARGET_BYTES, is_of_old: bool = False, is_sharing: bool = False
+    ) -> None:
+        """`is_of_old`: for copies of entries that are stored already, with their paths. `is_sharing`: extents with
+        equal bytes share them, as often as a chunk may.
+        """
         if not 0 < target_bytes <= CHUNK_PAYLOAD_BYTES_MAX:
             raise InvalidInput(f"chunk size must be between 1 and {CHUNK_PAYLOAD_BYTES_MAX} bytes")
         self._target_bytes = target_bytes
         self._is_of_old = is_of_old
+        self.is_sharing = is_sharing
         self._memory = memoryview(b"")  # given out by `space`; kept from chunk to chunk
         self._clear()
 
     def _clear(self) -> None:
         self._entries: list[_Entry] = []
         self._contents: list[Buffer] = []
+        self._shared: dict[bytes, tuple[int, Buffer]] = {}  # offset and bytes by digest
+        self._extents_bytes = 0
         self._given_bytes = 0
         self._targets: list[bytes] = []
         self._target_end = 0
@@ -141,12 +149,30 @@ class ChunkBuilder:
 
     @property
     def is_full(self) -> bool:
+        return self.payload_bytes >= self._target_bytes or self.is_crowded
+
+    @property
+    def is_crowded(self) -> bool:
+        """Whether no other entry fits, however few bytes it adds."""
         return (
-            self.payload_bytes >= self._target_bytes
-            or len(self._entries) >= CHUNK_ENTRIES_MAX
+            len(self._entries) >= CHUNK_ENTRIES_MAX
             or self._path_bytes >= CHUNK_PATH_BYTES_MAX - 2 * PATH_BYTES_MAX
             or not self._has_folder_room
         )
+
+    def has_room(self, data: Buffer) -> bool:
+        """Whether an extent fits, or can share bytes that are here."""
+        if self.room_bytes >= len(data):
+            return True
+        return not self.is_crowded and self._shared_offset(data, extent_digest_of(data)) is not None
+
+    def _shared_offset(self, data: Buffer, digest: bytes) -> int | None:
+        """Where these bytes are in the payload, if a chunk may have them for another file."""
+        offset, known = self._shared.get(digest, (0, b""))
+        extents_bytes = self._extents_bytes + len(data)
+        if not known or extents_bytes > CHUNK_EXTENTS_PER_PAYLOAD_MAX * self.payload_bytes:
+            return None
+        return offset if bytes(known) == bytes(data) else None
 
     def space(self, size: int) -> memoryview:
         """Memory for the data of a file that is added next. It is used again after the chunk is sealed: memory that
@@ -154,9 +180,10 @@ class ChunkBuilder:
         """
         start, end = self._given_bytes, self._given_bytes + size
         if end > len(self._memory):
-            if start or size > self._target_bytes + 1:
+            room_bytes = min(self._target_bytes, CHUNK_TARGET_BYTES) + CHUNK_ENTRIES_MAX
+            if start or size > room_bytes:
                 return memoryview(bytearray(size))
-            self._memory = memoryview(bytearray(self._target_bytes + CHUNK_ENTRIES_MAX))
+            self._memory = memoryview(bytearray(room_bytes))
         self._given_bytes = end
         return self._memory[start:end]
 
@@ -179,6 +206,9 @@ class ChunkBuilder:
         length = len(data)
         if size is None:
             size = length
+        digest = extent_digest_of(data)
+        if self.is_sharing and offset is None:
+            offset = self._shared_offset(data, digest)
         at = self.payload_bytes if offset is None else offset
         end = at + length
         if (
@@ -196,9 +226,12 @@ class ChunkBuilder:
             raise InvalidInput(
                 f"{printable(path)}: {length} bytes at {place} of a file of {size} bytes: {fault}"
             )
-        self._add(path, _FILE, mode, mtime_ns, size, place, at, length, extent_digest_of(data), version)
+        self._add(path, _FILE, mode, mtime_ns, size, place, at, length, digest, version)
+        self._extents_bytes += length
         if offset is None:
             self._contents.append(data)
+            if self.is_sharing and length:
+                self._shared[digest] = at, data
         if end > self.payload_bytes:
             self.payload_bytes = end
 

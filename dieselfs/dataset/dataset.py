@@ -27,6 +27,7 @@ import numpy.typing as npt
 from dieselfs.arrays import Numbers
 from dieselfs.cache.file_reader import Path
 from dieselfs.cache.look_ahead import LookAhead
+from dieselfs.chunk.frames import Compression
 from dieselfs.cluster.access import JobAccess
 from dieselfs.dataset.batches import (
     DEFAULT_BATCHES_AHEAD,
@@ -94,10 +95,15 @@ class Dataset:
         job: JobAccess | None = None,
         encrypt: bool = False,
         where: str = "",
+        compress: str = "",
     ) -> None:
         """Use `connect`. `generation` 0: the one of `tag`, else the newest. Without `must_exist`, the first put
-        creates a missing dataset. `job`: the job whose nodes pool their memory. `encrypt`, `where`: see `connect`.
+        creates a missing dataset. `job`: the job whose nodes pool their memory. `encrypt`, `where`, `compress`: see
+        `connect`.
         """
+        if compress:
+            Compression.parse(compress)
+        self._compress = compress
         self._settings = settings
         self._name = check_dataset_name(name)
         self._client = ServerClient(settings)
@@ -396,7 +402,8 @@ class Dataset:
             self._frozen.check_open()
             # A forked child has none of the threads.
             if self._writing is None or self._writing[0] != os.getpid():
-                sender = ChunkSender(self._client, self.create())
+                compression = Compression.parse(self._compress) if self._compress else None
+                sender = ChunkSender(self._client, self.create(), compression=compression)
                 self._writing = (os.getpid(), sender, DatasetWriter(sender))
             return self._writing[2]
 
@@ -512,6 +519,7 @@ class Dataset:
             "encrypt": self._encrypt,
             "meta": (self._frozen.whole or snapshot).source,
             "where": self._frozen.where,
+            "compress": self._compress,
         }
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -527,6 +535,7 @@ class Dataset:
             job=JobAccess.find(settings, name, tag) if state["is_in_job"] else None,
             encrypt=state["encrypt"],
             where=state.get("where", ""),
+            compress=state.get("compress", ""),
         )
         self.__dict__.update(dataset.__dict__)
         with suppress(DieselfsError):  # the file may be gone; then the server is asked at first use
@@ -555,6 +564,7 @@ def connect(
     job_secret: str | os.PathLike[str] | None = None,
     job_memory_bytes: int | None = None,
     where: str = "",
+    compress: str = "",
 ) -> Dataset:
     """Open a dataset by its name, at a tag by `name@tag`; either may begin with `dl://` (DL_connect).
 
@@ -570,14 +580,18 @@ def connect(
     the job that Slurm, torchrun or Open MPI has started; empty: none, whatever the configuration says. `job_secret`: a
     file with the same content on all nodes, by default the key. `job_memory_bytes`: memory that this node offers.
 
+    `compress`: `zstd` or `zstd:LEVEL`; files that are put are stored compressed where they shrink, but for those of an
+    encrypted dataset.
+
     `where`: only the files for which this expression over their columns is true (docs/guide/columns.md); all reads and
     orders are then of these files.
 
     Raises NotFound, AccessDenied, Unavailable, InvalidInput.
     """
     settings = Settings.load(server, key_file, home=home)
+    of_job = job, job_secret, job_memory_bytes
     return connect_with(
-        settings, dataset, generation, create, memory_bytes, job, job_secret, job_memory_bytes, encrypt, where
+        settings, dataset, generation, create, memory_bytes, *of_job, encrypt, where, compress
     )
 
 
@@ -592,6 +606,7 @@ def connect_with(
     job_memory_bytes: int | None = None,
     encrypt: bool = False,
     where: str = "",
+    compress: str = "",
 ) -> Dataset:
     """As `connect`, with these settings."""
     location = parse_location(dataset if is_location(dataset) else SCHEME + dataset)
@@ -604,4 +619,4 @@ def connect_with(
     settings = settings.in_job(job, job_secret, job_memory_bytes)
     access = JobAccess.find(settings, location.dataset, location.tag, is_required=job is not None)
     at = location.dataset, generation, location.tag
-    return Dataset(settings, *at, not create, memory_bytes, access, encrypt, where)
+    return Dataset(settings, *at, not create, memory_bytes, access, encrypt, where, compress)

@@ -11,7 +11,7 @@ FAILURES_KEPT_MAX = 1000
 _COUNTED = (
     *("found_files", "found_bytes", "found_folders", "done_files", "done_bytes"),
     *("skipped_files", "skipped_bytes", "skipped_folders", "failed_files", "damaged_files"),
-    "sent_bytes",
+    *("sent_bytes", "shared_bytes"),
 )
 
 
@@ -21,8 +21,8 @@ class TransferReport:
 
     At the end, found = done + skipped + failed, in files (folders and links included; `*_folders` count the folders
     among those of an upload). `failures`: the first 1,000, as (path, reason); `damaged_files`: those of
-    which stored or source bytes are wrong. `sent_bytes`: what an upload has sent for `done_bytes`. `generation`: of the
-    dataset after an upload.
+    which stored or source bytes are wrong. `sent_bytes`: what an upload has sent for `done_bytes`; `shared_bytes`:
+    those of them that files have in common with others. `generation`: of the dataset after an upload.
     """
 
     found_files: int = 0
@@ -38,6 +38,7 @@ class TransferReport:
     failures: list[tuple[str, str]] = field(default_factory=list)
     damaged_files: int = 0
     sent_bytes: int = 0
+    shared_bytes: int = 0
     generation: int = 0
 
     def counts(self) -> tuple[int, ...]:

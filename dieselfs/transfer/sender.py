@@ -74,6 +74,10 @@ class ChunkSender:
         """Whether chunks are on their way, or wait for the server."""
         return self._queue.unfinished_tasks > 0 or self._submit_lock.locked()
 
+    @property
+    def is_encrypted(self) -> bool:
+        return self._cipher is not None
+
     def check_path(self, path: bytes) -> None:
         """Raise InvalidInput for a path that is too long for an encrypted dataset."""
         if self._cipher is not None:

@@ -8,16 +8,18 @@ extent. Memory is bounded: a few chunks being filled, and a few in flight.
 
 import os
 import stat
-from collections.abc import Callable, Generator, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import closing
 from functools import partial
+from heapq import merge
 from threading import Lock, Thread
 from typing import NamedTuple, Protocol
 
 from dieselfs.chunk.builder import ChunkBuilder, SealedChunk
 from dieselfs.chunk.frames import Compression
+from dieselfs.encryption.segments import SEGMENT_BYTES
 from dieselfs.errors import Damaged, InvalidInput, SourceChanged
-from dieselfs.limits import CHUNK_TARGET_BYTES
+from dieselfs.limits import CHUNK_PAYLOAD_BYTES_MAX, CHUNK_TARGET_BYTES, KIB
 from dieselfs.records import DatasetRecord
 from dieselfs.rpc.client import ServerClient
 from dieselfs.snapshot.reader import Snapshot
@@ -213,9 +215,20 @@ def is_stored(entry: UploadEntry, snapshot: Snapshot) -> bool:
     return entry.is_same(mode, size, mtime_ns, snapshot.target(node) if stored.is_link else b"")
 
 
+class Equals(Protocol):
+    """Which files are stored together, as their bytes are equal; see `equal_files.py`. For the thread that walks."""
+
+    def taken(self, entry: UploadEntry, /) -> bool: ...
+
+    def others(self, entry: UploadEntry, /) -> Sequence[UploadEntry]: ...
+
+
 class TreeUpload:
     """One upload, by `run`. `report` has its progress, for any thread; `first`: source and path of the first file that
     was not stored. `steps` rises with each entry, and each part of a large file, that is read.
+
+    An upload `at_once` makes its entries visible at one instant, unless they are more than a chunk holds: the end of
+    each file, all small files, folders and deletions are in the last chunk, and a file counts once it is whole.
     """
 
     def __init__(
@@ -227,9 +240,12 @@ class TreeUpload:
         chunk_bytes: int = CHUNK_TARGET_BYTES,
         progressed: Callable[[], object] = lambda: None,
         compression: Compression | None = None,
+        equals: Equals | None = None,
+        at_once: bool = False,
     ) -> None:
         """`stored`: the content of the dataset, or whether it has an entry; None uploads everything. `jobs`: threads
-        that read the source. `progressed` is called after each stored chunk, in the thread that sent it.
+        that read the source; one, if it is `at_once`. `progressed` is called after each stored chunk, in the thread
+        that sent it. `equals`: files that share their bytes.
         """
         self.report = TransferReport(generation=dataset.generation)
         self.first: tuple[bytes, bytes] | None = None
@@ -237,10 +253,13 @@ class TreeUpload:
         self._client = client
         self._dataset = dataset
         self._is_stored = partial(is_stored, snapshot=stored) if isinstance(stored, Snapshot) else stored
-        self._jobs = jobs
+        self._jobs = 1 if at_once else jobs
         self._chunk_bytes = chunk_bytes
         self._progressed = progressed
         self._compression = compression
+        self._equals = equals
+        self._last = ChunkBuilder(CHUNK_PAYLOAD_BYTES_MAX - CHUNK_TARGET_BYTES) if at_once else None
+        self._end_bytes_max = 0
         self._walk_lock = (
             Lock()
         )  # guards the walk, what is found and skipped, and the content of streamed entries
@@ -255,6 +274,7 @@ class TreeUpload:
         and the next run continues. After an interrupt no partial chunk remains.
         """
         self._sender = ChunkSender(self._client, self._dataset, self._count_stored, self._compression)
+        self._end_bytes_max = SEGMENT_BYTES if self._sender.is_encrypted else END_BYTES_MAX
         walk = entries(self._fail_walking)
         try:
             readers = [
@@ -267,6 +287,9 @@ class TreeUpload:
                 reader.join()
             if self._error is not None:
                 raise self._error
+            if self._last is not None:
+                self._sender.wait_stored()
+                self._sender.submit(self._last.seal())
             self.report.generation = self._sender.wait_stored()
         except BaseException as error:
             self._error = self._error or error
@@ -310,13 +333,16 @@ class TreeUpload:
     def _count_stored(self, chunk: SealedChunk, generation: int) -> None:
         with self._lock:
             self.report.done_files += chunk.whole_entries
-            self.report.done_bytes += len(chunk.payload)
+            self.report.done_bytes += (extents_bytes := chunk.extents_bytes)
+            self.report.shared_bytes += extents_bytes - len(chunk.payload)
             self.report.sent_bytes += len(chunk.stored or chunk.payload)
         self._progressed()
 
-    def _take_batch(self, walk: Iterator[UploadEntry]) -> list[UploadEntry]:
-        """The next entries of the walk that are not stored; empty at its end. A large streamed one is the last."""
-        batch: list[UploadEntry] = []
+    def _take_batch(self, walk: Iterator[UploadEntry]) -> list[Sequence[UploadEntry]]:
+        """The next entries of the walk that are not stored, with those that are equal; empty at its end. A large
+        streamed one is the last.
+        """
+        batch: list[Sequence[UploadEntry]] = []
         report, is_stored, loaded_bytes = self.report, self._is_stored, 0
         for entry in walk:
             size, is_folder = entry.file_bytes, entry.is_folder
@@ -324,6 +350,8 @@ class TreeUpload:
             try:
                 if is_stored is not None and is_stored(entry):
                     report.skip(size, is_folder)
+                    continue
+                if self._equals is not None and self._equals.taken(entry):
                     continue
                 if self.first is None and not is_folder:
                     self.first = entry.source, entry.path
@@ -334,7 +362,7 @@ class TreeUpload:
             except ENTRY_ERRORS as error:
                 self._fail_entry(entry, error)
                 continue
-            batch.append(entry)
+            batch.append((entry,) if self._equals is None else (entry, *self._equals.others(entry)))
             if len(batch) == BATCH_ENTRIES or loaded_bytes >= self._chunk_bytes:
                 return batch
         self.report.is_all_found = True
@@ -342,52 +370,89 @@ class TreeUpload:
 
     def _read(self, walk: Iterator[UploadEntry]) -> None:
         """The loop of one reader: takes batches, packs entries that are not stored, submits full chunks."""
-        builder = ChunkBuilder(self._chunk_bytes)
+        builder = ChunkBuilder(self._chunk_bytes, is_sharing=self._equals is not None)
         try:
             while self._error is None:
                 with self._walk_lock:
                     batch = self._take_batch(walk)
-                    last = batch[-1] if batch else None
+                    last = batch[-1][0] if batch else None
                     if last is not None and last.is_streamed and last.file_bytes > self._chunk_bytes:
-                        for entry in batch:  # under the lock: its content ends when the walk continues
-                            self._pack(builder, entry)
+                        for entries in batch:  # under the lock: its content ends when the walk continues
+                            self._pack(builder, entries)
                         continue
                 if not batch:
                     self._sender.submit(builder.seal())
                     return
-                for entry in batch:
-                    self._pack(builder, entry)
+                for entries in batch:
+                    self._pack(builder, entries)
         except BaseException as error:  # `run` raises it
             self._error = self._error or error
 
-    def _pack(self, builder: ChunkBuilder, entry: UploadEntry) -> None:
-        self.steps += 1
+    def delete(self, path: bytes) -> None:
+        """Delete a path, in an upload `at_once`. For the thread that walks."""
+        if self._last is not None:
+            self._last.add_delete(path)
+            self._submit(self._last)
+
+    def _submit(self, builder: ChunkBuilder) -> None:
+        """Send the chunk if it is full."""
+        if builder.is_full:
+            self._sender.submit(builder.seal())
+
+    def _pack(self, builder: ChunkBuilder, entries: Sequence[UploadEntry]) -> None:
+        """Add an entry, or files with equal bytes: two by two, as a chunk may have its bytes for two files."""
+        for start in range(0, len(entries), 2):
+            pair = entries[start : start + 2]
+            if self._is_split(pair[0].file_bytes):
+                for _ in merge(*(self._extents(builder, entry) for entry in pair)):
+                    pass
+                continue
+            whole = builder if self._last is None else self._last
+            for entry in pair:
+                self.steps += 1
+                try:
+                    self._sender.check_path(entry.path)
+                    entry.pack(whole)
+                except ENTRY_ERRORS as error:
+                    self._fail_entry(entry, error)
+                if whole.is_crowded:
+                    self._sender.submit(whole.seal())
+            self._submit(whole)
+
+    def _is_split(self, size: int) -> bool:
+        """Whether a file of this size is stored in several extents."""
+        if self._last is None or size > self._chunk_bytes:
+            return size > self._chunk_bytes
+        return size > self._end_bytes_max and self._last.payload_bytes + size > CHUNK_TARGET_BYTES
+
+    def _extents(self, builder: ChunkBuilder, entry: UploadEntry) -> Iterator[int]:
+        """Add the extents of a file, each after its place was given; after an interrupted upload, only missing ones."""
+        size, mtime_ns, step = entry.file_bytes, entry.mtime_ns, self._chunk_bytes
+        end = size if self._last is None else (size - 1) // self._end_bytes_max * self._end_bytes_max
+        grid = {(place, min(step, end - place)) for place in range(0, end, step)}
+        grid |= {(end, size - end)} if end < size else set()
         try:
             self._sender.check_path(entry.path)
-            if entry.file_bytes > self._chunk_bytes:
-                self._pack_large(builder, entry)
-            else:
-                entry.pack(builder)
-                if builder.is_full:
-                    self._sender.submit(builder.seal())
+            pending = self._client.pending_file(self._dataset.name, entry.path)
+            is_continued = pending.size == size and pending.mtime_ns == mtime_ns and pending.extents <= grid
+            version = pending.version if is_continued else self._sender.reserve_version()
+            ranges = sorted(grid - pending.extents if is_continued else grid)
+            with closing(entry.contents(ranges)) as contents:
+                for (place, length), content in zip(ranges, contents, strict=True):
+                    yield place
+                    chunk = builder if self._last is None or place + length < size else self._last
+                    if not chunk.has_room(content):
+                        self._sender.submit(chunk.seal())
+                    chunk.add_file(entry.path, content, entry.mode, mtime_ns, size, place, version)
+                    if chunk is self._last:
+                        self._submit(chunk)
+                    self.steps += 1
         except ENTRY_ERRORS as error:
             self._fail_entry(entry, error)
 
-    def _pack_large(self, builder: ChunkBuilder, entry: UploadEntry) -> None:
-        """Add a file that spans chunks; after an interrupted upload, only its missing extents."""
-        size, mtime_ns = entry.file_bytes, entry.mtime_ns
-        pending = self._client.pending_file(self._dataset.name, entry.path)
-        grid = {(place, min(self._chunk_bytes, size - place)) for place in range(0, size, self._chunk_bytes)}
-        is_continued = pending.size == size and pending.mtime_ns == mtime_ns and pending.extents <= grid
-        version = pending.version if is_continued else self._sender.reserve_version()
-        ranges = sorted(grid - pending.extents if is_continued else grid)
-        with closing(entry.contents(ranges)) as contents:
-            for (place, length), content in zip(ranges, contents, strict=True):
-                if builder.room_bytes < length:
-                    self._sender.submit(builder.seal())
-                builder.add_file(entry.path, content, entry.mode, mtime_ns, size, place, version)
-                self.steps += 1
 
+END_BYTES_MAX = 1 * KIB
+"""Of the ends of files that an upload `at_once` stores last: 65,536 of them fill a chunk."""
 
 ENTRY_ERRORS = (OSError, InvalidInput, Damaged, SourceChanged)
 """Errors of one entry; any other one ends the upload."""

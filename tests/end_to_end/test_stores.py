@@ -1,4 +1,6 @@
-"""The main job over every kind of object store, by a server of its own: upload, mount, compare; and trouble."""
+"""The main job over every kind of object store, by a server of its own: compressed upload, mount, compare; and
+trouble.
+"""
 
 import os
 import random
@@ -11,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from dieselfs.chunk.format import PREAMBLE_BYTES
+from dieselfs.chunk.frames import Compression
 from dieselfs.chunk.ids import parse_chunk_name
 from dieselfs.dataset import Dataset
 from dieselfs.errors import DieselfsError, StorageFull, Unavailable
@@ -37,16 +40,21 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
     numbers = random.Random(3)
     (root / "many").mkdir()
     for number in range(FILES):
-        (root / "many" / f"{number:04}").write_bytes(numbers.randbytes(numbers.randrange(1, 60_000)))
+        size = numbers.randrange(1, 60_000)
+        content = numbers.randbytes(size) if number % 2 else b"line of a text\n" * (size // 15)
+        (root / "many" / f"{number:04}").write_bytes(content)
     return root
 
 
 @contextmanager
 def uploaded(server: RunningServer, source: Path, name: str = "data") -> Iterator[Dataset]:
     with Dataset(server.settings(), name, must_exist=False) as dataset:
-        upload = TreeUpload(dataset.client, dataset.create(), None, chunk_bytes=CHUNK_BYTES)
+        compression = Compression()
+        upload = TreeUpload(
+            dataset.client, dataset.create(), None, chunk_bytes=CHUNK_BYTES, compression=compression
+        )
         report = upload.run(lambda failed: walk_source(os.fsencode(source), b"", failed))
-        assert not report.failures
+        assert not report.failures and report.sent_bytes < 0.8 * report.done_bytes
         dataset.refresh()
         yield dataset
 

@@ -17,7 +17,7 @@ from tests.support.json_fields import FIELDS, TEXT, Field
 
 _UPLOADED = (
     "dataset generation stored stored_bytes skipped skipped_bytes deleted failed seconds "
-    "compressed_bytes? *first_source? *first_path?"
+    "shared_bytes? compressed_bytes? *first_source? *first_path?"
 )
 _WOULD_UPLOAD = "dry_run entries bytes skipped deleted failed"
 _UPLOAD = {

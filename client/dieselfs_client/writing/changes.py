@@ -79,19 +79,15 @@ class Done:
 
 @dataclass(frozen=True, slots=True)
 class Changes:
-    """`covered`: deletions that come before what is stored, because a file is now where a folder was, or a folder where
-    a file was; `deleted`: those after. Each folder comes after what was in it. `refused`: what no dataset can have.
-    """
+    """`deleted`: each folder comes after what was in it. `refused`: what no dataset can have."""
 
     put: list[Found]
-    covered: list[bytes]
     deleted: list[bytes]
     refused: list[bytes]
 
     def paths(self) -> Iterable[bytes]:
         """All that change in the dataset."""
         yield from (found.path for found in self.put)
-        yield from self.covered
         yield from self.deleted
 
 
@@ -114,26 +110,13 @@ def changes(entries: Iterable[Found], done: Done, base: Base) -> Changes:
             hidden.update(base.below(found.path))
     gone = hidden - here.keys() - done.deleted
     put = [found for found in here.values() if _is_new(found, done, base)]
-    # A folder that has become a file: its content is deleted first.
-    files = {found.path for found in put if not stat.S_ISDIR(found.key.mode)}
-    first = {path for path in gone if not files.isdisjoint(_above(path))}
-    return Changes(put, _deepest_first(first), _deepest_first(gone - first), refused)
+    return Changes(put, sorted(gone, reverse=True), refused)
 
 
 def _is_new(found: Found, done: Done, base: Base) -> bool:
     if found.path in done.stored:
         return done.stored[found.path] != found.key
     return found.path in done.deleted or not found.key.is_stored_as(base.stat(found.path))
-
-
-def _above(path: bytes) -> Iterable[bytes]:
-    while b"/" in path:
-        path = path.rpartition(b"/")[0]
-        yield path
-
-
-def _deepest_first(paths: Iterable[bytes]) -> list[bytes]:
-    return sorted(paths, reverse=True)
 
 
 def is_other(current: Stat | None, expected: Key | Stat | None) -> bool:

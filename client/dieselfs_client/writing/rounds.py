@@ -13,7 +13,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
-from dieselfs.chunk.builder import SealedChunk
 from dieselfs.errors import DieselfsError, MountError, NotFound, SourceChanged, Unavailable
 from dieselfs.names import SCHEME, parse_location, printable
 from dieselfs.process.state_dirs import writes_path
@@ -98,7 +97,7 @@ class _Upload(TreeUpload):
     def __init__(
         self, client: ServerClient, dataset: DatasetRecord, progressed: Callable[[], object]
     ) -> None:
-        super().__init__(client, dataset, None, progressed=progressed)
+        super().__init__(client, dataset, None, progressed=progressed, at_once=True)
         self.reasons: dict[bytes, str] = {}
 
     def fail(self, source: bytes, reason: str, is_damaged: bool = False) -> None:
@@ -130,10 +129,8 @@ class _Round:
             return Outcome(self._name, self.state.generation, refused=refused)
         record = self._client.dataset(self._name)
         conflicts = self._conflicts(work, paths, record, base)
-        generation = self._delete(record, work.covered)
-        self._done.note({}, {*work.covered})
-        upload, stored, waiting = self._put(record, work)
-        generation = max(generation, upload.report.generation, self._delete(record, work.deleted))
+        upload, stored, waiting = self._upload(record, work)
+        generation = upload.report.generation
         self._done.note(stored, {*work.deleted})
         # Generations count chunks: with others between, the next round looks what they are.
         is_alone = generation == record.generation + self._chunks
@@ -148,11 +145,8 @@ class _Round:
                 stored_s=time.time(),
             )
         )
-        deleted = len(work.covered) + len(work.deleted)
-        report = upload.report
-        return Outcome(
-            self._name, generation, len(stored), report.done_bytes, deleted, conflicts, refused, waiting
-        )
+        counts = len(stored), upload.report.done_bytes, len(work.deleted)
+        return Outcome(self._name, generation, *counts, conflicts, refused, waiting)
 
     def note_trouble(self, error: Exception) -> None:
         with suppress(OSError):  # the disk is full, say
@@ -186,10 +180,10 @@ class _Round:
             and is_other(found, wanted.get(path))
         ]
 
-    def _put(
+    def _upload(
         self, record: DatasetRecord, work: Changes
     ) -> tuple[_Upload, dict[bytes, Key], list[tuple[str, str]]]:
-        """What was stored, and what was not and why."""
+        """Store and delete; returns what was stored, and what was not and why."""
         taken: list[UpperEntry] = []
         places: list[bytes] = []
         upload = _Upload(self._client, record, self._count)
@@ -210,9 +204,10 @@ class _Round:
                 taken.append(entry)
                 places.append(found.path)
                 yield entry
+            for path in work.deleted:
+                upload.delete(self._head + path)
 
-        if work.put:
-            upload.run(entries)
+        upload.run(entries)
         stored = {}
         for place, entry in zip(places, taken, strict=True):
             if entry.source not in upload.reasons:
@@ -224,23 +219,7 @@ class _Round:
         waiting = [(printable(source[head:]), reason) for source, reason in sorted(upload.reasons.items())]
         return upload, stored, waiting
 
-    def _delete(self, record: DatasetRecord, paths: Sequence[bytes]) -> int:
-        """Delete paths; returns the generation."""
-        if not paths:
-            return 0
-        sender = ChunkSender(self._client, record, self._count)
-        writer = DatasetWriter(sender)
-        try:
-            for path in paths:
-                writer.delete(self._head + path)
-            generation = writer.flush()
-        except BaseException:
-            sender.abandon()
-            raise
-        sender.close()
-        return generation
-
-    def _count(self, chunk: SealedChunk | None = None, generation: int = 0) -> None:
+    def _count(self) -> None:
         self._chunks += 1
 
 

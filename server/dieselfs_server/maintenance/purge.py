@@ -139,6 +139,7 @@ def _rewrite(
         proceed()
         preamble, header, payload = read_chunk(store, dataset.dataset_id, chunk.chunk_id)
         check_extents(preamble, header, payload, f"chunk {chunk_name(chunk.chunk_id)}", proceed.check)
+        writer.builder.is_sharing |= int(header.lengths[header.ops == Op.FILE].sum()) > len(payload)
         for entry in range(chunk.entries):
             if not chunk.deleted[entry // 8] >> entry % 8 & 1:
                 start = int(header.offsets[entry])

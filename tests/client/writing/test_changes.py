@@ -112,15 +112,13 @@ class ModelOverlay:
 
 
 def apply(dataset: dict[bytes, Key | Stat], work: Changes) -> None:
-    """What the servers do. A file is never above another entry."""
-    for path in work.covered:
-        dataset.pop(path, None)
+    """What the servers do, in one step. A file is never above another entry."""
     for found in work.put:
         dataset[found.path] = found.key
-    for path in dataset:
-        assert all(stat.S_ISDIR(dataset[folder].mode) for folder in above(path) if folder in dataset)
     for path in work.deleted:
         dataset.pop(path, None)
+    for path in dataset:
+        assert all(stat.S_ISDIR(dataset[folder].mode) for folder in above(path) if folder in dataset)
 
 
 def random_step(overlay: ModelOverlay, random: Random) -> None:
@@ -159,7 +157,6 @@ def test_rounds_make_the_dataset_equal_to_what_programs_see(seed: int) -> None:
             random_step(overlay, random)
         work = changes(overlay.upper.values(), done, base)
         apply(dataset, work)
-        done.note({}, {*work.covered})
         done.note({found.path: found.key for found in work.put}, {*work.deleted})
         shown = overlay.merged()
         assert dataset.keys() == shown.keys()

@@ -158,9 +158,12 @@ def test_a_write_folder_stays_while_a_mount_elsewhere_uses_it(
 
 def test_the_daemon_stores_at_the_interval(data: Dataset, writing: MountOptions, mountpoint: Path) -> None:
     control.mount(f"{data.name}/exp1", mountpoint, replace(writing, write_every_s=0.05))
-    (mountpoint / "log").write_bytes(b"line\n")
-    while "log" not in stored(data):
-        pass
+    with (mountpoint / "events").open("ab") as events:  # as TensorBoard: it stays open
+        for line in b"first\n", b"second\n":
+            events.write(line)
+            events.flush()
+            while not (stored(data).get("events") or b"").endswith(line):
+                pass
     control.unmount(mountpoint)
 
 

@@ -56,6 +56,21 @@ def test_files_at_given_offsets_of_a_payload() -> None:
     assert header.offsets.tolist() == [7, 2, 8]
 
 
+def test_files_share_equal_bytes_as_often_as_a_chunk_may() -> None:
+    builder = ChunkBuilder(target_bytes=8, is_sharing=True)
+    for name, data in ((b"a", b"same"), (b"b", b"same"), (b"c", b"same"), (b"d", b""), (b"e", b"")):
+        builder.add_file(name, data, 0o644, 5)
+    assert builder.is_full and builder.has_room(b"same") and not builder.has_room(b"else")
+    builder.add_file(b"f", memoryview(b"same"), 0o644, 5)
+    assert not builder.has_room(b"same"), "16 bytes in a payload of 8 are the limit"
+    sealed = builder.seal()
+    header, payload = decoded(sealed)
+    assert payload == b"samesame" and sealed.extents_bytes == 16
+    assert header.offsets.tolist() == [0, 0, 4, 8, 8, 4]
+    builder.add_file(b"next", b"same", 0o644, 5)
+    assert builder.seal().payload == b"same", "a chunk has nothing of the one before"
+
+
 def test_extents_of_a_file_that_spans_chunks() -> None:
     data = bytes(range(256)) * 5
     builder = ChunkBuilder(500)

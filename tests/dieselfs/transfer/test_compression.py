@@ -3,6 +3,8 @@
 import os
 from collections.abc import Iterator
 from contextlib import closing
+from copy import copy
+from pathlib import Path
 
 import pytest
 
@@ -51,6 +53,18 @@ def test_every_file_by_every_way(compressed: Dataset) -> None:
         assert bytes(source.fetch_segment(chunk).view) == payload
         blocks = -(-len(payload) // 16384)
         assert bytes(source.fetch_blocks(chunk, blocks // 2, blocks)) == payload[blocks // 2 * 16384 :]
+
+
+def test_the_library_compresses_what_is_put(server: RunningServer) -> None:
+    with Dataset(server.settings(), "put-compressed", must_exist=False, compress="zstd:5") as data:
+        data.put("text", FILES[b"large"])
+        data.flush()
+        objects = Path(server.folder, "chunks", data.record().dataset_id.hex()).rglob("*")
+        assert sum(each.stat().st_size for each in objects if each.is_file()) < len(FILES[b"large"]) / 10
+        data.refresh()
+        with copy(data) as again:  # by its state, as spawned processes have it
+            assert again.get("text") == FILES[b"large"]
+            assert again.__getstate__()["compress"] == "zstd:5"
 
 
 def test_the_network_has_the_frames_and_old_clients_get_plain_bytes(

@@ -8,14 +8,16 @@ from pathlib import Path
 
 import pytest
 
+from dieselfs.chunk import builder as builder_module
 from dieselfs.chunk.builder import ChunkBuilder
 from dieselfs.dataset import Dataset
 from dieselfs.errors import DieselfsError, Unavailable
 from dieselfs.limits import MIB
 from dieselfs.snapshot.reader import Snapshot
+from dieselfs.transfer.equal_files import EqualFiles
 from dieselfs.transfer.report import TransferReport
 from dieselfs.transfer.sender import ChunkSender
-from dieselfs.transfer.upload import SourceEntry, TreeUpload, walk_source
+from dieselfs.transfer.upload import Failed, SourceEntry, TreeUpload, walk_source
 
 
 def upload(
@@ -181,3 +183,65 @@ def test_a_server_that_is_gone_ends_the_upload_with_one_error(
     with pytest.raises(DieselfsError, match="lost the server"):
         run.run(lambda failed: walk_source(os.fsencode(root), b"", failed))
     assert run.report.done_files == 0
+
+
+def test_equal_files_share_their_bytes_also_large_ones(data: Dataset, tmp_path: Path) -> None:
+    root = make_tree(tmp_path / "source")
+    large, small = (root / "large.bin").read_bytes(), (root / "deep/30.bin").read_bytes()
+    for name, content in ("again", large), ("third", large), ("one", b"1" * 5000), ("two", b"1" * 5000):
+        (root / name).write_bytes(content)
+    (root / "changed").write_bytes(large[:-1] + bytes([large[-1] ^ 1]))
+    for name in "small", "deep/er/small":
+        (root / name).write_bytes(small)
+
+    def walk(failed: Failed) -> Iterator[SourceEntry]:
+        return walk_source(os.fsencode(root), b"", failed)
+
+    equals = EqualFiles(walk, lambda entry: entry.path == b"third")
+    (root / "two").write_bytes(b"2" * 5000)  # changed since
+    run = TreeUpload(data.client, data.create(), None, jobs=1, chunk_bytes=MIB, equals=equals)
+    report = run.run(walk)
+    assert not report.failures and report.found_files == report.done_files
+    assert report.done_bytes == report.found_bytes
+    assert report.shared_bytes in (len(large) + len(small), len(large) + 2 * len(small))
+    data.refresh()
+    assert_same(data, root)
+
+
+class Seen(TreeUpload):
+    """Notes what is visible whenever a chunk is stored."""
+
+    def __init__(self, data: Dataset) -> None:
+        self.data, self.states = data, set[frozenset[str]]()
+        super().__init__(data.client, data.create(), None, progressed=self.look, at_once=True)
+
+    def look(self) -> None:
+        with Dataset(self.data.client.settings, self.data.name) as now:
+            self.states.add(frozenset(now.files()))
+
+
+@pytest.mark.parametrize("is_large", [True, False])
+def test_an_upload_at_once_is_visible_whole_or_not_at_all(
+    data: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_large: bool
+) -> None:
+    root = make_tree(tmp_path / "source")
+    (root / "large.bin").write_bytes(os.urandom(9 * MIB))
+    for number in range(5):
+        (root / f"{number}.bin").write_bytes(os.urandom(MIB + number))
+    data.put("old", b"old")
+    data.flush()
+    if is_large:  # more than a chunk holds
+        monkeypatch.setattr(builder_module, "CHUNK_ENTRIES_MAX", 20)
+    run = Seen(data)
+
+    def walk(failed: Failed) -> Iterator[SourceEntry]:
+        yield from walk_source(os.fsencode(root), b"", failed)
+        run.delete(b"old")
+
+    report = run.run(walk)
+    data.refresh()
+    assert not report.failures and report.done_bytes == report.found_bytes
+    assert not data.exists("old")
+    assert_same(data, root)
+    is_whole = run.states == {frozenset(["old"]), frozenset(data.files())}
+    assert is_whole != is_large

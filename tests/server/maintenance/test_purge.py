@@ -63,8 +63,9 @@ class World:
         files: dict[bytes, bytes],
         deleted: list[bytes] | None = None,
         compression: Compression | None = None,
+        is_sharing: bool = False,
     ) -> None:
-        builder = ChunkBuilder()
+        builder = ChunkBuilder(is_sharing=is_sharing)
         for path, content in files.items():
             builder.add_file(path, content, 0o644, 0)
         for path in deleted or []:
@@ -166,6 +167,17 @@ def test_copies_are_compressed_as_their_chunks() -> None:
     freed = world.purge().bytes_freed
     gone = before - set(store.list_chunks(DATASET))
     assert 0 < freed < sum(sizes) and gone
+    world.assert_whole()
+
+
+def test_copies_share_bytes_as_their_chunks() -> None:
+    world, same = World(), os.urandom(50_000)
+    world.write({b"same%d" % n: same for n in range(2)} | {b"hole": same[1:]}, is_sharing=True)
+    world.write({}, deleted=[b"hole"])
+    before = set(world.store.list_chunks(DATASET))
+    world.purge()
+    copied = set(world.store.list_chunks(DATASET)) - before
+    assert sum(world.store.size(DATASET, chunk) for chunk in copied) < 2 * len(same)
     world.assert_whole()
 
 

@@ -373,3 +373,26 @@ def test_compressed_files_are_the_same(dlcmd: Dlcmd, dataset: str, tmp_path: Pat
     ):
         refused = dlcmd(*options, exit_code=EXIT_USAGE)
         assert what in refused.stderr
+
+
+def test_equal_files_are_stored_once_and_outlive_each_other(
+    dlcmd: Dlcmd, dataset: str, tmp_path: Path
+) -> None:
+    place, content = f"dl://{dataset}/", os.urandom(300_000)
+    for name in "a", "b/c", "b/other":
+        (tmp_path / "files" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "files" / name).write_bytes(os.urandom(300_000) if name == "b/other" else content)
+    put = ("put", "-r", "--dedup", "files/", place)
+    assert "293 KiB saved, as files are equal" in dlcmd(*put).text
+    assert "saved" not in dlcmd(*put).text, "nothing is read again"
+    dlcmd("fsck", "--deep", place)
+    dlcmd("rm", f"{place}a", f"{place}b/other")
+    for _ in range(2):
+        dlcmd("purge", "--grace", "0s", place)
+    dlcmd("rebuild", place)
+    dlcmd("fsck", "--deep", place)
+    assert dlcmd("cat", f"{place}b/c").stdout == content
+    again = dlcmd("sync", "--dedup", "--json", "files/", place).summary
+    assert again["stored"] == 2 and "shared_bytes" not in again
+    refused = dlcmd("sync", "--dedup", place, "back", exit_code=EXIT_USAGE)
+    assert "--dedup is for a dataset" in refused.stderr

@@ -300,6 +300,12 @@ compress = click.option(
 )
 
 
+dedup = flag(
+    "--dedup",
+    "is_sharing",
+    text="Store the bytes of two equal files once; files of equal size are read twice.",
+)
+
 encrypt = flag(
     "--encrypt",
     "is_encrypted",

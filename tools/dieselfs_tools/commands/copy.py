@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 @options.flag("-f", "--force", "is_forced", text="Also store files that are already stored.")
 @options.encrypt
 @options.compress
+@options.dedup
 @options.filters
 @click.option(
     "--files-from",
@@ -63,6 +64,7 @@ def put(session: Session, **chosen: Any) -> int:
 @options.flag("--delete", "is_mirror", text="Delete entries of the destination that SOURCE does not have.")
 @options.encrypt
 @options.compress
+@options.dedup
 @options.filters
 @options.dry_run
 @options.yes
@@ -94,10 +96,9 @@ def sync(
 
     put = PutOptions(names=[source, destination], **chosen)
     if is_location(source):
-        if put.is_encrypted:
-            raise InvalidInput("--encrypt is for a dataset; files of this machine are written as they are")
-        if put.compression is not None:
-            raise InvalidInput("--compress is for a dataset; files of this machine are written as they are")
+        given = {"--encrypt": put.is_encrypted, "--compress": put.compression, "--dedup": put.is_sharing}
+        if wrong := next((option for option, value in given.items() if value), None):
+            raise InvalidInput(f"{wrong} is for a dataset; files of this machine are written as they are")
         from dieselfs_tools.transfers.download import run_folder_sync
 
         return run_folder_sync(session, parse_location(source), destination, put)

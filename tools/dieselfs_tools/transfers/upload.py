@@ -23,6 +23,7 @@ from dieselfs.names import Location, is_location, printable
 from dieselfs.records import DatasetRecord, Op
 from dieselfs.rpc.client import ServerClient
 from dieselfs.snapshot.reader import Snapshot
+from dieselfs.transfer.equal_files import EqualFiles
 from dieselfs.transfer.report import TransferReport
 from dieselfs.transfer.upload import DEFAULT_JOBS, Failed, TreeUpload, UploadEntry, is_stored
 from dieselfs.units import count
@@ -159,7 +160,8 @@ Walk = Callable[[Failed], Iterator[UploadEntry]]
 @dataclass(frozen=True, kw_only=True)
 class UploadOptions:
     """Options of all verbs that upload. `is_forced`: what is stored already is stored again; `patterns`: select;
-    `is_encrypted`: a dataset without files becomes an encrypted one. `compression`: of new chunks.
+    `is_encrypted`: a dataset without files becomes an encrypted one. `compression`: of new chunks. `is_sharing`: files
+    with equal bytes share them; then one process reads all.
     """
 
     is_dry_run: bool
@@ -169,6 +171,7 @@ class UploadOptions:
     jobs: int = PROCESSES
     chunk_bytes: int = CHUNK_TARGET_BYTES
     compression: Compression | None = None
+    is_sharing: bool = False
 
 
 @dataclass(frozen=True)
@@ -236,10 +239,12 @@ class Upload:
         client, dataset = self.session.client, self.target.made()
         if self.options.is_encrypted:
             client.encrypt(dataset)
-        if self.options.compression is not None and client.cipher(dataset) is not None:
-            raise InvalidInput(
-                f"dl://{dataset.name} is encrypted, and encrypted bytes do not shrink: leave out --compress"
-            )
+        chosen = {"--compress": self.options.compression, "--dedup": self.options.is_sharing}
+        for option, value in chosen.items():
+            if value and client.cipher(dataset) is not None:
+                raise InvalidInput(
+                    f"dl://{dataset.name} is encrypted, and encrypted bytes do not shrink: leave out {option}"
+                )
         upload, run = self._prepared(client, dataset)
         report = upload.report
         try:
@@ -261,8 +266,13 @@ class Upload:
         is_stored, jobs, chunk_bytes = self._stored(), self.options.jobs, self.options.chunk_bytes
         compression = self.options.compression
 
+        equals = EqualFiles(self.walk, is_stored) if self.options.is_sharing else None
+        jobs = jobs if equals is None else 1
+
         def made(progressed: Callable[[], object] = lambda: None, threads: int = 1) -> TreeUpload:
-            return TreeUpload(client, dataset, is_stored, threads, chunk_bytes, progressed, compression)
+            return TreeUpload(
+                client, dataset, is_stored, threads, chunk_bytes, progressed, compression, equals
+            )
 
         if isinstance(self.walk, Divided) and self.is_many and (jobs > 1 or self.is_divided):
             workers = UploadWorkers(self.walk, jobs, made)
@@ -295,7 +305,10 @@ class Upload:
             "failed": report.failed_files,
             "seconds": round(elapsed_s, 3),
         }
-        if report.sent_bytes < report.done_bytes:
+        if report.shared_bytes:
+            text += f"; {output.size(report.shared_bytes)} saved, as files are equal"
+            fields["shared_bytes"] = report.shared_bytes
+        if report.sent_bytes + report.shared_bytes < report.done_bytes:
             text += f"; compressed to {output.size(report.sent_bytes)}"
             fields["compressed_bytes"] = report.sent_bytes
         if deleted:
