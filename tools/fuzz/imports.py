@@ -263,5 +263,6 @@ IMPORT_TARGETS = (
     ),
     Target("zarr-metadata", _reading(zarr_folder.read, {"0.0": _ZARR_SHARD}, _ZARR, True), [_zarr()]),
     Target("zarr-shard", _reading(zarr_folder.read, {_ZARR: _zarr()}, "0.0", True), [_ZARR_SHARD]),
+    Target("zarr-shard-decoded", _reading(zarr_folder.read, {_ZARR: _zarr()}, "0.0"), [_ZARR_SHARD]),
     Target("import-template", of_text(Template), [b"{folder}/{stem}{ext}"]),
 )

@@ -258,6 +258,19 @@ def test_what_has_no_bytes_in_the_source_is_refused_by_name(dlcmd: Dlcmd, datase
     assert dlcmd("cat", f"dl://{dataset}/stored").stdout == b"1" * 10_000
 
 
+def test_numbers_of_parquet_are_attached_as_wholes(dlcmd: Dlcmd, dataset: str) -> None:
+    pyarrow = pytest.importorskip("pyarrow", reason="the extra 'import' is not installed")
+    parquet = pytest.importorskip("pyarrow.parquet", reason="the extra 'import' is not installed")
+    numbers = np.arange(1000, dtype=np.float32)
+    table = pyarrow.table({"n": numbers, "list": [[1]] * 1000})
+    parquet.write_table(table, dlcmd.folder / "a.parquet", compression="none", use_dictionary=False)
+    ran = dlcmd("attach", "--whole", "a.parquet", f"dl://{dataset}/", exit_code=EXIT_PARTIAL)
+    assert "a.parquet: list: it is nested; store its rows with dlcmd import" in ran.stderr
+    assert dlcmd("cat", f"dl://{dataset}/a/n/00000000.1000.float32").stdout == numbers.tobytes()
+    change(dlcmd.folder / "a.parquet", "truncated")
+    dlcmd("attach", "--whole", "a.parquet", f"dl://{dataset}/", exit_code=EXIT_DAMAGED)
+
+
 def test_a_member_with_a_wrong_checksum_is_refused(dlcmd: Dlcmd, dataset: str) -> None:
     write_zip(dlcmd.folder)
     packed = bytearray((dlcmd.folder / "a.zip").read_bytes())

@@ -1,6 +1,8 @@
-"""Samples of tokens from one large file: through a mount, with the library, and with other loaders, by one process.
+"""Samples of tokens from one large file: through a mount, with the library, and with other loaders, by one process, or
+by two workers of PyTorch's loader.
 
-numpy.memmap on the local file system takes windows at random, as in nanoGPT. dieselfs takes samples in its order; so do
+numpy.memmap on the local file system takes windows at random, as in nanoGPT. dieselfs takes samples in its chunk-wise
+order, which its sampler knows ahead: each chunk is read once, before the first of its samples is needed. So do
 the loaders of Megatron (its indexed dataset, windows at random) and LitData (its own chunks, shuffled). Warm: the files
 are in the page cache. Cold: the caches are dropped before each run, and mount and server are new. This module writes
 files, and mounts.
@@ -33,9 +35,10 @@ FILE_BYTES = 2 << 20
 """For each large file of the scale: 10 GB in all."""
 LENGTH, BATCH = 2048, 64
 BATCHES, QUICK_BATCHES = 2000, 4
-SEED, LITDATA_CHUNK = 1, "64MB"
+SEED, LITDATA_CHUNK, WORKERS = 1, "64MB", 2
 MEMMAP, MOUNT, LIBRARY = "numpy.memmap, random", "mount, TokenDataset", "library, TokenDataset"
 MOUNT_MEMMAP = "mount, numpy.memmap, random"
+BY_WORKERS = f", {WORKERS} workers"
 MEGATRON, LITDATA = "Megatron, IndexedDataset", "LitData, TokensLoader"
 
 Batches = Iterator[Any]
@@ -57,7 +60,10 @@ def tokens(folder: Path, scale: Scale) -> Generator[Trial]:
                 MEMMAP: partial(stage.plain, memmap_batches, source),
                 MOUNT: partial(stage.mount, token_batches),
                 MOUNT_MEMMAP: partial(stage.mount, memmap_batches),
-                LIBRARY: stage.library,
+                LIBRARY: partial(stage.library, token_batches),
+                MEMMAP + BY_WORKERS: partial(stage.plain, partial(memmap_batches, workers=WORKERS), source),
+                MOUNT + BY_WORKERS: partial(stage.mount, partial(token_batches, workers=WORKERS)),
+                LIBRARY + BY_WORKERS: partial(stage.library, partial(token_batches, workers=WORKERS)),
                 MEGATRON: partial(stage.plain, megatron_batches, source),
                 LITDATA: partial(stage.plain, litdata_batches, folder / "litdata"),
             }
@@ -100,23 +106,46 @@ def make_tokens(folder: Path, file_bytes: int) -> None:
 # -- ways to read ----------------------------------------------------------------------------------------
 
 
-def memmap_batches(root: str) -> Batches:
-    import torch
+class _Windows:
+    """The windows of a file of tokens, by their first token."""
 
-    content = np.memmap(f"{root}/tokens.bin", np.uint16, "r")
-    source = np.random.default_rng(SEED)
-    while True:
-        places = source.integers(0, len(content) - LENGTH, BATCH).tolist()
-        yield torch.stack([torch.from_numpy(content[at : at + LENGTH].astype(np.int64)) for at in places])
+    def __init__(self, root: str) -> None:
+        self._content = np.memmap(f"{root}/tokens.bin", np.uint16, "r")
+
+    def __len__(self) -> int:
+        return len(self._content) - LENGTH
+
+    def __getitems__(self, places: list[int]) -> list[Any]:
+        import torch
+
+        return [torch.from_numpy(self._content[at : at + LENGTH].astype(np.int64)) for at in places]
+
+    def random(self) -> Iterator[list[int]]:
+        source = np.random.default_rng(SEED)
+        while True:
+            yield source.integers(0, len(self), BATCH).tolist()
 
 
-def token_batches(root: str, **connection: Any) -> Batches:
-    import torch
+def memmap_batches(root: str, workers: int = 0) -> Batches:
+    windows = _Windows(root)
+    return _loaded(windows, windows.random(), workers)
 
+
+def token_batches(root: str, workers: int = 0, **connection: Any) -> Batches:
     from dieselfs.torch import ChunkShuffleBatchSampler, TokenDataset
 
     dataset = TokenDataset(f"{root}/tokens.bin", LENGTH, dtype="uint16", **connection)
-    for indices in ChunkShuffleBatchSampler(dataset, BATCH, seed=SEED, rank=0, world=1):
+    return _loaded(dataset, ChunkShuffleBatchSampler(dataset, BATCH, seed=SEED, rank=0, world=1), workers)
+
+
+def _loaded(dataset: Any, batches: Any, workers: int) -> Batches:
+    """By workers of PyTorch's loader, or by this process."""
+    import torch
+    from torch.utils.data import DataLoader
+
+    if workers:
+        yield from DataLoader(dataset, batch_sampler=batches, num_workers=workers)
+    for indices in batches if not workers else ():
         yield torch.stack(dataset.__getitems__(indices))
 
 
@@ -165,12 +194,12 @@ class _Stage:
         with self._mounted() as mountpoint:
             return self._run(lambda: way(str(mountpoint)), is_cold, mountpoint)
 
-    def library(self, is_cold: bool) -> Run:
+    def library(self, way: Callable[..., Batches], is_cold: bool) -> Run:
         if is_cold:
             self.home.stop_server()
         options = {"home": self.home.folder}
         with self.home.dataset():  # the server starts before the work, and stays
-            return self._run(lambda: token_batches(DATASET, **options), is_cold, self.home.folder)
+            return self._run(lambda: way(DATASET, **options), is_cold, self.home.folder)
 
     @contextmanager
     def _mounted(self) -> Iterator[Path]:

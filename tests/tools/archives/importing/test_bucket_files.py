@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from dieselfs.errors import EXIT_NOT_FOUND, EXIT_UNAVAILABLE, EXIT_USAGE, Damaged, NotFound
@@ -124,6 +125,21 @@ def test_a_folder_with_an_index_is_one_source(gateway: S3Server, name: str) -> N
             put(gateway, **{f"sets/{name}/{path.relative_to(folder)}": path.read_bytes()})
     assert expanded(f"s3://data/sets/{name}") == [f"s3://data/sets/{name}/"]
     assert contents(f"s3://data/sets/{name}/") == contents(folder)
+
+
+def test_arrays_of_zarr_are_imported_and_attached(
+    dlcmd: Dlcmd, dataset: str, gateway: S3Server, tmp_path: Path
+) -> None:
+    zarr = pytest.importorskip("zarr", reason="the extra test is not installed")
+    images = np.arange(240, dtype=np.int32).reshape(10, 24)
+    zarr.create_array(tmp_path / "x", data=images, chunks=(4, 24), compressors=None)
+    for path in filter(Path.is_file, (tmp_path / "x").rglob("*")):
+        put(gateway, **{f"arrays/x/{path.relative_to(tmp_path / 'x')}": path.read_bytes()})
+    assert expanded("s3://data/arrays/x") == ["s3://data/arrays/x/"]
+    assert contents("s3://data/arrays/x/") == contents(tmp_path / "x")
+    run = served(dlcmd, gateway)
+    assert run("attach", "--json", "s3://data/arrays/x/", f"dl://{dataset}/").summary["attached"] == 10
+    assert run("cat", f"dl://{dataset}/x/00000009.24.int32").stdout == images[9].tobytes()
 
 
 def served(dlcmd: Dlcmd, gateway: S3Server) -> Dlcmd:

@@ -2,12 +2,15 @@
 
 import datetime
 import json
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from dieselfs.errors import Damaged, InvalidInput
+from dieselfs.raw_array import raw_form
 from dieselfs_tools.archives.importing.naming import Template
 from dieselfs_tools.archives.importing.parquet_file import BATCH_ROWS, rows_at_once
 from tests.support.documents import REPOSITORY
@@ -68,12 +71,86 @@ def test_what_is_not_attached(tmp_path: Path) -> None:
 
     path = write(tmp_path / "x.parquet", {"image": IMAGES})
     with pytest.raises(
-        InvalidInput, match="no column of bytes is uncompressed; store its rows with dlcmd import"
+        InvalidInput,
+        match=r"no column of bytes is uncompressed; .* or attach its numbers with --whole",
     ):
         read_all(path, is_in_place=True)
     table, form = pyarrow.table({"image": IMAGES}), {"image": "DELTA_BYTE_ARRAY"}
     pyarrow.parquet.write_table(table, path, compression="none", use_dictionary=False, column_encoding=form)
     assert [record.place for record in read_all(path, is_in_place=True)] == [None] * len(IMAGES)
+
+
+@pytest.mark.parametrize("version", ["1.0", "2.0"])
+def test_numbers_in_place_are_those_of_pyarrow(tmp_path: Path, version: str) -> None:
+    import pyarrow.parquet
+
+    rng = np.random.default_rng(1)
+    columns: dict[str, Any] = {
+        "seen": rng.integers(-9, 9, 3000),
+        "label": rng.integers(0, 9, 3000, np.uint32),
+        "score": rng.random(3000),
+        "half": rng.random(3000).astype(np.float16),
+        "text": [*map(str, range(3000))],
+    }
+    table, path = pyarrow.table(columns), tmp_path / "x.parquet"
+    fields = [field.with_nullable(field.name != "label") for field in table.schema]
+    pyarrow.parquet.write_table(
+        table.cast(pyarrow.schema(fields)),
+        path,
+        row_group_size=2000,
+        data_page_size=4000,
+        data_page_version=version,
+        compression="none",
+        use_dictionary=False,
+    )
+    found = contents(path, is_in_place=True, is_by_row=False)
+    assert json.loads(found.pop("00000007.json")) == {"text": "7"}
+    for name, values in pyarrow.parquet.read_table(path).drop(["text"]).to_pydict().items():
+        parts = sorted(part for part in found if part.startswith(f"{name}/"))
+        assert len(parts) > 2 or name == "half"
+        row = 0
+        for part in parts:
+            dtype, (length,) = raw_form(part)
+            assert part.startswith(f"{name}/{row:08}.") and dtype == columns[name].dtype
+            assert np.frombuffer(found[part], dtype).tolist() == values[row : row + length]
+            row += length
+        assert row == 3000
+
+
+@pytest.mark.parametrize(
+    ("options", "fault"),
+    [
+        ({"compression": "zstd"}, "it is compressed"),
+        ({"use_dictionary": True}, "its numbers are in a dictionary"),
+        ({"column_encoding": "BYTE_STREAM_SPLIT"}, "its numbers are encoded"),
+        ({"column_encoding": "BYTE_STREAM_SPLIT", "data_page_version": "2.0"}, "its numbers are encoded"),
+        ({"values": [1.5, None]}, "it has rows without a value"),
+        ({"values": [[1.5], [2.5]]}, "it is nested"),
+        ({"values": np.zeros(2, np.int8)}, "its type has no form in place"),
+    ],
+)
+def test_numbers_that_are_not_attached(tmp_path: Path, options: dict[str, Any], fault: str) -> None:
+    import pyarrow.parquet
+
+    values, path = options.pop("values", [1.5, 2.5]), tmp_path / "x.parquet"
+    options = {"compression": "none", "use_dictionary": False, **options}
+    pyarrow.parquet.write_table(pyarrow.table({"n": values}), path, **options)
+    (record,) = read_all(path, is_in_place=True, is_by_row=False)
+    assert (record.name, record.fault) == (b"n", f"{fault}; store its rows with dlcmd import")
+
+
+def test_pages_that_lie(tmp_path: Path) -> None:
+    import pyarrow.parquet
+
+    path = tmp_path / "x.parquet"
+    table = pyarrow.table({"n": np.arange(1000)})
+    pyarrow.parquet.write_table(table, path, compression="none", use_dictionary=False)
+    whole = path.read_bytes()
+    for place in range(4, 60):  # the header of the page
+        path.write_bytes(whole[:place] + bytes([whole[place] ^ 255]) + whole[place + 1 :])
+        with suppress(Damaged):
+            for record in read_all(path, is_in_place=True, is_by_row=False):
+                assert record.fault or len(record.content or b"") <= 8000
 
 
 def test_as_datasets_writes_it(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
@@ -9,9 +10,11 @@ import numpy as np
 import pytest
 
 from dieselfs.errors import Damaged, InvalidInput
+from dieselfs_tools.archives.importing import zarr_chunks
 from tests.support.importing import contents, read_all
 
 zarr = pytest.importorskip("zarr", reason="the extra 'test' is not installed")
+numcodecs = pytest.importorskip("numcodecs", reason="the extra 'import' is not installed")
 
 IMAGES = np.random.default_rng(1).integers(0, 255, (13, 4, 6), np.uint8)
 
@@ -56,7 +59,7 @@ def test_chunks_with_parts_of_rows_are_slices(tmp_path: Path, version: int) -> N
             part = IMAGES[row : row + 3, column : column + 2]
             assert found[f"x/{row:08}.{column:08}.00000000.{len(part)}x2x6.uint8"] == part.tobytes()
     (record,) = read_all(tmp_path / "x", is_in_place=True, is_by_row=True)
-    assert record.fault == "its chunks have parts of rows; store the folder with dlcmd put -r"
+    assert record.fault == "its chunks have parts of rows; store it with dlcmd import"
 
 
 def test_a_scalar(tmp_path: Path) -> None:
@@ -80,11 +83,14 @@ def test_arrays_of_a_group(tmp_path: Path, version: int) -> None:
     assert found == {f"a/b/{row:08}.4x6.uint8": value.tobytes() for row, value in enumerate(IMAGES)}
     records = read_all(tmp_path / "g", is_in_place=True, is_by_row=False)
     assert {record.name: record.fault for record in records} == {
-        b"a/b": "it is in several parts; store the folder with dlcmd put -r",
+        b"a/b": "it is in several parts; store it with dlcmd import",
         b"label.5.int64": "",
     }
-    with pytest.raises(InvalidInput, match="dlcmd attach makes files of its rows"):
-        read_all(tmp_path / "g")
+    imported = contents(tmp_path / "g", is_by_row=False)
+    assert {name: np.load(BytesIO(content)).tolist() for name, content in imported.items()} == {
+        "a/b.npy": IMAGES.tolist(),
+        "label.npy": [*range(5)],
+    }
 
 
 @pytest.mark.parametrize(
@@ -104,13 +110,78 @@ def test_arrays_of_a_group(tmp_path: Path, version: int) -> None:
 def test_arrays_that_are_not_attached(tmp_path: Path, options: dict[str, Any], fault: str) -> None:
     made(tmp_path / "x", IMAGES.astype(np.int32), **options)
     (record,) = read_all(tmp_path / "x", is_in_place=True)
+    assert record.fault == f"{fault}; store it with dlcmd import"
+
+
+FLOATS = IMAGES.astype(np.float32)
+FLOATS[:6] = 0  # such chunks are not stored
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"compressors": "auto"},
+        {"compressors": None, "shards": (6, 4, 6)},
+        {"compressors": "auto", "shards": {"shape": (6, 4, 6), "index_location": "start"}},
+        {"compressors": [zarr.codecs.BloscCodec(cname="lz4"), zarr.codecs.Crc32cCodec()]},
+        {"compressors": zarr.codecs.GzipCodec(), "filters": [zarr.codecs.TransposeCodec(order=(2, 0, 1))]},
+        {"serializer": zarr.codecs.BytesCodec(endian="big"), "fill_value": 7},
+        {"zarr_format": 2, "compressors": "auto", "order": "F"},
+        {"zarr_format": 2, "compressors": numcodecs.Blosc("zstd"), "filters": [numcodecs.Delta("f4")]},
+        {"zarr_format": 2, "compressors": None, "fill_value": float("nan")},
+    ],
+)
+def test_an_import_has_the_numbers_that_zarr_reads(tmp_path: Path, options: dict[str, Any]) -> None:
+    given = {"compressors": None, "chunks": (3, 2, 6), **options}
+    zarr.create_array(tmp_path / "x", data=FLOATS, **given)
+    found = contents(tmp_path / "x")
+    rows = zarr.open_array(tmp_path / "x")[:]
+    assert sorted(found) == [f"x/{row:08}.npy" for row in range(13)]
+    for value, row in zip(found.values(), rows, strict=True):
+        loaded = np.load(BytesIO(value))
+        assert loaded.dtype.newbyteorder("=") == row.dtype and np.array_equal(loaded, row, equal_nan=True)
+
+
+@pytest.mark.parametrize(
+    ("change", "fault"),
+    [
+        (lambda found: found.update(data_type="bfloat16"), "its type has no form as a file"),
+        (
+            lambda found: found.update(codecs=[{"name": "bytes"}, {"name": "pickle"}]),
+            "its codec pickle is not read",
+        ),
+        (lambda found: found["chunk_grid"].update(name="own"), "its chunks have a form of their own"),
+    ],
+)
+def test_arrays_that_are_not_imported(tmp_path: Path, change: Callable[[Any], None], fault: str) -> None:
+    made(tmp_path / "x")
+    change_metadata(change)(tmp_path / "x")
+    (record,) = read_all(tmp_path / "x")
     assert record.fault == f"{fault}; store the folder with dlcmd put -r"
+
+
+@pytest.mark.parametrize("shards", [None, (6, 4, 6)])
+def test_chunks_that_are_cut_off_are_damaged(tmp_path: Path, shards: Any) -> None:
+    made(tmp_path / "x", compressors="auto", shards=shards)
+    chunk = tmp_path / "x/c/1/0/0"
+    chunk.write_bytes(chunk.read_bytes()[:-1])
+    with pytest.raises(Damaged, match="c/1/0/0 cannot be decoded"):
+        read_all(tmp_path / "x")
+
+
+def test_a_folder_that_claims_many_rows_is_damaged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(zarr_chunks, "SPARSE_BYTES_MAX", 3 << 20)
+    zarr.create_array(tmp_path / "x", shape=(1, 1 << 20), chunks=(1, 1 << 20), dtype="uint8")
+    change_metadata(lambda found: found.update(shape=[1 << 60, 1 << 20]))(tmp_path / "x")
+    with pytest.raises(Damaged, match="made to fill memory or disk"):
+        read_all(tmp_path / "x")
 
 
 def test_big_endian_numbers_of_version_2(tmp_path: Path) -> None:
     made(tmp_path / "x", IMAGES.astype(">i4"), zarr_format=2)
     (record,) = read_all(tmp_path / "x", is_in_place=True)
-    assert record.fault == "its type has no form in place; store the folder with dlcmd put -r"
+    assert record.fault == "its type has no form in place; store it with dlcmd import"
 
 
 def cut_index(folder: Path) -> None:

@@ -1,5 +1,6 @@
 """What `bench tokens` reads are samples of the file, in each way."""
 
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +13,7 @@ def test_each_way_reads_samples_of_the_file(tmp_path: Path) -> None:
     content = np.fromfile(tmp_path / "source/tokens.bin", np.uint16)
     views = np.lib.stride_tricks.sliding_window_view(content, LENGTH)
     firsts = {tuple(view[:8].tolist()): number for number, view in enumerate(views)}
-    for way in (memmap_batches, token_batches):
+    for way in (memmap_batches, token_batches, partial(token_batches, workers=1)):
         batch = next(way(str(tmp_path / "source"))).numpy()
         assert batch.shape == (BATCH, LENGTH)
         for row in batch:

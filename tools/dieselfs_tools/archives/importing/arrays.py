@@ -134,10 +134,9 @@ def in_place(source: Input, array: Array, blocks: Iterable[Block]) -> Iterator[R
     `blocks` are all of it, in order. Raises Damaged for a place outside of a file.
     """
     is_by_row, mtime_ns, name = source.form.is_by_row, source.mtime_ns, array.name
-    advice = "store the folder with dlcmd put -r" if source.is_folder else "store it with dlcmd import"
     fault = array.fault(is_by_row)
     if not array.dtype:
-        fault = f"its type has no form in place; {advice}"
+        fault = "its type has no form in place; store it with dlcmd import"
     if fault:
         yield Record(name.encode(), mtime_ns, fault=fault)
         return
@@ -147,7 +146,7 @@ def in_place(source: Input, array: Array, blocks: Iterable[Block]) -> Iterator[R
         if begin < 0 or begin + length > block.source.size_bytes():
             raise Damaged(f"{name}: its bytes from {begin} to {begin + length} are outside of the file")
         if is_whole and length != array.total_bytes:
-            fault = f"it is in several parts; {advice}"
+            fault = "it is in several parts; store it with dlcmd import"
             yield Record(name.encode(), mtime_ns, fault=fault)
             return
         if is_whole:
@@ -160,7 +159,7 @@ def in_place(source: Input, array: Array, blocks: Iterable[Block]) -> Iterator[R
             return
         if block.shape[1:] != array.shape[1:]:
             if is_by_row:
-                fault = f"its chunks have parts of rows; {advice}"
+                fault = "its chunks have parts of rows; store it with dlcmd import"
                 yield Record(name.encode(), mtime_ns, fault=fault)
                 return
             path = raw_name(f"{name}/{'.'.join(map(number, block.first))}", array.dtype, block.shape)

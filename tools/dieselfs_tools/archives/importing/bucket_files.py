@@ -20,6 +20,9 @@ from dieselfs_tools.cli.patterns import Pattern
 INDEX = "index.json"
 """The file that names the shards of a folder of MDS or LitData."""
 
+SOURCE_FILES = frozenset((INDEX, "zarr.json", ".zarray", ".zmetadata", ".zgroup"))
+"""A folder with one of them is one source; the others are those of zarr."""
+
 FIRST_BYTES = 1 << 20
 """What is read first, to recognize the format. Reading ahead begins behind it."""
 
@@ -99,7 +102,7 @@ def _bucket(name: str, key: str) -> Bucket:
 
 def expanded(name: str) -> list[str]:
     """The sources that a URL names, sorted: an object, the objects that match a pattern, or those below a folder, which
-    is one source itself if it has an index (MDS, LitData).
+    is one source itself if it has one of SOURCE_FILES.
 
     Raises InvalidInput, NotFound, Unavailable.
     """
@@ -115,7 +118,7 @@ def expanded(name: str) -> list[str]:
     else:
         folder = key.strip("/")
         found = [one.key for one in bucket.below(folder) if one.size]
-        if f"{folder}/{INDEX}".lstrip("/") in found:
+        if not SOURCE_FILES.isdisjoint(one.removeprefix(f"{folder}/") for one in found):
             return [_named(name, key, folder + "/")]
     if not found:
         raise NotFound(f"{_named(name, key, key)}: there is no such object, and none below it")

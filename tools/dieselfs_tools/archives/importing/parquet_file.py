@@ -14,10 +14,14 @@ import struct
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+import numpy as np
+
 from dieselfs.errors import Damaged, InvalidInput
 from dieselfs.names import printable
 from dieselfs_tools.archives.formats import required
+from dieselfs_tools.archives.importing.arrays import Array, Block, in_place
 from dieselfs_tools.archives.importing.inputs import Input
+from dieselfs_tools.archives.importing.parquet_pages import NotPlain, Page, pages
 from dieselfs_tools.archives.importing.record import (
     RECORD_BYTES_MAX,
     Place,
@@ -39,6 +43,8 @@ _REPEATED_RATIO = 64
 def read(source: Input) -> Iterator[Record]:
     """Row 7 has the files `00000007.jpg` and `00000007.json`; with several columns of bytes, `00000007.COLUMN.jpg`.
 
+    In place and without rows, numbers are files of their own: `COLUMN/00000064.20.float32` are 20 from row 64 on.
+
     Fields for templates: the columns of numbers and text, and `path`. Raises Damaged,
     and InvalidInput for what cannot be attached.
     """
@@ -46,10 +52,17 @@ def read(source: Input) -> Iterator[Record]:
     try:
         with parquet.ParquetFile(source.file()) as file:
             rows = Rows(pyarrow, file.schema_arrow, source.mtime_ns)
+            if source.form.is_in_place and source.form.is_by_row is False:
+                rows.numbers = _number_types(pyarrow.types, file.schema_arrow)
+                for name, kind in rows.numbers.items():
+                    yield from _numbers(source, file, name, kind)
             first = 0
+            if rows.numbers and len(rows.numbers) == len(file.schema_arrow):
+                return
             for index in range(file.num_row_groups):
                 group = file.metadata.row_group(index)
-                rows.places = _places(source, group, rows.contents) if source.form.is_in_place else {}
+                if source.form.is_in_place:
+                    rows.places = _places(source, group, rows.contents, bool(rows.numbers))
                 at_once = rows_at_once(group, index)
                 for batch in file.iter_batches(at_once, [index], use_threads=False):
                     for row, values in enumerate(batch.to_pylist()):
@@ -110,9 +123,54 @@ class _Places:
         return self._source.place(self._begin + at)
 
 
-def _places(source: Input, group: Any, names: list[str]) -> dict[str, _Places]:
+def _number_types(types: Any, schema: Any) -> dict[str, Any]:
+    """The columns of numbers by their names: the type, None of lists of numbers."""
+    found = {}
+    for field in schema:
+        kind = field.type
+        while types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind):
+            kind = kind.value_type
+        if types.is_integer(kind) or types.is_floating(kind):
+            found[field.name] = kind if kind is field.type else None
+    return found
+
+
+def _numbers(source: Input, file: Any, name: str, kind: Any) -> Iterator[Record]:
+    """A column as files in place, one for each page; or why not."""
+    try:
+        if kind is None:
+            raise NotPlain("it is nested")
+        array = Array.of(name, np.dtype(kind.to_pandas_dtype()), (file.metadata.num_rows,))
+        found = [*_pages(source, file, array)]
+    except NotPlain as error:
+        fault = f"{error}; store its rows with dlcmd import"
+        yield Record(name.encode(), source.mtime_ns, fault=fault)
+        return
+    row = 0
+    for page in found:
+        shape = (page.rows,)
+        part = array._replace(name=f"{name}/{number(row)}", shape=shape)
+        yield from in_place(source, part, [Block((0,), shape, page.offset, source)])
+        row += page.rows
+
+
+def _pages(source: Input, file: Any, array: Array) -> Iterator[Page]:
+    """Of a column, through all row groups. Raises NotPlain, Damaged."""
+    columns = [place for place, column in enumerate(file.schema) if column.path == array.name]
+    if len(columns) != 1:
+        raise NotPlain("its name is not unique")
+    levels = file.schema.column(columns[0]).max_definition_level
+    for index in range(file.num_row_groups):
+        column = file.metadata.row_group(index).column(columns[0])
+        try:
+            yield from pages(source, column, levels, array.item_bytes)
+        except Damaged as error:
+            raise Damaged(f"{array.name} in row group {index}: {error}") from None
+
+
+def _places(source: Input, group: Any, names: list[str], has_numbers: bool) -> dict[str, _Places]:
     """Of the uncompressed columns among those of bytes of a row group, by their names. Raises InvalidInput if there is
-    none.
+    none, and no numbers are attached.
     """
     columns = [group.column(place) for place in range(group.num_columns)]
     wanted = {*names, *(f"{name}.bytes" for name in names)}
@@ -121,19 +179,25 @@ def _places(source: Input, group: Any, names: list[str]) -> dict[str, _Places]:
         for column in columns
         if column.path_in_schema in wanted and column.compression == "UNCOMPRESSED"
     }
-    if not found:
+    if not found and not has_numbers:
         name = printable(os.fsencode(source.name))
-        raise InvalidInput(f"{name}: no column of bytes is uncompressed; store its rows with dlcmd import")
+        raise InvalidInput(
+            f"{name}: no column of bytes is uncompressed; store its rows with dlcmd import, "
+            "or attach its numbers with --whole"
+        )
     return found
 
 
 class Rows:
-    """Makes records of rows. `contents`: the columns of bytes; `places`: those of values, by the names of columns."""
+    """Makes records of rows. `contents`: the columns of bytes; `places`: those of values, by the names of columns;
+    `numbers`: columns that have files of their own.
+    """
 
     def __init__(self, pyarrow: Any, schema: Any, mtime_ns: int) -> None:
         types = pyarrow.types
         self._mtime_ns = mtime_ns
         self.places: dict[str, _Places] = {}
+        self.numbers: dict[str, Any] = {}
         self.contents = [
             field.name
             for field in schema
@@ -144,6 +208,7 @@ class Rows:
     def records(self, index: int, values: dict[str, Any]) -> Iterator[Record]:
         rest = {name: value for name, value in values.items() if name not in self.contents}
         fields = {name: str(value) for name, value in rest.items() if isinstance(value, str | int | float)}
+        rest = {name: value for name, value in rest.items() if name not in self.numbers}
         for name, classes in self._classes.items():
             label = values.get(name)
             if isinstance(label, int) and 0 <= label < len(classes):

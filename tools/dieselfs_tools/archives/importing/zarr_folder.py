@@ -1,4 +1,4 @@
-"""Rows of uncompressed zarr arrays of versions 2 and 3, also in shards, as ranges of files. This module opens files.
+"""Rows of zarr arrays of versions 2 and 3, also in shards; of uncompressed ones as ranges. This module opens files.
 
 A group needs consolidated metadata: the process that reads it sees no folders.
 """
@@ -6,7 +6,7 @@ A group needs consolidated metadata: the process that reads it sees no folders.
 import json
 import math
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from typing import Any, NamedTuple
 
@@ -15,9 +15,10 @@ import numpy as np
 from dieselfs.errors import Damaged, InvalidInput, parse_fault
 from dieselfs.names import printable
 from dieselfs_tools.archives.importing.array_files import DIMENSIONS_MAX, ITEM_BYTES
-from dieselfs_tools.archives.importing.arrays import PADDED, Array, Block, has_padding, in_place
+from dieselfs_tools.archives.importing.arrays import PADDED, Array, Block, has_padding, imported, in_place
 from dieselfs_tools.archives.importing.inputs import Input, label_of
 from dieselfs_tools.archives.importing.record import Record
+from dieselfs_tools.archives.importing.zarr_chunks import NotImported, Slabs, decoding
 
 METADATA_BYTES_MAX = 64 << 20
 
@@ -29,7 +30,7 @@ _CHECKSUM_BYTES = 4
 
 class _Layout(NamedTuple):
     """How an array is stored. `chunk`: the shape of a file; `inner_rows`: of a chunk in a shard, 0 without shards. The
-    file of a chunk is `prefix`, and its numbers with a separator between them.
+    file of a chunk is `prefix`, and its numbers with a separator between them. `fault`: why it is not attached.
     """
 
     array: Array
@@ -39,6 +40,11 @@ class _Layout(NamedTuple):
     inner_rows: int = 0
     index_codecs: int = 0
     is_index_first: bool = False
+    fault: str = ""
+
+    def key(self, indexes: Sequence[int]) -> str:
+        """The file of a chunk, by its numbers."""
+        return self.prefix + self.separator.join(map(str, indexes))
 
 
 def recognizes(source: Input) -> bool:
@@ -52,20 +58,15 @@ def recognizes(source: Input) -> bool:
 def read(source: Input) -> Iterator[Record]:
     """The rows of all arrays. Raises Damaged, InvalidInput."""
     name = printable(os.fsencode(source.name))
-    if not source.form.is_in_place:
-        raise InvalidInput(
-            f"{name}: zarr is not imported: dlcmd attach makes files of its rows, dlcmd put -r stores the folder"
-        )
     try:
         for path, metadata in _arrays(source, name):
             shown = path or label_of(source.name)
             prefix = f"{path}/" if path else ""
-            version = metadata["zarr_format"]
-            layout = (
-                _layout_3(shown, prefix, metadata) if version == 3 else _layout_2(shown, prefix, metadata)
-            )
-            if isinstance(layout, str):
-                fault = f"{layout}; store the folder with dlcmd put -r"
+            layout = (_layout_3 if metadata["zarr_format"] == 3 else _layout_2)(shown, prefix, metadata)
+            if not source.form.is_in_place:
+                yield from _imported(source, layout, metadata)
+            elif layout.fault:
+                fault = f"{layout.fault}; store it with dlcmd import"
                 yield Record(shown.encode(), source.mtime_ns, fault=fault)
             else:
                 yield from in_place(source, layout.array, _blocks(source, layout))
@@ -73,6 +74,21 @@ def read(source: Input) -> Iterator[Record]:
         raise
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise Damaged(f"no proper metadata of zarr: {parse_fault(error)}") from None
+
+
+def _imported(source: Input, layout: _Layout, metadata: Mapping[str, Any]) -> Iterator[Record]:
+    """The .npy files of an array. Raises Damaged, ValueError, KeyError, TypeError."""
+    array = layout.array
+    try:
+        if not layout.chunk and array.shape:
+            raise NotImported(layout.fault)
+        how = decoding(metadata, layout.chunk)
+        slabs = Slabs(source, array.shape, layout.chunk, layout.key, how)
+    except NotImported as error:
+        fault = f"{error}; store the folder with dlcmd put -r"
+        yield Record(array.name.encode(), source.mtime_ns, fault=fault)
+        return
+    yield from imported(source, array._replace(item_bytes=how.dtype.itemsize), slabs.read)
 
 
 def _arrays(source: Input, name: str) -> Iterator[tuple[str, Any]]:
@@ -112,45 +128,46 @@ def _json(source: Input, base: str) -> Any:
         return json.loads(content)
 
 
-def _layout_2(name: str, prefix: str, metadata: Mapping[str, Any]) -> _Layout | str:
-    """Or why it is not attached. Raises ValueError, KeyError, TypeError."""
+def _layout_2(name: str, prefix: str, metadata: Mapping[str, Any]) -> _Layout:
+    """Raises ValueError, KeyError, TypeError."""
+    shape, chunk, dtype = _numbers(metadata["shape"]), _numbers(metadata["chunks"]), metadata["dtype"]
+    array, fault = Array.of(name, np.dtype(dtype if isinstance(dtype, str) else object), shape), ""
     if metadata["compressor"] or metadata["filters"]:
-        return "it is compressed, or changed by a filter"
-    shape, chunk = _numbers(metadata["shape"]), _numbers(metadata["chunks"])
-    if metadata["order"] != "C" and len(shape) > 1:
-        return "it is in Fortran order"
-    dtype = metadata["dtype"]
-    if not isinstance(dtype, str):
-        return "it has records"
-    array = Array.of(name, np.dtype(dtype), shape)
+        fault = "it is compressed, or changed by a filter"
+    elif metadata["order"] != "C" and len(shape) > 1:
+        fault = "it is in Fortran order"
+    elif not isinstance(dtype, str):
+        fault = "it has records"
     separator = metadata.get("dimension_separator", ".")
-    return _checked(array, chunk, prefix if shape else f"{prefix}0", separator)
+    return _checked(_Layout(array, chunk, prefix if shape else f"{prefix}0", separator, fault=fault))
 
 
-def _layout_3(name: str, prefix: str, metadata: Mapping[str, Any]) -> _Layout | str:
-    """As `_layout_2`."""
+def _layout_3(name: str, prefix: str, metadata: Mapping[str, Any]) -> _Layout:
+    """As `_layout_2`; one without chunks is not imported either."""
     shape, dtype = _numbers(metadata["shape"]), metadata["data_type"]
     grid, encoding, codecs = metadata["chunk_grid"], metadata["chunk_key_encoding"], metadata["codecs"]
+    known = dtype if isinstance(dtype, str) and dtype in ITEM_BYTES else ""
+    array = Array(name, known, ITEM_BYTES.get(known, 0), shape)
     if metadata.get("storage_transformers") or grid["name"] != "regular":
-        return "its chunks have a form of their own"
+        return _Layout(array, (), prefix, "", fault="its chunks have a form of their own")
     chunk, is_default = _numbers(grid["configuration"]["chunk_shape"]), encoding["name"] == "default"
     separator = (encoding.get("configuration") or {}).get("separator", "/" if is_default else ".")
-    array = Array(name, dtype if dtype in ITEM_BYTES else "", ITEM_BYTES.get(dtype, 0), shape)
     if is_default:
         prefix += f"c{separator}" if shape else "c"
     elif not shape:
         prefix += "0"
-    layout = _checked(array, chunk, prefix, separator)
+    layout = _Layout(array, chunk, prefix, separator)
     sharding = codecs[0].get("configuration") if codecs[0]["name"] == "sharding_indexed" else None
     if not _are_plain(codecs if sharding is None else sharding["codecs"], array):
-        return "it is compressed, or changed by another codec"
-    if sharding is None or isinstance(layout, str):
+        return _checked(layout._replace(fault="it is compressed, or changed by another codec"))
+    layout = _checked(layout)
+    if sharding is None or layout.fault:
         return layout
     inner, index_codecs = _numbers(sharding["chunk_shape"]), [one["name"] for one in sharding["index_codecs"]]
     if len(codecs) > 1 or index_codecs not in (["bytes"], ["bytes", "crc32c"]) or not inner:
-        return "its shards have a form of their own"
+        return layout._replace(fault="its shards have a form of their own")
     if not inner[1:] == chunk[1:] == shape[1:] or inner[0] < 1 or chunk[0] % inner[0]:
-        return "the chunks in its shards have parts of rows"
+        return layout._replace(fault="the chunks in its shards have parts of rows")
     is_first = sharding.get("index_location", "end") == "start"
     return layout._replace(inner_rows=inner[0], index_codecs=len(index_codecs), is_index_first=is_first)
 
@@ -167,12 +184,14 @@ def _numbers(values: Any) -> tuple[int, ...]:
     return tuple(values)
 
 
-def _checked(array: Array, chunk: tuple[int, ...], prefix: str, separator: str) -> _Layout | str:
-    if len(chunk) != len(array.shape) or 0 in chunk:
-        raise ValueError(f"{array.name} has the shape {array.shape} and chunks {chunk}")
-    if has_padding(array.shape, chunk):
-        return PADDED
-    return _Layout(array, chunk, prefix, separator)
+def _checked(layout: _Layout) -> _Layout:
+    """The layout, with a fault if it has padding. Raises ValueError."""
+    shape, chunk = layout.array.shape, layout.chunk
+    if len(chunk) != len(shape) or 0 in chunk:
+        raise ValueError(f"{layout.array.name} has the shape {shape} and chunks {chunk}")
+    if not layout.fault and has_padding(shape, chunk):
+        return layout._replace(fault=PADDED)
+    return layout
 
 
 def _blocks(source: Input, layout: _Layout) -> Iterator[Block]:
@@ -182,7 +201,7 @@ def _blocks(source: Input, layout: _Layout) -> Iterator[Block]:
     for number in range(math.prod(counts)):  # without a list: a file may claim any count
         indexes = _indexes(number, counts)
         first = tuple(index * part for index, part in zip(indexes, chunk, strict=True))
-        key = layout.prefix + layout.separator.join(map(str, indexes))
+        key = layout.key(indexes)
         with ExitStack() as stack:
             if (file := source.beside(key, stack, is_packed=False)) is None:
                 raise Damaged(f"{key} is missing: the numbers there are those of the fill value")
