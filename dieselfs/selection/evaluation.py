@@ -17,6 +17,7 @@ import json
 import os
 import sys
 from collections.abc import Iterator
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -104,8 +105,9 @@ class _Evaluation:
         def tree(text: str) -> Any:
             # On its own lines: a comment at the end of the text hides nothing of what follows.
             statement = f"SELECT (\n{text}\n)"
-            found = self._database.execute("SELECT json_serialize_sql(?)", [statement]).fetchone()
-            return json.loads(found[0]) if found else {"error": True, "error_message": "unreadable"}
+            # All rows: a result that is not at its end keeps the database busy.
+            found = self._database.execute("SELECT json_serialize_sql(?)", [statement]).fetchall()
+            return json.loads(found[0][0])
 
         try:
             found, plain = tree(self._expression), tree("true")
@@ -124,7 +126,6 @@ class _Evaluation:
 
     def _columns_of(self, tree: Any) -> list[str]:
         """The columns that are named. Raises InvalidInput for parts that are not allowed."""
-        refused = {name for (name,) in self._database.execute(_REFUSED).fetchall()}
         names = []
         for part in _parts(tree):
             kind = part["class"]
@@ -132,11 +133,15 @@ class _Evaluation:
                 raise self._fail(
                     f"{kind.lower()} is not possible; write columns, values, operators and functions"
                 )
-            if kind == "FUNCTION" and (part["function_name"] in refused or part.get("schema")):
+            if kind == "FUNCTION" and (part["function_name"] in self._refused or part.get("schema")):
                 raise self._fail(f"the function {part['function_name']!r} is not possible here")
             if kind == "COLUMN_REF":
                 names.append(".".join(part["column_names"]))
         return names
+
+    @cached_property
+    def _refused(self) -> set[str]:
+        return {name for (name,) in self._database.execute(_REFUSED).fetchall()}
 
     def resolved(self, known: list[str]) -> list[str]:
         """The names of the columns that are needed, but PATH. Raises InvalidInput for an unknown one."""

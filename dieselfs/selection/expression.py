@@ -3,6 +3,7 @@ starts a process.
 """
 
 from collections.abc import Callable
+from importlib import import_module
 from importlib.util import find_spec
 
 import numpy as np
@@ -10,11 +11,11 @@ import numpy as np
 from dieselfs.arrays import Numbers
 from dieselfs.errors import InvalidInput
 from dieselfs.names import COLUMNS_PATH, SCHEME
-from dieselfs.selection.file_columns import FileColumns
 from dieselfs.selection.limited import limited
 from dieselfs.snapshot.reader import Snapshot
 
 CHARACTERS_MAX = 10_000
+_FILE_COLUMNS = "dieselfs.selection.file_columns"  # pyarrow takes as long to import as the process to start
 
 
 def select(snapshot: Snapshot, read: Callable[[bytes], bytes], expression: str) -> Numbers:
@@ -34,7 +35,10 @@ def select(snapshot: Snapshot, read: Callable[[bytes], bytes], expression: str) 
             f"an expression of {len(expression):,} characters; the limit is {CHARACTERS_MAX:,}"
         )
     content = read(COLUMNS_PATH)
-    head, bits = limited({"where": expression}, content, f"the expression {expression!r}")
+    what = f"the expression {expression!r}"
+    head, bits = limited({"where": expression}, content, what, lambda: import_module(_FILE_COLUMNS))
     is_chosen = np.unpackbits(np.frombuffer(bits, np.uint8), count=head["rows"]).astype(np.bool_)
     # Not before: the process with limits has decoded the paths, so they are not too large for this one.
+    from dieselfs.selection.file_columns import FileColumns
+
     return FileColumns.decode_here(content, ()).files(snapshot, is_chosen, head["has_others"])

@@ -3,6 +3,8 @@ files.
 
 The table has one row per file that has values, with its path. It is stored at COLUMNS_PATH as any file is, so it is
 encrypted, copied, tagged and rebuilt as they are. It belongs to the folder that listings, orders and mounts leave out.
+
+Each selection imports this in a new process, so what only a few methods need is imported there.
 """
 
 from collections.abc import Sequence
@@ -19,15 +21,12 @@ from dieselfs.arrays import Numbers
 from dieselfs.columns import I64
 from dieselfs.errors import Damaged, InvalidInput, NotFound
 from dieselfs.names import COLUMNS_PATH, SCHEME, printable
-from dieselfs.selection.limited import limited
-from dieselfs.shuffle.strata import ranges_of
 from dieselfs.snapshot.reader import Snapshot
 from dieselfs.snapshot.subtree import files_below
 
 try:
     import pyarrow as pa
-    import pyarrow.compute as pc
-    from pyarrow import csv, json, parquet
+    from pyarrow import parquet
 except ImportError as error:
     raise InvalidInput(
         f"columns of files need pyarrow and duckdb ({error}): in a checkout: pip install '.[columns]'"
@@ -63,6 +62,8 @@ class FileColumns:
 
         Raises Damaged, and InvalidInput for an unknown name, and for more than the limits.
         """
+        from dieselfs.selection.limited import limited
+
         _, stream = limited({"names": names}, content, f"the table {printable(COLUMNS_PATH)}")
         try:
             table = pa.ipc.open_stream(stream).read_all()
@@ -80,7 +81,9 @@ class FileColumns:
                 raise InvalidInput(name_fault(name, there))
         try:
             wanted = None if names is None else [PATH, *names]
-            return cls(parquet.read_table(BytesIO(content), columns=wanted).combine_chunks())
+            # Not parquet.read_table, which imports what reads folders of files.
+            table = parquet.ParquetFile(pa.BufferReader(content)).read(columns=wanted)
+            return cls((table if wanted is None else table.select(wanted)).combine_chunks())
         except MemoryError:
             raise
         except (pa.ArrowException, OSError) as error:
@@ -100,7 +103,7 @@ class FileColumns:
     def names_in(content: bytes) -> list[str]:
         """The columns of an encoded table, without PATH. Raises Damaged."""
         try:
-            schema = parquet.read_schema(BytesIO(content))
+            schema = parquet.read_schema(pa.BufferReader(content))
         except (pa.ArrowException, OSError) as error:
             raise Damaged(f"{printable(COLUMNS_PATH)}: {_first_line(error)}") from None
         if schema.names[:1] != [PATH] or schema.types[0] != pa.large_binary():
@@ -132,6 +135,8 @@ class FileColumns:
         if known.equals(paths):
             same: Numbers = files[is_chosen]
             return same
+        import pyarrow.compute as pc
+
         named = paths.filter(pa.array(is_chosen != has_others))
         is_named = pc.is_in(known, value_set=named).to_numpy(zero_copy_only=False)
         others: Numbers = files[is_named != has_others]
@@ -141,6 +146,8 @@ class FileColumns:
         """With the values of `added`, which replace those here. An empty value replaces none. Rows of files that the
         snapshot does not have are left out. Raises InvalidInput for a column with values of another type.
         """
+        import pyarrow.compute as pc
+
         for name in set(self.names) & set(added.names):
             here, there = self.table.schema.field(name).type, added.table.schema.field(name).type
             if here != there:
@@ -167,6 +174,8 @@ class FileColumns:
 
     def strata(self, name: str) -> dict[bytes, object]:
         """A stratum for each path: the value of a column, or its range in a column with RANGE_VALUES_MIN numbers."""
+        from dieselfs.shuffle.strata import ranges_of
+
         values = _only(self.table, name)
         is_number = pa.types.is_integer(values.type) or pa.types.is_floating(values.type)
         if is_number and len(values.unique()) >= RANGE_VALUES_MIN:
@@ -189,6 +198,8 @@ class FileColumns:
             if kind == ".parquet":
                 parquet.write_table(table, path)
             elif kind == ".csv":
+                from pyarrow import csv
+
                 csv.write_csv(table, path)
             else:
                 with open(path, "w", encoding="utf-8") as file:
@@ -205,6 +216,8 @@ def read_table(path: Path, key: str, folder: bytes, snapshot: Snapshot, is_parti
 
     Raises NotFound without such a file, and InvalidInput, which names the first faulty rows.
     """
+    from pyarrow import csv, json
+
     kind = _kind(path)
     try:
         if kind == ".parquet":
@@ -233,6 +246,8 @@ def nodes_of(snapshot: Snapshot, paths: Any) -> Numbers:
     known = _paths_of(snapshot, files)
     if known.equals(paths):
         return files
+    import pyarrow.compute as pc
+
     found = pc.fill_null(pc.index_in(paths, value_set=known), -1).to_numpy(zero_copy_only=False)
     nodes: Numbers = np.append(files, -1)[found]
     return nodes
@@ -267,6 +282,8 @@ def _whole(column: Any) -> Any:
 
 def _rows_of(nodes: Numbers, of_rows: Numbers) -> Any:
     """The row of each node, null for none. `of_rows`: the node of each row."""
+    import pyarrow.compute as pc
+
     return pc.index_in(pa.array(nodes), value_set=pa.array(of_rows))
 
 
@@ -278,6 +295,8 @@ def _kind(path: Path) -> str:
 
 def _keys(table: Any, key: str, folder: bytes, path: Path) -> Any:
     """The paths in the dataset of the key column, all different."""
+    import pyarrow.compute as pc
+
     column = table.column(key)
     kind = column.type.value_type if pa.types.is_dictionary(column.type) else column.type
     if not (pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind)):

@@ -5,7 +5,7 @@ may decode to any size. This module starts processes.
 import json
 import os
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from dieselfs.errors import Damaged, InvalidInput
@@ -16,8 +16,11 @@ from dieselfs.units import format_size
 EVALUATION_S_MAX = 60.0
 
 
-def limited(request: Mapping[str, object], content: bytes, what: str) -> tuple[Any, memoryview]:
-    """The reply of `selection.evaluation` to a request with a table: its first line, and what follows.
+def limited(
+    request: Mapping[str, object], content: bytes, what: str, meanwhile: Callable[[], object] = lambda: None
+) -> tuple[Any, memoryview]:
+    """The reply of `selection.evaluation` to a request with a table: its first line, and what follows. `meanwhile` is
+    called while it works.
 
     Raises the error of the process, InvalidInput or Damaged; InvalidInput, with `what` it was for, if it takes longer
     than EVALUATION_S_MAX, or fails.
@@ -34,6 +37,7 @@ def limited(request: Mapping[str, object], content: bytes, what: str) -> tuple[A
         )
     with process:
         try:
+            meanwhile()
             reply, _ = process.communicate(timeout=EVALUATION_S_MAX)
         except subprocess.TimeoutExpired:
             raise InvalidInput(f"{what}: it takes longer than {EVALUATION_S_MAX:.0f} s") from None
