@@ -18,7 +18,6 @@ from dieselfs.rpc.payload_files import (
     opened_file,
     opened_files,
     read_opened,
-    read_part,
     read_payload_file,
     received_payload,
     shared_files,
@@ -159,20 +158,24 @@ class ContentCalls(DatasetCalls):
             lambda connection, wait_s: shared_files(connection, arguments, wait_s), METHODS["share_payloads"]
         )
 
-    def part(self, dataset: str, chunk_id: bytes, start: int, length: int) -> bytearray | None:
-        """A part of a payload, unverified, from its file, which stays open for others. None unless an own server on
-        this machine passes it. Raises NotFound, Damaged.
+    def part(
+        self,
+        dataset: str,
+        chunk_id: bytes,
+        start: int,
+        length: int,
+        take_checksums: Callable[[bytes], object] | None = None,
+    ) -> bytearray | None:
+        """A part of a payload, unverified, from its file, which stays open. None unless an own server on this machine
+        passes it. `take_checksums` gets those of its blocks if they come with it. Raises NotFound, Damaged.
         """
-        arguments: dict[str, object] = {"dataset": dataset, "chunk_id": chunk_id}
-        file = self._opened.take(chunk_id) or self._with_connection(
-            lambda connection, wait_s: opened_file(connection, arguments, wait_s), METHODS["open_payload"]
+        named = {"dataset": dataset, "chunk_id": chunk_id, "with_checksums": bool(take_checksums)}
+        opened = partial(
+            self._with_connection,
+            lambda connection, wait_s: opened_file(connection, named, wait_s, take_checksums),
+            METHODS["open_payload"],
         )
-        if file is None:
-            return None
-        content = bytearray(length)
-        is_read = read_part(file, start, memoryview(content))
-        self._opened.put(chunk_id, file)
-        return content if is_read else None
+        return self._opened.read(chunk_id, start, length, opened)
 
     def ranges(self, dataset: str, chunk_id: bytes, ranges: "npt.NDArray[np.uint32]") -> bytearray:
         """Ranges of a payload, joined, unverified; shape (n, 2): offset, length. Raises NotFound, Damaged."""

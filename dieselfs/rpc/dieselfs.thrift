@@ -79,12 +79,13 @@ struct Bulk {
 
 /**
  * Where the payload is in the file whose descriptor comes with this reply. Without `is_file` there is no descriptor,
- * and this server passes none for any chunk.
+ * and this server passes none for any chunk. `checksums`: of the blocks, as those of `get_block_checksums`.
  */
 struct PayloadFile {
   1: required bool is_file
   2: required i64 start
   3: required i64 length
+  4: optional binary checksums
 }
 
 /** As many descriptors come with the reply, in this order. */
@@ -477,9 +478,11 @@ service ChunkServer extends Handshake {
   Bulk get_payload(1: string dataset, 2: binary chunk_id, 3: bool takes_frames = false) throws (1: Refusal refusal)
   /**
    * The same without the bytes: the first byte of the reply carries a descriptor (SCM_RIGHTS) of the file with the
-   * payload, open for reading. Only for trusted callers, on a Unix socket.
+   * payload, open for reading. Only for trusted callers, on a Unix socket. `with_checksums`: the reply has also the
+   * checksums of the blocks, if the server has kept them.
    */
-  PayloadFile open_payload(1: string dataset, 2: binary chunk_id) throws (1: Refusal refusal)
+  PayloadFile open_payload(1: string dataset, 2: binary chunk_id, 3: bool with_checksums = false)
+    throws (1: Refusal refusal)
   /**
    * The same for chunks that the caller needs next, of which this one call opens the first ones: those before the first
    * that has no file in this store, or cannot be opened. `chunk_ids`: 16 bytes each, at most 64.

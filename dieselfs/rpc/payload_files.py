@@ -45,6 +45,27 @@ class OpenedFiles:
         with self._lock:
             return self._files.pop(key, None)
 
+    def read(
+        self, key: Hashable, start: int, length: int, opened: Callable[[], PayloadFile | None]
+    ) -> bytearray | None:
+        """The bytes of a payload from `start` on. Its file is the result of `opened` if it is not open, and stays open.
+        None without a file, or if it does not have them. Raises as `opened`.
+        """
+        file = self.take(key) or opened()
+        if file is None:
+            return None
+        try:
+            if start + length > file.length:
+                return None
+            offset, content = file.start + start, bytearray(length)
+            # One read from the disk, of no more than is needed.
+            os.posix_fadvise(file.descriptor, offset, length, os.POSIX_FADV_WILLNEED)
+            return content if _read_all(file.descriptor, offset, memoryview(content)) else None
+        except OSError:
+            return None
+        finally:
+            self.put(key, file)
+
     def close(self) -> None:
         """Close the files, and those that come later."""
         with self._lock:
@@ -88,23 +109,22 @@ def received_payload(
     yield from parts()
 
 
-def opened_file(connection: Connection, arguments: dict[str, object], timeout_s: float) -> PayloadFile | None:
-    """The file that a server on this machine opens, which the caller closes; None if the server has none. Raises as
-    `Connection.call`.
+def opened_file(
+    connection: Connection,
+    arguments: dict[str, object],
+    timeout_s: float,
+    take_checksums: Callable[[bytes], object] | None = None,
+) -> PayloadFile | None:
+    """The file that a server on this machine opens, which the caller closes; None if the server has none. Checksums of
+    blocks that come with it go to `take_checksums`. Raises as `Connection.call`.
     """
     if not connection.gives_files:
         return None
     reply, descriptors = connection.call_for_files("open_payload", arguments, timeout_s)
     connection.gives_files = reply.is_file
+    if take_checksums is not None and reply.checksums:
+        take_checksums(reply.checksums)
     return PayloadFile(descriptors[0], reply.start, reply.length) if descriptors else None
-
-
-def read_part(file: PayloadFile, start: int, part: memoryview) -> bool:
-    """Read the bytes of a payload from `start` on; False if the file does not have them. It stays open."""
-    try:
-        return start + len(part) <= file.length and _read_all(file.descriptor, file.start + start, part)
-    except OSError:
-        return False
 
 
 def read_opened(file: PayloadFile, length_bytes: int, parts: Callable[[], Iterator[memoryview]]) -> bool:

@@ -7,6 +7,7 @@ of its extent. A mismatch is fetched once more, and then raises Damaged.
 import os
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from threading import Lock
 from typing import NamedTuple
 
@@ -213,15 +214,19 @@ class ServerSource:
     def fetch_blocks(self, chunk: int, first: int, end: int) -> memoryview:
         """As `Source.fetch_blocks`. Raises Damaged, which names the chunk, or Unavailable."""
         dataset, chunk_id = self.snapshot.dataset, self.snapshot.chunk_id(chunk)
-        checksums = self._checksums_of(chunk)[first:end]
         start, length = bytes_of(first, end, self.snapshot.chunk_payload_length(chunk))
+        is_known = self.known_checksums(chunk) is not None
+        take_checksums = None if is_known else partial(self._take_checksums, chunk)
         for number in range(FETCHES_MAX):
             # A local file may be damaged where the server has another copy.
             with METER.timed("server"):
-                content = None if number else self._client.part(dataset, chunk_id, start, length)
+                content = None
+                if not number:
+                    content = self._client.part(dataset, chunk_id, start, length, take_checksums)
                 if content is None:
                     content = self._client.ranges(dataset, chunk_id, np.array([(start, length)], np.uint32))
             self.metrics.add(self._received, len(content))
+            checksums = self._checksums_of(chunk)[first:end]
             with METER.timed("verification"):
                 is_right = np.array_equal(block_checksums(content), checksums)
             if is_right:
@@ -230,6 +235,12 @@ class ServerSource:
             f"chunk {chunk_name(chunk_id)} of {dataset}: payload offset {first * BLOCK_BYTES}: "
             f"checksum of a block does not match"
         )
+
+    def _take_checksums(self, chunk: int, received: bytes) -> None:
+        """Keep the checksums of a chunk that came with its file."""
+        _, blocks = block_range(0, self.snapshot.chunk_payload_length(chunk))
+        if len(received) == 8 * blocks:
+            self.keep_checksums(chunk, np.frombuffer(received, "<u8"))
 
     def _checksums_of(self, chunk: int) -> Checksums:
         """Checksums of all blocks of a chunk. Two threads may fetch them at the same time."""

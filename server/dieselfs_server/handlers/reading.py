@@ -138,14 +138,17 @@ class ReadCalls:
     async def open_payload(self, call: Call) -> Reply:
         if not call.caller.is_trusted:
             raise AccessDenied("open_payload needs a Unix socket and the server's own user; use get_payload")
-        dataset_id = await call.dataset_id()
-        file = await self.executor.open_payload(dataset_id, call.arguments.chunk_id)
+        dataset_id, chunk_id = await call.dataset_id(), call.arguments.chunk_id
+        file, checksums = await self.executor.open_with_checksums(
+            dataset_id, chunk_id, bool(call.arguments.with_checksums)
+        )
         if file is None:  # others of the store may have files, unless it is an ordinary chunk
-            preamble = await self.executor.preamble(dataset_id, call.arguments.chunk_id)
+            preamble = await self.executor.preamble(dataset_id, chunk_id)
             is_file = preamble.stored_length != preamble.object_length
-            return Reply(thrift.PayloadFile(is_file=is_file, start=0, length=0))
+            return Reply(thrift.PayloadFile(is_file=is_file, start=0, length=0, checksums=checksums))
         self.sent_payload_bytes.value += file.length
-        return Reply(thrift.PayloadFile(is_file=True, start=file.start, length=file.length), files=[file])
+        value = thrift.PayloadFile(is_file=True, start=file.start, length=file.length, checksums=checksums)
+        return Reply(value, files=[file])
 
     async def open_payloads(self, call: Call) -> Reply:
         chunk_ids = await _chunk_ids_of_trusted(call)

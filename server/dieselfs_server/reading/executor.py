@@ -400,11 +400,20 @@ class RequestExecutor:
 
         If cancelled, nothing is left open.
         """
+        return (await self.open_with_checksums(dataset_id, chunk_id, False))[0]
+
+    async def open_with_checksums(
+        self, dataset_id: bytes, chunk_id: bytes, is_wanted: bool = True
+    ) -> tuple[OpenPayload | None, bytes | None]:
+        """As `open_payload`; and as `kept_checksums` if they are wanted, in the same thread."""
         _check_chunk_id(chunk_id)
+
+        def opened() -> tuple[OpenPayload | None, bytes | None]:
+            checksums = self._checksums.get(dataset_id, chunk_id) if is_wanted else None
+            return open_payload(self._store, dataset_id, chunk_id, self._sources), checksums
+
         async with self._tokens:
-            return await in_thread(
-                open_payload, self._store, dataset_id, chunk_id, self._sources, limiter=self._threads
-            )
+            return await in_thread(opened, limiter=self._threads)
 
     async def open_ahead(self, dataset_id: bytes, chunk_ids: Sequence[bytes]) -> list[OpenPayload]:
         """As `open_payload`, of the chunks before the first that is not a whole file of this store. Raises nothing."""

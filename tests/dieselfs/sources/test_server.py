@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
 from pathlib import Path
 
 import hypothesis
@@ -111,8 +112,15 @@ class DamagingRanges(ServerClient):
     def ranges(self, dataset: str, chunk_id: bytes, ranges: npt.NDArray[np.uint32]) -> bytearray:
         return self._damage(super().ranges(dataset, chunk_id, ranges))
 
-    def part(self, dataset: str, chunk_id: bytes, start: int, length: int) -> bytearray | None:
-        received = super().part(dataset, chunk_id, start, length)
+    def part(
+        self,
+        dataset: str,
+        chunk_id: bytes,
+        start: int,
+        length: int,
+        take_checksums: Callable[[bytes], object] | None = None,
+    ) -> bytearray | None:
+        received = super().part(dataset, chunk_id, start, length, take_checksums)
         return None if received is None else self._damage(received)
 
     def _damage(self, received: bytearray) -> bytearray:
@@ -148,6 +156,36 @@ def test_a_damaged_block_is_fetched_once_more(settings: Settings) -> None:
         with pytest.raises(Damaged, match="checksum of a block"):
             reader.fetch_blocks(0, 0, 1)
         client.close()
+
+
+class OddChecksums(ServerClient):
+    """Checksums that come with a file are not those of its blocks."""
+
+    def part(
+        self,
+        dataset: str,
+        chunk_id: bytes,
+        start: int,
+        length: int,
+        take_checksums: Callable[[bytes], object] | None = None,
+    ) -> bytearray | None:
+        if take_checksums is not None:
+            take_checksums(bytes(8))
+        return super().part(dataset, chunk_id, start, length)
+
+
+@pytest.mark.parametrize(("kind", "calls"), [(ServerClient, 1), (OddChecksums, 2)])
+def test_the_checksums_of_blocks_come_with_the_file(
+    server: RunningServer, kind: type[ServerClient], calls: int
+) -> None:
+    with Dataset(server.settings(), "data") as data, closing(kind(server.settings())) as client:
+        source = ServerSource(client, data.snapshot)
+        payload = ServerSource(data.client, data.snapshot).fetch_chunk(0)
+        before = calls_and_bytes(data)[0]
+        for first in (0, 2, 1):
+            start = first * BLOCK_BYTES
+            assert source.fetch_blocks(0, first, first + 1) == payload[start : start + BLOCK_BYTES]
+        assert calls_and_bytes(data)[0] == before + calls + 1, "that of the status"
 
 
 MANY = 2 * AHEAD_CHUNKS + 5
