@@ -16,7 +16,7 @@ from dieselfs.chunk.blocks import BLOCK_BYTES, block_range, bytes_of
 from dieselfs.dataset import Dataset
 from dieselfs.errors import Damaged, Unavailable
 from dieselfs.limits import MIB
-from dieselfs.rpc import client as client_module
+from dieselfs.rpc import content_calls
 from dieselfs.rpc.client import ServerClient
 from dieselfs.rpc.connection import Connection
 from dieselfs.rpc.records import PayloadFile
@@ -252,7 +252,7 @@ def test_a_server_that_opens_no_files_ahead_fails_no_fetch(
         connection.call_for_files("open_payloads", arguments | {"chunk_ids": b"short"}, timeout_s)
         raise AssertionError("not refused")
 
-    monkeypatch.setattr(client_module, "opened_files", opened)
+    monkeypatch.setattr(content_calls, "opened_files", opened)
     source = node_source(many.client, many.snapshot, None)
     _, sent_bytes, received_bytes = fetch(source, many, range(MANY))
     assert sent_bytes == received_bytes
