@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
+from bench.harness.forms import KEEP_CACHES
 from tests.support import reaper, warm
 from tests.support.processes import mark_processes
 
@@ -19,6 +20,7 @@ settings.load_profile("steady")
 # Hundreds of processes start in the tests. Each would compile all modules where the environment forbids to keep them.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
+os.environ[KEEP_CACHES] = "1"
 
 # The programs of dieselfs start without importing anything.
 if not os.environ.get("EXEC"):

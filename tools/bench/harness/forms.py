@@ -227,12 +227,20 @@ def filesystem_type(folder: Path) -> str:
     return subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()[1]
 
 
+KEEP_CACHES = "BENCH_KEEP_CACHES"
+"""The caches are those of the whole machine: tests of benchmarks leave them to the tests that run beside."""
+
+
 def can_drop_caches() -> bool:
     return os.access("/proc/sys/vm/drop_caches", os.W_OK)
 
 
 def drop_caches(what: str = "3") -> None:
-    """Sync and, as root, drop the kernel's caches: "1" of pages, "3" of names and inodes too."""
+    """Sync and, as root, drop the kernel's caches: "1" of pages, "3" of names and inodes too. Nothing where the
+    environment has KEEP_CACHES.
+    """
+    if KEEP_CACHES in os.environ:
+        return
     os.sync()
     if can_drop_caches():
         Path("/proc/sys/vm/drop_caches").write_text(what)
