@@ -30,14 +30,20 @@ _ORDER = ("cluster", "end_to_end", "simulation", "repository", "client", "server
 """Folders of tests. The longest files come first, so that all workers end at about the same time."""
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    mark_processes(items)
+# Until all tests are imported, hardly anything becomes garbage, and each collection looks at more.
+gc.disable()
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if config.option.markexpr:
+        mark_processes(items)
     tests = Path(__file__).parent
     items.sort(key=lambda item: _ORDER.index(item.path.relative_to(tests).parts[0]))
 
 
 def pytest_collection_finish() -> None:
     """Collections of garbage need not look again at all modules and tests, which takes 0.3 s each time."""
+    gc.enable()
     gc.collect()
     gc.freeze()
 

@@ -1,6 +1,7 @@
 """`bench other_papers --quick`: each table comes out of real runs and trainings on small data, of any speed."""
 
 import shutil
+from importlib.util import find_spec
 
 import pytest
 
@@ -20,8 +21,8 @@ pytestmark = [
     pytest.mark.skipif(shutil.which("memcached") is None, reason="needs memcached"),
     needs_redis,
 ]
-for module in ("torch", "sklearn", "lmdb", "pylibmc"):
-    pytest.importorskip(module)
+if missing := [name for name in ("torch", "sklearn", "lmdb", "pylibmc") if find_spec(name) is None]:
+    pytest.skip(f"needs {', '.join(missing)}", allow_module_level=True)
 
 HAS_CEPHFS = missing_ceph() is None and all(map(shutil.which, ("ceph-mds", "ceph-fuse")))
 MANY_NODES = tuple(f"^{nodes} nodes" for nodes in NODES if nodes not in QUICK_NODES)

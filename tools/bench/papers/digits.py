@@ -14,7 +14,6 @@ from pathlib import Path
 import numpy as np
 import torch
 from PIL import Image
-from sklearn.datasets import load_digits
 from torch import nn
 from torch.utils.data import DataLoader
 
@@ -41,6 +40,8 @@ _BRIGHTEST = 16
 
 def write_digits(folder: Path) -> None:
     """Write 1,797 PNG images of 8 x 8 pixels as `train/CLASS/NUMBER.png` and `test/CLASS/NUMBER.png`."""
+    from sklearn.datasets import load_digits  # as slow to import as the rest together
+
     digits = load_digits()
     seen = [0] * 10
     for number, (pixels, label) in enumerate(zip(digits.images, digits.target.tolist(), strict=True)):

@@ -7,7 +7,6 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 import torch
-from sklearn.datasets import load_digits
 from torch import nn
 
 from bench.papers.digits import BATCH_SAMPLES, LEARNING_RATE, MOMENTUM, TEST_EVERY, small_network
@@ -107,6 +106,8 @@ class Training:
 
 def digits() -> Subject:
     """scikit-learn's handwritten digits, 1,437 to learn from, as in the accuracy of chunk-wise order."""
+    from sklearn.datasets import load_digits  # as slow to import as the rest together
+
     found = load_digits()
     images = torch.from_numpy(found.images.astype(np.float32)[:, None] / found.images.max())
     labels = torch.from_numpy(found.target.astype(np.int64))

@@ -12,7 +12,6 @@ from statistics import fmean
 
 import numpy as np
 import torch
-from sklearn.datasets import load_digits
 
 from bench.harness.agreement import Storing
 from bench.harness.figures import Scale
@@ -139,6 +138,8 @@ def randomisation_level(images: int, share: float) -> float:
 
 def _subject(train: set[int]) -> Subject:
     """Of all digits by their numbers; those that are not stored as training images are to test."""
+    from sklearn.datasets import load_digits  # as slow to import as the rest together
+
     found = load_digits()
     images = torch.from_numpy((found.images / found.images.max()).astype("float32")[:, None])
     labels = torch.from_numpy(found.target.astype("int64"))
