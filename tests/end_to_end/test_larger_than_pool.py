@@ -30,6 +30,8 @@ MEMORY_BYTES = 20 * MIB
 """Of a mount. More than half of it is for chunks that it owns."""
 STEP = 8
 """The nodes read so many files each in turn."""
+ATTEMPTS = 3
+"""As in `test_job_once.py`: a machine may let a node wait for so long that others do without it."""
 
 
 def content(number: int) -> bytes:
@@ -68,26 +70,44 @@ def on_shelves(places: list[Path], what: str) -> int:
     return sum(stats_of(place)["node_cache"][what] for place in places)
 
 
+def is_disturbed(places: list[Path]) -> bool:
+    """Whether a node has been late; then others ask the servers, and take chunks in its place."""
+    peers = [stats_of(place)["peers"] for place in places]
+    return any(each["failures"] or each["hedges_sent"] for each in peers)
+
+
+def read_twice(places: list[Path], chunks: int) -> bool:
+    """Check an epoch and the next one; False if the machine did not let the nodes read undisturbed."""
+    assert chunks == CHUNKS
+    shelves = sum(stats_of(place)["memory"]["allotted_bytes"]["node_cache"] for place in places)
+    assert shelves < 0.8 * CHUNKS * CHUNK_BYTES
+    assert read_epoch(places, 0) == FILES
+    first = on_shelves(places, "fetched_chunks")
+    pinned = on_shelves(places, "pinned_bytes") // CHUNK_BYTES
+    in_transit = on_shelves(places, "evictable_bytes") // CHUNK_BYTES
+    assert read_epoch(places, 1) == FILES
+    again = on_shelves(places, "fetched_chunks") - first
+    if is_disturbed(places):
+        return False
+    assert first == CHUNKS and pinned > CHUNKS // 4
+    assert CHUNKS - pinned - in_transit <= again <= CHUNKS - pinned
+    assert on_shelves(places, "pinned_bytes") // CHUNK_BYTES == pinned, "nothing of it was given up"
+    for place in places:
+        assert stats_of(place)["requested"]["failed"] == 0
+    return True
+
+
 def test_each_chunk_that_is_not_kept_leaves_the_server_once_in_an_epoch(
     server: RunningServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
-    (tmp_path / "nodes").mkdir()
-    with (
-        Dataset(server.settings(), "large", must_exist=False) as data,
-        job_mounts(server, "large", tmp_path / "nodes", NODES, memory_bytes=MEMORY_BYTES) as places,
-    ):
-        assert data.snapshot.chunk_count == CHUNKS
-        shelves = sum(stats_of(place)["memory"]["allotted_bytes"]["node_cache"] for place in places)
-        assert shelves < 0.8 * CHUNKS * CHUNK_BYTES
-        assert read_epoch(places, 0) == FILES
-        assert on_shelves(places, "fetched_chunks") == CHUNKS
-        pinned = on_shelves(places, "pinned_bytes") // CHUNK_BYTES
-        in_transit = on_shelves(places, "evictable_bytes") // CHUNK_BYTES
-        assert pinned > CHUNKS // 4
-        assert read_epoch(places, 1) == FILES
-        again = on_shelves(places, "fetched_chunks") - CHUNKS
-        assert CHUNKS - pinned - in_transit <= again <= CHUNKS - pinned
-        assert on_shelves(places, "pinned_bytes") // CHUNK_BYTES == pinned, "nothing of it was given up"
-        for place in places:
-            assert stats_of(place)["requested"]["failed"] == 0
+    for attempt in range(ATTEMPTS):
+        folder = tmp_path / f"nodes-{attempt}"
+        folder.mkdir()
+        with (
+            Dataset(server.settings(), "large", must_exist=False) as data,
+            job_mounts(server, "large", folder, NODES, memory_bytes=MEMORY_BYTES) as places,
+        ):
+            if read_twice(places, data.snapshot.chunk_count):
+                return
+    raise AssertionError(f"nodes were late in each of {ATTEMPTS} runs")
