@@ -24,6 +24,8 @@ from dieselfs.errors import (
 from dieselfs.net.auth import read_key_file
 from dieselfs.rpc.client import ServerClient
 from dieselfs.settings import Settings
+from dieselfs_server.datasets.commit import promotion_record
+from dieselfs_server.store.posix import PosixStore
 from tests.support.dlcmd import TIMEOUT_S, Dlcmd, wait_until
 from tests.support.server import RunningServer
 
@@ -155,6 +157,14 @@ def test_a_mirror_is_promoted_when_its_origin_is_away(dlcmd: Dlcmd, origin: Orig
     assert "is there, at generation" in dlcmd(*promote, exit_code=EXIT_USAGE).stderr
     origin.connect("unix:/nowhere")
     dlcmd(*promote, "-n")
+    with closing(Dataset(origin.server.settings(), origin.name)) as data:
+        began = promotion_record(data.record().dataset_id)
+    with closing(PosixStore(dlcmd.home / "chunks")) as store:  # as after a crash
+        store.create_record(began, b"")
+    for words in (("fsck", here), ("rebuild", here)):
+        refused = dlcmd.forked(words)
+        assert refused.exit_code == EXIT_USAGE and "is being promoted" in refused.stderr, refused
+    assert digest(dlcmd, here) == before
     (promoted,) = dlcmd(*promote).objects
     assert promoted["generation"] == shown["generation"]
     assert digest(dlcmd, here) == before and dlcmd("ls", "-lR", here).lines == listed
