@@ -16,6 +16,7 @@ To the reader, as packets of a Unix socket: lists in msgpack, and descriptors.
     content; next                   of a large file: its content, or the next record
     found, MTIME; none              the answer to `find`
     spooled                         all parts are in the temporary file
+    range, BEGIN, END               after `done`: another part of the source
 
 The first one has the descriptors of the source, or of what a format opens in the folder, and of the temporary file.
 This module reads and writes pipes and sockets.

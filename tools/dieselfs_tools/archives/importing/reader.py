@@ -53,6 +53,9 @@ class Readers:
         self._output = output
         self._open_remote = open_remote
         self._control: socket.socket | None = None
+        self._kept: SourceReader | None = (
+            None  # of which another part may follow: to begin costs more than to read
+        )
         self._last = ""  # the format of the last source, whose library the process imports before it forks
         self._end: weakref.finalize[[socket.socket, subprocess.Popen[bytes]], Readers] | None = None
         self.steps = 0
@@ -79,6 +82,12 @@ class Readers:
         that is not of the format. `has_contents`: records have their content; `begin` and `end`: as of `Input`. `jobs`:
         not 0 has no records, but `starts` of parts for so many processes; others can be read meanwhile.
         """
+        if (kept := self._kept) is not None:
+            if (begin or end) and kept.name == name and kept.is_done:
+                kept.go_on(begin, end)
+                return kept
+            self._kept = None
+            kept.close()
         opener = DirectOpener(name, self._output, self._open_remote)
         source = SourceReader(name, opener, self._output, has_contents, self._step)
         try:
@@ -88,9 +97,13 @@ class Readers:
             source.close()
             raise
         self._last = source.format.name
+        if begin or end:
+            source.is_kept, self._kept = True, source
         return source
 
     def close(self) -> None:
+        if self._kept is not None:
+            self._kept.close()
         if self._end is not None:
             self._end()
 
@@ -134,7 +147,8 @@ def _end(control: socket.socket, process: subprocess.Popen[bytes]) -> None:
 
 class SourceReader:
     """One source that is read. Iterate over its records; the content of one can be read until the next one is taken.
-    Close it. `format` and `is_plain`: as of `Input`.
+    Close it. `format` and `is_plain`: as of `Input`. `is_done`: all records were sent; it then stays open if it
+    `is_kept`.
     """
 
     format: Format
@@ -149,7 +163,8 @@ class SourceReader:
         progressed: Callable[[], object],
     ) -> None:
         """`progressed` is called for each message, and each time that it is given bytes."""
-        self._name = name
+        self.name = name
+        self.is_kept = self.is_done = False
         self._progressed = progressed
         self._opener = opener
         self._output = output
@@ -188,7 +203,7 @@ class SourceReader:
         self._control = control
         is_folder, has_spool = found.raw is None, self._spool is not None
         facts = (found.mtime_ns, found.path, is_folder, has_spool, self._has_contents, *task)
-        self.send("source", self._name, format_name, *facts, descriptors=descriptors)
+        self.send("source", self.name, format_name, *facts, descriptors=descriptors)
         match self.answer()[0]:
             case ["opened", str() as name, bool() as is_plain] if name in FORMATS:
                 self.format, self.is_plain = FORMATS[name], is_plain
@@ -199,7 +214,13 @@ class SourceReader:
         return self
 
     def __exit__(self, *error: object) -> None:
-        self.close()
+        if not (self.is_kept and self.is_done):
+            self.close()
+
+    def go_on(self, begin: int, end: int) -> None:
+        """Read another part, as of `Input`."""
+        self.is_done = False
+        self.send("range", begin, end)
 
     def __iter__(self) -> Iterator[Record]:
         """Raises what the reader of the format does, and Damaged if its process ends."""
@@ -215,6 +236,7 @@ class SourceReader:
             record.opened = content.begin
             yield record
             content.finish()
+        self.is_done = True
 
     def starts(self) -> Iterator[int]:
         """As of the format. The next one is found while its caller uses the last one. Raises as `__iter__`."""
@@ -281,7 +303,7 @@ class SourceReader:
         if found is None or found.raw is None:
             self.send("none")
             return
-        self._files.add(name_beside(self._name, base))
+        self._files.add(name_beside(self.name, base))
         if isinstance(found.raw, io.FileIO):
             with found.raw:  # the reader has it then: a folder may have more files than a process can open
                 self.send("found", found.mtime_ns, descriptors=[found.raw.fileno()])
@@ -291,8 +313,8 @@ class SourceReader:
     def _keep(self) -> None:
         """Write the parts that follow into the temporary file."""
         if self._spool is None:
-            raise no_room_for(self._name, OSError(errno.EACCES, os.strerror(errno.EACCES)))
-        spool(LargeContent(self, None, False, is_coming=True).read, self._spool, self._output, self._name)
+            raise no_room_for(self.name, OSError(errno.EACCES, os.strerror(errno.EACCES)))
+        spool(LargeContent(self, None, False, is_coming=True).read, self._spool, self._output, self.name)
         self.send("spooled")
 
     def _feed(self) -> None:

@@ -109,7 +109,6 @@ def _read(writer: Writer, end: socket.socket) -> None:
             source.begin, source.end, *form = part_and_form
             source.form = ArrayForm(*form)
             _send_all(writer, opener, source, format_name, has_contents, jobs)
-        writer.put("done")
     except DieselfsError as error:
         kind, text = type(error).__name__, str(error)
     except BrokenPipeError:  # nobody wants more of this source
@@ -183,7 +182,8 @@ class _Asked:
 
 def _send_all(
     writer: Writer, opener: _Asked, source: Input, format_name: str, has_contents: bool, jobs: int
-) -> None:
+) -> NoReturn:
+    """Send what is wanted of the source, then of other parts. Raises BrokenPipeError if nobody wants more."""
     chosen = format_of(source, format_name)
     read = chosen.read()
     if not chosen.is_mapped:
@@ -193,16 +193,17 @@ def _send_all(
         sandbox.note_progress()
         writer.put("start", start)
         opener.answer()
-    if jobs:
-        return
-    for record in read(source):
-        sandbox.note_progress()
-        if has_contents:
-            _send(writer, opener, record)
-        elif record.content is not None and record.place is None and record.size <= COPIED_BYTES_MAX:
-            writer.put(*record_message(record, True), content=record.content)
-        else:
-            writer.put(*record_message(record, False))
+    while True:
+        for record in () if jobs else read(source):
+            sandbox.note_progress()
+            if has_contents:
+                _send(writer, opener, record)
+            elif record.content is not None and record.place is None and record.size <= COPIED_BYTES_MAX:
+                writer.put(*record_message(record, True), content=record.content)
+            else:
+                writer.put(*record_message(record, False))
+        writer.put("done")
+        (_, source.begin, source.end), _ = opener.answer()
 
 
 def _send(writer: Writer, opener: _Asked, record: Record) -> None:

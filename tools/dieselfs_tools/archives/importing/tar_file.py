@@ -64,7 +64,6 @@ def recognizes(source: Input) -> bool:
 def read(source: Input) -> Iterator[Record]:
     """Raises Damaged at a damaged header or an early end; all members before are whole."""
     stream = _forward(source)
-    stream.seek(source.begin)
 
     def opened() -> Content:
         return stream  # which is at the content of the newest member
@@ -92,7 +91,9 @@ def starts(source: Input, _jobs: int) -> Iterator[int]:
 
 def _forward(source: Input) -> "ForwardStream":
     stream = source.stream()
-    return ForwardStream(stream, stream.seekable())
+    if source.begin:
+        stream.seek(source.begin)  # of a file, of which another part may have been read
+    return ForwardStream(stream, stream.seekable(), source.begin)
 
 
 @contextmanager
@@ -138,10 +139,10 @@ _Found = TypeVar("_Found")
 class ForwardStream:
     """A stream for `tarfile`, which seeks forwards only: skipped bytes are read, unless it `is_file`."""
 
-    def __init__(self, stream: BinaryIO, is_file: bool = False) -> None:
+    def __init__(self, stream: BinaryIO, is_file: bool = False, position: int = 0) -> None:
         self._read = stream.read
         self._seek = stream.seek if is_file else None
-        self._position = 0
+        self._position = position
         self._left_bytes = HEADERS_BYTES_MAX  # `tarfile.open` reads the first headers
 
     def of_headers(self, read_next: Callable[[], _Found]) -> _Found:
