@@ -120,6 +120,13 @@ def test_the_samples() -> None:
     assert proof.readings(plans, b"train/07.png") == [Reading(1, 0, 31, 3)]
     assert [one.epoch for one in proof.readings(plans, b"train/11.png")] == [0, 1]
 
+    content = (SAMPLES / "served.proof").read_bytes()
+    proof = Proof.decode(content, "served.proof")
+    assert replace(proof, signature=b"").signed(KEY.sign).encode() == content
+    run = RunLog.parse((SAMPLES / "served.log").read_text())
+    plans = proof.plans(Snapshot.open(SAMPLES / "packed.snapshot"), {run.digest: run})
+    assert proof.readings(plans, b"train/07.png") == [Reading(1, 0, 14, 1)]
+
 
 @given(st.data())
 def test_no_change_goes_unnoticed(data: st.DataObject) -> None:
