@@ -25,6 +25,7 @@ from dieselfs.chunk.ids import CHUNK_ID_BYTES
 from dieselfs.digests import EXTENT_DIGEST_BYTES, extent_digest_of
 from dieselfs.errors import Damaged, DieselfsError, NotFound, Unavailable
 from dieselfs_server.store.interface import ObjectStore
+from dieselfs_server.store.wrapper import keep_older_servers_out
 
 CLAIM_S = 24 * 3600
 """How long a record counts before its chunks are stored, and how long an interrupted purge keeps copies away."""
@@ -78,6 +79,7 @@ class References:
 
     def claim(self, source_id: bytes, target_id: bytes, pairs: Sequence[Pair], now_s: int) -> Claim:
         """Announce references that are stored next. Raises BeingErased; then there is no claim."""
+        keep_older_servers_out(self._store)
         name = f"{_refers(source_id)}{target_id.hex()}-{_stamp(now_s)}"
         self._store.put_record(name, _packed(_OPEN, pairs))
         try:
@@ -215,6 +217,8 @@ class References:
 
     def record(self, target_id: bytes, found: Mapping[bytes, Sequence[Pair]], now_s: int) -> None:
         """Make the records of references that are stored."""
+        if found:
+            keep_older_servers_out(self._store)
         for source_id, pairs in found.items():
             for first in range(0, len(pairs), PAIRS_MAX):
                 name = f"{_refers(source_id)}{target_id.hex()}-{_stamp(now_s)}"

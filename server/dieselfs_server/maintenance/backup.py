@@ -21,7 +21,7 @@ from pathlib import Path
 from dieselfs.errors import InvalidInput, NotFound, StorageFull, Unavailable
 from dieselfs_server.store.interface import ObjectStore
 from dieselfs_server.store.posix import write_new_file
-from dieselfs_server.store.wrapper import MARKER_RECORD
+from dieselfs_server.store.wrapper import MARKER_RECORD, marker_id
 
 COPIES_KEPT = 7
 """Older copies are removed once a new one is complete."""
@@ -88,7 +88,9 @@ def put_back(store: ObjectStore, database: Path | None, folder: Path) -> int:
         raise Unavailable(
             "the object store has neither a marker nor datasets: mount its file system, then restore"
         )
-    if marker is not None and marker != contents.get(MARKER_RECORD):
+    copied = contents.get(MARKER_RECORD)
+    # Not the format, which rises with the first reference.
+    if marker is not None and (copied is None or marker_id(marker) != marker_id(copied)):
         raise InvalidInput(f"{found} is of another object store: its marker differs")
     added = sum(store.create_record(name, content) for name, content in contents.items())
     with _translated(folder):

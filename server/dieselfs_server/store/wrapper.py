@@ -310,7 +310,7 @@ class RetryingStore(StoreWrapper):
 
 
 MARKER_RECORD = "store"
-_FORMAT = 1
+_FORMAT, _FORMAT_WITH_REFERENCES = 1, 2
 _ID_BYTES = 16
 
 
@@ -390,16 +390,32 @@ def missing(name: str) -> str:
     )
 
 
+def keep_older_servers_out(store: ObjectStore) -> None:
+    """Give the marker the format of a store with references between chunks, durably. Servers from before references
+    would erase what these need: they refuse this format at their start and before each change.
+    """
+    content = store.get_record(MARKER_RECORD)
+    if content is not None and (marker := _decoded(content))["format"] == _FORMAT:
+        store.put_record(MARKER_RECORD, json.dumps(marker | {"format": _FORMAT_WITH_REFERENCES}).encode())
+
+
 def read_marker(store: ObjectStore) -> str | None:
     """The ID in the marker of a store; None without a marker. Raises Damaged."""
     content = store.get_record(MARKER_RECORD)
-    if content is None:
-        return None
+    return None if content is None else marker_id(content)
+
+
+def marker_id(content: bytes) -> str:
+    """Raises Damaged."""
+    return str(_decoded(content)["id"])
+
+
+def _decoded(content: bytes) -> dict[str, object]:
     try:
         marker = json.loads(content)
-        if marker["format"] != _FORMAT or not isinstance(marker["id"], str):
-            raise ValueError(f"format {marker['format']!r}")
-        return str(marker["id"])
+        if marker["format"] not in (_FORMAT, _FORMAT_WITH_REFERENCES) or not isinstance(marker["id"], str):
+            raise ValueError(f"format {marker['format']!r}; a newer dieselfs may have written it")
+        return dict(marker)
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise Damaged(
             f"the marker of the object store (record {MARKER_RECORD!r}) is invalid: {error!r}"

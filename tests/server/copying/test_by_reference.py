@@ -19,16 +19,22 @@ from dieselfs.chunk.source import AttachedSource
 from dieselfs.errors import AccessDenied, Damaged, NotFound
 from dieselfs.rpc.messages import thrift
 from dieselfs.rpc.records import FsckReport
+from dieselfs.shuffle.strata import strata_of_classes
+from dieselfs.snapshot.builder import build_snapshot
+from dieselfs.snapshot.reader import Snapshot
 from dieselfs_server.call import Call
-from dieselfs_server.datasets.commit import read_chunk, read_header
+from dieselfs_server.datasets.commit import any_chunk, read_chunk, read_header
 from dieselfs_server.datasets.referring_copy import is_covered
 from dieselfs_server.leases.lease import live_pins, remove_pin
+from dieselfs_server.maintenance.jobs import Proceed
+from dieselfs_server.maintenance.repack import repack
 from dieselfs_server.metadata.interface import MetadataStore
 from dieselfs_server.metadata.sqlite.store import SqliteMetadata
 from dieselfs_server.reading.executor import open_payload
 from dieselfs_server.store.attached import AttachedStore, Sources
 from dieselfs_server.store.compressed import CompressedStore
 from dieselfs_server.store.memory import MemoryStore
+from dieselfs_server.store.wrapper import MARKER_RECORD, open_marked
 from tests.support.own_service import TRUSTED, call, parts_of
 from tests.support.referring_world import FILES, World, copied
 
@@ -122,6 +128,28 @@ def test_references_are_found_again_in_the_headers_alone(world: World) -> None:
     assert world.contents("b") == copied()
     checked = call(world.service, "fsck", dataset="b", is_deep=True, is_repair=False)
     assert checked.problems == ()
+
+
+def test_a_store_with_references_keeps_servers_from_before_them_out(world: World) -> None:
+    """They know the format 1 alone, and compare it before each change."""
+    world.objects.put_record(MARKER_RECORD, b'{"format": 1, "id": "x"}')
+    world.copy("a", b"d/x/f0", "b", b"one")
+    assert world.objects.get_record(MARKER_RECORD) == b'{"format": 1, "id": "x"}'
+    world.copy("a", b"d", "b", b"d")
+    assert world.objects.get_record(MARKER_RECORD) == b'{"format": 2, "id": "x"}'
+    assert open_marked(world.objects, "memory:", is_new=False).get_record("other") is None
+
+
+def test_a_copy_without_bytes_is_repacked_as_any_dataset(world: World) -> None:
+    world.copy("a", b"d", "b", b"d")
+    snapshot = Snapshot(build_snapshot(world.metadata.entry_table(world.id("b"))), "b")
+    strata = strata_of_classes(snapshot, "^d/([xy])").astype("<u2").tobytes()
+    record = world.metadata.dataset("b")
+    stores, options = (world.store, world.metadata, record), (any_chunk, lambda _bytes: None, Proceed())
+    report = repack(*stores, snapshot, strata, 1, 3000, time.time_ns, False, *options)
+    assert (report.chunks, report.files) == (2, len(FILES))
+    world.purge("b")
+    assert world.references("b") == [] and world.contents("b") == copied()
 
 
 def test_fsck_names_both_chunks_of_a_lost_payload(world: World) -> None:

@@ -1,6 +1,7 @@
 """What is small and cannot be made again comes back from a copy: users, names, tags, the identity, the metadata."""
 
 import fcntl
+import json
 import os
 import shutil
 import sqlite3
@@ -15,15 +16,20 @@ from dieselfs.dataset import Dataset
 from dieselfs.errors import EXIT_NOT_FOUND, InvalidInput, Unavailable
 from dieselfs_server.maintenance.backup import COPIES_KEPT, back_up, put_back
 from dieselfs_server.store.memory import MemoryStore
+from dieselfs_server.store.wrapper import keep_older_servers_out
 from tests.support.server import RunningServer, running_server, start_server
 
 NOW_S = 1_770_000_000.0
 CHUNK = b"d" * 16, b"c" * 16, [b"chunk"]
 
 
-def marked_store(marker: bytes = b"marker") -> MemoryStore:
+def marked_store(store_id: str = "a") -> MemoryStore:
     store = MemoryStore()
-    for name, content in (("store", marker), ("users-1", b"ada"), ("tag-1", b"v1")):
+    for name, content in (
+        ("store", json.dumps({"format": 1, "id": store_id}).encode()),
+        ("users-1", b"ada"),
+        ("tag-1", b"v1"),
+    ):
         store.put_record(name, content)
     return store
 
@@ -52,7 +58,16 @@ def test_a_lost_marker_comes_back_but_only_where_chunks_are(tmp_path: Path) -> N
     lost.put(*CHUNK)
     assert put_back(lost, None, copy) == 3
     with pytest.raises(InvalidInput, match="another object store"):
-        put_back(marked_store(b"other"), None, copy)
+        put_back(marked_store("other"), None, copy)
+
+
+def test_a_copy_from_before_the_first_reference_can_be_put_back(tmp_path: Path) -> None:
+    store = marked_store()
+    copy = back_up(store, None, tmp_path, NOW_S)
+    keep_older_servers_out(store)
+    store.delete_record("tag-1")
+    assert put_back(store, None, copy) == 1
+    assert b'"format": 2' in (store.get_record("store") or b"")
 
 
 def test_the_newest_copies_stay_and_what_was_interrupted_goes(tmp_path: Path) -> None:
