@@ -5,8 +5,8 @@ files are copied, readers of older generations keep it, and a purge after the gr
 as it is stored, so keys of encrypted datasets are not needed. Chunks in proportion stay: after an interruption, those
 that were written, so the same call continues.
 
-In their chunks stay files of CHUNK_TARGET_BYTES or more that span chunks, attached files, and what was stored after the
-snapshot of the strata.
+In their chunks stay files of CHUNK_TARGET_BYTES or more that span chunks, files of attached archives, and what was
+stored after the snapshot of the strata. Of a chunk that refers to another one, the bytes are copied.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -157,7 +157,7 @@ def _survey(
         for chunk_id, found in headers:
             proceed()
             preamble, header = found.result()
-            if preamble.is_attached:
+            if header.source is not None and not header.source.is_chunk:
                 continue
             is_live = _is_live(records[chunk_id])
             has_bytes = (header.ops == Op.FILE) & (header.lengths > 0)
