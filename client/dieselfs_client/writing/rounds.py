@@ -5,6 +5,7 @@ the same. It can be killed at any moment, and the next one does the rest: an upl
 what is stored twice counts once. What a round cannot store stays in the write folder.
 """
 
+import errno
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -44,7 +45,7 @@ NAMED_MAX = 3
 
 class Outcome(NamedTuple):
     """What a round has done. `conflicts`: paths that another writer has changed as well; `refused`: what no dataset can
-    have; `waiting`: paths that are not stored yet, and why.
+    have; `waiting`: paths that are not stored yet, and why; `is_noted`: the write folder had room to note what is.
     """
 
     dataset: str
@@ -55,6 +56,7 @@ class Outcome(NamedTuple):
     conflicts: Sequence[str] = ()
     refused: Sequence[str] = ()
     waiting: Sequence[tuple[str, str]] = ()
+    is_noted: bool = True
 
     def warnings(self) -> Iterator[str]:
         """One line for each kind of trouble."""
@@ -65,6 +67,8 @@ class Outcome(NamedTuple):
         if self.waiting:
             paths = [path for path, _ in self.waiting]
             yield f"not stored yet: {_named(paths)}: {self.waiting[0][1]}"
+        if not self.is_noted:
+            yield "the disk of the write folder is full: the next round stores the same once more"
 
 
 def _named(paths: Sequence[str]) -> str:
@@ -125,7 +129,9 @@ class _Round:
         refused = [printable(path) for path in work.refused]
         if not paths:
             if self.state.waiting or self.state.trouble:
-                self._save(replace(self.state, waiting=0, trouble=""))
+                self._save(
+                    replace(self.state, waiting=0, trouble="")
+                )  # without room for it, it stays as it is
             return Outcome(self._name, self.state.generation, refused=refused)
         record = self._client.dataset(self._name)
         conflicts = self._conflicts(work, paths, record, base)
@@ -135,7 +141,7 @@ class _Round:
         # Generations count chunks: with others between, the next round looks what they are.
         is_alone = generation == record.generation + self._chunks
         seen = generation if is_alone else self.state.generation
-        self._save(
+        is_noted = self._save(
             replace(
                 self.state,
                 generation=seen,
@@ -146,15 +152,22 @@ class _Round:
             )
         )
         counts = len(stored), upload.report.done_bytes, len(work.deleted)
-        return Outcome(self._name, generation, *counts, conflicts, refused, waiting)
+        return Outcome(self._name, generation, *counts, conflicts, refused, waiting, is_noted)
 
     def note_trouble(self, error: Exception) -> None:
         with suppress(OSError):  # the disk is full, say
             self._save(replace(self.state, trouble=str(error)))
 
-    def _save(self, state: State) -> None:
+    def _save(self, state: State) -> bool:
+        """Replace the state; False if the disk is full. Then it says too little, which costs a repeated upload."""
         self.state = state
-        self._folder.save(state, self._done)
+        try:
+            self._folder.save(state, self._done)
+        except OSError as error:
+            if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+                raise
+            return False
+        return True
 
     def _base(self) -> Base:
         """The generation of the mount, from the server or this machine; the newest one if it is gone."""
@@ -356,6 +369,8 @@ def finish(folder: WriteFolder, what: str) -> Outcome:
         outcome = store(folder)
     except DieselfsError as error:
         raise type(error)(f"{what} is not all stored: {error}; {kept}") from error
+    except OSError as error:  # of the disk of the write folder
+        raise DieselfsError(f"{what} is not all stored: {error}; {kept}") from error
     if outcome.waiting:
         path, reason = outcome.waiting[0]
         raise DieselfsError(

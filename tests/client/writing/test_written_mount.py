@@ -181,6 +181,12 @@ def test_a_full_disk_and_a_server_that_is_away_are_said_and_lose_nothing(
             while True:
                 file.write(bytes(1 << 20))
         assert full.value.errno == errno.ENOSPC
+        outcome = sync(str(mountpoint))
+        assert outcome.stored == 1 and "is full" in next(outcome.warnings())
+        control.unmount(mountpoint)  # all is stored, so the full folder is emptied
+        with Dataset(away.settings(), "runs") as dataset:
+            assert len(dataset.get("large")) > 1 << 20
+        control.mount("runs", mountpoint, chosen)
         (mountpoint / "large").unlink()
         (mountpoint / "small").write_bytes(b"kept")
         away.kill()
