@@ -4,6 +4,7 @@ import os
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
+from threading import get_ident
 from typing import BinaryIO, TypeVar
 
 from dieselfs.errors import StorageFull
@@ -29,10 +30,10 @@ def created(path: Path) -> BinaryIO:
 
 
 def write_aside(path: Path, write: Callable[[BinaryIO], _Written]) -> _Written:
-    """Write a private file aside, and rename it into place; returns what `write` does. Raises OSError, and as
-    `write`.
+    """Write a private file aside, and rename it into place; returns what `write` does. Several threads and processes
+    may do so at once: each file is whole, and the last one stays. Raises OSError, and as `write`.
     """
-    aside = path.with_suffix(f".{os.getpid()}.tmp")
+    aside = path.with_suffix(f".{os.getpid()}.{get_ident()}.tmp")
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         with created(aside) as file:

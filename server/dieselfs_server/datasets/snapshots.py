@@ -10,7 +10,6 @@ were applied are in a file beside it, which no client gets.
 
 import errno
 import logging
-import os
 from collections.abc import Callable, Iterator, Sequence, Set
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
@@ -32,7 +31,7 @@ from dieselfs.snapshot.builder import SnapshotBuilder
 from dieselfs.snapshot.delta import delta_between
 from dieselfs.snapshot.delta_format import Delta, encode_delta
 from dieselfs.snapshot.encoding import Seal, with_signature
-from dieselfs.snapshot.files import write_content
+from dieselfs.snapshot.files import write_aside, write_content
 from dieselfs.snapshot.format import SnapshotHeader, decode_snapshot_header
 from dieselfs.snapshot.freshness import LIFETIME_S, Statement
 from dieselfs.snapshot.reader import Snapshot
@@ -271,8 +270,8 @@ class SnapshotCache:
                     self.drop(dataset_id)
                 if applied is not None:
                     content = digest_of(applied) + applied
-                    self._write(_applied_path(path), partial(write_content, content))
-                self._write(path, lambda file: write(file, seal_of(self._identity.current)))
+                    write_aside(_applied_path(path), partial(write_content, content))
+                write_aside(path, lambda file: write(file, seal_of(self._identity.current)))
                 return True
             except StorageFull as error:
                 log.warning("%s", error)
@@ -412,18 +411,6 @@ class SnapshotCache:
     def _path(self, dataset_id: bytes, state: DatasetRecord | SnapshotHeader) -> Path:
         """Files sort by age: the time is in the name, because generations can restart after a loss of metadata."""
         return self._folder / f"{dataset_id.hex()}-{state.updated_ns:016x}-{state.generation:x}.snapshot"
-
-    def _write(self, path: Path, write: Callable[[BinaryIO], object]) -> None:
-        self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        temporary = path.with_suffix(f".{os.getpid()}.tmp")
-        temporary.unlink(missing_ok=True)
-        flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
-        try:
-            with os.fdopen(os.open(temporary, flags, 0o600), "w+b") as file:
-                write(file)
-            temporary.rename(path)
-        finally:
-            temporary.unlink(missing_ok=True)
 
     def drop(self, dataset_id: bytes, kept: int = 0) -> None:
         """Remove the snapshots of a dataset, except the `kept` newest. Blocks."""
