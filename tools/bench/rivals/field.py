@@ -14,7 +14,7 @@ from bench.rivals.cephfs import CephFs, running_cephfs
 from bench.rivals.glusterfs import running_glusterfs
 from bench.rivals.juicefs import running_juicefs
 from bench.rivals.ours import running_dieselfs
-from bench.rivals.rival import Mounted, Rival
+from bench.rivals.rival import Mounted, Rival, Storing, copy_tree
 from bench.rivals.stage import CAPACITY_BYTES, Stage
 from lab.ceph import CEPHX, RunningCeph, missing_ceph, running_ceph
 from lab.cluster import EVERYWHERE, PORT
@@ -39,6 +39,9 @@ class Local(Rival):
 
     def mounted(self, host: Host, tree: str) -> AbstractContextManager[Mounted]:
         return nullcontext(Mounted(self._folder / tree, ()))
+
+    def storing(self, host: Host, folder: Path, tree: str) -> AbstractContextManager[Storing]:
+        return nullcontext(Storing(partial(copy_tree, folder, self._folder / tree), ()))
 
     def put(self, host: Host, folder: Path) -> None:
         """They are there."""

@@ -5,18 +5,17 @@ This module starts processes and mounts datasets.
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 
 from bench.harness.forms import MOUNT_MEMORY_BYTES
-from bench.rivals.rival import Mounted, Rival
-from dieselfs.dataset import Dataset
+from bench.rivals.rival import Mounted, Rival, Storing
 from dieselfs.errors import MountError
-from dieselfs.settings import Settings
 from dieselfs_client.daemon import control
 from dieselfs_client.supervision.status import supervision_of
 from lab.job import DLCMD
 from lab.network import Host, clear
-from lab.server import RunningServer, start_server, upload
+from lab.server import RunningServer, start_server
 
 
 class OurServer:
@@ -56,6 +55,7 @@ class Dieselfs(Rival):
     def __init__(self, name: str, server: OurServer, stores: Sequence[int]) -> None:
         self.name = name
         self._server, self._stores = server, stores
+        self._dlcmd = [*DLCMD, "--server", server.address, "--key-file", str(server.key_file)]
 
     def servers(self) -> Sequence[int]:
         return [self._server.process, *self._stores]
@@ -63,20 +63,17 @@ class Dieselfs(Rival):
     def forget(self) -> None:
         self._server.restart()
 
-    def put(self, host: Host, folder: Path) -> None:
-        places = host.folder / "no-home", host.folder / "client-cache"
-        settings = Settings(*places, self._server.address, key_file=str(self._server.key_file))
-        with host.inside(), Dataset(settings, folder.name, must_exist=False) as dataset:
-            upload(dataset, folder)
+    @contextmanager
+    def storing(self, host: Host, folder: Path, tree: str) -> Iterator[Storing]:
+        yield Storing(partial(host.run, [*self._dlcmd, "put", "-r", f"{folder}/", f"dl://{tree}"]), ())
 
     @contextmanager
     def mounted(self, host: Host, tree: str) -> Iterator[Mounted]:
         mountpoint = host.folder / "dieselfs"
         mountpoint.mkdir(exist_ok=True)
-        access = ["--server", self._server.address, "--key-file", str(self._server.key_file)]
         options = f"memory={MOUNT_MEMORY_BYTES},log_file={host.folder}/dieselfs.log"
         try:
-            host.run([*DLCMD, *access, "mount", tree, mountpoint, "-o", options])
+            host.run([*self._dlcmd, "mount", tree, mountpoint, "-o", options])
             supervision = supervision_of(str(mountpoint))
             assert supervision is not None
             yield Mounted(mountpoint, [supervision.supervisor])

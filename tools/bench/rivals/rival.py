@@ -3,12 +3,14 @@
 This module starts processes and mounts file systems.
 """
 
+import os
 import subprocess
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from bench.harness.figures import RunFailed
@@ -17,7 +19,7 @@ from lab.network import Host, clear
 
 START_TIMEOUT_S, STOP_TIMEOUT_S = 60.0, 20.0
 _COPIES = 4
-"""At once, of a tree into a mount."""
+"""Processes that copy a tree into a mount."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +27,14 @@ class Mounted:
     """A tree as a host sees it. `clients`: the processes that serve the mount there."""
 
     folder: Path
+    clients: Sequence[int]
+
+
+@dataclass(frozen=True, slots=True)
+class Storing:
+    """What stores a tree, once. `clients`: as of `Mounted`."""
+
+    run: Callable[[], object]
     clients: Sequence[int]
 
 
@@ -42,8 +52,13 @@ class Rival(ABC):
         """A new mount on `host`, with nothing in its memory, until the end of the block; the stored tree in it."""
 
     @abstractmethod
+    def storing(self, host: Host, folder: Path, tree: str) -> AbstractContextManager[Storing]:
+        """What stores a folder from `host` as a new tree, until the end of the block."""
+
     def put(self, host: Host, folder: Path) -> None:
         """Store a folder from `host`, as the tree of the folder's name."""
+        with self.storing(host, folder, folder.name) as storing:
+            storing.run()
 
     def forget(self) -> None:  # most cannot
         """Lose what the servers have in memory, where a new start of them does that."""
@@ -82,13 +97,21 @@ class Files(Rival):
                 process.wait()
             clear(mountpoint)
 
-    def put(self, host: Host, folder: Path) -> None:
-        with self.mounted(host, folder.name) as place:
-            place.folder.mkdir()
-            parts = sorted(folder.iterdir())
-            with ThreadPoolExecutor(_COPIES) as threads:
-                [*threads.map(lambda part: _copy(part, place.folder), parts)].clear()
+    @contextmanager
+    def storing(self, host: Host, folder: Path, tree: str) -> Iterator[Storing]:
+        with self.mounted(host, tree) as place:
+            yield Storing(partial(copy_tree, folder, place.folder), place.clients)
 
 
-def _copy(source: Path, into: Path) -> None:
-    subprocess.run(["cp", "-r", source, into], check=True, capture_output=True)
+def copy_tree(source: Path, into: Path) -> None:
+    """Copy a tree by `cp`, in _COPIES processes at once that have a part of each folder."""
+    commands = []
+    for folder, _, files in os.walk(source):
+        target = into / Path(folder).relative_to(source)
+        target.mkdir()
+        parts = [[Path(folder, name) for name in files[first::_COPIES]] for first in range(_COPIES)]
+        commands += [["cp", "-t", target, *part] for part in parts if part]
+    with ThreadPoolExecutor(_COPIES) as threads:
+        for copied in threads.map(partial(subprocess.run, capture_output=True, text=True), commands):
+            if copied.returncode:
+                raise RunFailed(copied.stderr)

@@ -6,6 +6,7 @@ docs/internals/rivals.md has the method. Each run has a new mount on its host, a
 from collections.abc import Generator
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import count
 from pathlib import Path
 
 from bench.harness.figures import Run, RunFailed, Scale, Side, Trial
@@ -19,6 +20,7 @@ from bench.harness.forms import (
     shuffled,
 )
 from bench.harness.readers import plain_reader, python_reader
+from bench.harness.stopwatch import measure
 from bench.papers.paper_training import EPOCHS, make_images, title_of
 from bench.rivals.field import CEPHFS, Field, running_field
 from bench.rivals.ours import Dieselfs
@@ -43,6 +45,10 @@ def rivals(folder: Path, scale: Scale) -> Generator[Trial]:
         raise Unsuitable("caches are dropped before each run, which needs root")
     small = make_tree(folder / "small", scale.small_files, SMALL_FILE_BYTES)
     large = make_tree(folder / "large", scale.large_files, LARGE_FILE_BYTES)
+    few = {
+        tree: make_tree(folder / f"few-{tree.folder.name}", _few(tree.files), tree.file_bytes)
+        for tree in (small, large)
+    }
     images_folder = folder / "images"
     images = make_images(images_folder, replace(scale, small_files=2 * scale.small_files // TRAINED_SHARE))
     trees = [small.folder, large.folder, images_folder]
@@ -51,13 +57,14 @@ def rivals(folder: Path, scale: Scale) -> Generator[Trial]:
         running_stage(links) as stage,
         running_field(stage, folder, trees) as field,
     ):
-        reads = [_Reads(field, host, f"{link}, cold", scale.rounds) for link, host in stage.clients.items()]
+        reads = [_Trials(field, host, str(link), scale.rounds) for link, host in stage.clients.items()]
         for at, (link, host) in zip(reads, stage.clients.items(), strict=True):
             side = Side(CONNECTION, partial(_measure_link, host, stage.storage), 1, "")
             yield Trial(f"{CONNECTION}, {link}", [side], scale.rounds)
             for tree in (small, large):
                 for call in CALLS:
                     yield at.files(tree, call)
+                yield at.upload(tree, few[tree])
             for walk in WALKED:
                 yield at.all_of(walk, small.folder, small.files, "files", listing(walk, small.files))
         yield reads[0].all_of(
@@ -73,8 +80,8 @@ def _measure_link(client: Host, storage: Host) -> Run:
 
 
 @dataclass(frozen=True, slots=True)
-class _Reads:
-    """The trials of one host."""
+class _Trials:
+    """Those of one host."""
 
     field: Field
     host: Host
@@ -84,7 +91,7 @@ class _Reads:
     def files(self, tree: SourceTree, call: str) -> Trial:
         """Each file once in random order. With os.open dieselfs also reads in the order of its plans."""
         everything = shuffled(tree.paths())
-        some = everything[: max(-(-len(everything) // SLOW_SHARE), SLOW_FILES_MIN)]
+        some = everything[: _few(len(everything))]
         sides = []
         for name, rival in self.field.running.items():
             paths = some if isinstance(rival, Files) else everything
@@ -92,8 +99,17 @@ class _Reads:
             sides.append(self._side(rival, name, tree, len(paths), work))
             if isinstance(rival, Dieselfs) and call == "os.open":
                 sides.append(self._side(rival, name + PLAN, tree, tree.files, reading_a_plan(tree)))
-        title = f"{tree.title}, {READERS} readers, {call}, {self.link}"
+        title = f"{tree.title}, {READERS} readers, {call}, {self.link}, cold"
         return self._trial(title, sides)
+
+    def upload(self, tree: SourceTree, few: SourceTree) -> Trial:
+        """A new tree in each run, from files in the page cache. Rivals store `few`."""
+        sides = []
+        for name, rival in self.field.running.items():
+            source = few if isinstance(rival, Files) else tree
+            run = partial(self._store, rival, source)
+            sides.append(Side(name, run, source.files, "files", source.size_bytes))
+        return self._trial(f"Upload of {tree.title}, {self.link}", sides)
 
     def all_of(self, title: str, tree: Path, amount: int, unit: str, work: Workload) -> Trial:
         """The same work for all rivals."""
@@ -102,7 +118,7 @@ class _Reads:
             for name, rival in self.field.running.items()
         ]
         of = f" of {amount:,} files" if unit == "files" else ""
-        return self._trial(f"{title}{of}, {self.link}", sides)
+        return self._trial(f"{title}{of}, {self.link}, cold", sides)
 
     def _side(self, rival: Rival, name: str, tree: SourceTree, files: int, work: Workload) -> Side:
         run = partial(self._run, rival, tree.folder.name, work)
@@ -118,6 +134,19 @@ class _Reads:
         with rival.mounted(self.host, tree) as place:
             drop_caches()
             return work(place, {"client": place.clients, "servers": rival.servers()})
+
+    def _store(self, rival: Rival, source: SourceTree) -> Run:
+        for path in source.paths():
+            (source.folder / path).read_bytes()
+        with rival.storing(self.host, source.folder, f"stored-{next(_stored)}") as storing:
+            return measure(storing.run, {"client": storing.clients, "servers": rival.servers()})
+
+
+_stored = count()
+
+
+def _few(files: int) -> int:
+    return min(max(-(-files // SLOW_SHARE), SLOW_FILES_MIN), files)
 
 
 def _fail(reason: str) -> Run:
