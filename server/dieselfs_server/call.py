@@ -139,6 +139,7 @@ class Call:
 
     def _check_right(self, right: Right, name: str, has: Right) -> None:
         if has < Right.READ:
+            self.caller.key(self.access.users.latest, time.time())  # else it has expired since, and says this
             raise _no_dataset(name)
         if has < right:
             user = self.caller.name

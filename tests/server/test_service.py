@@ -235,7 +235,7 @@ def test_a_removed_key_is_refused_on_an_open_connection(server: RunningServer, a
     (user,) = [user for user in admin.users() if user.name == "leaver"]
     assert user.grants == {"*": "read"}
     admin.remove_key("leaver", user.keys[0].key_id)
-    with pytest.raises(NotFound):
+    with pytest.raises(AccessDenied, match="was removed or has expired"):
         leaver.dataset(PRIVATE)
     leaver.close()
     admin.remove_key("leaver")
