@@ -58,8 +58,6 @@ class OpenedFiles:
             if start + length > file.length:
                 return None
             offset, content = file.start + start, bytearray(length)
-            # One read from the disk, of no more than is needed.
-            os.posix_fadvise(file.descriptor, offset, length, os.POSIX_FADV_WILLNEED)
             return content if _read_all(file.descriptor, offset, memoryview(content)) else None
         except OSError:
             return None
