@@ -10,7 +10,6 @@ import stat
 import struct
 from collections.abc import Callable, Mapping
 from io import BytesIO
-from threading import Lock
 from typing import Any, BinaryIO
 
 import numpy as np
@@ -54,9 +53,7 @@ def unsigned(_digest: bytes) -> tuple[bytes, bytes]:
 
 
 class SnapshotWriter:
-    """Writes one snapshot into `file`: empty, seekable, readable. Every method raises OSError of the file. Several
-    threads may write sections of their own.
-    """
+    """Writes one snapshot into `file`: empty, seekable, readable. Every method raises OSError of the file."""
 
     def __init__(
         self,
@@ -70,7 +67,6 @@ class SnapshotWriter:
         """
         check_counts(numbers)
         self._file = file
-        self._lock = Lock()  # guards the position in the file
         self._about = about
         self._numbers = {"generation": about.generation, "updated_ns": about.updated_ns, **numbers}
         self._sections: dict[str, Section] = {}
@@ -90,24 +86,21 @@ class SnapshotWriter:
     def put(self, name: str, values: npt.NDArray[Any]) -> None:
         """Write the next values of a section, in its type."""
         content = np.ascontiguousarray(values, SECTION_TYPES[name]).reshape(-1).view(U8)
-        with self._lock:
-            self._file.seek(self._sections[name].offset + self._written[name])
-            self._file.write(content.data)
+        self._file.seek(self._sections[name].offset + self._written[name])
+        self._file.write(content.data)
         self._written[name] += len(content)
 
     def read(self, name: str, first: int, count: int) -> npt.NDArray[Any]:
         """Values of a section that were written, from number `first` on."""
         dtype = SECTION_TYPES[name]
-        with self._lock:
-            self._file.seek(self._sections[name].offset + first * dtype.itemsize)
-            return np.frombuffer(self._file.read(count * dtype.itemsize), dtype)
+        self._file.seek(self._sections[name].offset + first * dtype.itemsize)
+        return np.frombuffer(self._file.read(count * dtype.itemsize), dtype)
 
     def replace(self, name: str, first: int, values: npt.NDArray[Any]) -> None:
         """Write values that were written before again, from number `first` on."""
         dtype = SECTION_TYPES[name]
-        with self._lock:
-            self._file.seek(self._sections[name].offset + first * dtype.itemsize)
-            self._file.write(np.ascontiguousarray(values, dtype).reshape(-1).view(U8).data)
+        self._file.seek(self._sections[name].offset + first * dtype.itemsize)
+        self._file.write(np.ascontiguousarray(values, dtype).reshape(-1).view(U8).data)
 
     def finish(self, seal: Seal = unsigned) -> bytes:
         """Write header and preamble; returns the digest. Reads the whole file for it.

@@ -1,12 +1,10 @@
 """Writes the snapshot that the columns of a delta make of another one, block by block.
 
-In memory are the changes and a block of nodes and one of the index, which are made at the same time, however large the
-snapshots are.
+In memory are the changes and one block, however large the snapshots are.
 """
 
 import stat
-from collections.abc import Iterable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator, Mapping
 from functools import cached_property
 from itertools import pairwise
 from typing import Any, BinaryIO
@@ -118,29 +116,7 @@ class Spliced:
         listed = np.cumsum(is_listed) - 1
         # The last is for removed chunks, in which no extent is left.
         moved = np.append(listed, 0)[self._chunks.new_of_old(np.arange(base.chunk_count))]
-        if numbers["hash_bits"] == base.header.hash_bits:
-            with ThreadPoolExecutor(
-                1
-            ) as other:  # NumPy releases the interpreter, and the index needs no columns
-                index = other.submit(self._write_index, writer, self._index())
-                self._write_columns(writer, is_listed, (moved, listed))
-                found = index.result()
-        else:
-            hashes = Spill(U64, None)
-            self._write_columns(writer, is_listed, (moved, listed), hashes)
-            found = self._write_index(writer, slot_blocks(hashes.values(), INDEX_ENTRIES))
-        if found != self._nodes.count:
-            raise IndexError("not every node is in the index")
-        return writer.finish(seal)
-
-    def _write_columns(
-        self,
-        writer: SnapshotWriter,
-        is_listed: npt.NDArray[np.bool_],
-        chunks: tuple[Numbers, Numbers],
-        hashes: Spill | None = None,
-    ) -> None:
-        """All but the index. `chunks`: as of `_write_block`; `hashes`: gets those of all paths."""
+        hashes = Spill(U64, None) if numbers["hash_bits"] != base.header.hash_bits else None
         for first in range(0, self._nodes.count, BLOCK_NODES):
             end = min(first + BLOCK_NODES, self._nodes.count)
             old = self._unchanged(first, end)
@@ -148,24 +124,22 @@ class Spliced:
                 done = self._done
                 self.parts.append(Part(slice(first, end), done.children, done.extents, done.links))
             if old is None:
-                self._write_block(writer, first, end, chunks)
+                self._write_block(writer, first, end, (moved, listed))
             else:
-                self._copy_block(writer, first, old, chunks[0])
+                self._copy_block(writer, first, old, moved)
             if hashes is not None:
                 hashes.append(self._hashes(writer, first, end))
         if self._done.children != self._nodes.count - 1:
             raise IndexError("not every node is in exactly one folder")
         for name, column in self._chunk_columns().items():
             writer.put(name, column[is_listed])
-
-    @staticmethod
-    def _write_index(writer: SnapshotWriter, blocks: Iterable[Keys]) -> int:
-        """Returns how many entries it has."""
         found = 0
-        for slots in blocks:
+        for slots in self._index() if hashes is None else slot_blocks(hashes.values(), INDEX_ENTRIES):
             writer.put("hash_slots", slots)
             found += int(np.count_nonzero(slots))
-        return found
+        if found != self._nodes.count:
+            raise IndexError("not every node is in the index")
+        return writer.finish(seal)
 
     def _added_name_lengths(self) -> Numbers:
         paths = [self._added_path(number) for number in range(len(self._path_ends))]

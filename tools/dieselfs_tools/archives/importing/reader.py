@@ -80,7 +80,7 @@ class Readers:
     ) -> "SourceReader":
         """The records of a source. Raises NotFound, Unavailable, DieselfsError, and what the reader does for a source
         that is not of the format. `has_contents`: records have their content; `begin` and `end`: as of `Input`. `jobs`:
-        not 0 has no records, but `starts` of parts for so many processes; others can be read meanwhile.
+        not 0 has no records, but `starts` of parts for this number of processes; others can be read meanwhile.
         """
         if (kept := self._kept) is not None:
             if (begin or end) and kept.name == name and kept.is_done:
