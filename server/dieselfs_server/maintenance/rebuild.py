@@ -11,6 +11,7 @@ from collections import defaultdict
 from contextlib import closing, suppress
 from dataclasses import dataclass, field
 
+from dieselfs.chunk.format import ChunkHeader
 from dieselfs.errors import AlreadyExists, Damaged, DieselfsError, NotFound, Unavailable
 from dieselfs.limits import REPORT_LINE_BYTES_MAX, REPORT_LINES_MAX
 from dieselfs.records import DatasetRecord
@@ -43,8 +44,8 @@ def rebuild(
     """Rebuild the metadata of a dataset, or only of its chunks since `since_s` (seconds since 1970).
 
     Raises Unavailable, before anything is changed, if the object store is away. Raises Damaged, and changes nothing,
-    if recorded chunks with live entries are not in the object store, or unreadable; with `is_forced`, their entries are
-    forgotten. Other unreadable chunks are skipped and reported.
+    if recorded chunks with live entries are not in the object store, or unreadable, or refer to such; with `is_forced`,
+    their entries are forgotten. Other unreadable chunks are skipped and reported.
     """
     next(store.list_chunks(dataset_id), None)
     work = _Rebuild(store, metadata, name, dataset_id, now_ns, since_s or 0, proceed or Proceed(), is_forced)
@@ -81,6 +82,8 @@ class _Rebuild:
     damaged: list[str] = field(default_factory=list)
     references: defaultdict[bytes, list[Pair]] = field(default_factory=lambda: defaultdict(list))
     """To chunks of datasets with these IDs."""
+    sources: dict[bytes, set[bytes]] = field(default_factory=dict)
+    """The chunks of these datasets, as they were listed once."""
 
     def fill_copy(self) -> bool:
         """False if the metadata is lost. Raises NotFound if the dataset is dropped meanwhile."""
@@ -128,6 +131,7 @@ class _Rebuild:
                 self.proceed()
                 try:
                     preamble, header = chunk.result()
+                    self._check_source(header)
                 except (Damaged, NotFound) as error:
                     log.error("rebuild of %s: %s", self.name, error)
                     self.damaged = [*self.damaged, report_line(str(error))][:REPORT_LINES_MAX]
@@ -138,6 +142,16 @@ class _Rebuild:
                 self.entries += len(header)
         self.listed = set(self.store.list_chunks(self.dataset_id))
         return self.chunks <= self.listed
+
+    def _check_source(self, header: ChunkHeader) -> None:
+        """Raise NotFound or Damaged if the chunk refers to one that cannot be read: its files are lost."""
+        if header.source is None or not header.source.is_chunk:
+            return
+        source_id, source_chunk = header.source.chunk
+        if source_id not in self.sources:
+            self.sources[source_id] = set(self.store.list_chunks(source_id))
+        if source_chunk not in self.sources[source_id]:  # lost, or stored since they were listed
+            read_header(self.store, source_id, source_chunk)
 
     def _live_chunks(self) -> set[bytes]:
         """IDs of the recorded chunks that have live entries; none if the metadata is lost or damaged."""

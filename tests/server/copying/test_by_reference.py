@@ -130,6 +130,20 @@ def test_references_are_found_again_in_the_headers_alone(world: World) -> None:
     assert checked.problems == ()
 
 
+def test_a_rebuild_forgets_files_whose_chunks_are_gone_only_if_it_is_forced(world: World) -> None:
+    world.copy("a", b"d/x", "b", b"x")
+    world.copy("a", b"d/y", "b", b"y")
+    ((_, source), _) = world.references("b")
+    world.objects.delete(world.id("a"), source)
+    with pytest.raises(Damaged, match="1 of 4 chunks with files of b are damaged"):
+        call(world.service, "rebuild", dataset="b", since_s=-1, is_forced=False)
+    assert len(world.contents("b", is_read=False)) == len(FILES)
+    report = call(world.service, "rebuild", dataset="b", since_s=-1, is_forced=True)
+    assert report.chunks == 3 and len(report.damaged) == 1
+    found = world.contents("b")
+    assert len(found) == len(FILES) // 2 and set(found.values()) < set(FILES.values())
+
+
 def test_a_store_with_references_keeps_servers_from_before_them_out(world: World) -> None:
     """They know the format 1 alone, and compare it before each change."""
     world.objects.put_record(MARKER_RECORD, b'{"format": 1, "id": "x"}')
