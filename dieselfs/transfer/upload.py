@@ -20,7 +20,7 @@ from dieselfs.chunk.frames import Compression
 from dieselfs.encryption.segments import SEGMENT_BYTES
 from dieselfs.errors import Damaged, InvalidInput, SourceChanged
 from dieselfs.limits import CHUNK_PAYLOAD_BYTES_MAX, CHUNK_TARGET_BYTES, KIB
-from dieselfs.records import DatasetRecord
+from dieselfs.records import DatasetRecord, PendingFile
 from dieselfs.rpc.client import ServerClient
 from dieselfs.snapshot.reader import Snapshot
 from dieselfs.transfer.report import TransferReport
@@ -228,7 +228,8 @@ class TreeUpload:
     was not stored. `steps` rises with each entry, and each part of a large file, that is read.
 
     An upload `at_once` makes its entries visible at one instant, unless they are more than a chunk holds: the end of
-    each file, all small files, folders and deletions are in the last chunk, and a file counts once it is whole.
+    each file, all small files, folders and deletions are in the last chunk, and a file counts once it is whole. It
+    continues no file of an interrupted upload.
     """
 
     def __init__(
@@ -433,7 +434,10 @@ class TreeUpload:
         grid |= {(end, size - end)} if end < size else set()
         try:
             self._sender.check_path(entry.path)
-            pending = self._client.pending_file(self._dataset.name, entry.path)
+            # A round of a mount may follow a change that size and time do not show: nothing is continued.
+            pending = PendingFile()
+            if self._last is None:
+                pending = self._client.pending_file(self._dataset.name, entry.path)
             is_continued = pending.size == size and pending.mtime_ns == mtime_ns and pending.extents <= grid
             version = pending.version if is_continued else self._sender.reserve_version()
             ranges = sorted(grid - pending.extents if is_continued else grid)

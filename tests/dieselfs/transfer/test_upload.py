@@ -245,3 +245,26 @@ def test_an_upload_at_once_is_visible_whole_or_not_at_all(
     assert_same(data, root)
     is_whole = run.states == {frozenset(["old"]), frozenset(data.files())}
     assert is_whole != is_large
+
+
+def test_an_upload_at_once_has_nothing_of_an_earlier_version_of_a_file(data: Dataset, tmp_path: Path) -> None:
+    """Neither size nor time show the change, and the server has the first extent of the version before."""
+    source = tmp_path / "large"
+    source.write_bytes(bytes(2 * MIB + 5))
+    source.chmod(0o644)
+    before = source.lstat()
+    sender = ChunkSender(data.client, data.create())
+    builder, version = ChunkBuilder(), sender.reserve_version()
+    builder.add_file(b"large", bytes(MIB), before.st_mode, before.st_mtime_ns, before.st_size, 0, version)
+    sender.submit(builder.seal())
+    sender.wait_stored()
+    sender.close()
+    source.write_bytes(os.urandom(before.st_size))
+    source.chmod(0o600)
+    os.utime(source, ns=(0, before.st_mtime_ns))
+    run = TreeUpload(data.client, data.create(), None, chunk_bytes=MIB, at_once=True)
+    report = run.run(lambda failed: walk_source(os.fsencode(source), b"large", failed))
+    assert report.done_bytes == before.st_size
+    data.refresh()
+    assert data.get("large") == source.read_bytes()
+    assert data.stat("large").mode == source.lstat().st_mode
