@@ -156,10 +156,15 @@ def late_record(dataset_id: bytes) -> str:
 
 
 def promotion_record(dataset_id: bytes) -> str:
-    """Name of the record of a mirror that becomes a dataset of its own: until its chunks with entries are all stored,
-    none is applied.
+    """Name of the record of a mirror that becomes a dataset of its own. It is empty until the chunks with entries are
+    all stored.
     """
     return f"promotes-{dataset_id.hex()}"
+
+
+def lacks_entries(store: ObjectStore, dataset_id: bytes) -> bool:
+    """Whether the chunks with entries of a promotion are not all stored: then none of them may be applied."""
+    return store.get_record(promotion_record(dataset_id)) == b""
 
 
 def _check_upload(chunk_id: bytes, header: ChunkHeader, name: str, now_ns: int, source: str) -> None:
@@ -358,7 +363,7 @@ def catch_up_dataset(
     _claim_name(DatasetNames(store), dataset)
     if (ahead := versions_ahead(metadata, dataset, now_ns)) is not None:
         log.warning("%s", ahead)
-    if not dataset.files and store.get_record(promotion_record(dataset.dataset_id)) is not None:
+    if lacks_entries(store, dataset.dataset_id):
         return 0, None
     if since_s is None and store.get_record(late_record(dataset.dataset_id)) is not None:
         since_s = 0

@@ -11,8 +11,10 @@ pins count from then.
 One caller at a time changes the record and the tag, on any server, by a lease. A crash between the two leaves a record
 that is older than the tag: what is shown is whole, and the next round shows it again.
 
-Promoted, a mirror gets chunks with entries, which refer to those that it has. They are applied all at once, by a
-rebuild of the metadata: then the dataset has files, and from this instant on it is no mirror. All functions block.
+Promoted, a mirror gets chunks with entries, which refer to those that it has. The record of the promotion has a first
+phase, in which these are stored and none is applied, and a second one, in which all are. They are applied all at once,
+by a rebuild of the metadata: then the dataset has files, and from this instant on it is no mirror. A promotion that is
+repeated in the second phase stores nothing, because users may have written since. All functions block.
 """
 
 import json
@@ -29,11 +31,11 @@ from dieselfs.chunk.ids import chunk_name
 from dieselfs.errors import AccessDenied, Damaged, InvalidInput, NotFound, Unavailable
 from dieselfs.names import printable
 from dieselfs.records import DatasetRecord, Extent, FileRecord
-from dieselfs.rpc.records import MirrorRecord
+from dieselfs.rpc.records import MirrorRecord, RebuildReport
 from dieselfs.snapshot.freshness import is_older
 from dieselfs.snapshot.reader import Snapshot
 from dieselfs.snapshot.signature import check_snapshot_signature
-from dieselfs_server.datasets.commit import promotion_record, read_header
+from dieselfs_server.datasets.commit import lacks_entries, promotion_record, read_header
 from dieselfs_server.datasets.tags import TagStore
 from dieselfs_server.leases.lease import end_lease, take_lease
 from dieselfs_server.metadata.interface import MetadataStore
@@ -44,6 +46,8 @@ LOOK_S = 1.0
 """How long a process takes what it knows of a mirror for current: other servers may have changed it."""
 SNAPSHOTS_OPEN_MAX = 2
 """Snapshots of mirrors in memory."""
+STORED = b"stored"
+"""The record of a promotion once all its chunks are stored; before it is empty."""
 LEASE = "mirror"
 """The note of who changes a mirror."""
 
@@ -131,7 +135,7 @@ class Mirrors:
 
     def check_settled(self, dataset_id: bytes, name: str) -> None:
         """Raise InvalidInput for a mirror whose promotion has begun."""
-        if self._store.get_record(promotion_record(dataset_id)) is not None:
+        if self._store.get_record(promotion_record(dataset_id)) is not None and self._read(dataset_id):
             raise InvalidInput(
                 f"dl://{name} is being promoted; if that was interrupted, continue: dlcmd mirror --promote dl://{name}"
             )
@@ -213,6 +217,7 @@ class Mirrors:
                     raise InvalidInput(
                         f"dl://{dataset.name} has content of its own, so it cannot become a mirror"
                     )
+                self._store.delete_record(promotion_record(dataset.dataset_id))  # of a mirror before it
                 state = _State(origin, current_s=now_s)
             if state.origin != origin:
                 raise InvalidInput(f"dl://{dataset.name} is a mirror of {state.origin}, not of {origin}")
@@ -317,25 +322,40 @@ class Mirrors:
         self._metadata.apply(dataset_id, *chunk, now_ns)
 
     def begin_promotion(self, dataset: DatasetRecord, now_s: int) -> tuple[MirrorRecord, Snapshot | None]:
-        """Show no other generation from now on. Returns the one that is shown, and its snapshot; None if the dataset
-        has its files already. Raises InvalidInput for what is no mirror, or shows nothing yet; Unavailable.
+        """Show no other generation from now on. Returns the one that is shown, and its snapshot; None if all its
+        entries are stored. Raises InvalidInput for what is no mirror, or shows nothing yet; Unavailable, Damaged.
         """
         with self._alone(dataset, now_s) as state:
             if state is None or not state.generation:
                 raise InvalidInput(f"dl://{dataset.name} is not a mirror that shows a generation")
-            if not dataset.files:
-                self._store.create_record(promotion_record(dataset.dataset_id), b"")
-        return _record_of(dataset.name, state), self.snapshot(dataset)
+            self._store.create_record(promotion_record(dataset.dataset_id), b"")
+        is_stored = not lacks_entries(self._store, dataset.dataset_id)
+        snapshot = None if is_stored else self._tags.get(dataset.name, dataset.dataset_id, MIRROR_TAG)
+        return _record_of(dataset.name, state), snapshot
 
-    def end_promotion(self, dataset: DatasetRecord) -> None:
-        """The dataset has the entries of what it shows: it is no mirror any more."""
+    def note_stored(self, dataset: DatasetRecord) -> None:
+        """All chunks with entries are stored: a promotion that is repeated stores none."""
+        self._store.put_record(promotion_record(dataset.dataset_id), STORED)
+
+    def end_promotion(self, dataset: DatasetRecord, rebuilt: RebuildReport) -> None:
+        """The dataset has the entries of what it shows: it is no mirror any more. Raises Damaged, and the promotion
+        does not end, if files of it are lost; fewer files without damage are those that users have deleted since.
+        """
+        state = self._read(dataset.dataset_id)
+        if rebuilt.damaged and state is not None and rebuilt.files < state.files:
+            raise Damaged(
+                f"dl://{dataset.name} has {rebuilt.files:,} of the {state.files:,} files of the mirror: "
+                f"{rebuilt.damaged[0]}; bring the chunks back, then continue: dlcmd mirror --promote "
+                f"dl://{dataset.name}"
+            )
         self.drop(dataset.dataset_id)
         with suppress(NotFound):
             self._tags.remove(dataset.name, dataset.dataset_id, MIRROR_TAG)
 
     def drop(self, dataset_id: bytes) -> None:
         """Forget a mirror, whose tag stays; no error for another dataset."""
-        for record in (promotion_record(dataset_id), _record_name(dataset_id)):
+        # In this order: without the record of its promotion, a mirror would be promoted from the beginning.
+        for record in (_record_name(dataset_id), promotion_record(dataset_id)):
             self._store.delete_record(record)
         self._drop_parts(dataset_id)
         self._keep(dataset_id, None)

@@ -5,7 +5,7 @@ import logging
 import secrets
 import time
 from collections.abc import Callable, Sequence
-from contextlib import AbstractAsyncContextManager
+from contextlib import AbstractAsyncContextManager, suppress
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -15,7 +15,7 @@ import trio
 
 from dieselfs import __version__
 from dieselfs.chunk.ids import ChunkIdSource
-from dieselfs.errors import AlreadyExists, InvalidInput, NotFound, Unavailable
+from dieselfs.errors import AlreadyExists, Damaged, InvalidInput, NotFound, Unavailable
 from dieselfs.fields import DATASET_ID_BYTES
 from dieselfs.limits import CHUNK_PAYLOAD_BYTES_MAX, CHUNK_TARGET_BYTES
 from dieselfs.names import printable
@@ -289,9 +289,16 @@ class MaintenanceCalls:
             raise InvalidInput(f"time {since_s} is out of range (-1 to {TIME_S_MAX})")
         asked = None if since_s < 0 else since_s, call.arguments.is_forced
         if not call.arguments.is_forced:
-            await trio.to_thread.run_sync(self.mirrors.check_settled, dataset_id, name)
+            await trio.to_thread.run_sync(self._check_settled, dataset_id, name)
         work = rebuilding.rebuild, name, dataset_id, time.time_ns(), *asked
         return await self._run(call, dataset_id, f"rebuild of {name}", *work)
+
+    def _check_settled(self, dataset_id: bytes, name: str) -> None:
+        with suppress(
+            NotFound, Damaged
+        ):  # a promotion cannot continue without metadata: that is rebuilt first
+            self.metadata.dataset(name)
+            self.mirrors.check_settled(dataset_id, name)
 
     async def fsck(self, call: Call) -> FsckReport:
         dataset, asked = await call.dataset(), (call.arguments.is_deep, call.arguments.is_repair)
@@ -310,12 +317,12 @@ class MaintenanceCalls:
         shown, snapshot = self.mirrors.begin_promotion(dataset, int(time.time()))
         if snapshot is not None:
             trio.from_thread.run(self.copies.store_entries, dataset, snapshot)
-            # Clients refuse a generation that is smaller, or older, than one they have seen.
-            now_ns = max(time.time_ns(), shown.updated_ns + 1, (shown.generation + 1) * 10**9)
-            rebuilding.rebuild(
-                self.store, self.metadata, dataset.name, dataset.dataset_id, now_ns, proceed=proceed
-            )
-        self.mirrors.end_promotion(dataset)
+            self.mirrors.note_stored(dataset)
+        # Clients refuse a generation that is smaller, or older, than one they have seen.
+        now_ns = max(time.time_ns(), shown.updated_ns + 1, (shown.generation + 1) * 10**9)
+        name, dataset_id = dataset.name, dataset.dataset_id
+        report = rebuilding.rebuild(self.store, self.metadata, name, dataset_id, now_ns, proceed=proceed)
+        self.mirrors.end_promotion(dataset, report)
         log.info("%s, a mirror of %s, is promoted", dataset.name, shown.origin)
         return shown
 

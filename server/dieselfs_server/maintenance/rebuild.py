@@ -17,7 +17,7 @@ from dieselfs.limits import REPORT_LINE_BYTES_MAX, REPORT_LINES_MAX
 from dieselfs.records import DatasetRecord
 from dieselfs.rpc.records import RebuildReport
 from dieselfs_server.datasets.catalog import REBUILD_HOLDER, rebuild_pin
-from dieselfs_server.datasets.commit import read_header
+from dieselfs_server.datasets.commit import lacks_entries, read_header
 from dieselfs_server.datasets.references import Pair, References, note_reference
 from dieselfs_server.leases.lease import pin_change, put_pin, remove_pin
 from dieselfs_server.maintenance.jobs import Proceed, read_in_order
@@ -45,7 +45,8 @@ def rebuild(
 
     Raises Unavailable, before anything is changed, if the object store is away. Raises Damaged, and changes nothing,
     if recorded chunks with live entries are not in the object store, or unreadable, or refer to such; with `is_forced`,
-    their entries are forgotten. Other unreadable chunks are skipped and reported.
+    their entries are forgotten. Other unreadable chunks are skipped and reported. Chunks with entries of a promotion
+    that has not stored all of them are skipped.
     """
     next(store.list_chunks(dataset_id), None)
     work = _Rebuild(store, metadata, name, dataset_id, now_ns, since_s or 0, proceed or Proceed(), is_forced)
@@ -125,12 +126,15 @@ class _Rebuild:
         """
         self.chunks, self.entries, self.damaged = set(), 0, []
         self.references.clear()
+        is_partly_promoted = lacks_entries(self.store, self.dataset_id)
         listing = self.store.list_chunks(self.dataset_id, self.since_s)
         with closing(read_in_order(read_header, self.store, self.dataset_id, listing)) as chunks:
             for chunk_id, chunk in chunks:
                 self.proceed()
                 try:
                     preamble, header = chunk.result()
+                    if is_partly_promoted and len(header):
+                        continue
                     self._check_source(header)
                 except (Damaged, NotFound) as error:
                     log.error("rebuild of %s: %s", self.name, error)

@@ -2,15 +2,16 @@
 
 from collections.abc import Callable, Iterable
 from itertools import count
+from pathlib import Path
 from typing import Any, cast
 
 import pytest
 
 from dieselfs.chunk.builder import ChunkBuilder, SealedChunk
 from dieselfs.chunk.ids import ChunkIdSource
-from dieselfs.errors import InvalidInput, Unavailable
+from dieselfs.errors import Damaged, InvalidInput, StorageFull, Unavailable
 from dieselfs.records import DatasetRecord
-from dieselfs.rpc.records import MirrorRecord
+from dieselfs.rpc.records import MirrorRecord, RebuildReport
 from dieselfs.snapshot.builder import build_snapshot
 from dieselfs.snapshot.reader import Snapshot
 from dieselfs_server.datasets.commit import catch_up_dataset, commit_chunk, read_chunk
@@ -24,6 +25,7 @@ from dieselfs_server.metadata.sqlite.store import SqliteMetadata
 from dieselfs_server.store.interface import ObjectStore
 from dieselfs_server.store.memory import MemoryStore
 from tests.support.identity import IDENTITY, OTHER_IDENTITY
+from tests.support.own_service import call, own_service
 
 NAME, DATASET, ORIGIN = "data", bytes(range(16)), "site:data"
 NOW_S = 1_800_000_000
@@ -190,6 +192,109 @@ def test_nothing_is_applied_before_the_end_of_a_promotion() -> None:
         here.round(here.mirrors(), first)
     with pytest.raises(InvalidInput, match="is being promoted"):
         mirrors.check_settled(DATASET, NAME)
-    mirrors.end_promotion(here.dataset)
+    mirrors.note_stored(here.dataset)
     assert catch_up_dataset(*started) == (1, None)
+    mirrors.end_promotion(here.dataset, RebuildReport(1, 1, 1, 1, ()))
     assert not mirrors.is_mirror(here.dataset) and here.dataset.files == 1
+
+
+class Promotion:
+    """A mirror of two chunks, with the files a and b, and a server that promotes it."""
+
+    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr("dieselfs_server.datasets.referring_copy.REFERENCE_BYTES_MIN", 1)
+        self.monkeypatch = monkeypatch
+        self.origin, self.here = pair()
+        self.origin.write(b"a")
+        self.snapshot = self.origin.write(b"b")
+        self.here.bring(self.origin, self.snapshot)
+        self.here.round(self.here.mirrors(), self.snapshot)
+        self.service = own_service(folder, self.here.store, self.here.metadata)
+        self.catch_up()
+
+    def catch_up(self) -> None:
+        catch_up_dataset(self.here.store, self.here.metadata, self.here.dataset, NOW_S * 10**9, 0)
+
+    def promote(self) -> None:
+        call(self.service, "promote_mirror", dataset=NAME)
+
+    def rebuild(self, is_forced: bool) -> None:
+        call(self.service, "rebuild", dataset=NAME, since_s=-1, is_forced=is_forced)
+
+    def interrupt(self, method: str, after: int = 0) -> None:
+        """Promote until the method of a store or of the mirrors was called `after` times."""
+        owner, left = MemoryStore if method == "put" else Mirrors, [after]
+        whole = getattr(owner, method)
+
+        def called(*arguments: Any) -> Any:
+            if not left[0]:
+                raise StorageFull("no room")
+            left[0] -= 1
+            return whole(*arguments)
+
+        with self.monkeypatch.context() as patch, pytest.raises(StorageFull):
+            patch.setattr(owner, method, called)
+            self.promote()
+
+    def files(self) -> set[bytes]:
+        found = self.here.metadata.list_folder(DATASET, b"", b"", 10)
+        return {record.path for record in found}
+
+    def is_mirror(self) -> bool:
+        return self.here.mirrors().is_mirror(self.here.dataset)
+
+
+@pytest.fixture
+def promotion(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Promotion:
+    return Promotion(tmp_path, monkeypatch)
+
+
+@pytest.mark.parametrize("is_lost", [False, True])
+def test_a_part_of_a_promotion_is_never_applied(promotion: Promotion, is_lost: bool) -> None:
+    chunks = len(list(promotion.here.store.list_chunks(DATASET)))
+    promotion.interrupt("put", 1)
+    assert len(list(promotion.here.store.list_chunks(DATASET))) == chunks + 1
+    if is_lost:
+        promotion.here.metadata.drop_dataset(DATASET)
+        promotion.rebuild(is_forced=False)
+    promotion.rebuild(is_forced=True)
+    assert promotion.files() == set() and shown(promotion.here) == promotion.snapshot.digest
+    promotion.promote()
+    assert promotion.files() == {b"a", b"b"} and not promotion.is_mirror()
+
+
+@pytest.mark.parametrize("is_set_back", [False, True])
+def test_a_promotion_that_is_repeated_keeps_what_was_written_since(
+    promotion: Promotion, is_set_back: bool
+) -> None:
+    here = promotion.here
+    promotion.interrupt("end_promotion")
+    assert promotion.files() == {b"a", b"b"}
+    here.write(b"c", deleted=[b"a", b"b"])
+    if is_set_back:
+        here.metadata.drop_dataset(DATASET)
+        here.metadata.create_dataset(NAME, DATASET)
+        promotion.catch_up()
+        assert promotion.files() == {b"c"}
+    else:
+        here.write(b"d", deleted=[b"c"])
+        here.write(b"e", deleted=[b"d", b"e"])
+    left = promotion.files()
+    promotion.promote()
+    assert promotion.files() == left and not promotion.is_mirror()
+    with pytest.raises(InvalidInput, match="is not a mirror"):
+        promotion.promote()
+
+
+def test_a_promotion_that_lacks_files_does_not_end(promotion: Promotion) -> None:
+    store, lost = promotion.here.store, promotion.snapshot.chunk_id(0)
+    promotion.interrupt("note_stored")
+    promotion.here.mirrors().note_stored(promotion.here.dataset)
+    content = store.get_range(DATASET, lost, 0, store.size(DATASET, lost))
+    store.delete(DATASET, lost)
+    with pytest.raises(Damaged, match="has 1 of the 2 files of the mirror"):
+        promotion.promote()
+    assert store.list_records("mirror-") and store.list_records("promotes-")
+    store.put(DATASET, lost, [content])
+    promotion.promote()
+    assert promotion.files() == {b"a", b"b"} and not store.list_records("mirror-")
