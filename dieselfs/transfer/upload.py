@@ -268,8 +268,11 @@ class TreeUpload:
         self._error: BaseException | None = None
         self._sender: ChunkSender
 
-    def run(self, entries: Callable[[Failed], Iterator[UploadEntry]]) -> TransferReport:
-        """Upload the entries that `entries` yields (its argument records failures); returns when all are stored.
+    def run(
+        self, entries: Callable[[Failed], Iterator[UploadEntry]], deleted: Iterable[bytes] = ()
+    ) -> TransferReport:
+        """Upload the entries that `entries` yields (its argument records failures); returns when all are stored. An
+        upload `at_once` deletes the paths `deleted`: none is gone before all entries are stored.
 
         Raises errors that end the whole upload (Unavailable, StorageFull, AccessDenied). Chunks stored by then stay,
         and the next run continues. After an interrupt no partial chunk remains.
@@ -290,6 +293,11 @@ class TreeUpload:
                 raise self._error
             if self._last is not None:
                 self._sender.wait_stored()
+                for path in deleted:
+                    self._last.add_delete(path)
+                    if self._last.is_full:
+                        self._sender.submit(self._last.seal())
+                        self._sender.wait_stored()  # entries that are in it come before other deletions
                 self._sender.submit(self._last.seal())
             self.report.generation = self._sender.wait_stored()
         except BaseException as error:
@@ -388,12 +396,6 @@ class TreeUpload:
                     self._pack(builder, entries)
         except BaseException as error:  # `run` raises it
             self._error = self._error or error
-
-    def delete(self, path: bytes) -> None:
-        """Delete a path, in an upload `at_once`. For the thread that walks."""
-        if self._last is not None:
-            self._last.add_delete(path)
-            self._submit(self._last)
 
     def _submit(self, builder: ChunkBuilder) -> None:
         """Send the chunk if it is full."""

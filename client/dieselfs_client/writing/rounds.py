@@ -217,10 +217,8 @@ class _Round:
                 taken.append(entry)
                 places.append(found.path)
                 yield entry
-            for path in work.deleted:
-                upload.delete(self._head + path)
 
-        upload.run(entries)
+        upload.run(entries, (self._head + path for path in work.deleted))
         stored = {}
         for place, entry in zip(places, taken, strict=True):
             if entry.source not in upload.reasons:

@@ -3,7 +3,8 @@
 import os
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from operator import attrgetter
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,8 @@ import pytest
 from dieselfs.chunk import builder as builder_module
 from dieselfs.chunk.builder import ChunkBuilder
 from dieselfs.dataset import Dataset
-from dieselfs.errors import DieselfsError, Unavailable
+from dieselfs.digests import Buffer
+from dieselfs.errors import DieselfsError, StorageFull, Unavailable
 from dieselfs.limits import MIB
 from dieselfs.snapshot.reader import Snapshot
 from dieselfs.transfer.equal_files import EqualFiles
@@ -233,18 +235,43 @@ def test_an_upload_at_once_is_visible_whole_or_not_at_all(
     if is_large:  # more than a chunk holds
         monkeypatch.setattr(builder_module, "CHUNK_ENTRIES_MAX", 20)
     run = Seen(data)
-
-    def walk(failed: Failed) -> Iterator[SourceEntry]:
-        yield from walk_source(os.fsencode(root), b"", failed)
-        run.delete(b"old")
-
-    report = run.run(walk)
+    report = run.run(lambda failed: walk_source(os.fsencode(root), b"", failed), [b"old"])
     data.refresh()
     assert not report.failures and report.done_bytes == report.found_bytes
     assert not data.exists("old")
     assert_same(data, root)
     is_whole = run.states == {frozenset(["old"]), frozenset(data.files())}
     assert is_whole != is_large
+
+
+def test_an_upload_at_once_deletes_nothing_if_an_entry_is_not_stored(
+    data: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A folder of more files than a chunk holds was renamed, and the server has no room for the last one."""
+    root = tmp_path / "source"
+    root.mkdir()
+    for number in range(50):
+        data.put(f"old/{number}", b"old")
+        (root / f"{number:02}").write_bytes(b"no room" if number == 49 else b"new")
+    data.flush()
+    put_chunk = data.client.put_chunk
+
+    def put(dataset: str, chunk_id: bytes, parts: Sequence[Buffer], key_id: bytes = b"") -> int:
+        if b"no room" in b"".join(parts):
+            raise StorageFull("full")
+        return put_chunk(dataset, chunk_id, parts, key_id)
+
+    def walk(failed: Failed) -> Iterator[SourceEntry]:
+        yield from sorted(walk_source(os.fsencode(root), b"new", failed), key=attrgetter("path"))
+
+    monkeypatch.setattr(data.client, "put_chunk", put)
+    monkeypatch.setattr(builder_module, "CHUNK_ENTRIES_MAX", 20)
+    deleted = iter([b"old/%d" % number for number in range(50)])
+    with pytest.raises(StorageFull):
+        TreeUpload(data.client, data.create(), None, at_once=True).run(walk, deleted)
+    data.refresh()
+    assert {f"old/{number}" for number in range(50)} <= {*data.files()}
+    assert len([*deleted]) > 30  # only those were taken that share a chunk with the last file
 
 
 def test_an_upload_at_once_has_nothing_of_an_earlier_version_of_a_file(data: Dataset, tmp_path: Path) -> None:
