@@ -70,7 +70,7 @@ class Ring:
         by `cost(nodes)` of them together. `position`: of the first file in the order of the rank.
         """
         self.pieces, self._room, self._cost = pieces, room, cost
-        self._nodes, self._batch, self._position = nodes.tolist(), batch, position
+        self._nodes, self._batch, self._position = nodes, batch, position
         self._first = 0  # of the next batch
         self._contents: dict[int, bytes] = {}
         self._held = 0  # by cost
@@ -94,7 +94,7 @@ class Ring:
 
     def next_batch(self, is_over: bool) -> Batch | None:
         """The next batch, None while it needs more files, or if there are none. `is_over`: no more files come."""
-        nodes = self._nodes[self._first : self._first + self._batch]
+        nodes: list[int] = self._nodes[self._first : self._first + self._batch].tolist()
         there = next((place for place, node in enumerate(nodes) if node not in self._contents), len(nodes))
         self._is_missing = there < len(nodes)
         if self._is_missing and not is_over:

@@ -339,10 +339,21 @@ def _sound_header(
 ) -> tuple[Preamble, ChunkHeader] | None:
     """None, and an error in the log, for a damaged chunk."""
     try:
-        return read_header(store, dataset.dataset_id, chunk_id)
+        found = read_header(store, dataset.dataset_id, chunk_id)
+        check_source(store, found[1])
+        return found
     except Damaged as error:
         log.error("dataset %s: %s", dataset.name, error)
         return None
+
+
+def check_source(store: ObjectStore, header: ChunkHeader) -> None:
+    """Raise Damaged if the chunk refers to one that is lost or damaged: its files cannot be read."""
+    if header.source is not None and header.source.is_chunk:
+        try:
+            read_header(store, *header.source.chunk)
+        except NotFound as error:
+            raise Damaged(f"the files of a chunk are in another one: {error}") from None
 
 
 def catch_up_dataset(

@@ -17,7 +17,7 @@ from dieselfs.limits import REPORT_LINE_BYTES_MAX, REPORT_LINES_MAX
 from dieselfs.records import DatasetRecord
 from dieselfs.rpc.records import RebuildReport
 from dieselfs_server.datasets.catalog import REBUILD_HOLDER, rebuild_pin
-from dieselfs_server.datasets.commit import lacks_entries, read_header
+from dieselfs_server.datasets.commit import check_source, lacks_entries, read_header
 from dieselfs_server.datasets.references import Pair, References, note_reference
 from dieselfs_server.leases.lease import pin_change, put_pin, remove_pin
 from dieselfs_server.maintenance.jobs import Proceed, read_in_order
@@ -148,14 +148,14 @@ class _Rebuild:
         return self.chunks <= self.listed
 
     def _check_source(self, header: ChunkHeader) -> None:
-        """Raise NotFound or Damaged if the chunk refers to one that cannot be read: its files are lost."""
+        """As the function of `commit`, with a listing in place of a read for each chunk."""
         if header.source is None or not header.source.is_chunk:
             return
         source_id, source_chunk = header.source.chunk
         if source_id not in self.sources:
             self.sources[source_id] = set(self.store.list_chunks(source_id))
         if source_chunk not in self.sources[source_id]:  # lost, or stored since they were listed
-            read_header(self.store, source_id, source_chunk)
+            check_source(self.store, header)
 
     def _live_chunks(self) -> set[bytes]:
         """IDs of the recorded chunks that have live entries; none if the metadata is lost or damaged."""

@@ -6,12 +6,13 @@ text, or is saved. No answer is sniffed, and each one is a document without an o
 
 import re
 import struct
+from bisect import bisect_left, bisect_right
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from functools import partial
-from hashlib import blake2b
 from mmap import mmap
+from operator import attrgetter
 from pathlib import PurePosixPath
 from typing import Any
 from urllib.parse import quote
@@ -164,7 +165,8 @@ class Contents:
         location = f"dl://{dataset}/{printable(record.path)}"
         if record.op != Op.FILE or first > TEXT_BYTES_MAX:
             raise InvalidInput(f"{location}: not a file, or more than {TEXT_BYTES_MAX} bytes of text")
-        kind, tag = "" if first else media_type(printable(name)), f'"{_digest(record)}"'
+        kind = "" if first else media_type(printable(name))
+        tag = f'"{record.version:x}-{size:x}"'  # another content has another version
         part = (
             None if first or asked.get("if-range", tag) != tag else asked_range(asked.get("range", ""), size)
         )
@@ -185,11 +187,10 @@ class Contents:
             named = {"dataset": dataset, "chunk_id": extent.chunk_id, "ranges": packed}
             return self._ask(caller, address, "get_ranges", **named)
 
-        parts = [
-            partial(ask, extent)
-            for extent in record.extents
-            if extent.place < end and begin < extent.place + extent.length
-        ]
+        place = attrgetter("place")
+        from_first = max(bisect_right(record.extents, begin, key=place) - 1, 0)
+        needed = record.extents[from_first : bisect_left(record.extents, end, key=place)]
+        parts = [partial(ask, extent) for extent in needed]
         headers = {
             "content-type": kind or "text/plain; charset=utf-8",
             "content-security-policy": CONFINED,
@@ -214,14 +215,6 @@ def asked_range(header: str, size: int) -> tuple[int, int] | None:
         return None
     begin = min(int(first), size)
     return begin, min(int(last) + 1, size) if last else size
-
-
-def _digest(record: FileRecord) -> str:
-    """Of the content of a file, in hexadecimal: of the digests of its extents."""
-    found = blake2b(digest_size=16)
-    for extent in record.extents:
-        found.update(struct.pack("<2Q", extent.place, extent.length) + extent.digest)
-    return found.hexdigest()
 
 
 class _Parts(Response):

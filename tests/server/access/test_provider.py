@@ -86,6 +86,12 @@ def test_a_token_names_a_user_and_the_groups_that_the_table_maps() -> None:
     assert provider().person(signed(exp=late_s)).name == "oidc:ada"
 
 
+def test_a_name_that_people_choose_is_no_service_account() -> None:
+    of_people = ProviderSettings(ISSUER, ["dieselfs"], "preferred_username")
+    with pytest.raises(AccessDenied):
+        provider(of_people).person(signed(preferred_username="system:serviceaccount:corp.org:alice"))
+
+
 def _coded(content: bytes) -> bytes:
     return base64.urlsafe_b64encode(content).rstrip(b"=")
 

@@ -23,7 +23,7 @@ from dieselfs.shuffle.strata import strata_of_classes
 from dieselfs.snapshot.builder import build_snapshot
 from dieselfs.snapshot.reader import Snapshot
 from dieselfs_server.call import Call
-from dieselfs_server.datasets.commit import any_chunk, read_chunk, read_header
+from dieselfs_server.datasets.commit import any_chunk, catch_up_dataset, read_chunk, read_header
 from dieselfs_server.datasets.referring_copy import is_covered
 from dieselfs_server.leases.lease import live_pins, remove_pin
 from dieselfs_server.maintenance.jobs import Proceed
@@ -140,6 +140,7 @@ def test_a_rebuild_forgets_files_whose_chunks_are_gone_only_if_it_is_forced(worl
     assert len(world.contents("b", is_read=False)) == len(FILES)
     report = call(world.service, "rebuild", dataset="b", since_s=-1, is_forced=True)
     assert report.chunks == 3 and len(report.damaged) == 1
+    assert catch_up_dataset(world.store, world.metadata, world.metadata.dataset("b"), 1, 0) == (0, None)
     found = world.contents("b")
     assert len(found) == len(FILES) // 2 and set(found.values()) < set(FILES.values())
 

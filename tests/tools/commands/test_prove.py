@@ -133,7 +133,9 @@ def test_what_cannot_be_proved(dlcmd: Dlcmd, many: str) -> None:
     opportunistic_steps(dlcmd, many)
     served = (dlcmd.folder / "served").read_bytes()
     (dlcmd.folder / "damaged").write_bytes(served.replace(b"\n0 0\n", b"\n"))
+    (dlcmd.folder / "cursors").write_text("\n".join(map(str, cursors_in(served))))
     for words, code, message in (
+        ([f"dl://{many}/train", "served", "cursors"], EXIT_USAGE, "is in a file without its log"),
         ([many, "text"], EXIT_USAGE, "there is no cursor"),
         ([many, "start"], EXIT_USAGE, "nothing was read"),
         ([f"dl://{many}/train", "damaged"], EXIT_USAGE, "damaged: the log of an order was truncated"),

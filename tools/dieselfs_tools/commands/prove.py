@@ -121,6 +121,11 @@ def _prove(
             f"the {len(found)} cursors in the files are of another folder, generation or choice of files than "
             f"{location}: give those of the run"
         )
+    logged = {(read.cursor.spec.seed, read.cursor.spec.epoch) for read in mine if read.log}
+    if any(not read.log and (read.cursor.spec.seed, read.cursor.spec.epoch) in logged for read in mine):
+        raise InvalidInput(
+            "a cursor of an epoch in opportunistic order is in a file without its log: give the log's file alone"
+        )
     if since is not None:
         if any(read.log for read in mine):
             raise InvalidInput(
@@ -167,10 +172,10 @@ def _found_in(source: Path) -> "tuple[set[Cursor], list[RunLog]]":
                 marks = re.finditer(RUN_MARK.encode(), content)
                 starts.update(end - len(content) + mark.start() for mark in marks)
                 rest = content[-CURSOR_CHARACTERS_MAX:]
-            logs = []
-            for start in sorted(starts):
+            logs, ordered = [], sorted(starts)
+            for start, following in zip(ordered, [*ordered[1:], end], strict=False):
                 file.seek(start)
-                logs.append(RunLog.first_in(file.read(_LOG_BYTES_MAX)))
+                logs.append(RunLog.first_in(file.read(min(_LOG_BYTES_MAX, following - start))))
             return found, logs
     except OSError as error:
         raise NotFound(f"{source}: {error.strerror}") from None

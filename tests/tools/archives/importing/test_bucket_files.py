@@ -2,6 +2,7 @@
 
 import io
 import os
+import resource
 import tarfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -140,6 +141,21 @@ def test_arrays_of_zarr_are_imported_and_attached(
     run = served(dlcmd, gateway)
     assert run("attach", "--json", "s3://data/arrays/x/", f"dl://{dataset}/").summary["attached"] == 10
     assert run("cat", f"dl://{dataset}/x/00000009.24.int32").stdout == images[9].tobytes()
+
+
+def test_an_array_has_more_chunks_than_a_process_may_open(
+    dlcmd: Dlcmd, dataset: str, gateway: S3Server, tmp_path: Path
+) -> None:
+    zarr = pytest.importorskip("zarr", reason="the extra test is not installed")
+    zarr.create_array(tmp_path / "y", data=np.arange(400).reshape(200, 2), chunks=(1, 2), compressors=None)
+    found = filter(Path.is_file, (tmp_path / "y").rglob("*"))
+    put(gateway, **{f"arrays/{path.relative_to(tmp_path)}": path.read_bytes() for path in found})
+    run, before = served(dlcmd, gateway), resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (150, before[1]))
+    try:
+        assert run("import", "--json", "s3://data/arrays/y/", f"dl://{dataset}/").summary["stored"] == 200
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
 
 
 def served(dlcmd: Dlcmd, gateway: S3Server) -> Dlcmd:

@@ -171,6 +171,7 @@ class SourceReader:
         self._has_contents = has_contents
         self._stack = ExitStack()
         self._feeds: list[_Feed] = []
+        self._stack.callback(self._close_feeds)
         self._files = {name, *(os.path.join(name, base) for base in DATA_FILES)}
         self._spool: io.FileIO | None = None
         self._control: socket.socket | None = None
@@ -278,13 +279,15 @@ class SourceReader:
 
     def _given(self, raw: io.RawIOBase) -> int:
         """The descriptor for the reader: the file, or a pipe that this process fills."""
-        self._stack.callback(raw.close)
         if isinstance(raw, io.FileIO):
+            self._stack.callback(raw.close)
             return raw.fileno()
-        feed = _Feed(raw)
-        self._feeds.append(feed)
-        self._stack.callback(feed.close)
-        return feed.given
+        self._feeds.append(_Feed(raw))
+        return self._feeds[-1].given
+
+    def _close_feeds(self) -> None:
+        for feed in self._feeds:
+            feed.close()
 
     def _opened(self, path: str) -> int:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
@@ -309,6 +312,7 @@ class SourceReader:
                 self.send("found", found.mtime_ns, descriptors=[found.raw.fileno()])
             return
         self.send("found", found.mtime_ns, descriptors=[self._given(found.raw)])
+        self._feeds[-1].let_go()
 
     def _keep(self) -> None:
         """Write the parts that follow into the temporary file."""
@@ -319,6 +323,7 @@ class SourceReader:
 
     def _feed(self) -> None:
         """Fill pipes until there is a message."""
+        self._feeds = [feed for feed in self._feeds if feed.is_open or feed.error]
         while open_feeds := [feed for feed in self._feeds if feed.is_open]:
             poll = select.poll()
             poll.register(self._messages.pipe, select.POLLIN)
@@ -371,7 +376,7 @@ class _Feed:
         self._pending = memoryview(b"")
         self.error: Exception | None = None
         self.given, self.pipe = _large_pipe()
-        self.is_open = True
+        self.is_open = self._has_given = True
         os.set_blocking(self.pipe, False)
 
     def fill(self) -> None:
@@ -394,9 +399,16 @@ class _Feed:
     def _end(self) -> None:
         self.is_open = False
         os.close(self.pipe)
+        self._raw.close()
+
+    def let_go(self) -> None:
+        """The reader has its end: a folder may have more files than a process can open."""
+        os.close(self.given)
+        self._has_given = False
 
     def close(self) -> None:
-        os.close(self.given)
+        if self._has_given:
+            self.let_go()
         if self.is_open:
             self._end()
 

@@ -91,7 +91,7 @@ def starts(source: Input, _jobs: int) -> Iterator[int]:
 
 def _forward(source: Input) -> "ForwardStream":
     stream = source.stream()
-    if source.begin:
+    if source.begin or source.end:
         stream.seek(source.begin)  # of a file, of which another part may have been read
     return ForwardStream(stream, stream.seekable(), source.begin)
 
