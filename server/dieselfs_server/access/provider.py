@@ -122,8 +122,8 @@ class Provider:
     def _person(self, claims: Mapping[str, Any]) -> Person:
         name, groups = claims.get(self._settings.user_claim), claims.get(self._settings.groups_claim, [])
         # Of other claims, such as the names that people choose, none says that.
-        is_subject = self._settings.user_claim == "sub" and isinstance(name, str)
-        if is_subject and (account := _SERVICE_ACCOUNT.fullmatch(name)):
+        subject = name if self._settings.user_claim == "sub" and isinstance(name, str) else ""
+        if account := _SERVICE_ACCOUNT.fullmatch(subject):
             name, groups = f"{account[2]}@{account[1]}", [f"system:serviceaccounts:{account[1]}"]
         if not isinstance(name, str) or (
             self._settings.user_claim == "email" and not claims.get("email_verified")
