@@ -92,11 +92,13 @@ class Mirrors:
         metadata: MetadataStore,
         tags: TagStore,
         clock: Callable[[], float] = time.monotonic,
+        time_ns: Callable[[], int] = time.time_ns,
     ) -> None:
         self._store = store
         self._metadata = metadata
         self._tags = tags
         self._clock = clock
+        self._time_ns = time_ns  # since 1970
         self._lock = Lock()  # guards the two below
         self._known: dict[bytes, tuple[float, _State | None]] = {}
         self._open: dict[str, Snapshot] = {}  # by digest, the last one at the end
@@ -124,10 +126,10 @@ class Mirrors:
         self._keep(dataset_id, state)
 
     @contextmanager
-    def _alone(self, dataset: DatasetRecord, now_s: int) -> Iterator[_State | None]:
+    def _alone(self, dataset: DatasetRecord) -> Iterator[_State | None]:
         """The state of a dataset, which nobody else changes in the block. Raises Unavailable if somebody does."""
         dataset_id, holder = dataset.dataset_id, f"a change of the mirror {dataset.name} ({token_hex(4)})"
-        take_lease(self._metadata, dataset_id, holder, now_s * 10**9, LEASE)
+        take_lease(self._metadata, dataset_id, holder, self._time_ns(), LEASE)
         try:
             yield self._read(dataset_id)
         finally:
@@ -205,12 +207,13 @@ class Mirrors:
         )
         return [_record_of(dataset.name, state) for dataset, state in states if state is not None]
 
-    def note_seen(self, dataset: DatasetRecord, origin: str, newest: int, now_s: int) -> MirrorRecord:
+    def note_seen(self, dataset: DatasetRecord, origin: str, newest: int) -> MirrorRecord:
         """Make a dataset without chunks a mirror; or note the newest generation that its origin has.
 
         Raises InvalidInput for a dataset with other content, or with another origin.
         """
-        with self._alone(dataset, now_s) as state:
+        now_s = self._time_ns() // 10**9
+        with self._alone(dataset) as state:
             self.check_settled(dataset.dataset_id, dataset.name)
             if state is None or dataset.files:
                 if dataset.chunks or dataset.files or not origin.isprintable():
@@ -230,27 +233,34 @@ class Mirrors:
         """Store a part of a snapshot, whose last part `show` gets. Raises InvalidInput for what is no mirror."""
         if (state := self._read(dataset.dataset_id)) is None:
             raise InvalidInput(f"dl://{dataset.name} is not a mirror")
+        if not part:
+            self._drop_parts(dataset.dataset_id)  # of a round that has not ended
         self._store.put_record(f"{_parts(dataset.dataset_id)}{part}", bytes(content))
         return _record_of(dataset.name, state)
 
-    def _joined(self, dataset: DatasetRecord, parts: int, last: bytes | bytearray) -> bytes:
+    def _joined(self, dataset: DatasetRecord, parts: int, last: bytes | bytearray) -> bytes | None:
+        """None if a part is missing."""
         found = [self._store.get_record(f"{_parts(dataset.dataset_id)}{part}") for part in range(parts)]
-        if None in found:
-            raise Unavailable(f"dl://{dataset.name}: a part of the snapshot is missing; try again")
-        return b"".join([*filter(None, found), last])
+        return None if None in found else b"".join([*filter(None, found), last])
 
-    def show(self, dataset: DatasetRecord, parts: int, last: bytes | bytearray, now_ns: int) -> MirrorRecord:
+    def show(self, dataset: DatasetRecord, parts: int, last: bytes | bytearray) -> MirrorRecord:
         """Show the generation of a snapshot from the origin, all of whose chunks are stored here. `last`: its last
         part, after those `parts` that are kept.
 
         Raises Damaged for a wrong snapshot, InvalidInput if it is older than the one that is shown, of another signer,
-        or if chunks are missing; Unavailable if another generation is shown meanwhile.
+        or if chunks are missing; Unavailable if another generation is shown meanwhile, or if parts are missing.
         """
-        dataset_id = dataset.dataset_id
+        dataset_id, now_ns = dataset.dataset_id, self._time_ns()
         state, source = self._read(dataset_id), f"snapshot of {dataset.name} from its origin"
         if state is None:
             raise InvalidInput(f"dl://{dataset.name} is not a mirror")
-        snapshot = Snapshot(self._joined(dataset, parts, last), source)
+        before = self.snapshot(dataset)
+        content = self._joined(dataset, parts, last)
+        if content is None:
+            if before is not None and bytes(memoryview(before.content)[-len(last) :]) == last:
+                return _record_of(dataset.name, state)  # shown already: the reply was lost
+            raise Unavailable(f"dl://{dataset.name}: a part of the snapshot is missing; try again")
+        snapshot = Snapshot(content, source)
         snapshot.verify()
         header = snapshot.header
         if (header.dataset, header.dataset_id, header.is_encrypted) != (dataset.name, dataset_id, False):
@@ -265,14 +275,13 @@ class Mirrors:
             raise InvalidInput(
                 f"{source}: generation {header.generation} is older than {state.generation}, shown here"
             )
-        before = self.snapshot(dataset)
         old, new = _chunks_of(before) if before is not None else {}, _chunks_of(snapshot)
         for chunk_id, stated in new.items():
             if old.get(chunk_id) != stated:
                 self._check_chunk(dataset_id, chunk_id, stated)
         for chunk_id in old.keys() - new.keys():
             self._die_now(dataset_id, chunk_id, now_ns)
-        with self._alone(dataset, now_ns // 10**9) as present:
+        with self._alone(dataset) as present:
             self.check_settled(dataset_id, dataset.name)
             if present is None or present.digest != state.digest:
                 raise Unavailable(
@@ -321,11 +330,11 @@ class Mirrors:
         self._metadata.forget_chunk(dataset_id, chunk_id)
         self._metadata.apply(dataset_id, *chunk, now_ns)
 
-    def begin_promotion(self, dataset: DatasetRecord, now_s: int) -> tuple[MirrorRecord, Snapshot | None]:
+    def begin_promotion(self, dataset: DatasetRecord) -> tuple[MirrorRecord, Snapshot | None]:
         """Show no other generation from now on. Returns the one that is shown, and its snapshot; None if all its
         entries are stored. Raises InvalidInput for what is no mirror, or shows nothing yet; Unavailable, Damaged.
         """
-        with self._alone(dataset, now_s) as state:
+        with self._alone(dataset) as state:
             if state is None or not state.generation:
                 raise InvalidInput(f"dl://{dataset.name} is not a mirror that shows a generation")
             self._store.create_record(promotion_record(dataset.dataset_id), b"")

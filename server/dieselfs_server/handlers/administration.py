@@ -294,9 +294,8 @@ class MaintenanceCalls:
         return await self._run(call, dataset_id, f"rebuild of {name}", *work)
 
     def _check_settled(self, dataset_id: bytes, name: str) -> None:
-        with suppress(
-            NotFound, Damaged
-        ):  # a promotion cannot continue without metadata: that is rebuilt first
+        # A promotion cannot continue without metadata: that is rebuilt first.
+        with suppress(NotFound, Damaged):
             self.metadata.dataset(name)
             self.mirrors.check_settled(dataset_id, name)
 
@@ -314,7 +313,7 @@ class MaintenanceCalls:
         return await self._jobs.run(dataset.dataset_id, f"promotion of {dataset.name}", work)
 
     def _promote(self, dataset: DatasetRecord, proceed: Proceed) -> MirrorRecord:
-        shown, snapshot = self.mirrors.begin_promotion(dataset, int(time.time()))
+        shown, snapshot = self.mirrors.begin_promotion(dataset)
         if snapshot is not None:
             trio.from_thread.run(self.copies.store_entries, dataset, snapshot)
             self.mirrors.note_stored(dataset)

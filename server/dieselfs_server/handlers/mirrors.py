@@ -34,7 +34,7 @@ class MirrorCalls:
     async def keep_mirror(self, call: Call) -> MirrorRecord:
         dataset, asked = await call.dataset(), call.arguments
         self._current_s.pop(dataset.name, None)  # it may be no mirror any more
-        seen = dataset, asked.origin, asked.generation, int(time.time())
+        seen = dataset, asked.origin, asked.generation
         return self._noted(await trio.to_thread.run_sync(self.mirrors.note_seen, *seen))
 
     async def put_mirror(self, call: Call) -> MirrorRecord:
@@ -45,7 +45,7 @@ class MirrorCalls:
             )
         if part < parts - 1:
             return await trio.to_thread.run_sync(self.mirrors.keep_part, dataset, part, call.bulk)
-        sent = dataset, parts - 1, call.bulk, time.time_ns()
+        sent = dataset, parts - 1, call.bulk
         return self._noted(await trio.to_thread.run_sync(self.mirrors.show, *sent))
 
     def _noted(self, found: MirrorRecord) -> MirrorRecord:

@@ -56,6 +56,7 @@ class Site:
     def __init__(self, first_counter: int = 1) -> None:
         self.store, self.metadata = MemoryStore(), SqliteMetadata(":memory:")
         self.metadata.create_dataset(NAME, DATASET)
+        self.now_s = NOW_S
         self.ids = ChunkIdSource(clock=lambda: NOW_S, first_counter=first_counter)
 
     @property
@@ -85,19 +86,21 @@ class Site:
 
     def mirrors(self, before: Callable[[str], None] = lambda _: None) -> Mirrors:
         store = cast(ObjectStore, Watched(self.store, before))
-        return Mirrors(store, cast(MetadataStore, Watched(self.metadata, before)), TagStore(store, IDENTITY))
+        metadata = cast(MetadataStore, Watched(self.metadata, before))
+        tags = TagStore(store, IDENTITY)
+        return Mirrors(store, metadata, tags, time_ns=lambda: self.now_s * 10**9)
 
-    def round(self, mirrors: Mirrors, snapshot: Snapshot, now_s: int = NOW_S) -> MirrorRecord:
-        mirrors.note_seen(self.dataset, ORIGIN, snapshot.generation, now_s)
+    def round(self, mirrors: Mirrors, snapshot: Snapshot) -> MirrorRecord:
+        mirrors.note_seen(self.dataset, ORIGIN, snapshot.generation)
         content = bytes(snapshot.content)
         mirrors.keep_part(self.dataset, 0, content[:1000])
-        return mirrors.show(self.dataset, 1, content[1000:], now_s * 10**9)
+        return mirrors.show(self.dataset, 1, content[1000:])
 
 
 def pair() -> tuple[Site, Site]:
     """An origin, and its mirror."""
     origin, here = Site(), Site(1000)
-    here.mirrors().note_seen(here.dataset, ORIGIN, 1, NOW_S)
+    here.mirrors().note_seen(here.dataset, ORIGIN, 1)
     return origin, here
 
 
@@ -129,7 +132,8 @@ def test_a_crash_at_each_step_shows_a_whole_generation() -> None:
             done = here.round(here.mirrors(before), second)
         except Crash:
             assert shown(here) in (first.digest, second.digest)
-            done = here.round(here.mirrors(), second, NOW_S + LEASE_S + 1)
+            here.now_s += LEASE_S + 1
+            done = here.round(here.mirrors(), second)
         assert (
             done.generation
             == done.newest
@@ -159,7 +163,7 @@ def test_of_two_rounds_at_a_time_one_is_refused() -> None:
             refusals.append(str(error))
 
     busy = here.mirrors(lambda name: other(second) if name == "put_record" else None)
-    busy.note_seen(here.dataset, ORIGIN, first.generation, NOW_S)
+    busy.note_seen(here.dataset, ORIGIN, first.generation)
     assert len(refusals) == 1 and "a change of the mirror data" in refusals[0]
     here.round(here.mirrors(), first)
     waiting = [second]
@@ -175,12 +179,48 @@ def test_of_two_rounds_at_a_time_one_is_refused() -> None:
     assert shown(here) == third.digest
 
 
+def test_the_lease_of_a_round_begins_after_its_checks() -> None:
+    origin, here = pair()
+    first = origin.write(b"a")
+    here.bring(origin, first)
+    refusals: list[str] = []
+
+    def before(name: str) -> None:
+        if name == "get_range":  # the first check of a chunk takes long
+            here.now_s += LEASE_S + 1
+        elif name == "put_record" and here.now_s > NOW_S:
+            with pytest.raises(Unavailable, match="a change of the mirror data"):
+                here.mirrors().note_seen(here.dataset, ORIGIN, first.generation)
+            refusals.append(name)
+
+    here.round(here.mirrors(before), first)
+    assert len(refusals) == 2 and shown(here) == first.digest
+
+
+def test_the_last_part_of_a_snapshot_may_be_repeated() -> None:
+    origin, here = pair()
+    first = origin.write(b"a")
+    here.bring(origin, first)
+    done = here.round(here.mirrors(), first)
+    last = bytes(first.content)[1000:]
+    assert here.mirrors().show(here.dataset, 1, last) == done
+    with pytest.raises(Unavailable, match="a part of the snapshot is missing"):
+        here.mirrors().show(here.dataset, 1, bytes(len(last)))
+
+
+def test_parts_of_a_round_that_has_not_ended_go_with_the_next() -> None:
+    _, here = pair()
+    for part in (0, 1, 2, 0):
+        here.mirrors().keep_part(here.dataset, part, b"part")
+    assert len(here.store.list_records("mirrored-")) == 1
+
+
 def test_nothing_is_applied_before_the_end_of_a_promotion() -> None:
     origin, here = pair()
     first = origin.write(b"a")
     here.bring(origin, first)
     here.round(mirrors := here.mirrors(), first)
-    found, snapshot = mirrors.begin_promotion(here.dataset, NOW_S)
+    found, snapshot = mirrors.begin_promotion(here.dataset)
     assert snapshot is not None and snapshot.digest == found.digest == first.digest
     builder = ChunkBuilder()
     builder.add_file(b"a", b"1", 0o644, 0)
