@@ -112,7 +112,7 @@ class Service:
             DatasetCalls(
                 *stores, users, quotas, catalog, names_of_datasets, snapshots, tags, shared, keys, mirrors
             ),
-            MirrorCalls(mirrors, metadata, metrics),
+            MirrorCalls(mirrors, metadata, metrics, room or Room()),
             MaintenanceCalls(
                 *stores,
                 ids,

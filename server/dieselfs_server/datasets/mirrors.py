@@ -22,6 +22,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
+from io import BytesIO
 from secrets import token_hex
 from threading import Lock
 from typing import Any, Self, cast
@@ -240,8 +241,13 @@ class Mirrors:
 
     def _joined(self, dataset: DatasetRecord, parts: int, last: bytes | bytearray) -> bytes | None:
         """None if a part is missing."""
-        found = [self._store.get_record(f"{_parts(dataset.dataset_id)}{part}") for part in range(parts)]
-        return None if None in found else b"".join([*filter(None, found), last])
+        joined = BytesIO()  # with one part at a time beside it
+        for part in range(parts):
+            if (found := self._store.get_record(f"{_parts(dataset.dataset_id)}{part}")) is None:
+                return None
+            joined.write(found)
+        joined.write(last)
+        return joined.getvalue()
 
     def show(self, dataset: DatasetRecord, parts: int, last: bytes | bytearray) -> MirrorRecord:
         """Show the generation of a snapshot from the origin, all of whose chunks are stored here. `last`: its last

@@ -11,6 +11,7 @@ from dieselfs.limits import MIRROR_PARTS_MAX
 from dieselfs.rpc.records import MirrorRecord
 from dieselfs.telemetry.registry import Registry
 from dieselfs_server.access.accounts import Right
+from dieselfs_server.admission.room import Room
 from dieselfs_server.call import Call
 from dieselfs_server.datasets.mirrors import Mirrors
 from dieselfs_server.metadata.interface import MetadataStore
@@ -21,6 +22,7 @@ class MirrorCalls:
     mirrors: Mirrors
     metadata: MetadataStore
     metrics: Registry
+    room: Room
 
     def __post_init__(self) -> None:
         self._current_s: dict[str, int] = {}  # when each mirror had the newest generation last
@@ -43,6 +45,8 @@ class MirrorCalls:
             raise InvalidInput(
                 f"part {part} of {parts} of a snapshot is out of range (1 to {MIRROR_PARTS_MAX})"
             )
+        ahead = f"the snapshot of mirror dl://{dataset.name}", (parts - part) * len(call.bulk)
+        await trio.to_thread.run_sync(self.room.check_ahead, *ahead)
         if part < parts - 1:
             return await trio.to_thread.run_sync(self.mirrors.keep_part, dataset, part, call.bulk)
         sent = dataset, parts - 1, call.bulk

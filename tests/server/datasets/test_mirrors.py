@@ -6,14 +6,19 @@ from pathlib import Path
 from typing import Any, cast
 
 import pytest
+import trio
 
 from dieselfs.chunk.builder import ChunkBuilder, SealedChunk
 from dieselfs.chunk.ids import ChunkIdSource
 from dieselfs.errors import Damaged, InvalidInput, StorageFull, Unavailable
+from dieselfs.limits import MIB
 from dieselfs.records import DatasetRecord
+from dieselfs.rpc.messages import thrift
 from dieselfs.rpc.records import MirrorRecord, RebuildReport
 from dieselfs.snapshot.builder import build_snapshot
 from dieselfs.snapshot.reader import Snapshot
+from dieselfs_server.admission.room import Disk, Room
+from dieselfs_server.call import Call
 from dieselfs_server.datasets.commit import catch_up_dataset, commit_chunk, read_chunk
 from dieselfs_server.datasets.mirrors import Mirrors, unapplied
 from dieselfs_server.datasets.snapshots import signed
@@ -25,7 +30,7 @@ from dieselfs_server.metadata.sqlite.store import SqliteMetadata
 from dieselfs_server.store.interface import ObjectStore
 from dieselfs_server.store.memory import MemoryStore
 from tests.support.identity import IDENTITY, OTHER_IDENTITY
-from tests.support.own_service import call, own_service
+from tests.support.own_service import TRUSTED, call, own_service, parts_of
 
 NAME, DATASET, ORIGIN = "data", bytes(range(16)), "site:data"
 NOW_S = 1_800_000_000
@@ -212,6 +217,28 @@ def test_parts_of_a_round_that_has_not_ended_go_with_the_next() -> None:
     _, here = pair()
     for part in (0, 1, 2, 0):
         here.mirrors().keep_part(here.dataset, part, b"part")
+    assert len(here.store.list_records("mirrored-")) == 1
+
+
+def test_a_snapshot_for_which_there_is_no_room_is_refused_at_its_first_part(tmp_path: Path) -> None:
+    _, here = pair()
+    service = own_service(tmp_path, here.store, here.metadata)
+    free_bytes = [4 * MIB]
+    room = Room(["/store"], lambda _: Disk(4 * MIB, free_bytes[0]))  # of which a quarter is the reserve
+    parts_of(service, "put_mirror").room = room
+
+    def send(part: int) -> None:
+        struct = thrift.ChunkServer.put_mirror_args(dataset=NAME, part=part, parts=4)
+        sent = Call(service.access, TRUSTED, "put_mirror", struct, bulk=bytearray(MIB))
+        trio.run(service.handlers["put_mirror"], sent)
+
+    with pytest.raises(StorageFull, match=r"mirror dl://data needs 4\.0 MiB"):
+        send(0)
+    assert not here.store.list_records("mirrored-")
+    send(1)
+    free_bytes[0] = 2 * MIB
+    with pytest.raises(StorageFull):
+        send(2)
     assert len(here.store.list_records("mirrored-")) == 1
 
 
