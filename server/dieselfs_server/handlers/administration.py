@@ -294,10 +294,13 @@ class MaintenanceCalls:
         return await self._run(call, dataset_id, f"rebuild of {name}", *work)
 
     def _check_settled(self, dataset_id: bytes, name: str) -> None:
-        # A promotion cannot continue without metadata: that is rebuilt first.
-        with suppress(NotFound, Damaged):
-            self.metadata.dataset(name)
+        try:
             self.mirrors.check_settled(dataset_id, name)
+        except InvalidInput:
+            # A promotion cannot continue without metadata: that is rebuilt first.
+            with suppress(NotFound, Damaged):
+                self.metadata.dataset(name)
+                raise
 
     async def fsck(self, call: Call) -> FsckReport:
         dataset, asked = await call.dataset(), (call.arguments.is_deep, call.arguments.is_repair)
