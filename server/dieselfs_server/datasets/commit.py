@@ -374,9 +374,8 @@ def catch_up_dataset(
     _claim_name(DatasetNames(store), dataset)
     if (ahead := versions_ahead(metadata, dataset, now_ns)) is not None:
         log.warning("%s", ahead)
-    if not dataset.files and lacks_entries(
-        store, dataset.dataset_id
-    ):  # as long as it lacks them, it has no file
+    # A mirror has no file while entries of its promotion are missing.
+    if not dataset.files and lacks_entries(store, dataset.dataset_id):
         return 0, None
     if since_s is None and store.get_record(late_record(dataset.dataset_id)) is not None:
         since_s = 0

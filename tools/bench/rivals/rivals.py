@@ -35,7 +35,7 @@ SLOW_SHARE, SLOW_FILES_MIN = 20, 100
 """Rivals read one file in SLOW_SHARE, chosen at random, or SLOW_FILES_MIN: the time of a file does not depend on the
 number of files."""
 TRAINED_SHARE = 10
-"""The training has one image for so many small files."""
+"""Small files for each image of the training."""
 CONNECTION = "One TCP connection"
 CALLS = {"os.open": plain_reader, "Python's open()": python_reader}
 

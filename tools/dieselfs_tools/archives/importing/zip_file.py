@@ -29,7 +29,7 @@ _LOCAL_MAGIC = b"PK\x03\x04"
 _UNIX = 3
 _LINK_BYTES_MAX = 4095
 _MEMBER_BYTES = 32 << 10
-"""A member takes as long as the contents of so many bytes, besides its own."""
+"""What a member costs besides its content, as bytes of content that take the same time."""
 
 _BROKEN = (
     zipfile.BadZipFile,
