@@ -115,7 +115,7 @@ class ContentCalls(DatasetCalls):
         Raises NotFound, Damaged (also if the length differs); then buffers may be partly filled.
         """
         if ahead:
-            self._open_ahead(dataset, ahead)
+            self.open_ahead(dataset, ahead)
         file = None if is_sent else self._opened.take(chunk_id)
         if file is not None and read_opened(file, length_bytes, parts):
             return
@@ -135,11 +135,21 @@ class ContentCalls(DatasetCalls):
 
         self._with_connection(fetch, METHODS["get_payload"], ask=ask, length_bytes=length_bytes)
 
-    def _open_ahead(self, dataset: str, chunk_ids: Sequence[bytes]) -> None:
-        """Have an own server on this machine open files with one call, over a connection that is idle. Raises nothing:
-        the call for a chunk that has no file here meets the error.
+    def open_ahead(
+        self,
+        dataset: str,
+        chunk_ids: Sequence[bytes],
+        take_checksums: Callable[[bytes, bytes], object] | None = None,
+    ) -> None:
+        """Have an own server on this machine open files for later reads with one call, over a connection that is idle.
+        `take_checksums` gets the ID of each chunk whose checksums of blocks come with its file, and these. Raises
+        nothing: the call for a chunk that has no file here meets the error.
         """
-        arguments: dict[str, object] = {"dataset": dataset, "chunk_ids": b"".join(chunk_ids)}
+        arguments: dict[str, object] = {
+            "dataset": dataset,
+            "chunk_ids": b"".join(chunk_ids),
+            "with_checksums": take_checksums is not None,
+        }
         with suppress(DieselfsError):
             connection = self._idle_connection()
             if connection is None:
@@ -150,6 +160,13 @@ class ContentCalls(DatasetCalls):
                 self._give_back(connection)
             for chunk_id, file in zip(chunk_ids, files, strict=False):
                 self._opened.put(chunk_id, file)
+                if take_checksums is not None and file.checksums:
+                    take_checksums(chunk_id, file.checksums)
+
+    @property
+    def opened_max(self) -> int:
+        """How many files of a server this process keeps open."""
+        return self._opened.files_max
 
     def shared_payloads(self, dataset: str, chunk_ids: bytes, wanted_bytes: int) -> list[SharedFile]:
         """Payloads in memory of an own server on this machine, as `shared_files`. Raises NotFound, Damaged."""

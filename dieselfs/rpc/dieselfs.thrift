@@ -485,9 +485,11 @@ service ChunkServer extends Handshake {
     throws (1: Refusal refusal)
   /**
    * The same for chunks that the caller needs next, of which this one call opens the first ones: those before the first
-   * that has no file in this store, or cannot be opened. `chunk_ids`: 16 bytes each, at most 64.
+   * that has no file in this store, or cannot be opened. `chunk_ids`: 16 bytes each, at most 64. `with_checksums`: as for
+   * `open_payload`; those of the first chunks, up to 1 MiB in all.
    */
-  PayloadFiles open_payloads(1: string dataset, 2: binary chunk_ids) throws (1: Refusal refusal)
+  PayloadFiles open_payloads(1: string dataset, 2: binary chunk_ids, 3: bool with_checksums = false)
+    throws (1: Refusal refusal)
   /**
    * Payloads in memory that is shared with the caller: the first byte of the reply carries their descriptors
    * (SCM_RIGHTS). `chunk_ids`: 16 bytes each, at most 64. The first one is shared if it is in memory, or worth it for a

@@ -1,6 +1,7 @@
 """Files with payloads that a server on this machine passes to this process. This module reads and closes them."""
 
 import os
+import resource
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterator
 from threading import Lock
@@ -12,8 +13,10 @@ from dieselfs.limits import SHARED_PAYLOADS_MAX
 from dieselfs.rpc.connection import Connection
 from dieselfs.rpc.records import PayloadFile, SharedFile
 
-OPENED_MAX = 4 * SHARED_PAYLOADS_MAX
-"""Limit of files that a process has open for later reads."""
+OPENED_MAX = 4_096
+"""Limit of files that a process has open for later reads: 16 GiB of chunks."""
+OPENED_SHARE = 0.25
+"""The most that they take of the limit of descriptors of the process."""
 
 
 class OpenedFiles:
@@ -31,11 +34,19 @@ class OpenedFiles:
         """Threads of the parent may have held the lock."""
         self._lock = Lock()  # guards the files
 
+    @property
+    def files_max(self) -> int:
+        """How many may be open now: programs change their limit of descriptors."""
+        descriptors, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        if descriptors == resource.RLIM_INFINITY:
+            return self._files_max
+        return min(self._files_max, int(descriptors * OPENED_SHARE))
+
     def put(self, key: Hashable, file: PayloadFile) -> None:
         with self._lock:
             surplus = [self._files.pop(key)] if key in self._files else []
             self._files[key] = file
-            if len(self._files) > self._files_max:
+            if len(self._files) > self.files_max:
                 surplus.append(self._files.popitem(last=False)[1])
         for each in surplus:
             os.close(each.descriptor)
@@ -153,7 +164,7 @@ def opened_files(connection: Connection, arguments: dict[str, object], timeout_s
     reply, descriptors = connection.call_for_files("open_payloads", arguments, timeout_s, SHARED_PAYLOADS_MAX)
     # Fewer descriptors than files: this process has none left. More: the server is not what it seems.
     files = [
-        PayloadFile(descriptor, each.start, each.length)
+        PayloadFile(descriptor, each.start, each.length, each.checksums or b"")
         for each, descriptor in zip(reply.files, descriptors, strict=False)
     ]
     for descriptor in descriptors[len(files) :]:

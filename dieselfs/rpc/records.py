@@ -20,11 +20,14 @@ class RemoteEntry(NamedTuple):
 
 
 class PayloadFile(NamedTuple):
-    """A file of the server with a payload, `length` bytes from `start` on; `descriptor` belongs to the receiver."""
+    """A file of the server with a payload, `length` bytes from `start` on; `descriptor` belongs to the receiver.
+    `checksums`: those of its blocks that came with it.
+    """
 
     descriptor: int
     start: int
     length: int
+    checksums: bytes = b""
 
 
 class SharedFile(NamedTuple):

@@ -8,7 +8,7 @@ import os
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
-from threading import Lock
+from threading import Lock, Thread
 from typing import NamedTuple
 
 import numpy as np
@@ -20,7 +20,7 @@ from dieselfs.chunk.segment import Memory, Segment, map_sealed
 from dieselfs.digests import digest_of, extent_digest_of
 from dieselfs.errors import AccessDenied, Damaged, DieselfsError, NotFound
 from dieselfs.forks import renew_after_fork
-from dieselfs.limits import KIB
+from dieselfs.limits import KIB, SHARED_PAYLOADS_MAX
 from dieselfs.rpc.client import ServerClient
 from dieselfs.snapshot.reader import ExtentRef, Snapshot
 from dieselfs.sources.interface import Arrival, Slices, Wanted
@@ -75,11 +75,13 @@ class ServerSource:
         self._checksums: dict[int, Checksums] = {}  # of blocks, by chunk; the last used at the end
         self._opens_ahead = opens_ahead
         self._last: deque[int] = deque(maxlen=LAST_CHUNKS)  # fetched whole; changed in single steps
+        self._touched = 0  # chunks whose blocks were read before their file was open, about
+        self._opening = Lock()  # held while the files of chunks are opened in the background
         renew_after_fork(self)
 
     def after_fork(self) -> None:
-        """Threads of the parent may have held the lock."""
-        self._lock = Lock()
+        """Threads of the parent may have held the locks."""
+        self._lock, self._opening = Lock(), Lock()
 
     @property
     def disk_bytes(self) -> int:
@@ -230,11 +232,41 @@ class ServerSource:
             with METER.timed("verification"):
                 is_right = np.array_equal(block_checksums(content), checksums)
             if is_right:
+                if self._opens_ahead and not is_known:
+                    self._open_around(chunk)
                 return memoryview(content)
         raise Damaged(
             f"chunk {chunk_name(chunk_id)} of {dataset}: payload offset {first * BLOCK_BYTES}: "
             f"checksum of a block does not match"
         )
+
+    def _open_around(self, chunk: int) -> None:
+        """Blocks of a chunk were read whose file was not open. Open those of others around it in the background: as
+        many as this has happened before, up to SHARED_PAYLOADS_MAX. So reads at random places of a large file soon
+        need no requests. Nothing is opened of a dataset whose files cannot all be open.
+        """
+        self._touched += 1
+        count = min(1 << (self._touched.bit_length() - 1), SHARED_PAYLOADS_MAX)
+        chunks, first = self.snapshot.chunk_count, chunk - chunk % count
+        around = range(first, min(first + count, chunks)) if chunks <= self._client.opened_max else ()
+        unknown = {self.snapshot.chunk_id(each): each for each in around if each not in self._checksums}
+        if not unknown or not self._opening.acquire(blocking=False):
+            return
+
+        def open_ahead() -> None:
+            try:
+                self._client.open_ahead(
+                    self.snapshot.dataset,
+                    [*unknown],
+                    lambda chunk_id, received: self._take_checksums(unknown[chunk_id], received),
+                )
+            finally:
+                self._opening.release()
+
+        try:
+            Thread(target=open_ahead, name="dieselfs-open-ahead", daemon=True).start()
+        except RuntimeError:  # the system allows no more threads
+            self._opening.release()
 
     def _take_checksums(self, chunk: int, received: bytes) -> None:
         """Keep the checksums of a chunk that came with its file."""

@@ -16,6 +16,7 @@ import trio
 
 from dieselfs.errors import EXIT_OK, DieselfsError, InvalidInput, MountError
 from dieselfs.limits import KIB
+from dieselfs.process.system_limits import allow_descriptors
 from dieselfs.rpc.client import ServerClient
 from dieselfs.settings.table import FUSE, OVERLAY
 from dieselfs.snapshot.pin import holder_name
@@ -85,6 +86,7 @@ async def serve_mount(
     Raises MountError, and the error with which the job refuses the node: a mount that was ready stays then, and reads
     of it fail. After another error, or the order to yield, the mount stays for the next daemon; else it is gone.
     """
+    allow_descriptors()  # for the files of many chunks, which stay open between reads
     parts = mountpoint, supervisor_client, destination, workers, fetch_workers
     service = _MountService(snapshot, source, options, client, *parts)
     refusal: DieselfsError | None = None

@@ -153,9 +153,15 @@ class ReadCalls:
     async def open_payloads(self, call: Call) -> Reply:
         chunk_ids = await _chunk_ids_of_trusted(call)
         dataset_id = await call.dataset_id()
+        checksums: list[bytes | None] = [None] * len(chunk_ids)
+        if call.arguments.with_checksums:  # before anything is open
+            checksums = await self.executor.kept_checksums_of(dataset_id, chunk_ids)
         files = await self.executor.open_ahead(dataset_id, chunk_ids)
         self.sent_payload_bytes.value += sum(file.length for file in files)
-        found = [thrift.PayloadFile(is_file=True, start=file.start, length=file.length) for file in files]
+        found = [
+            thrift.PayloadFile(is_file=True, start=file.start, length=file.length, checksums=kept)
+            for file, kept in zip(files, checksums, strict=False)
+        ]
         return Reply(thrift.PayloadFiles(files=found), files=files)
 
     async def share_payloads(self, call: Call) -> Reply:

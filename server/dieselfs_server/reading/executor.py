@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import accumulate
 from typing import Generic, TypeVar
 
 import numpy as np
@@ -27,7 +28,7 @@ from dieselfs.chunk.format import PREAMBLE_BYTES, Preamble, check_payload, decod
 from dieselfs.chunk.frames import Frames
 from dieselfs.chunk.ids import CHUNK_ID_BYTES, chunk_name
 from dieselfs.errors import Damaged, DieselfsError, InvalidInput, NotFound, Unavailable
-from dieselfs.limits import CHUNK_OBJECT_BYTES_MAX, KIB
+from dieselfs.limits import CHUNK_OBJECT_BYTES_MAX, KIB, MIB
 from dieselfs.telemetry import catalogue
 from dieselfs.telemetry.registry import Registry
 from dieselfs_server.admission.processor_time import in_thread
@@ -41,6 +42,8 @@ GAP_BYTES_MAX = 64 * KIB
 """Ranges with at most this gap are merged: reading the gap costs less than another read."""
 INLINE_RANGES_MAX = 128
 """Requests of up to this many ranges are merged and cut in the event loop, in less than 0.2 ms; others in a thread."""
+OPENED_CHECKSUMS_BYTES_MAX = 1 * MIB
+"""Limit of the checksums in one reply, those of 512 chunks of 4 MiB."""
 CUTS_MAX = 2
 """Requests of more ranges that are cut at the same time."""
 JOINED_BYTES_MAX = 256 * KIB
@@ -439,6 +442,19 @@ class RequestExecutor:
         """As `block_checksums`, but None if the payload must be read for it."""
         _check_chunk_id(chunk_id)
         return await in_thread(self._checksums.get, dataset_id, chunk_id, limiter=self._threads)
+
+    async def kept_checksums_of(self, dataset_id: bytes, chunk_ids: Sequence[bytes]) -> list[bytes | None]:
+        """As `kept_checksums`, of several chunks; None also for those beyond OPENED_CHECKSUMS_BYTES_MAX."""
+
+        def kept() -> list[bytes | None]:
+            found = [self._checksums.get(dataset_id, chunk_id) for chunk_id in chunk_ids]
+            reached = accumulate(len(each or b"") for each in found)
+            return [
+                each if end <= OPENED_CHECKSUMS_BYTES_MAX else None
+                for each, end in zip(found, reached, strict=True)
+            ]
+
+        return await in_thread(kept, limiter=self._threads)
 
     async def block_checksums(self, dataset_id: bytes, chunk_id: bytes) -> bytes:
         """The checksum (u64) of each block of a payload, which is read and verified unless they are kept.

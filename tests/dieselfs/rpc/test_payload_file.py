@@ -1,6 +1,7 @@
 """Payloads out of the server's own files: the same bytes and errors as if they were sent, and only for its own user."""
 
 import os
+import resource
 import socket
 from collections.abc import Iterator
 from contextlib import closing, suppress
@@ -287,6 +288,15 @@ def test_files_beyond_the_limit_are_closed(server: RunningServer) -> None:
     opened.close()
     opened.put(4, PayloadFile(os.open("/dev/null", os.O_RDONLY), 0, 0))
     assert descriptor_count() == before
+
+
+def test_as_many_files_stay_open_as_the_limit_of_descriptors_allows() -> None:
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (512, limits[1]))
+        assert OpenedFiles().files_max == 128 and OpenedFiles(3).files_max == 3
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
 
 
 def test_nobody_else_gets_files_ahead(server: RunningServer) -> None:

@@ -4,6 +4,7 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import hypothesis
 import numpy as np
@@ -12,15 +13,17 @@ import pytest
 from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 
+from dieselfs.cache.policy import LARGE_EXTENT_BYTES
 from dieselfs.chunk.blocks import BLOCK_BYTES, block_range, bytes_of
 from dieselfs.dataset import Dataset
 from dieselfs.errors import Damaged, Unavailable
 from dieselfs.limits import MIB
-from dieselfs.rpc import content_calls
+from dieselfs.rpc import content_calls, payload_files
 from dieselfs.rpc.client import ServerClient
 from dieselfs.rpc.connection import Connection
 from dieselfs.rpc.records import PayloadFile
 from dieselfs.settings import Settings
+from dieselfs.sources import server as server_source
 from dieselfs.sources.disk import node_source
 from dieselfs.sources.interface import Slices
 from dieselfs.sources.server import AHEAD_CHUNKS, FETCHES_MAX, PART_BYTES, ServerSource, is_intact
@@ -257,3 +260,78 @@ def test_a_server_that_opens_no_files_ahead_fails_no_fetch(
     _, sent_bytes, received_bytes = fetch(source, many, range(MANY))
     assert sent_bytes == received_bytes
     assert many.client.failures() == 0
+
+
+LARGE_CHUNKS = 64
+
+
+@pytest.fixture(scope="module")
+def large(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Dataset]:
+    """A dataset of LARGE_CHUNKS chunks, each of one extent that is read in blocks."""
+    with running_server(tmp_path_factory.mktemp("large")) as server:
+        with Dataset(server.settings(), "large", must_exist=False) as data:
+            data.create()
+            for number in range(LARGE_CHUNKS):
+                data.put(f"{number:02}", bytes([number]) * LARGE_EXTENT_BYTES)
+                data.flush()
+        with Dataset(server.settings(), "large") as data:
+            yield data
+
+
+@pytest.fixture
+def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What would be done in the background is done before the read returns."""
+
+    class Now:
+        def __init__(self, target: Callable[[], None], **_: Any) -> None:
+            self.start = target
+
+    monkeypatch.setattr(server_source, "Thread", Now)
+
+
+def read_blocks(data: Dataset, source: ServerSource, chunks: Sequence[int]) -> int:
+    """Read a block of each chunk, and verify it; the calls to the server for it."""
+    extents = [data.snapshot.sole_extent_at(b"%02d" % number) for number in range(LARGE_CHUNKS)]
+    numbers = {extent[0]: number for number, extent in enumerate(extents) if extent is not None}
+    before = calls_and_bytes(data)[0]
+    for chunk in chunks:
+        first = chunk % (LARGE_EXTENT_BYTES // BLOCK_BYTES)
+        content = bytes(source.fetch_blocks(chunk, first, first + 1))
+        assert content == bytes([numbers[chunk]]) * BLOCK_BYTES
+    return calls_and_bytes(data)[0] - before - 1
+
+
+@pytest.mark.usefixtures("at_once")
+def test_reads_at_random_places_soon_need_no_calls(large: Dataset) -> None:
+    for seed in range(5):
+        with closing(ServerClient(large.client.settings)) as client:
+            source = node_source(client, large.snapshot, None)
+            order = np.random.default_rng(seed).permutation(LARGE_CHUNKS).tolist()
+            assert read_blocks(large, source, order) < LARGE_CHUNKS // 2
+            assert read_blocks(large, source, order) == 0
+
+
+@pytest.mark.usefixtures("at_once")
+@pytest.mark.parametrize("reason", ["one read", "a job", "too many chunks"])
+def test_nothing_is_opened_around_a_chunk_without_a_reason(
+    large: Dataset, monkeypatch: pytest.MonkeyPatch, reason: str
+) -> None:
+    if reason == "too many chunks":
+        monkeypatch.setattr(payload_files, "OPENED_SHARE", 0.0)
+    chunks = [LARGE_CHUNKS // 2] if reason == "one read" else [*range(LARGE_CHUNKS)]
+    before = descriptor_count()
+    with closing(ServerClient(large.client.settings)) as client:
+        source = node_source(client, large.snapshot, None, opens_ahead=reason != "a job")
+        assert read_blocks(large, source, chunks) == len(chunks)
+    assert descriptor_count() == before
+
+
+@pytest.mark.usefixtures("at_once")
+def test_blocks_that_were_damaged_after_their_file_was_opened_are_refused(large: Dataset) -> None:
+    with closing(DamagingRanges(large.client.settings)) as client:
+        source = node_source(client, large.snapshot, None)
+        read_blocks(large, source, [*range(LARGE_CHUNKS)])
+        client.damaged = FETCHES_MAX
+        with pytest.raises(Damaged, match="checksum of a block"):
+            source.fetch_blocks(LARGE_CHUNKS - 1, 0, 1)
+        assert read_blocks(large, source, [LARGE_CHUNKS - 1]) == 0

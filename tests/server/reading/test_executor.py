@@ -18,6 +18,7 @@ from dieselfs.errors import Damaged, InvalidInput, NotFound, Unavailable
 from dieselfs.telemetry.registry import Registry
 from dieselfs_server.reading import executor as executing
 from dieselfs_server.reading.executor import InUse, RequestExecutor, open_ahead, open_payload
+from dieselfs_server.reading.kept_checksums import KeptChecksums
 from dieselfs_server.store.attached import Sources
 from dieselfs_server.store.memory import MemoryStore
 from dieselfs_server.store.posix import PosixStore
@@ -190,6 +191,20 @@ def test_files_are_opened_ahead_up_to_the_first_that_cannot_be(tmp_path: Path, t
         with each:
             assert os.pread(each.descriptor, each.length, each.start) == PAYLOAD
     assert open_descriptors() == before
+
+
+async def test_kept_checksums_of_several_chunks_are_bounded(
+    store: CountingStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept = KeptChecksums()
+    executor = RequestExecutor(store, checksums=kept)
+    ids = [bytes([number]) + CHUNK_ID[1:] for number in range(4)]
+    for number, chunk_id in enumerate(ids):
+        if number != 1:
+            kept.put(DATASET_ID, chunk_id, bytes([number]) * 8)
+    monkeypatch.setattr(executing, "OPENED_CHECKSUMS_BYTES_MAX", 16)
+    assert await executor.kept_checksums_of(DATASET_ID, ids) == [bytes(8), None, bytes([2]) * 8, None]
+    assert not store.metrics.numbers()["store.reads"], "none is worked out"
 
 
 def test_a_file_that_cannot_be_read_leaves_nothing_open(tmp_path: Path) -> None:
