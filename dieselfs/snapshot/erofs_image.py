@@ -84,13 +84,15 @@ _INODE = np.dtype(
         ("rest", "V16"),
     ]
 )
+_WHOLE_INODE = np.dtype(f"V{_INODE_BYTES}")
+"""The same: NumPy copies it whole, which takes a tenth of the time of field by field."""
 assert _SUPERBLOCK.itemsize == FIRST_INODE_OFFSET - SUPERBLOCK_OFFSET
 assert _ENTRY.size == _ENTRY_BYTES
 assert _INODE.itemsize == _INODE_BYTES and FIRST_INODE_OFFSET % _INODE_BYTES == 0
 
 
 _NAMES_OF_BLOCK_MAX = BLOCK_BYTES // (_ENTRY_BYTES + 1)
-_FILES_AT_ONCE = 1 << 18
+_FILES_AT_ONCE = 1 << 16
 """Files that are put into the order of their chunks at a time; more only if one chunk has more."""
 
 
@@ -163,7 +165,7 @@ class ImagePlan:
             )
 
     def write(self, zeros: Callable[[int], npt.NDArray[np.uint8]] = _zeros) -> ErofsImage:
-        """Takes about 0.4 us of processor time per entry. `zeros` gives the memory of all columns, of this many bytes:
+        """Takes about 0.2 us of processor time per entry. `zeros` gives the memory of all columns, of this many bytes:
         a mapped file, if the image is large; it begins with the metadata. Raises the errors of `zeros`.
         """
         tree, layout, files = self._tree, self._layout, self._files
@@ -213,6 +215,10 @@ class _Layout:
 
     def inodes(self, entries: Numbers) -> Numbers:
         """The offsets of the inodes of these entries: shape (n,)."""
+        bounds = int(entries.min(initial=0)), int(entries.max(initial=0)) + 1
+        skipped, last = np.searchsorted(self.inline, bounds).tolist()
+        if skipped == last:  # mostly: few entries are inline
+            return FIRST_INODE_OFFSET + _INODE_BYTES * (entries - skipped)
         before = np.searchsorted(self.inline, entries)
         inodes = FIRST_INODE_OFFSET + _INODE_BYTES * (entries - before)
         if len(self.inline):
@@ -397,6 +403,7 @@ def _write_inodes(
     metadata: npt.NDArray[np.uint8], tree: Tree, layout: _Layout, ownership: ImageOwner
 ) -> None:
     snapshot, target = tree.snapshot, metadata.view(_INODE)
+    whole = target.view(_WHOLE_INODE)
     for first, end in parts(tree.count, AT_ONCE):  # each field is a pass over all of them
         entries = np.arange(first, end)
         nodes, inodes = tree.nodes(entries), np.zeros(end - first, _INODE)
@@ -407,7 +414,7 @@ def _write_inodes(
         inodes["number"] = nodes + 1
         inodes["uid"], inodes["gid"] = ownership.uid, ownership.gid
         inodes["mtime_s"], inodes["mtime_ns"] = np.divmod(snapshot.column("mtimes_ns")[nodes], _NS)
-        target[layout.inodes(entries) // _INODE_BYTES] = inodes
+        whole[layout.inodes(entries) // _INODE_BYTES] = inodes.view(_WHOLE_INODE)
     places = layout.inodes(layout.contents) // _INODE_BYTES
     contents, of_folders = target[places], np.searchsorted(layout.contents, tree.folders)
     contents["format"][layout.is_inline] = _EXTENDED_INLINE

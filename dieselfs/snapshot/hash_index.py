@@ -11,12 +11,13 @@ import numpy as np
 from xxhash import xxh3_64_intdigest
 
 from dieselfs.arrays import Hashes, Keys, Numbers
+from dieselfs.snapshot.splice import Splice
 
 _HALF, _LOW_HALF = np.uint64(32), np.uint64(0xFFFF_FFFF)
 _SCANNED = 1 << 20
 WINDOW_SLOTS, WINDOW_SLOTS_MAX = 1 << 12, 1 << 21
 """Slots around a change whose entries are put in their places again."""
-BLOCK_SLOTS = 1 << 16
+BLOCK_SLOTS = 1 << 15
 """Slots that get other numbers at a time: they fit into the cache of the processor."""
 _STEP = 64
 
@@ -83,27 +84,26 @@ def _in_block(hashes: Hashes, shift: np.uint64, block: int) -> Numbers:
 def changed_slots(
     slots: Keys,
     bits: int,
-    new_of_old: Callable[[Numbers], Numbers],
-    removed: Numbers,
-    added: tuple[Numbers, Sequence[bytes]],
+    nodes: Splice,
+    added: Sequence[bytes],
     old_paths: Callable[[Numbers], Sequence[bytes]],
     dataset_id: bytes,
 ) -> Iterator[Keys]:
-    """The index `slots` of 2^`bits` homes, with other numbers: `new_of_old` is -1 for nodes that are removed. Yields
-    blocks, of which memory is taken for one. Raises IndexError if it meets an entry where its path does not lead.
+    """The index `slots` of 2^`bits` homes, with the numbers that `nodes` gives. Yields blocks, of which memory is taken
+    for one. Raises IndexError if it meets an entry where its path does not lead.
 
-    `removed`: those nodes. `added`: new nodes with their paths. `old_paths` gives the paths of old nodes; it is called
-    for the few whose hashes are needed. The number of bits must not change.
+    `added`: the paths of the added nodes. `old_paths` gives the paths of old nodes; it is called for the few whose
+    hashes are needed. The number of bits must not change.
 
     A run of taken slots between two free ones is changed only if an entry of it is removed, or one is added whose home
     is in it. All others move to the right at most, pushed by a longer run, and keep their order. So the slot of such an
     entry can stand for its home. A window of slots around a change ends with a free slot, so the runs in it are whole.
     """
-    hashes = path_hashes(added[1], dataset_id)
-    order = np.lexsort((added[0], hashes))
-    hashes, added_nodes = hashes[order], added[0][order]
+    hashes = path_hashes(added, dataset_id)
+    order = np.lexsort((nodes.added, hashes))
+    hashes, added_nodes = hashes[order], nodes.added[order]
     homes = (hashes >> np.uint64(64 - bits)).astype(np.int64)
-    gone = (path_hashes(old_paths(removed), dataset_id) >> np.uint64(64 - bits)).astype(np.int64)
+    gone = (path_hashes(old_paths(nodes.removed), dataset_id) >> np.uint64(64 - bits)).astype(np.int64)
     # The last run may reach behind the homes.
     touched = np.sort(np.concatenate((homes, gone, [(1 << bits) - 1])))
     window = WINDOW_SLOTS if len(touched) * WINDOW_SLOTS < len(slots) else WINDOW_SLOTS_MAX
@@ -114,16 +114,16 @@ def changed_slots(
             if change > start:
                 yield np.zeros(start - written, np.uint64)
                 for first in range(start, change, BLOCK_SLOTS):
-                    yield _shifted(slots[first : min(first + BLOCK_SLOTS, change)], new_of_old)
+                    yield _shifted(slots[first : min(first + BLOCK_SLOTS, change)], nodes)
                 start = written = change
                 before = change - 1
         end = _after_free_slot(slots, start + window, 1 << bits)
         inside = slice(*np.searchsorted(homes, (start, end)).tolist())
-        keys, marks, nodes = _changed_entries(
+        keys, marks, numbers = _changed_entries(
             slots[start:end],
             start,
             bits,
-            new_of_old,
+            nodes.new_of_old,
             (hashes[inside], homes[inside], added_nodes[inside]),
             old_paths,
             dataset_id,
@@ -133,7 +133,7 @@ def changed_slots(
         is_last = end >= 1 << bits
         stop = max(before + 1, 1 << bits) + 1 if is_last else max(before + 1, written)
         table = np.zeros(stop - written, np.uint64)
-        table[places - written] = _slots(marks, nodes)
+        table[places - written] = _slots(marks, numbers)
         start, written = end, stop
         yield table
 
@@ -148,13 +148,13 @@ def _run_start(slots: Keys, start: int, slot: int) -> int:
     return start
 
 
-def _shifted(slots: Keys, new_of_old: Callable[[Numbers], Numbers]) -> Keys:
+def _shifted(slots: Keys, nodes: Splice) -> Keys:
     """Slots in which no entry moves, with the new numbers."""
-    nodes = new_of_old((slots & _LOW_HALF).view(np.int64) - 1)
-    is_taken = slots != 0
-    if int(nodes.min(where=is_taken, initial=0)) < 0:
-        raise IndexError("the index has a path in another place")
-    return np.where(is_taken, _slots(slots >> _HALF, nodes), 0)
+    try:
+        shifts = nodes.shifts((slots & _LOW_HALF).view(np.int64) - 1)
+    except IndexError:
+        raise IndexError("the index has a path in another place") from None
+    return slots + shifts.view(np.uint64)
 
 
 def _after_free_slot(slots: Keys, start: int, homes: int) -> int:

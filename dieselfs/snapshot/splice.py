@@ -3,7 +3,7 @@
 What is removed and added is kept, and nothing else: a column may be longer than memory.
 """
 
-from typing import Literal
+from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
@@ -11,7 +11,8 @@ import numpy.typing as npt
 from dieselfs.arrays import Numbers
 from dieselfs.columns import starts_of
 
-_FEW = 8
+_BLOCK_BITS = 12
+_DIFFERENT = np.iinfo(np.int64).min
 
 
 def runs_of(firsts: Numbers, counts: Numbers) -> Numbers:
@@ -33,7 +34,7 @@ class Splice:
     """
 
     def __init__(self, count: int, removed: npt.NDArray[np.integer], added: npt.NDArray[np.integer]) -> None:
-        self.count = count - len(removed) + len(added)
+        self.old_count, self.count = count, count - len(removed) + len(added)
         if not is_ascending(removed, count) or not is_ascending(added, self.count):
             raise IndexError("numbers of elements do not ascend, or are out of range")
         self.removed, self.added = removed.astype(np.int64), added.astype(np.int64)
@@ -49,6 +50,30 @@ class Splice:
         """The places of these old elements, -1 for removed ones: shape (n,)."""
         return _moved(old, self.removed, self._before_added)
 
+    def shifts(self, old: Numbers) -> Numbers:
+        """By how much these old elements move, in any order: shape (n,). In a third of the time of `new_of_old`, if it
+        is asked for many. -1 stands for no element, and moves by 0. Raises IndexError for a removed one.
+        """
+        found = self._block_shifts.take((old >> _BLOCK_BITS) + 1)
+        inside = np.flatnonzero(found == _DIFFERENT)
+        if len(inside):
+            moved = self.new_of_old(old[inside])
+            if int(moved.min()) < 0:
+                raise IndexError("an element is removed")
+            found[inside] = moved - old[inside]
+        return found
+
+    @cached_property
+    def _block_shifts(self) -> Numbers:
+        """By how much the old elements of each block move, behind a block of none; _DIFFERENT if not by the same."""
+        firsts = np.arange(0, self.old_count, 1 << _BLOCK_BITS)
+        lasts = np.minimum(firsts + (1 << _BLOCK_BITS), self.old_count) - 1
+        shifts = self.new_of_old(firsts) - firsts
+        is_different = (shifts != self.new_of_old(lasts) - lasts) | (
+            np.searchsorted(self.removed, firsts) != np.searchsorted(self.removed, lasts, "right")
+        )
+        return np.concatenate(([0], np.where(is_different, _DIFFERENT, shifts)))
+
     def column(self, old: npt.NDArray[np.generic], added: npt.NDArray[np.generic]) -> npt.NDArray[np.generic]:
         """The new column, in memory; elements may be rows."""
         column = np.empty((self.count, *old.shape[1:]), old.dtype)
@@ -60,19 +85,9 @@ class Splice:
 
 def _moved(places: Numbers, gone: Numbers, before_new: Numbers) -> Numbers:
     """Where elements are after those at `gone` were left out, which gives -1, and new ones were put in."""
-    gone_before = _ranks(gone, places, "left")
+    gone_before = np.searchsorted(gone, places)
     kept = places - gone_before
-    found = kept + _ranks(before_new, kept, "right")
+    found = kept + np.searchsorted(before_new, kept, "right")
     if len(gone):
         found[gone[np.minimum(gone_before, len(gone) - 1)] == places] = -1
     return found
-
-
-def _ranks(ascending: Numbers, values: Numbers, side: Literal["left", "right"]) -> Numbers:
-    """As `np.searchsorted`, in a fifth of its time where `ascending` has few elements."""
-    if len(ascending) > _FEW:
-        return np.searchsorted(ascending, values, side)
-    ranks = np.zeros(len(values), np.int64)
-    for each in ascending.tolist():
-        ranks += values > each if side == "left" else values >= each
-    return ranks

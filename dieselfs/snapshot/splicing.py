@@ -391,9 +391,8 @@ class Spliced:
         return changed_slots(
             base.column("hash_slots"),
             base.header.hash_bits,
-            self._nodes.new_of_old,
-            self._nodes.removed,
-            (self._nodes.added, added),
+            self._nodes,
+            added,
             base.path_many,
             base.header.dataset_id,
         )

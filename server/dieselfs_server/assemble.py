@@ -411,7 +411,7 @@ async def _open_service(
             metadata,
             identity,
             lambda dataset_id, chunk_id: read_header(store, dataset_id, chunk_id)[1],
-            is_shared=worker is not None,
+            worker.shared.run if worker else b"",
         ),
         TagStore(store, identity),
         settings.state / "scratch",

@@ -20,7 +20,7 @@ TRIPWIRE_EVERY_MIN = 64
 """The bounds of `every`. A read through the daemon takes as long as about ten reads from the page cache."""
 TRIPWIRE_CHUNKS = 4
 """Within these bounds, there is one tripwire for this many chunks."""
-_AT_ONCE = 1 << 16
+_AT_ONCE = 1 << 14
 
 
 class Tripwires:

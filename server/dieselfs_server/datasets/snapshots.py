@@ -51,7 +51,6 @@ Headers = Callable[[bytes, bytes], ChunkHeader]
 GENERATIONS_KEPT = 4
 """Per dataset; building a new one removes older files."""
 
-
 BUILD_MEMORY_BYTES = 2 << 30
 """A server needs no more memory to build a snapshot."""
 _BYTES_IN_MEMORY = 600
@@ -118,13 +117,13 @@ class SnapshotCache:
         metadata: MetadataStore,
         identity: Identity | LiveIdentity,
         headers: Headers | None = None,
-        is_shared: bool = False,
+        run: bytes = b"",
     ) -> None:
-        """`headers`: of stored chunks, to build a generation from the one before; None builds from all entries.
-        `is_shared`: other processes of this server have the same folder.
+        """`headers`: of stored chunks, to build a generation from the one before; None builds from all entries. `run`:
+        names this run of the server, if other processes of it have the same folder.
         """
         self._folder = folder
-        self._is_shared = is_shared
+        self._run, self._is_shared = run, bool(run)
         self._headers = headers
         self._identity = identity
         self._metadata = metadata
@@ -232,6 +231,7 @@ class SnapshotCache:
         if not is_stored:
             return self._kept_in_memory(path, made.write)
         self._open[path] = built = Snapshot.open(path)
+        self._note_verified(path, built)
         if made.delta is not None:
             self._keep_delta(built, made.delta(built.header))
         return built
@@ -399,7 +399,9 @@ class SnapshotCache:
     def _verified(self, path: Path) -> Snapshot | None:
         try:
             snapshot = Snapshot.open(path)
-            snapshot.verify()
+            if not self._is_noted(path, snapshot):
+                snapshot.verify()
+                self._note_verified(path, snapshot)
             check_signed(snapshot, self._identity)
             return snapshot
         except NotFound:
@@ -407,6 +409,21 @@ class SnapshotCache:
         except (Damaged, InvalidInput) as error:
             log.error("%s; building it again", error)
             return None
+
+    def _is_noted(self, path: Path, snapshot: Snapshot) -> bool:
+        """Whether a process of this run has built or verified it: to verify it costs as much as the dataset."""
+        with suppress(OSError):
+            return (
+                self._is_shared and path.with_suffix(".verified").read_bytes() == self._run + snapshot.digest
+            )
+        return False
+
+    def _note_verified(self, path: Path, snapshot: Snapshot) -> None:
+        if self._is_shared:
+            with suppress(OSError):
+                write_aside(
+                    path.with_suffix(".verified"), partial(write_content, self._run + snapshot.digest)
+                )
 
     def _path(self, dataset_id: bytes, state: DatasetRecord | SnapshotHeader) -> Path:
         """Files sort by age: the time is in the name, because generations can restart after a loss of metadata."""
@@ -420,9 +437,10 @@ class SnapshotCache:
             path.unlink(missing_ok=True)
         if not kept:
             self._lock_path(dataset_id).unlink(missing_ok=True)
-        for path in self._folder.glob(f"{dataset_id.hex()}-*.chunks"):
-            if not path.with_suffix(".snapshot").exists():
-                path.unlink(missing_ok=True)
+        for suffix in (".chunks", ".verified"):
+            for path in self._folder.glob(f"{dataset_id.hex()}-*{suffix}"):
+                if not path.with_suffix(".snapshot").exists():
+                    path.unlink(missing_ok=True)
 
 
 def _applied_path(path: Path) -> Path:

@@ -1,6 +1,7 @@
 """Memory that the parent maps and its workers share (`parent.py`). This module maps anonymous memory."""
 
 import mmap
+import secrets
 import struct
 import time
 
@@ -65,10 +66,12 @@ class Board:
 
 
 class Shared:
-    """All that the workers of a server share. Made by the parent before it starts them."""
+    """All that the workers of a server share. Made by the parent before it starts them. `run`: names this run of the
+    server.
+    """
 
     def __init__(self, workers: int) -> None:
-        self.started_s = int(time.time())
+        self.started_s, self.run = int(time.time()), secrets.token_bytes(16)
         self.board, self.rates, self.page = Board(workers), Rates(time.monotonic), SharedPage()
         self._accounts = mmap.mmap(-1, workers * _NUMBER.size)
 

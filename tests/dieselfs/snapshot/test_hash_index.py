@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from dieselfs.arrays import Numbers
 from dieselfs.snapshot import hash_index
 from dieselfs.snapshot.hash_index import changed_slots, hash_bits_for, hash_slots
+from dieselfs.snapshot.splice import Splice
 
 DATASET_ID = bytes(range(16))
 numbers = st.sets(st.integers(0, 400), max_size=300)
@@ -20,7 +21,7 @@ def test_a_changed_index_is_that_of_all_paths(before: set[int], after: set[int])
     new = [b"", *(b"%d" % number for number in sorted(after))]
     if hash_bits_for(len(old)) != hash_bits_for(len(new)):
         return
-    new_of_old = np.array([new.index(path) if path in new else -1 for path in old])
+    removed = np.array([node for node, path in enumerate(old) if path not in new], np.int64)
     added = np.array([node for node, path in enumerate(new) if path not in old], np.int64)
 
     def old_paths(nodes: Numbers) -> list[bytes]:
@@ -34,9 +35,8 @@ def test_a_changed_index_is_that_of_all_paths(before: set[int], after: set[int])
             slots = changed_slots(
                 hash_slots(old, DATASET_ID),
                 hash_bits_for(len(old)),
-                lambda nodes: np.where(nodes < 0, 0, new_of_old[nodes]),
-                np.flatnonzero(new_of_old < 0),
-                (added, [new[node] for node in added.tolist()]),
+                Splice(len(old), removed, added),
+                [new[node] for node in added.tolist()],
                 old_paths,
                 DATASET_ID,
             )
@@ -51,10 +51,8 @@ def test_only_the_paths_near_a_change_are_hashed() -> None:
         asked.extend(nodes.tolist())
         return [paths[node] for node in nodes.tolist()]
 
-    node = np.array([len(paths)])
     slots, bits = hash_slots(paths, DATASET_ID), hash_bits_for(len(paths))
-    same = np.arange(len(paths)).__getitem__
-    none = np.array([], np.int64)
-    changed = changed_slots(slots, bits, same, none, (node, [b"new"]), old_paths, DATASET_ID)
+    nodes = Splice(len(paths), np.array([], np.int64), np.array([len(paths)]))
+    changed = changed_slots(slots, bits, nodes, [b"new"], old_paths, DATASET_ID)
     assert np.concatenate(list(changed)).tolist() == hash_slots([*paths, b"new"], DATASET_ID).tolist()
     assert len(asked) < 100

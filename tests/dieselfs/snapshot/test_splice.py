@@ -33,6 +33,19 @@ def test_a_splice_does_what_a_list_does(old: list[bytes], added: list[bytes], dr
     assert [place for place, number in enumerate(old_of_new) if number < 0] == places
 
 
+@given(st.sets(st.integers(0, 40)), st.sets(st.integers(0, 30)), st.integers(0, 4))
+def test_the_shifts_of_elements_in_any_order(removed: set[int], added: set[int], block_bits: int) -> None:
+    splice = Splice(80, np.array(sorted(removed), np.int64), np.array(sorted(added), np.int64))
+    places = splice.new_of_old(np.arange(80))
+    kept = np.flatnonzero(places >= 0)[::-1]
+    with pytest.MonkeyPatch.context() as small:
+        small.setattr("dieselfs.snapshot.splice._BLOCK_BITS", block_bits)
+        assert splice.shifts(np.append(kept, -1)).tolist() == [*(places[kept] - kept).tolist(), 0]
+        for each in removed:
+            with pytest.raises(IndexError):
+                splice.shifts(np.array([79, each]))
+
+
 @pytest.mark.parametrize(
     ("removed", "added"), [([3], []), ([1, 1], []), ([1, 0], []), ([], [4]), ([], [1, 0]), ([0], [3])]
 )

@@ -85,7 +85,7 @@ async def test_of_processes_that_share_a_folder_one_builds(
     metadata: CountingMetadata, tmp_path: Path
 ) -> None:
     """Each has a cache of its own; the lock is that of the file."""
-    caches = [SnapshotCache(tmp_path, metadata, IDENTITY, is_shared=True) for _ in range(2)]
+    caches = [SnapshotCache(tmp_path, metadata, IDENTITY, run=b"run") for _ in range(2)]
     digests: list[bytes] = []
 
     async def ask(cache: SnapshotCache) -> None:
@@ -100,6 +100,24 @@ async def test_of_processes_that_share_a_folder_one_builds(
         assert metadata.tables == generation + 1 and len({*digests}) == 1
     for cache in caches:  # neither keeps what the other has removed, but for the last
         assert len(cache._open) <= GENERATIONS_KEPT + 1
+
+
+async def test_what_a_process_of_a_run_has_verified_is_not_verified_by_the_others(
+    metadata: CountingMetadata, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    verified: list[str] = []
+    monkeypatch.setattr(Snapshot, "verify", lambda snapshot: verified.append(snapshot.source))
+    write(metadata, b"file")
+    for run in (b"first", b"first", b"second", b"second"):
+        await SnapshotCache(tmp_path, metadata, IDENTITY, run=run).get(metadata.dataset("data"))
+    assert len(verified) == 1, "once by the second run"
+    (noted,) = tmp_path.glob("*.verified")
+    noted.write_bytes(noted.read_bytes()[:-1])  # as a power cut may leave it
+    await SnapshotCache(tmp_path, metadata, IDENTITY, run=b"second").get(metadata.dataset("data"))
+    await SnapshotCache(tmp_path, metadata, IDENTITY).get(metadata.dataset("data"))
+    assert len(verified) == 3, "and by a server of one process"
+    SnapshotCache(tmp_path, metadata, IDENTITY, run=b"second").drop(DATASET)
+    assert not list(tmp_path.iterdir())
 
 
 async def test_older_generations_are_kept_for_a_while(metadata: CountingMetadata, tmp_path: Path) -> None:
