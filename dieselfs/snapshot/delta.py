@@ -8,26 +8,28 @@ Nodes that are in both generations have the same order in both: it depends on th
 """
 
 import stat
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import BinaryIO
 
 import numpy as np
 import numpy.typing as npt
 
-from dieselfs.arrays import Hashes, Numbers
+from dieselfs.arrays import Hashes, Numbers, distinct
 from dieselfs.errors import Damaged
 from dieselfs.snapshot.check import Part
 from dieselfs.snapshot.delta_format import Delta
 from dieselfs.snapshot.format import EXTENT_COLUMNS
 from dieselfs.snapshot.hash_index import path_hashes
 from dieselfs.snapshot.reader import ROOT, Snapshot
-from dieselfs.snapshot.splice import runs_of
-from dieselfs.snapshot.splicing import Spliced
+from dieselfs.snapshot.splice import Splice, runs_of
+from dieselfs.snapshot.splicing import Columns, Spliced
 
 _TYPE_MASK = np.uint32(0o170000)
 _BLOCK_BYTES = 1 << 20
 _BLOCK_NODES = 1 << 16
 _ATTRIBUTES = ("modes", "sizes", "mtimes_ns")
+_NONE = np.empty(0, np.int64)
 
 
 # -- application -----------------------------------------------------------------------------------------
@@ -74,25 +76,50 @@ def delta_between(base: Snapshot, new: Snapshot) -> Delta | None:
     matched = np.flatnonzero(old_of_new >= 0)
     if not len(matched) or matched[0] != ROOT or not (np.diff(old_of_new[matched]) > 0).all():
         return None
-    chunks = _matched_chunks(base, new)
-    is_changed = _changed(base, new, matched, old_of_new[matched], chunks)
+    is_changed = _changed(base, new, matched, old_of_new[matched], _matched_chunks(base, new))
     is_listed = old_of_new < 0
     is_listed[matched[is_changed]] = True
-    nodes = np.flatnonzero(is_listed)
-    is_added = old_of_new[nodes] < 0
     is_kept_old = np.zeros(len(base), np.bool_)
     is_kept_old[old_of_new[matched]] = True
-    ends = new.column("path_ends").astype(np.int64)
-    lengths = np.diff(ends, prepend=0)
-    path_lengths = np.where(is_added, lengths[nodes], 0)
-    extent_counts = extent_counts_of(new)[nodes]
+    added = np.flatnonzero(old_of_new < 0)
+    return _delta(base, new, np.flatnonzero(~is_kept_old), np.flatnonzero(is_listed), added)
+
+
+def delta_along(base: Snapshot, steps: Sequence[Columns], new: Snapshot) -> Delta:
+    """What turns `base` into `new`, in the time of the changes. `steps`: the columns of deltas from each generation to
+    the next, of which `removed`, `nodes` and `path_lengths` are used. Raises Damaged if they do not fit.
+    """
+    nodes, listed = Splice(len(base), _NONE, _NONE), _NONE
+    try:
+        for step in steps:
+            splice = Splice(nodes.count, step["removed"], step["nodes"][step["path_lengths"] > 0])
+            gone, added = nodes.old_of_new(splice.removed), splice.new_of_old(nodes.added)
+            removed = np.sort(np.concatenate((nodes.removed, gone[gone >= 0])))
+            nodes = Splice(len(base), removed, np.sort(np.concatenate((added[added >= 0], splice.added))))
+            kept = splice.new_of_old(listed)
+            listed = distinct(np.concatenate((kept[kept >= 0], step["nodes"].astype(np.int64))))
+        if nodes.count != len(new):
+            raise IndexError(f"they lead to {nodes.count} entries, not {len(new)}")
+        return _delta(base, new, nodes.removed, listed, nodes.added)
+    except IndexError as error:
+        raise Damaged(f"{new.source}: the deltas to it do not fit: {error}") from None
+
+
+def _delta(base: Snapshot, new: Snapshot, removed: Numbers, nodes: Numbers, added: Numbers) -> Delta:
+    """`removed`: nodes of `base`; `nodes`: those of `new` that were added or changed, and `added` of these."""
+    chunks = _matched_chunks(base, new)
+    ends = new.column("path_ends")[nodes].astype(np.int64)
+    starts = np.where(nodes > 0, new.column("path_ends")[nodes - 1], 0).astype(np.int64)
+    path_lengths = np.where(np.isin(nodes, added), ends - starts, 0)
+    types = new.column("modes")[nodes] & _TYPE_MASK
+    extent_counts = np.where(types == stat.S_IFDIR, 0, new.column("counts")[nodes]).astype(np.int64)
     extents = runs_of(new.column("firsts")[nodes].astype(np.int64), extent_counts)
     new_chunks = np.flatnonzero(chunks < 0)
     is_kept_chunk = np.zeros(base.chunk_count, np.bool_)
     is_kept_chunk[chunks[chunks >= 0]] = True
-    link_places = np.flatnonzero(is_listed[new.column("link_nodes")])
-    link_ends = new.column("link_ends").astype(np.int64)
-    link_lengths = np.diff(link_ends, prepend=0)
+    links = nodes[types == stat.S_IFLNK]
+    link_ends = new.column("link_ends")[np.searchsorted(new.column("link_nodes"), links)].astype(np.int64)
+    link_lengths = new.column("sizes")[links].astype(np.int64)
     header = new.header
     return Delta(
         base.digest,
@@ -102,17 +129,15 @@ def delta_between(base: Snapshot, new: Snapshot) -> Delta | None:
         header.generation,
         header.updated_ns,
         {
-            "removed": np.flatnonzero(~is_kept_old),
+            "removed": removed,
             "nodes": nodes,
             "path_lengths": path_lengths,
             "parents": new.column("parents")[nodes],
             **{name: new.column(name)[nodes] for name in _ATTRIBUTES},
             "extent_counts": extent_counts,
-            "paths": new.column("paths")[runs_of(ends[nodes] - lengths[nodes], path_lengths)],
+            "paths": new.column("paths")[runs_of(starts, path_lengths)],
             **{name: new.column(name)[extents] for name in EXTENT_COLUMNS},
-            "links": new.column("links")[
-                runs_of(link_ends[link_places] - link_lengths[link_places], link_lengths[link_places])
-            ],
+            "links": new.column("links")[runs_of(link_ends - link_lengths, link_lengths)],
             "removed_chunks": np.flatnonzero(~is_kept_chunk),
             "chunks": new_chunks,
             "chunk_ids": _ids(new)[new_chunks].reshape(-1),

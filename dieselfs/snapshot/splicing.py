@@ -163,21 +163,6 @@ class Spliced:
         signs = np.concatenate((np.full(int((before >= 0).sum()), -1), np.ones(len(now), np.int64)))
         return folders, np.bincount(places, signs, len(folders)).astype(np.int64)
 
-    def shown(self) -> Columns:
-        """The columns of a delta to the new snapshot without the chunks in which no extent lies."""
-        changes, is_used, chunks = self._changes, self._is_used, self._chunks
-        numbers, is_added = np.cumsum(is_used) - 1, is_used[chunks.added]
-        places = chunks.new_of_old(np.arange(self._base.chunk_count))
-        is_kept = (places >= 0) & np.append(is_used, False)[places]
-        return {
-            **changes,
-            "extent_chunks": numbers[changes["extent_chunks"]],
-            "removed_chunks": np.flatnonzero(~is_kept),
-            "chunks": numbers[chunks.added[is_added]],
-            "chunk_ids": changes["chunk_ids"].reshape(-1, 16)[is_added].reshape(-1),
-            **{name: changes[name][is_added] for name in ("chunk_digests", "chunk_payload_lengths")},
-        }
-
     @cached_property
     def _is_used(self) -> npt.NDArray[np.bool_]:
         """In which chunks an extent lies: shape (chunks of the new snapshot,)."""

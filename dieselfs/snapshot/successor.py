@@ -19,9 +19,9 @@ from dieselfs.errors import Damaged
 from dieselfs.names import split_path
 from dieselfs.records import ChunkRecord, DatasetRecord, FileRecord
 from dieselfs.snapshot.builder import IMPLICIT_FOLDER_MODE
+from dieselfs.snapshot.delta import delta_along
 from dieselfs.snapshot.delta_format import COLUMN_TYPES, Delta
 from dieselfs.snapshot.encoding import Seal
-from dieselfs.snapshot.format import SnapshotHeader
 from dieselfs.snapshot.reader import Snapshot
 from dieselfs.snapshot.splicing import Spliced
 
@@ -51,12 +51,12 @@ class NextSnapshot:
     def __init__(
         self, base: Snapshot, dataset: DatasetRecord, chunks: Sequence[ChunkRecord], live: Live
     ) -> None:
-        self._source, self._base_digest, self._dataset = base.source, base.digest, dataset
+        self._base, self._dataset = base, dataset
         changes = _Changes(base, live)
         with self._fitting():
             columns = {**changes.columns(chunks), **_chunk_columns(base, chunks)}
-            typed = {name: np.asarray(columns[name], dtype) for name, dtype in COLUMN_TYPES.items()}
-            self._spliced = Spliced(base, typed)
+            self._changes = {name: np.asarray(columns[name], dtype) for name, dtype in COLUMN_TYPES.items()}
+            self._spliced = Spliced(base, self._changes)
             self.counts = self._spliced.counts()
 
     def write(self, file: BinaryIO, seal: Seal) -> bytes:
@@ -64,26 +64,16 @@ class NextSnapshot:
         with self._fitting():
             return self._spliced.write(file, self._dataset, seal, False)
 
-    def delta(self, written: SnapshotHeader) -> Delta:
-        """What turns the base into this snapshot, which was written with this header: the changes, and so in the time
-        of these, where `delta_between` compares all columns.
-        """
-        return Delta(
-            self._base_digest,
-            written.digest,
-            written.signer,
-            written.signature,
-            written.generation,
-            written.updated_ns,
-            self._spliced.shown(),
-        )
+    def delta(self, written: Snapshot) -> Delta:
+        """What turns the base into this snapshot, which was written: in the time of the changes."""
+        return delta_along(self._base, [self._changes], written)
 
     @contextmanager
     def _fitting(self) -> Iterator[None]:
         try:
             yield
         except (IndexError, ValueError, OverflowError, KeyError) as error:
-            raise Damaged(f"{self._source}: the changes since do not fit: {error!r}") from None
+            raise Damaged(f"{self._base.source}: the changes since do not fit: {error!r}") from None
 
 
 class _Shown(NamedTuple):

@@ -22,14 +22,12 @@ import trio
 
 from dieselfs.chunk.format import ChunkHeader
 from dieselfs.chunk.ids import CHUNK_ID_BYTES
-from dieselfs.digests import DIGEST_BYTES, digest_of
 from dieselfs.errors import Damaged, InvalidInput, NotFound, StorageFull, Unavailable
 from dieselfs.process.state_dirs import locked
 from dieselfs.records import ChunkRecord, DatasetRecord
 from dieselfs.rpc.records import TagRecord
 from dieselfs.snapshot.builder import SnapshotBuilder
-from dieselfs.snapshot.delta import delta_between
-from dieselfs.snapshot.delta_format import Delta, encode_delta
+from dieselfs.snapshot.delta_format import Delta
 from dieselfs.snapshot.encoding import Seal, with_signature
 from dieselfs.snapshot.files import write_aside, write_content
 from dieselfs.snapshot.format import SnapshotHeader, decode_snapshot_header
@@ -38,12 +36,10 @@ from dieselfs.snapshot.reader import Snapshot
 from dieselfs.snapshot.signature import check_snapshot_signature, message_of
 from dieselfs.snapshot.successor import NextSnapshot, with_folders
 from dieselfs_server.access.identity import Identity, LiveIdentity
+from dieselfs_server.datasets.deltas import STEPS_KEPT, Deltas, read_sealed, write_sealed
 from dieselfs_server.metadata.interface import MetadataStore
 
 log = logging.getLogger(__name__)
-
-DELTAS_KEPT = 4
-"""Over all datasets; many clients ask for the same ones. Each has at most half the bytes of its snapshot."""
 
 Headers = Callable[[bytes, bytes], ChunkHeader]
 """The header of a stored chunk, by dataset and chunk ID. Raises NotFound, Damaged, Unavailable."""
@@ -68,7 +64,7 @@ class Made(NamedTuple):
     dataset: DatasetRecord
     chunks: Sequence[ChunkRecord]
     write: Write
-    delta: Callable[[SnapshotHeader], Delta] | None = None
+    delta: Callable[[Snapshot], Delta] | None = None
 
 
 def seal_of(identity: Identity) -> Seal:
@@ -132,7 +128,7 @@ class SnapshotCache:
         # The newest one for which the disk had no room; replaced in one step.
         self._in_memory: tuple[Path, Snapshot] | None = None
         self._ahead: set[Path] = set()  # built ahead, and not requested yet
-        self._deltas: dict[tuple[bytes, bytes], bytes] = {}  # by the digests of base and snapshot
+        self._deltas = Deltas()
         self._last_stated: Statement | None = None  # replaced in one step
 
     async def get(self, dataset: DatasetRecord, generation: int = 0) -> Snapshot:
@@ -233,7 +229,7 @@ class SnapshotCache:
         self._open[path] = built = Snapshot.open(path)
         self._note_verified(path, built)
         if made.delta is not None:
-            self._keep_delta(built, made.delta(built.header))
+            self._deltas.add_step(path, built, made.delta(built))
         return built
 
     def _from_all(self, dataset: DatasetRecord) -> Made:
@@ -269,8 +265,7 @@ class SnapshotCache:
                 if is_retry:
                     self.drop(dataset_id)
                 if applied is not None:
-                    content = digest_of(applied) + applied
-                    write_aside(_applied_path(path), partial(write_content, content))
+                    write_sealed(_applied_path(path), applied)
                 write_aside(path, lambda file: write(file, seal_of(self._identity.current)))
                 return True
             except StorageFull as error:
@@ -299,11 +294,10 @@ class SnapshotCache:
         if last is None or self._headers is None:
             return None
         try:
-            content = _applied_path(last).read_bytes()
-        except OSError:  # not written yet, or removed
+            packed = read_sealed(_applied_path(last))
+        except (OSError, Damaged):  # not written yet, removed, or written before a power cut
             return None
-        base, packed = self._kept(last), content[DIGEST_BYTES:]
-        if base is None or digest_of(packed) != content[:DIGEST_BYTES]:  # written before a power cut
+        if (base := self._kept(last)) is None:
             return None
         applied = {packed[at : at + CHUNK_ID_BYTES] for at in range(0, len(packed), CHUNK_ID_BYTES)}
         return content_since(base, applied, self._metadata, self._headers)
@@ -320,21 +314,8 @@ class SnapshotCache:
         base = self._base(snapshot.header.dataset_id, bases)
         if base is None:
             return None
-        key = base.digest, snapshot.digest
-        if (encoded := self._deltas.get(key)) is None:
-            made = delta_between(base, snapshot)
-            encoded = self._keep_delta(snapshot, made) if made is not None else b""
+        encoded = self._deltas.between(base, snapshot, self._folder)
         return (base.digest, encoded) if encoded else None
-
-    def _keep_delta(self, snapshot: Snapshot, delta: Delta) -> bytes:
-        """The encoded delta, empty if it is not worth it."""
-        encoded = encode_delta(delta)
-        if 2 * len(encoded) > len(snapshot.content):
-            encoded = b""
-        self._deltas[delta.base_digest, snapshot.digest] = encoded
-        if len(self._deltas) > DELTAS_KEPT:
-            self._deltas.pop(next(iter(self._deltas)), None)
-        return encoded
 
     def _delta_from_last(self, snapshot: Snapshot) -> None:
         others = [one.digest for one in self.generations(snapshot.header.dataset_id)]
@@ -437,6 +418,9 @@ class SnapshotCache:
             path.unlink(missing_ok=True)
         if not kept:
             self._lock_path(dataset_id).unlink(missing_ok=True)
+        steps = sorted(self._folder.glob(f"{dataset_id.hex()}-*.delta"), reverse=True)
+        for path in steps[STEPS_KEPT if kept else 0 :]:
+            path.unlink(missing_ok=True)
         for suffix in (".chunks", ".verified"):
             for path in self._folder.glob(f"{dataset_id.hex()}-*{suffix}"):
                 if not path.with_suffix(".snapshot").exists():
@@ -444,9 +428,7 @@ class SnapshotCache:
 
 
 def _applied_path(path: Path) -> Path:
-    """The file with the IDs of all chunks in the generation of the snapshot file `path`, dead ones too, behind their
-    BLAKE3.
-    """
+    """The file with the IDs of all chunks in the generation of the snapshot file `path`, dead ones too."""
     return path.with_suffix(".chunks")
 
 

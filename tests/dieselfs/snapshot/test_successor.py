@@ -1,6 +1,6 @@
 """The next snapshot, made from the last one and the live entries of the paths that changed, is that of all entries."""
 
-from contextlib import closing
+from contextlib import closing, suppress
 
 import pytest
 from hypothesis import example, given, settings
@@ -10,7 +10,8 @@ from dieselfs.chunk.format import Op
 from dieselfs.errors import Damaged
 from dieselfs.snapshot import splicing
 from dieselfs.snapshot.builder import build_snapshot
-from dieselfs.snapshot.delta_format import decode_delta, encode_delta
+from dieselfs.snapshot.delta import delta_along
+from dieselfs.snapshot.delta_format import Delta, decode_delta, encode_delta
 from dieselfs.snapshot.encoding import unsigned
 from dieselfs.snapshot.reader import Snapshot
 from dieselfs.snapshot.successor import NextSnapshot, with_folders
@@ -66,14 +67,14 @@ def of_all(metadata: SqliteMetadata) -> bytes:
     return build_snapshot(metadata.entry_table(DATASET_ID))
 
 
-def since(metadata: SqliteMetadata, base: Snapshot, changed: list[list[Put]]) -> bytes:
+def since(metadata: SqliteMetadata, base: Snapshot, changed: list[list[Put]]) -> tuple[bytes, Delta]:
     paths = with_folders(put.path for of_chunk in changed for put in of_chunk)
     live = {path: metadata.lookup(DATASET_ID, path) for path in paths}
     made = NextSnapshot(base, metadata.dataset(DATASET), metadata.chunks(DATASET_ID), live)
     written = in_memory(lambda file: made.write(file, unsigned))
-    delta = encode_delta(made.delta(Snapshot(written, SOURCE).header))
-    assert with_delta(base, decode_delta(delta, "delta")) == written
-    return written
+    delta = decode_delta(encode_delta(made.delta(Snapshot(written, SOURCE))), "delta")
+    assert with_delta(base, delta) == written
+    return written, delta
 
 
 @settings(max_examples=150)
@@ -89,13 +90,41 @@ def test_it_is_that_of_all_entries_to_the_byte(before: list[list[Put]], after: l
         store(metadata, before, 1)
         base = Snapshot(of_all(metadata), SOURCE)
         store(metadata, after, 1 + len(before))
-        made = since(metadata, base, after)
+        made, _ = since(metadata, base, after)
         with pytest.MonkeyPatch.context() as small:
             small.setattr(splicing, "BLOCK_NODES", 3)
             small.setattr(splicing, "_EXTENTS_AT_ONCE", 2)
-            assert since(metadata, base, after) == made
+            assert since(metadata, base, after)[0] == made
         Snapshot(made, SOURCE).verify()
         assert made == of_all(metadata)
+
+
+@settings(max_examples=100)
+@given(chunks, st.lists(chunks, min_size=2, max_size=4))
+@example(
+    [[Put(b"a/b", 0, size=3)]], [[[Put(b"a/b", 0, Op.DELETE)]], [[Put(b"a/b", 0, size=3), Put(b"c", 0)]]]
+)
+def test_a_delta_along_several_generations_leads_to_the_last(
+    before: list[list[Put]], generations: list[list[list[Put]]]
+) -> None:
+    """Added, removed, renamed to and fro: what comes back is removed and added."""
+    with closing(SqliteMetadata(":memory:")) as metadata:
+        metadata.create_dataset(DATASET, DATASET_ID)
+        store(metadata, before, 1)
+        number = 1 + len(before)
+        base = last = Snapshot(of_all(metadata), SOURCE)
+        steps = []
+        for changed in generations:
+            store(metadata, changed, number)
+            number += len(changed)
+            made, step = since(metadata, last, changed)
+            assert made == of_all(metadata)
+            steps.append(step.columns)
+            last = Snapshot(made, SOURCE)
+        delta = encode_delta(delta_along(base, steps, last))
+        assert with_delta(base, decode_delta(delta, "delta")) == last.content
+        with suppress(Damaged):
+            delta_along(base, steps[1:], last)
 
 
 def test_changes_that_do_not_fit_are_refused() -> None:

@@ -15,7 +15,7 @@ from dieselfs.snapshot.builder import build_snapshot
 from dieselfs.snapshot.delta_format import decode_delta
 from dieselfs.snapshot.reader import Snapshot
 from dieselfs_server.admission.room import disk_of
-from dieselfs_server.datasets import snapshots as module
+from dieselfs_server.datasets import deltas
 from dieselfs_server.datasets import tags as tag_records
 from dieselfs_server.datasets.commit import commit_chunk, read_header
 from dieselfs_server.datasets.refresh import PAUSE_FACTOR, QUIET_S, STALE_S, Refresh
@@ -235,7 +235,7 @@ async def test_what_is_built_ahead_is_ready_to_send(
     for number in range(100):
         write(metadata, b"file%d" % number, store)
     first = await snapshots.get(metadata.dataset("data"))
-    monkeypatch.setattr(module, "delta_between", None)  # the changes are known, so nothing is compared
+    monkeypatch.setattr(deltas, "delta_between", None)  # the changes are known, so nothing is compared
     write(metadata, b"more", store)
     await snapshots.prepare(metadata.dataset("data"))
     assert metadata.tables == 1, "made from the last one and the chunk since"
@@ -244,6 +244,48 @@ async def test_what_is_built_ahead_is_ready_to_send(
     assert found is not None
     assert with_delta(first, decode_delta(found[1], "delta")) == second.content
     second.verify()
+
+
+async def test_those_who_lack_several_generations_get_a_delta_along_the_steps(
+    metadata: CountingMetadata, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """From any process, and where the snapshots between were built ahead and removed. Without a step, all columns are
+    compared, if there are not too many.
+    """
+    store = MemoryStore()
+
+    def started() -> SnapshotCache:
+        return SnapshotCache(
+            tmp_path, metadata, IDENTITY, lambda dataset, chunk: read_header(store, dataset, chunk)[1]
+        )
+
+    for number in range(100):
+        write(metadata, b"file%d" % number, store)
+    snapshots = started()
+    first = await snapshots.get(metadata.dataset("data"))
+    monkeypatch.setattr(deltas, "delta_between", lambda base, new: compared.append(base.generation))
+    compared: list[int] = []
+    for number in range(6):
+        write(metadata, b"more%d" % number, store)
+        write(metadata, b"file7", store, b"%d" % number)
+        await snapshots.prepare(metadata.dataset("data"))
+    assert metadata.tables == 1 and names_in(tmp_path) == [100, 112]
+    newest = await snapshots.get(metadata.dataset("data"))
+    for cache in (snapshots, started()):
+        found = await cache.delta(newest, [first.digest])
+        assert found is not None
+        assert with_delta(first, decode_delta(found[1], "delta")) == newest.content
+    assert not compared
+    step = sorted(tmp_path.glob("*.delta"))[2]
+    step.write_bytes(step.read_bytes()[:-1])  # as a power cut may leave it
+    assert await started().delta(newest, [first.digest]) is None
+    assert compared == [first.generation]
+    monkeypatch.setattr(deltas, "COMPARED_NODES_MAX", 100)
+    assert await started().delta(newest, [first.digest]) is None
+    assert compared == [first.generation]
+    monkeypatch.setattr("dieselfs_server.datasets.snapshots.STEPS_KEPT", 2)
+    snapshots.drop(DATASET, GENERATIONS_KEPT)
+    assert len(list(tmp_path.glob("*.delta"))) == 2
 
 
 async def test_a_purge_changes_no_digest(metadata: CountingMetadata, tmp_path: Path) -> None:
