@@ -83,6 +83,10 @@ class Tree:
 
     def nodes(self, entries: Numbers) -> Numbers:
         """The nodes of these entries, in the snapshot: shape (n,)."""
+        bounds = int(entries.min(initial=self.count)), int(entries.max(initial=0))
+        first, last = (np.searchsorted(self._starts, bounds, side="right") - 1).tolist()
+        if first == last:
+            return entries + int(self._firsts[first] - self._starts[first])
         runs = np.searchsorted(self._starts, entries, side="right") - 1
         nodes: Numbers = entries + (self._firsts - self._starts)[runs]
         return nodes

@@ -1,5 +1,6 @@
 """Building, fetching and opening a snapshot, and lookups in random order, in one process."""
 
+import os
 import random
 import re
 from collections.abc import Callable, Generator, Sequence
@@ -11,11 +12,22 @@ from threading import Event, Thread
 
 from bench.harness.figures import Run, Scale, Side, Trial
 from bench.harness.forms import Home, running_home, store_entries
-from bench.harness.many_entries import DATASET_ID, add_entries
+from bench.harness.many_entries import DATASET_ID, FILE_BYTES, add_entries
 from bench.harness.readers import Work, read_together
 from bench.harness.stopwatch import measure
+from dieselfs.chunk.format import Op
+from dieselfs.digests import DIGEST_BYTES, EXTENT_DIGEST_BYTES
+from dieselfs.records import ChunkRecord, DatasetRecord, Extent, FileRecord
 from dieselfs.snapshot.builder import SnapshotBuilder
+from dieselfs.snapshot.delta import apply_delta
+from dieselfs.snapshot.delta_format import decode_delta, encode_delta
+from dieselfs.snapshot.encoding import unsigned
+from dieselfs.snapshot.erofs_image import ImageOwner, Serving
+from dieselfs.snapshot.files import write_aside, write_content
 from dieselfs.snapshot.reader import Snapshot
+from dieselfs.snapshot.stored_image import stored_image
+from dieselfs.snapshot.successor import NextSnapshot, with_folders
+from dieselfs_client.prefetch.tripwires import Tripwires
 from dieselfs_server.assemble import open_metadata
 
 _SEED = 7
@@ -48,6 +60,12 @@ def snapshot(folder: Path, scale: Scale) -> Generator[Trial]:
         add_entries(folder / "many.db", "many", _MANY * scale.entries)
         build = Side("read and built", lambda: _build(url, folder), _MANY * scale.entries, "entries")
         yield Trial(title, [build], 1)
+        if not scale.wants(f"{title}, one file more"):
+            return
+        if not (folder / "many.snapshot").exists():  # of an earlier session
+            _build(url, folder)
+        more = _one_more(Snapshot.open(folder / "many.snapshot"), folder)
+        yield Trial(f"{title}, one file more", more, scale.rounds)
 
 
 def _build(url: str, folder: Path) -> Run:
@@ -56,6 +74,54 @@ def _build(url: str, folder: Path) -> Run:
             metadata.read_entries(DATASET_ID, lambda: SnapshotBuilder(str(folder))).write(file)
 
     return _with_memory(build)
+
+
+def _one_more(base: Snapshot, folder: Path) -> list[Side]:
+    """What one file more costs the server, each client, and each mount in the view `image`."""
+    path, chunk_id = b"train/n00000000/more.JPEG", b"\xff" * 16
+    chunks = [
+        ChunkRecord(
+            base.chunk_id(chunk), 0, 0, base.chunk_payload_length(chunk), base.chunk_digest(chunk), 1, 0, b""
+        )
+        for chunk in range(base.chunk_count)
+    ] + [ChunkRecord(chunk_id, 0, 0, FILE_BYTES, bytes(DIGEST_BYTES), 1, 0, b"")]
+    extent = Extent(0, chunk_id, 0, FILE_BYTES, bytes(EXTENT_DIGEST_BYTES))
+    live = dict.fromkeys(with_folders([path]))
+    file = FileRecord(path, Op.FILE, 0o644, 0, FILE_BYTES, 1, b"", (extent,))
+    header = base.header
+    dataset = DatasetRecord(
+        header.dataset_id,
+        header.dataset,
+        header.generation + 1,
+        header.updated_ns + 1,
+        header.files + 1,
+        header.total_bytes + FILE_BYTES,
+        len(chunks),
+    )
+    next_path = folder / "next.snapshot"
+
+    def serve() -> None:
+        made = NextSnapshot(base, dataset, chunks, {**live, path: file})
+        write_aside(next_path, lambda file: made.write(file, unsigned))
+        write_aside(
+            folder / "next.delta", partial(write_content, encode_delta(made.delta(Snapshot.open(next_path))))
+        )
+
+    def apply() -> None:
+        delta = decode_delta((folder / "next.delta").read_bytes(), "delta")
+        parts = write_aside(folder / "applied.snapshot", partial(apply_delta, base, delta, "delta"))
+        Snapshot.open(folder / "applied.snapshot").verify(parts)
+
+    def make_image() -> None:
+        for image in folder.glob("next.*.erofs"):
+            image.unlink()
+        snapshot = Snapshot.open(next_path)
+        is_guarded = Tripwires(snapshot).usual_of_all()
+        os.close(stored_image(snapshot, ImageOwner(0, 0), Serving(b".dieselfs", is_guarded)))
+
+    serve()
+    works = {"server": serve, "client": apply, "image of the view": make_image}
+    return [Side(name, partial(_with_memory, work), len(base), "entries") for name, work in works.items()]
 
 
 def _with_memory(work: Callable[[], object]) -> Run:
