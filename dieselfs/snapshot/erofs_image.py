@@ -218,7 +218,8 @@ class _Layout:
         bounds = int(entries.min(initial=0)), int(entries.max(initial=0)) + 1
         skipped, last = np.searchsorted(self.inline, bounds).tolist()
         if skipped == last:  # mostly: few entries are inline
-            return FIRST_INODE_OFFSET + _INODE_BYTES * (entries - skipped)
+            inodes: Numbers = FIRST_INODE_OFFSET + _INODE_BYTES * (entries - skipped)
+            return inodes
         before = np.searchsorted(self.inline, entries)
         inodes = FIRST_INODE_OFFSET + _INODE_BYTES * (entries - before)
         if len(self.inline):

@@ -15,6 +15,7 @@ from dieselfs.snapshot.delta import delta_along, delta_between
 from dieselfs.snapshot.delta_format import Delta, decode_delta, encode_delta
 from dieselfs.snapshot.files import write_aside, write_content
 from dieselfs.snapshot.reader import Snapshot
+from dieselfs.snapshot.splicing import Columns
 
 DELTAS_KEPT = 4
 """Over all datasets; many clients ask for the same ones. Each has at most half the bytes of its snapshot."""
@@ -74,7 +75,8 @@ class Deltas:
 
 def _along(base: Snapshot, snapshot: Snapshot, folder: Path) -> Delta | None:
     """None if a step is missing."""
-    steps, digest = [], snapshot.digest
+    steps: list[Columns] = []
+    digest = snapshot.digest
     for path in sorted(folder.glob(f"{snapshot.header.dataset_id.hex()}-*.delta"), reverse=True):
         with suppress(OSError, Damaged):
             step = decode_delta(read_sealed(path), str(path))
