@@ -135,6 +135,8 @@ def main(
                 measured = run_benchmark(name, Path(place, name), replace(scale, journal=journal))
             except NotQuiet as error:
                 raise click.ClickException(f"{name}: {error}") from error
+            if only and not measured:
+                raise click.ClickException(f"{name}: no trial's title matches {only!r}; nothing was kept")
             if kept is not None:
                 keep(name, journal.sessions, measured, kept, is_part=bool(only))
             journal.end()
