@@ -4,8 +4,9 @@ A builder collects entries; `seal` makes them final. `SealedChunk.encode` makes 
 and an ID is chosen; it is called again with another ID if that one is taken.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import numpy as np
 
@@ -32,6 +33,19 @@ _Entry = tuple[bytes, int, int, int, int, int, int, int, bytes, int]
 
 _DELETE, _FILE, _DIRECTORY, _SYMLINK = map(int, (Op.DELETE, Op.FILE, Op.DIRECTORY, Op.SYMLINK))
 _TIME_NS_MIN, _TIME_NS_MAX = -(1 << 63), (1 << 63) - 1
+
+
+class FileExtent(NamedTuple):
+    """An extent to add, without a place in a payload."""
+
+    path: bytes
+    mode: int
+    mtime_ns: int
+    size: int
+    place: int
+    length: int
+    digest: bytes
+    version: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,6 +134,8 @@ class ChunkBuilder:
         self._target_bytes = target_bytes
         self._is_of_old = is_of_old
         self.is_sharing = is_sharing
+        self.put_off: Callable[[FileExtent], bool] | None = None
+        """Whether an extent that is added is left out, as its bytes are elsewhere."""
         self._memory = memoryview(b"")  # given out by `space`; kept from chunk to chunk
         self._clear()
 
@@ -209,6 +225,10 @@ class ChunkBuilder:
         digest = extent_digest_of(data)
         if self.is_sharing and offset is None:
             offset = self._shared_offset(data, digest)
+        if offset is None and self.put_off is not None:
+            extent = FileExtent(path, mode, mtime_ns, size, place, length, digest, version)
+            if self.put_off(extent):
+                return
         at = self.payload_bytes if offset is None else offset
         end = at + length
         if (

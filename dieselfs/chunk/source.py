@@ -54,7 +54,9 @@ class AttachedSource:
     def of_chunk(
         cls, dataset_id: bytes, chunk_id: bytes, payload_start: int, length: int, digest: bytes
     ) -> "AttachedSource":
-        """The whole payload of another chunk: `length` bytes at `payload_start` of its object, with this digest."""
+        """The whole payload of another chunk: `length` bytes at `payload_start` of its object, with this digest. In
+        what a client sends, a range of it: `length` bytes at `payload_start` of the payload.
+        """
         location = CHUNK_SCHEME + f"{dataset_id.hex()}/{chunk_name(chunk_id)}".encode()
         return cls(location, payload_start + length, f"digest={digest.hex()}", payload_start)
 
@@ -105,8 +107,6 @@ class AttachedSource:
         fault = found.fault()
         if fault is None and not 0 <= found.offset <= found.size_bytes - payload_length:
             fault = f"the payload, {payload_length} bytes at {found.offset}, lies outside of it"
-        if fault is None and found.is_chunk and found.offset + payload_length != found.size_bytes:
-            fault = "the payload is not its whole payload"
         if fault is not None:
             raise FieldsFault(f"source {printable(found.location)[:200]!r}: {fault}")
         return found

@@ -8,7 +8,15 @@ from threading import Lock, Thread
 from dieselfs.chunk.builder import SealedChunk
 from dieselfs.chunk.frames import Compression
 from dieselfs.chunk.ids import ChunkIdSource
-from dieselfs.errors import AlreadyExists, DieselfsError, StorageFull, Unavailable
+from dieselfs.errors import (
+    AccessDenied,
+    AlreadyExists,
+    DieselfsError,
+    InvalidInput,
+    NotFound,
+    StorageFull,
+    Unavailable,
+)
 from dieselfs.names import printable
 from dieselfs.records import DatasetRecord
 from dieselfs.rpc.client import ServerClient
@@ -32,7 +40,7 @@ class ChunkSender:
     """Threads that encode and send chunks and wait for the replies.
 
     After the first error nothing more is sent, and `submit` and `wait_stored` raise it. Chunks that were reported as
-    stored are durable.
+    stored are durable. A reference to another chunk that the server does not store is no error: see `refused`.
     """
 
     def __init__(
@@ -54,6 +62,8 @@ class ChunkSender:
         self._submit_lock = Lock()  # so versions have the order of submission
         self._error: BaseException | None = None  # set once, by the first thread that fails
         self.generation = dataset.generation
+        self.refused: list[SealedChunk] = []
+        """References that are not stored: the bytes are gone, or the server makes none."""
         self._threads = [
             Thread(target=self._work, name=f"dieselfs-send-{n}", daemon=True) for n in range(SENDERS)
         ]
@@ -117,6 +127,12 @@ class ChunkSender:
                     return
                 if self._error is None:
                     self._send(*item)
+            except (AccessDenied, InvalidInput, NotFound) as error:
+                chunk = item[0] if item else None
+                if chunk is not None and chunk.source is not None and chunk.source.is_chunk:
+                    self.refused.append(chunk)
+                else:
+                    self._error = self._error or error
             except BaseException as error:  # `submit` and `wait_stored` raise it
                 self._error = self._error or error
             finally:

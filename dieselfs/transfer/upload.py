@@ -8,10 +8,9 @@ extent. Memory is bounded: a few chunks being filled, and a few in flight.
 
 import os
 import stat
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import closing
 from functools import partial
-from heapq import merge
 from threading import Lock, Thread
 from typing import NamedTuple, Protocol
 
@@ -23,6 +22,7 @@ from dieselfs.limits import CHUNK_PAYLOAD_BYTES_MAX, CHUNK_TARGET_BYTES, KIB
 from dieselfs.records import DatasetRecord, PendingFile
 from dieselfs.rpc.client import ServerClient
 from dieselfs.snapshot.reader import Snapshot
+from dieselfs.transfer.equal_extents import EqualExtents
 from dieselfs.transfer.report import TransferReport
 from dieselfs.transfer.sender import ChunkSender
 
@@ -215,14 +215,6 @@ def is_stored(entry: UploadEntry, snapshot: Snapshot) -> bool:
     return entry.is_same(mode, size, mtime_ns, snapshot.target(node) if stored.is_link else b"")
 
 
-class Equals(Protocol):
-    """Which files are stored together, as their bytes are equal; see `equal_files.py`. For the thread that walks."""
-
-    def taken(self, entry: UploadEntry, /) -> bool: ...
-
-    def others(self, entry: UploadEntry, /) -> Sequence[UploadEntry]: ...
-
-
 class TreeUpload:
     """One upload, by `run`. `report` has its progress, for any thread; `first`: source and path of the first file that
     was not stored. `steps` rises with each entry, and each part of a large file, that is read.
@@ -241,12 +233,12 @@ class TreeUpload:
         chunk_bytes: int = CHUNK_TARGET_BYTES,
         progressed: Callable[[], object] = lambda: None,
         compression: Compression | None = None,
-        equals: Equals | None = None,
+        equals: EqualExtents | None = None,
         at_once: bool = False,
     ) -> None:
         """`stored`: the content of the dataset, or whether it has an entry; None uploads everything. `jobs`: threads
         that read the source; one, if it is `at_once`. `progressed` is called after each stored chunk, in the thread
-        that sent it. `equals`: files that share their bytes.
+        that sent it. `equals`: finds bytes that are stored already; then one thread reads.
         """
         self.report = TransferReport(generation=dataset.generation)
         self.first: tuple[bytes, bytes] | None = None
@@ -254,11 +246,12 @@ class TreeUpload:
         self._client = client
         self._dataset = dataset
         self._is_stored = partial(is_stored, snapshot=stored) if isinstance(stored, Snapshot) else stored
-        self._jobs = 1 if at_once else jobs
+        self._jobs = 1 if at_once or equals is not None else jobs
         self._chunk_bytes = chunk_bytes
         self._progressed = progressed
         self._compression = compression
         self._equals = equals
+        self._put_off: dict[bytes, UploadEntry] = {}  # by path: what shares bytes
         self._last = ChunkBuilder(CHUNK_PAYLOAD_BYTES_MAX - CHUNK_TARGET_BYTES) if at_once else None
         self._end_bytes_max = 0
         self._walk_lock = (
@@ -347,11 +340,9 @@ class TreeUpload:
             self.report.sent_bytes += len(chunk.stored or chunk.payload)
         self._progressed()
 
-    def _take_batch(self, walk: Iterator[UploadEntry]) -> list[Sequence[UploadEntry]]:
-        """The next entries of the walk that are not stored, with those that are equal; empty at its end. A large
-        streamed one is the last.
-        """
-        batch: list[Sequence[UploadEntry]] = []
+    def _take_batch(self, walk: Iterator[UploadEntry]) -> list[UploadEntry]:
+        """The next entries of the walk that are not stored; empty at its end. A large streamed one is the last."""
+        batch: list[UploadEntry] = []
         report, is_stored, loaded_bytes = self.report, self._is_stored, 0
         for entry in walk:
             size, is_folder = entry.file_bytes, entry.is_folder
@@ -359,8 +350,6 @@ class TreeUpload:
             try:
                 if is_stored is not None and is_stored(entry):
                     report.skip(size, is_folder)
-                    continue
-                if self._equals is not None and self._equals.taken(entry):
                     continue
                 if self.first is None and not is_folder:
                     self.first = entry.source, entry.path
@@ -371,7 +360,7 @@ class TreeUpload:
             except ENTRY_ERRORS as error:
                 self._fail_entry(entry, error)
                 continue
-            batch.append((entry,) if self._equals is None else (entry, *self._equals.others(entry)))
+            batch.append(entry)
             if len(batch) == BATCH_ENTRIES or loaded_bytes >= self._chunk_bytes:
                 return batch
         self.report.is_all_found = True
@@ -384,16 +373,18 @@ class TreeUpload:
             while self._error is None:
                 with self._walk_lock:
                     batch = self._take_batch(walk)
-                    last = batch[-1][0] if batch else None
+                    last = batch[-1] if batch else None
                     if last is not None and last.is_streamed and last.file_bytes > self._chunk_bytes:
-                        for entries in batch:  # under the lock: its content ends when the walk continues
-                            self._pack(builder, entries)
+                        for entry in batch:  # under the lock: its content ends when the walk continues
+                            self._pack(builder, entry)
                         continue
+                for entry in batch:
+                    self._pack(builder, entry)
+                if self._equals is not None and (self._equals.is_full or not batch):
+                    self._refer(builder, self._equals)
                 if not batch:
                     self._sender.submit(builder.seal())
                     return
-                for entries in batch:
-                    self._pack(builder, entries)
         except BaseException as error:  # `run` raises it
             self._error = self._error or error
 
@@ -402,25 +393,49 @@ class TreeUpload:
         if builder.is_full:
             self._sender.submit(builder.seal())
 
-    def _pack(self, builder: ChunkBuilder, entries: Sequence[UploadEntry]) -> None:
-        """Add an entry, or files with equal bytes: two by two, as a chunk may have its bytes for two files."""
-        for start in range(0, len(entries), 2):
-            pair = entries[start : start + 2]
-            if self._is_split(pair[0].file_bytes):
-                for _ in merge(*(self._extents(builder, entry) for entry in pair)):
-                    pass
-                continue
-            whole = builder if self._last is None else self._last
-            for entry in pair:
-                self.steps += 1
-                try:
-                    self._sender.check_path(entry.path)
-                    entry.pack(whole)
-                except ENTRY_ERRORS as error:
-                    self._fail_entry(entry, error)
-                if whole.is_crowded:
-                    self._sender.submit(whole.seal())
-            self._submit(whole)
+    def _refer(self, builder: ChunkBuilder, equals: EqualExtents) -> None:
+        """Store references to bytes that are stored, for extents that were put off; and again what cannot refer."""
+        if not equals.waiting:
+            return
+        self._sender.submit(builder.seal())
+        self._sender.wait_stored()
+        chunks, left = equals.references()
+        for chunk in chunks:
+            self._sender.submit(chunk)
+        self._sender.wait_stored()
+        for chunk in self._sender.refused:
+            left |= {path for path, *_ in chunk.entries}
+        self._sender.refused.clear()
+        builder.put_off = None
+        entries, self._put_off = self._put_off, {}
+        for entry in map(entries.__getitem__, sorted(left)):
+            if entry.is_streamed:
+                self._fail_entry(entry, SourceChanged("the file with the same bytes is gone; run it again"))
+            else:
+                self._add(builder, entry)
+
+    def _pack(self, builder: ChunkBuilder, entry: UploadEntry) -> None:
+        """Add an entry, or put it off."""
+        if self._equals is not None:
+            if entry.path in self._equals.waiting:  # of a path with several sources, the last one counts
+                self._refer(builder, self._equals)
+            builder.put_off = partial(self._equals.put_off, entry.is_streamed)
+        self._add(builder, entry)
+        if self._equals is not None and entry.path in self._equals.waiting:
+            self._put_off[entry.path] = entry
+
+    def _add(self, builder: ChunkBuilder, entry: UploadEntry) -> None:
+        if self._is_split(entry.file_bytes):
+            self._add_extents(builder, entry)
+            return
+        whole = builder if self._last is None else self._last
+        self.steps += 1
+        try:
+            self._sender.check_path(entry.path)
+            entry.pack(whole)
+        except ENTRY_ERRORS as error:
+            self._fail_entry(entry, error)
+        self._submit(whole)
 
     def _is_split(self, size: int) -> bool:
         """Whether a file of this size is stored in several extents."""
@@ -428,8 +443,8 @@ class TreeUpload:
             return size > self._chunk_bytes
         return size > self._end_bytes_max and self._last.payload_bytes + size > CHUNK_TARGET_BYTES
 
-    def _extents(self, builder: ChunkBuilder, entry: UploadEntry) -> Iterator[int]:
-        """Add the extents of a file, each after its place was given; after an interrupted upload, only missing ones."""
+    def _add_extents(self, builder: ChunkBuilder, entry: UploadEntry) -> None:
+        """Add the extents of a file; after an interrupted upload, only missing ones."""
         size, mtime_ns, step = entry.file_bytes, entry.mtime_ns, self._chunk_bytes
         end = size if self._last is None else (size - 1) // self._end_bytes_max * self._end_bytes_max
         grid = {(place, min(step, end - place)) for place in range(0, end, step)}
@@ -445,7 +460,6 @@ class TreeUpload:
             ranges = sorted(grid - pending.extents if is_continued else grid)
             with closing(entry.contents(ranges)) as contents:
                 for (place, length), content in zip(ranges, contents, strict=True):
-                    yield place
                     chunk = builder if self._last is None or place + length < size else self._last
                     if not chunk.has_room(content):
                         self._sender.submit(chunk.seal())

@@ -14,6 +14,7 @@ from dieselfs.errors import DieselfsError
 from dieselfs.net.address import TcpAddress
 from dieselfs.rpc.serving import connection
 from dieselfs.settings.table import OFF
+from dieselfs.transfer import equal_extents
 from dieselfs_server import assemble
 from dieselfs_server.datasets import referring_copy
 from dieselfs_server.maintenance import jobs
@@ -206,6 +207,6 @@ def install() -> None:
     }
     for name, value in replaced.items():
         setattr(assemble, name, value)
-    referring_copy.REFERENCE_BYTES_MIN = 1  # as chunks are small here
+    referring_copy.REFERENCE_BYTES_MIN = equal_extents.REFERENCE_BYTES_MIN = 1  # as chunks are small here
     jobs.MaintenanceJobs._run_leased = _run_leased  # type: ignore[method-assign]  # notes who works
     setattr(connection, "_write", lambda connected, views: connected.write(views))  # noqa: B010  # mypy takes the assignment for a mistake

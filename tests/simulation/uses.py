@@ -8,6 +8,7 @@ from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from functools import partial
 
+from dieselfs.chunk.builder import FileExtent
 from dieselfs.cluster.member import INCARNATION_BYTES, Member
 from dieselfs.cluster.secret import JobSecret
 from dieselfs.errors import AlreadyExists, Damaged, DieselfsError, NotFound, StorageFull
@@ -18,8 +19,11 @@ from dieselfs.rpc.members import JobId
 from dieselfs.rpc.records import CopyRequest, RemoteSnapshot
 from dieselfs.shuffle.strata import strata_of_classes
 from dieselfs.sources.server import ServerSource
+from dieselfs.transfer.equal_extents import EqualExtents
+from dieselfs.transfer.sender import ChunkSender
 from dieselfs.transfer.tree_digest import digest_of_snapshot
 from tests.simulation.actors import (
+    CALL_S_MAX,
     DATASET,
     JOB_S_MAX,
     KINDS,
@@ -242,6 +246,38 @@ def copy_to(cluster: Cluster, step: Step, dataset: str, into: Oracle) -> None:
         raise
     finally:
         oracle.end_copy(reading, source + b"/", target + b"/", into, is_done)
+
+
+def share(cluster: Cluster, step: Step) -> None:
+    """Store the files of a folder, in which others write, at a new place without their bytes, as `put --dedup` does."""
+    (folder,) = step.arguments
+    client, oracle = cluster.client(step.actor), cluster.oracle
+    source, target = folder + b"/", b"shared/%d/" % step.number
+    reading, is_done = oracle.begin_copy(source, target, oracle), False
+    sender = None
+    try:
+        snapshot = opened(fetched(cluster, step.actor))
+        sender = ChunkSender(client, cluster.bounded("dataset", partial(client.dataset, DATASET)))
+        equals = EqualExtents(lambda: snapshot)
+        for node in snapshot.walk():
+            path, stat = snapshot.path(node), snapshot.stat(node)
+            if not stat.is_file or not path.startswith(source):
+                continue
+            extents = snapshot.extents(node)
+            version = 0 if len(extents) == 1 else cluster.bounded("version", sender.reserve_version)
+            new = target + path.removeprefix(source), stat.mode, stat.mtime_ns, stat.size
+            for extent in extents:
+                equals.put_off(False, FileExtent(*new, extent.place, extent.length, extent.digest, version))
+        if equals.waiting:
+            for chunk in equals.references()[0]:
+                cluster.bounded("refer", partial(sender.submit, chunk), 2 * CALL_S_MAX)
+            cluster.bounded("referred", sender.wait_stored, 2 * CALL_S_MAX)
+        is_done = not sender.refused
+        cluster.world.note(f"step {step.number}: shared {folder!r}, {len(sender.refused)} refused")
+    finally:
+        if sender is not None:
+            sender.close()
+        oracle.end_copy(reading, source, target, oracle, is_done)
 
 
 def move(cluster: Cluster, step: Step) -> None:
@@ -507,6 +543,7 @@ USES: dict[str, Kind] = KINDS | {
     "pin": pin,
     "lease": lease,
     "copy": copy,
+    "share": share,
     "move": move,
     "make": make,
     "drop": drop,

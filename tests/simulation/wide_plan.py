@@ -103,6 +103,8 @@ def _leases(source: random.Random, add: Add) -> None:
 def _copies(source: random.Random, add: Add) -> None:
     for _ in range(source.randint(1, 4)):
         add("copier", "copy", source.choice([b"a", b"b", b"c"]))
+    for _ in range(source.randint(0, 3)):
+        add("sharer", "share", source.choice([b"a", b"b", b"c"]))
 
 
 def _maintenance(source: random.Random, add: Add) -> None:

@@ -24,6 +24,7 @@ class World:
     def __init__(self, folder: Path, metadata: MetadataStore, store: ObjectStore) -> None:
         self.folder, self.metadata, self.objects = folder, metadata, store
         self.store = AttachedStore(store, Sources())
+        self.chunk = b"", b""  # what a test puts later: ID and object
         self.service = own_service(folder, store, metadata)
         for name in "abc":
             call(self.service, "create_dataset", name=name)
@@ -82,7 +83,8 @@ class World:
     def references(self, dataset: str) -> list[tuple[bytes, bytes]]:
         """IDs: of the chunks that refer to others, and of these."""
         headers = {each: read_header(self.store, self.id(dataset), each)[1] for each in self.chunks(dataset)}
-        return [(each, header.source.chunk[1]) for each, header in headers.items() if header.source]
+        sources = {each: header.source for each, header in headers.items()}
+        return [(each, source.chunk[1]) for each, source in sources.items() if source and source.is_chunk]
 
     def stored_bytes(self, dataset: str) -> int:
         return sum(self.objects.size(self.id(dataset), chunk_id) for chunk_id in self.chunks(dataset))

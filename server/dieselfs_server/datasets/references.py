@@ -17,7 +17,7 @@ import secrets
 import time
 from collections import defaultdict
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 
 from dieselfs.chunk.format import ChunkHeader
@@ -25,6 +25,7 @@ from dieselfs.chunk.ids import CHUNK_ID_BYTES
 from dieselfs.digests import EXTENT_DIGEST_BYTES, extent_digest_of
 from dieselfs.errors import Damaged, DieselfsError, NotFound, Unavailable
 from dieselfs_server.store.interface import ObjectStore
+from dieselfs_server.store.ordered_reads import read_in_order
 from dieselfs_server.store.wrapper import keep_older_servers_out
 
 CLAIM_S = 24 * 3600
@@ -33,6 +34,11 @@ WORK_S = 3600.0
 """A copy, or a purge, stores or erases the chunks of its record within this time, or ends: clocks may differ."""
 PAIRS_MAX = 16_384
 """Of one record."""
+RECORDS_MAX = 64
+"""Small records of two datasets, before a purge makes one of them: each is read by every purge."""
+
+TRIES_MAX = 16
+"""Of reading all records while others remove some."""
 
 Pair = tuple[bytes, bytes]
 """IDs: of the chunk that refers, and of the one that has the bytes."""
@@ -99,19 +105,29 @@ class References:
             erased = _unpacked(name, content)[1]
             if not erased or not chunk_ids.isdisjoint(_split(erased)):
                 raise BeingErased("a purge erases these chunks")
-        for chunk_id in chunk_ids:
-            try:
-                self._store.size(source_id, chunk_id)
-            except NotFound as error:
-                raise BeingErased(str(error)) from None
+        with closing(read_in_order(_size, self._store, source_id, chunk_ids)) as sizes:
+            for _, size in sizes:
+                try:
+                    size.result()
+                except NotFound as error:
+                    raise BeingErased(str(error)) from None
+
+    def within(self, dataset_id: bytes) -> dict[bytes, set[bytes]]:
+        """The chunks of a dataset to which its own chunks refer, or may soon, each with these."""
+        found: dict[bytes, set[bytes]] = {}
+        for record in self._records(f"{_refers(dataset_id)}{dataset_id.hex()}-"):
+            for reference, chunk_id in record.pairs:
+                found.setdefault(chunk_id, set()).add(reference)
+        return found
 
     def to(self, source_id: bytes, now_s: int) -> dict[bytes, set[bytes]]:
         """The chunks of a dataset that are referred to, each with the IDs of the datasets that do."""
         return self._to(source_id, now_s, is_swept=False)
 
     def _to(self, source_id: bytes, now_s: int, is_swept: bool) -> dict[bytes, set[bytes]]:
-        """`is_swept`: remove the records without references."""
+        """`is_swept`: remove the records without references, and make one of many that are settled."""
         found: dict[bytes, set[bytes]] = {}
+        merged = defaultdict[bytes, list[_Record]](list)
         records = list(self._records(_refers(source_id)))
         stored = {
             target_id: set(self._store.list_chunks(target_id))
@@ -125,6 +141,14 @@ class References:
                 found.setdefault(chunk_id, set()).add(record.target_id)
             if is_swept and not chunk_ids:
                 self._store.delete_record(record.name)
+            elif is_swept and record.is_settled and len(record.pairs) < PAIRS_MAX:
+                merged[record.target_id].append(record)
+        for target_id, several in merged.items():
+            if len(several) > RECORDS_MAX:
+                pairs = [pair for record in several for pair in record.pairs if pair[0] in stored[target_id]]
+                self.record(target_id, {source_id: pairs}, now_s)
+                for record in several:
+                    self._store.delete_record(record.name)
         return found
 
     def erase(
@@ -225,10 +249,7 @@ class References:
                 self._store.put_record(name, _packed(_SETTLED, pairs[first : first + PAIRS_MAX]))
 
     def _records(self, prefix: str) -> Iterator[_Record]:
-        for name in self._store.list_records(prefix):
-            content = self._store.get_record(name)
-            if content is None:  # removed meanwhile
-                continue
+        for name, content in self._contents(prefix).items():
             state, body = _unpacked(name, content)
             ids = _split(body)
             _, source, target, time_s, _ = name.split("-")
@@ -236,12 +257,25 @@ class References:
             source_id, target_id = bytes.fromhex(source), bytes.fromhex(target)
             yield _Record(name, source_id, target_id, int(time_s, 16), state == _SETTLED, pairs)
 
+    def _contents(self, prefix: str) -> dict[str, bytes]:
+        """The records of one instant. One that is removed meanwhile may be part of another that came after the list."""
+        for _ in range(TRIES_MAX):
+            found = {name: self._store.get_record(name) for name in self._store.list_records(prefix)}
+            there = {name: content for name, content in found.items() if content is not None}
+            if len(there) == len(found):
+                return there
+        raise Unavailable("the references between chunks change too fast; try again")
+
 
 def note_reference(found: defaultdict[bytes, list[Pair]], chunk_id: bytes, header: ChunkHeader) -> None:
     """Add the reference in the header of a chunk, if it has one, by the ID of the dataset that it refers to."""
     if header.source is not None and header.source.is_chunk:
         source_id, source_chunk = header.source.chunk
         found[source_id].append((chunk_id, source_chunk))
+
+
+def _size(store: ObjectStore, dataset_id: bytes, chunk_id: bytes) -> int:
+    return store.size(dataset_id, chunk_id)
 
 
 def without_remains(store: ObjectStore, dataset_ids: Sequence[bytes]) -> Sequence[bytes]:

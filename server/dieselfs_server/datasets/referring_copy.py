@@ -7,20 +7,21 @@ is not referred to: its copy refers to the other one too.
 
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
 
 import numpy as np
 
 from dieselfs.arrays import Numbers
 from dieselfs.chunk.builder import ChunkBuilder, SealedChunk
-from dieselfs.chunk.format import PREAMBLE_BYTES, decode_preamble
-from dieselfs.chunk.ids import chunk_name
+from dieselfs.chunk.format import Preamble
 from dieselfs.chunk.source import AttachedSource
 from dieselfs.limits import CHUNK_EXTENTS_PER_PAYLOAD_MAX, MIB
 from dieselfs.records import DatasetRecord
 from dieselfs.transfer.copy_plan import CopyPlan
-from dieselfs_server.datasets.commit import ChunkWriter, read_header
+from dieselfs_server.datasets.commit import ChunkWriter, read_header, read_preamble
 from dieselfs_server.datasets.references import BeingErased, Claim, Pair, References
 from dieselfs_server.store.interface import ObjectStore
+from dieselfs_server.store.ordered_reads import read_in_order
 
 REFERENCE_BYTES_MIN = 1 * MIB
 """Bytes of smaller chunks are copied: many of them become one."""
@@ -53,8 +54,9 @@ class ReferringCopy:
         sealed: dict[bytes, list[SealedChunk]] = {}
         found: dict[bytes, list[Span]] = {}
         copied: list[Span] = []
+        heads = self._heads(spans)
         for span in spans:
-            source = self._whole_source(span)
+            source = self._whole_source(span, heads[span]) if span in heads else None
             if source is None:
                 copied.append(span)
                 continue
@@ -68,19 +70,27 @@ class ReferringCopy:
                 copied += found[dataset_id]
         return sorted(copied)
 
-    def _whole_source(self, span: Span) -> AttachedSource | None:
+    def _heads(self, spans: Sequence[Span]) -> dict[Span, Preamble]:
+        """The preambles of the chunks that may be referred to: they alone say where a payload begins in its object, and
+        whether it is there. A slow store is asked for several at once.
+        """
+        snapshot, extents = self._plan.source, self._plan.order.extents
+        lengths, chunks = snapshot.column("extent_lengths"), snapshot.column("extent_chunks")
+        named = {
+            snapshot.chunk_id(int(chunks[extents[span[0]]])): span
+            for span in spans
+            if lengths[extents[slice(*span)]].sum(dtype=np.int64) >= REFERENCE_BYTES_MIN
+        }
+        with closing(read_in_order(read_preamble, self._store, self._source_id, named)) as heads:
+            return {named[chunk_id]: head.result() for chunk_id, head in heads}
+
+    def _whole_source(self, span: Span, preamble: Preamble) -> AttachedSource | None:
         """The payload of a chunk, if all its bytes are copied, and can be referred to."""
         snapshot, extents = self._plan.source, self._plan.order.extents[slice(*span)]
         offsets, lengths = (
             snapshot.column(f"extent_{name}")[extents].astype(np.int64) for name in ("offsets", "lengths")
         )
-        total_bytes = int(lengths.sum())
-        if total_bytes < REFERENCE_BYTES_MIN:
-            return None
-        chunk_id = snapshot.chunk_id(int(snapshot.column("extent_chunks")[extents[0]]))
-        head = self._store.get_range(self._source_id, chunk_id, 0, PREAMBLE_BYTES)
-        preamble = decode_preamble(head, f"chunk {chunk_name(chunk_id)}", chunk_id)
-        length = preamble.payload_length
+        total_bytes, length, chunk_id = int(lengths.sum()), preamble.payload_length, preamble.chunk_id
         if (
             not REFERENCE_BYTES_MIN <= length <= total_bytes <= CHUNK_EXTENTS_PER_PAYLOAD_MAX * length
             or not is_covered(offsets, lengths, length)
@@ -90,7 +100,9 @@ class ReferringCopy:
             place = self._source_id, chunk_id, preamble.payload_start
             return AttachedSource.of_chunk(*place, length, preamble.payload_digest)
         source = read_header(self._store, self._source_id, chunk_id)[1].source
-        return source if source is not None and source.is_chunk else None
+        if source is None or not source.is_chunk or source.payload_digest != preamble.payload_digest:
+            return None  # of a foreign object, or a part of a payload
+        return source
 
     def _sealed(self, span: Span, source: AttachedSource) -> Iterator[SealedChunk]:
         """Chunks with the new entries of the extents; more than one if their paths are longer."""

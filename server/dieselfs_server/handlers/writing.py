@@ -26,10 +26,11 @@ from dieselfs_server.call import Call
 from dieselfs_server.datasets.commit import Admission, store_chunk, verified_chunk
 from dieselfs_server.datasets.dataset_keys import DatasetKeys
 from dieselfs_server.datasets.mirrors import Mirrors
+from dieselfs_server.datasets.own_reference import completed
 from dieselfs_server.datasets.refresh import Refresh
 from dieselfs_server.metadata.interface import MetadataStore
 from dieselfs_server.reading.kept_checksums import KeptChecksums
-from dieselfs_server.store.attached import Sources
+from dieselfs_server.store.attached import Sources, source_of
 from dieselfs_server.store.interface import ObjectStore
 
 STORE_WRITES_MAX = 16
@@ -107,7 +108,15 @@ class WriteCalls:
             await in_thread(self.mirrors.check_writable, dataset)
         if (source := chunk[1].source) is None:
             return await self._commit(call, dataset, chunk, call.bulk)
-        if source.is_chunk:  # of whatever dataset: the rights of its readers are unknown
+        if source.is_chunk and source.chunk[0] == dataset.dataset_id:
+            chunk, data, claim = await self._in_thread(
+                call, completed, self.store, dataset.dataset_id, *chunk
+            )
+            generation = await self._commit(call, dataset, chunk, data)
+            if claim is not None:
+                await self._in_thread(call, claim.settle)
+            return generation
+        if source.is_chunk:  # of another dataset: the rights of its readers are unknown
             call.audited |= {"dataset": dataset.name, "source": source.name}
             raise AccessDenied(f"{name}: only servers make chunks that refer to others; use dlcmd cp")
         attached, last = (call.caller.name, source.location), self.last_attached
@@ -120,8 +129,9 @@ class WriteCalls:
     def _check_attached(self, call: Call, dataset: DatasetRecord, preamble: Preamble, name: str) -> None:
         """Refuse an attached chunk before its header is decoded, which can take long."""
         try:
-            self.sources.check_any(name)
             check_attached(preamble, name)
+            if (source := source_of(call.bulk)) is None or not source.is_chunk:
+                self.sources.check_any(name)
         except (AccessDenied, InvalidInput):
             call.audited |= {"dataset": dataset.name, "source": "not read"}
             raise

@@ -17,10 +17,11 @@ from dieselfs.names import printable
 from dieselfs.records import ChunkRecord, DatasetRecord
 from dieselfs.rpc.records import AttachedRecord, DetachReport
 from dieselfs_server.datasets.commit import ChunkWriter, read_header
-from dieselfs_server.maintenance.jobs import Proceed, read_in_order
+from dieselfs_server.maintenance.jobs import Proceed
 from dieselfs_server.maintenance.rebuild import report_line
 from dieselfs_server.metadata.interface import MetadataStore
 from dieselfs_server.store.interface import ObjectStore
+from dieselfs_server.store.ordered_reads import read_in_order
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,11 +30,12 @@ from dieselfs_server.datasets.commit import check_size, read_chunk, read_header,
 from dieselfs_server.datasets.references import Pair, References, note_reference
 from dieselfs_server.datasets.snapshots import SnapshotCache
 from dieselfs_server.datasets.tags import TagStore
-from dieselfs_server.maintenance.jobs import HEADERS_AT_ONCE, PAYLOADS_AT_ONCE, Proceed, read_in_order
+from dieselfs_server.maintenance.jobs import Proceed
 from dieselfs_server.maintenance.rebuild import rebuild, report_line
 from dieselfs_server.metadata.interface import MetadataStore
 from dieselfs_server.metadata.sqlite.store import SqliteMetadata
 from dieselfs_server.store.interface import ObjectStore
+from dieselfs_server.store.ordered_reads import HEADERS_AT_ONCE, PAYLOADS_AT_ONCE, read_in_order
 
 log = logging.getLogger(__name__)
 

@@ -6,21 +6,34 @@ grace time: first its object, then its record. After a crash at any point, the n
 the chunks gives the same dataset.
 
 A chunk to which others refer stays as it is (`datasets/references.py`). Of a chunk that refers, live entries are copied
-out with their bytes: so no deleted file stays in a payload longer than it would without references.
+out with their bytes: so no deleted file stays in a payload longer than it would without references. A chunk and those
+of its own dataset that refer to it are a group. A group stays while each byte of a file counts in one of its chunks;
+then its live entries are copied together, and share their bytes again.
 """
 
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from contextlib import suppress
 
-from dieselfs.chunk.format import PREAMBLE_BYTES, ChunkHeader, Op, check_extents
+import numpy as np
+import numpy.typing as npt
+
+from dieselfs.arrays import Numbers
+from dieselfs.chunk.format import ChunkHeader, Op, check_extents
 from dieselfs.chunk.ids import ChunkIdSource, chunk_name, chunk_time_s
-from dieselfs.errors import Damaged, NotFound, StorageFull
+from dieselfs.errors import NotFound, StorageFull
 from dieselfs.limits import REPORT_LINES_MAX
 from dieselfs.records import ChunkRecord, DatasetRecord
 from dieselfs.rpc.records import PurgeReport
 from dieselfs.units import count
-from dieselfs_server.datasets.commit import Admission, ChunkWriter, any_chunk, read_chunk, read_preamble
+from dieselfs_server.datasets.commit import (
+    Admission,
+    ChunkWriter,
+    any_chunk,
+    read_chunk,
+    read_header,
+    read_preamble,
+)
 from dieselfs_server.datasets.references import References
 from dieselfs_server.datasets.tags import TagStore
 from dieselfs_server.leases.lease import Pin, live_pins
@@ -28,6 +41,7 @@ from dieselfs_server.maintenance.attachments import attached_chunks, source_of
 from dieselfs_server.maintenance.jobs import Proceed
 from dieselfs_server.metadata.interface import MetadataStore
 from dieselfs_server.store.interface import ObjectStore
+from dieselfs_server.store.ordered_reads import read_in_order
 
 log = logging.getLogger(__name__)
 
@@ -58,14 +72,21 @@ def purge(
     references, now_s = References(store), now_ns // 10**9
     referred = references.to(dataset.dataset_id, now_s)
     needed = set(referred).union(*tagged.values())
-    with_holes = [chunk for chunk in chunks if 0 < chunk.deleted_entries < chunk.entries]
+    groups = _groups(chunks, references.within(dataset.dataset_id))
+    held_groups, split = _split(store, dataset.dataset_id, groups, set().union(*tagged.values()), referred)
+    needed |= held_groups
+    tied = {chunk.chunk_id for group in groups for chunk in group} - held_groups
+    with_holes = [
+        chunk for chunk in chunks if 0 < chunk.deleted_entries < chunk.entries and chunk.chunk_id not in tied
+    ]
     # A chunk of a foreign source takes no room for what was deleted, so it stays.
     with_gaps = [chunk for chunk in with_holes if not _is_foreign(store, dataset.dataset_id, chunk.chunk_id)]
     # A chunk that a tag or a reference needs stays, so copies of what is live in it would only take more room.
     held = [chunk for chunk in with_gaps if chunk.chunk_id in needed]
     holed = [chunk for chunk in with_gaps if chunk.chunk_id not in needed]
+    rewritten = len(holed) + len(split)
     expired = removable(dead, pins, needed, died_before_ns)
-    lengths = {chunk.chunk_id: _stored_bytes(store, dataset.dataset_id, chunk) for chunk in expired}
+    lengths = {chunk.chunk_id: _size(store, dataset.dataset_id, chunk.chunk_id) for chunk in expired}
     if not is_dry_run:
         proceed = proceed or Proceed()
         proceed.expect(len(expired))
@@ -80,6 +101,7 @@ def purge(
         references.erase_remains(now_s)
         try:
             _rewrite(store, metadata, dataset, now_ns, holed, proceed, admitted)
+            _rewrite(store, metadata, dataset, now_ns, split, proceed, admitted, is_sharing=True)
         except StorageFull as error:
             if not expired:
                 raise
@@ -87,14 +109,74 @@ def purge(
                 "purge of %s removed %d chunks, and ended early: %s", dataset.name, len(expired), error
             )
     return PurgeReport(
-        chunks_rewritten=len(holed),
+        chunks_rewritten=rewritten,
         chunks_removed=len(expired),
-        chunks_waiting=len(dead) - len(expired) + len(holed) + len(held),
+        chunks_waiting=len(dead) - len(expired) + rewritten + len(held),
         bytes_freed=sum(lengths[chunk.chunk_id] for chunk in expired),
         held_by=holders(
             [chunk for chunk in dead if chunk.updated_ns <= died_before_ns], held, pins, tagged, referred
         ),
     )
+
+
+def _groups(chunks: Sequence[ChunkRecord], own: Mapping[bytes, Set[bytes]]) -> list[list[ChunkRecord]]:
+    """Each chunk to which others of the dataset refer, and then these. `own`: as of `References.within`."""
+    known = {chunk.chunk_id: chunk for chunk in chunks}
+    return [
+        [known[source], *(known[each] for each in sorted(refers & known.keys()))]
+        for source, refers in own.items()
+        if source in known and refers & known.keys()
+    ]
+
+
+def _split(
+    store: ObjectStore,
+    dataset_id: bytes,
+    groups: Sequence[Sequence[ChunkRecord]],
+    tagged: Set[bytes],
+    referred: Mapping[bytes, Set[bytes]],
+) -> tuple[set[bytes], list[ChunkRecord]]:
+    """The live chunks of groups that tags or other datasets hold, and of those with bytes that count no more."""
+    held, found = set[bytes](), list[ChunkRecord]()
+    for group in groups:
+        live = [chunk for chunk in group if chunk.deleted_entries < chunk.entries]
+        has_others = referred.get(group[0].chunk_id, set()) - {dataset_id}
+        if has_others or not tagged.isdisjoint(chunk.chunk_id for chunk in group):
+            held.update(chunk.chunk_id for chunk in live)
+        elif any(chunk.deleted_entries for chunk in group) and _has_dead_bytes(store, dataset_id, group):
+            found += live
+    return held, found
+
+
+def _has_dead_bytes(store: ObjectStore, dataset_id: bytes, group: Sequence[ChunkRecord]) -> bool:
+    starts, ends, is_counted = list[Numbers](), list[Numbers](), list[npt.NDArray[np.bool_]]()
+    try:
+        begin = read_preamble(store, dataset_id, group[0].chunk_id).payload_start
+        headers = [read_header(store, dataset_id, chunk.chunk_id)[1] for chunk in group]
+    except NotFound:  # fsck tells which files are lost
+        return False
+    for chunk, header in zip(group, headers, strict=True):
+        is_file, moved = header.ops == Op.FILE, header.source.offset - begin if header.source else 0
+        starts.append(header.offsets[is_file].astype(np.int64) + moved)
+        ends.append(starts[-1] + header.lengths[is_file])
+        is_counted.append(is_live_of(chunk)[is_file])
+    first, last, counts = np.concatenate(starts), np.concatenate(ends), np.concatenate(is_counted)
+    return _covered_bytes(first[counts], last[counts]) < _covered_bytes(first, last)
+
+
+def _covered_bytes(starts: Numbers, ends: Numbers) -> int:
+    """Of ranges, which may overlap."""
+    order = np.argsort(starts)
+    reached = np.maximum.accumulate(ends[order]) if len(order) else ends
+    before = np.concatenate([starts[order[:1]], reached[:-1]])
+    return int((reached - np.maximum(starts[order], before)).clip(0).sum())
+
+
+def is_live_of(chunk: ChunkRecord) -> npt.NDArray[np.bool_]:
+    """Which entries count: shape (entries,)."""
+    bits = np.frombuffer(chunk.deleted, np.uint8)
+    is_dead = np.unpackbits(bits, count=chunk.entries, bitorder="little").view(np.bool_)
+    return np.logical_not(is_dead)
 
 
 def copy_attached(
@@ -126,8 +208,9 @@ def _rewrite(
     chunks: Sequence[ChunkRecord],
     proceed: Proceed,
     admitted: Admission = any_chunk,
+    is_sharing: bool = False,
 ) -> None:
-    """Copy the live entries of these chunks into new ones."""
+    """Copy the live entries of these chunks into new ones. `is_sharing`: equal ones share their bytes there."""
     ids = ids_after((chunk.chunk_id for chunk in chunks), lambda: now_ns)
     proceed.expect(len(chunks))
 
@@ -135,6 +218,7 @@ def _rewrite(
         proceed.check()
 
     writer = ChunkWriter(store, metadata, ids, dataset, lambda: now_ns, admitted, stored, has_versions=True)
+    writer.builder.is_sharing = is_sharing
     for chunk in chunks:
         proceed()
         preamble, header, payload = read_chunk(store, dataset.dataset_id, chunk.chunk_id)
@@ -173,17 +257,16 @@ def copy_entry(writer: ChunkWriter, header: ChunkHeader, entry: int, content: by
             builder.add_delete(path, version)
 
 
-def _stored_bytes(store: ObjectStore, dataset_id: bytes, chunk: ChunkRecord) -> int:
-    """Of a chunk without its preamble; none, if its object is damaged or was removed before a crash."""
-    with suppress(NotFound, Damaged):
-        return read_preamble(store, dataset_id, chunk.chunk_id).stored_length - PREAMBLE_BYTES
-    return 0
-
-
 def _is_foreign(store: ObjectStore, dataset_id: bytes, chunk_id: bytes) -> bool:
     """Whether a chunk is attached to what is no chunk. Raises NotFound, Damaged."""
     source = source_of(store, dataset_id, chunk_id)
     return source is not None and not source.is_chunk
+
+
+def _size(store: ObjectStore, dataset_id: bytes, chunk_id: bytes) -> int:
+    with suppress(NotFound):  # removed meanwhile, or before a crash
+        return store.size(dataset_id, chunk_id)
+    return 0
 
 
 def removable(

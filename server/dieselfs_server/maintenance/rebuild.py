@@ -20,10 +20,11 @@ from dieselfs_server.datasets.catalog import REBUILD_HOLDER, rebuild_pin
 from dieselfs_server.datasets.commit import check_source, lacks_entries, read_header
 from dieselfs_server.datasets.references import Pair, References, note_reference
 from dieselfs_server.leases.lease import pin_change, put_pin, remove_pin
-from dieselfs_server.maintenance.jobs import Proceed, read_in_order
+from dieselfs_server.maintenance.jobs import Proceed
 from dieselfs_server.metadata.interface import MetadataStore
 from dieselfs_server.metadata.rules import first_generation
 from dieselfs_server.store.interface import ObjectStore
+from dieselfs_server.store.ordered_reads import read_in_order
 
 TRIES_MAX = 8
 """Tries of a rebuild that applies chunks which are removed before it ends."""

@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
-import numpy.typing as npt
 
 from dieselfs.arrays import Numbers, Ranges, distinct
 from dieselfs.chunk.format import ChunkHeader, Op
@@ -24,18 +23,19 @@ from dieselfs.digests import extent_digest_of
 from dieselfs.errors import Damaged, InvalidInput
 from dieselfs.limits import CHUNK_ENTRIES_MAX, CHUNK_TARGET_BYTES, MIB
 from dieselfs.names import printable
-from dieselfs.records import ChunkRecord, DatasetRecord
+from dieselfs.records import DatasetRecord
 from dieselfs.rpc.records import RepackReport
 from dieselfs.shuffle.strata import Strata, is_even, spread
 from dieselfs.snapshot.reader import Snapshot
 from dieselfs.snapshot.storage_order import StorageOrder
 from dieselfs.snapshot.subtree import files_below
 from dieselfs_server.datasets.commit import Admission, ChunkWriter, read_header
-from dieselfs_server.maintenance.jobs import Proceed, read_in_order
-from dieselfs_server.maintenance.purge import copy_entry, ids_after
+from dieselfs_server.maintenance.jobs import Proceed
+from dieselfs_server.maintenance.purge import copy_entry, ids_after, is_live_of
 from dieselfs_server.metadata.interface import MetadataStore
 from dieselfs_server.reading.executor import merge_ranges, span_of
 from dieselfs_server.store.interface import ObjectStore
+from dieselfs_server.store.ordered_reads import read_in_order
 
 BATCH_BYTES = 64 * MIB
 """Files that are read together: a pass over the old chunks fills 16 new ones."""
@@ -159,7 +159,7 @@ def _survey(
             preamble, header = found.result()
             if header.source is not None and not header.source.is_chunk:
                 continue
-            is_live = _is_live(records[chunk_id])
+            is_live = is_live_of(records[chunk_id])
             has_bytes = (header.ops == Op.FILE) & (header.lengths > 0)
             is_moving = (
                 is_live & has_bytes & ((header.lengths == header.sizes) | (header.sizes < CHUNK_TARGET_BYTES))
@@ -178,13 +178,6 @@ def _survey(
                 others,
                 records[chunk_id].deleted_entries > 0,
             )
-
-
-def _is_live(chunk: ChunkRecord) -> npt.NDArray[np.bool_]:
-    """Which entries count: shape (entries,)."""
-    bits = np.frombuffer(chunk.deleted, np.uint8)
-    is_dead = np.unpackbits(bits, count=chunk.entries, bitorder="little").view(np.bool_)
-    return np.logical_not(is_dead)
 
 
 def _move(

@@ -14,9 +14,9 @@ from dieselfs.chunk.builder import ChunkBuilder
 from dieselfs.dataset import Dataset
 from dieselfs.digests import Buffer
 from dieselfs.errors import DieselfsError, StorageFull, Unavailable
-from dieselfs.limits import MIB
+from dieselfs.limits import KIB, MIB
 from dieselfs.snapshot.reader import Snapshot
-from dieselfs.transfer.equal_files import EqualFiles
+from dieselfs.transfer.equal_extents import EqualExtents
 from dieselfs.transfer.report import TransferReport
 from dieselfs.transfer.sender import ChunkSender
 from dieselfs.transfer.upload import Failed, SourceEntry, TreeUpload, walk_source
@@ -28,6 +28,19 @@ def upload(
     run = TreeUpload(data.client, data.create(), stored, chunk_bytes=chunk_bytes)
     report = run.run(lambda failed: walk_source(os.fsencode(source), b"", failed))
     assert report.found_files == report.done_files + report.skipped_files + report.failed_files
+    return report
+
+
+def share(data: Dataset, source: Path, stored: Snapshot | None = None) -> TransferReport:
+    def newest() -> Snapshot:
+        data.refresh()
+        return data.snapshot
+
+    equals = EqualExtents(newest)
+    run = TreeUpload(data.client, data.create(), stored, chunk_bytes=MIB, equals=equals)
+    report = run.run(lambda failed: walk_source(os.fsencode(source), b"", failed))
+    assert not report.failures and report.found_files == report.done_files + report.skipped_files
+    assert report.done_bytes + report.skipped_bytes == report.found_bytes
     return report
 
 
@@ -196,18 +209,31 @@ def test_equal_files_share_their_bytes_also_large_ones(data: Dataset, tmp_path: 
     for name in "small", "deep/er/small":
         (root / name).write_bytes(small)
 
-    def walk(failed: Failed) -> Iterator[SourceEntry]:
-        return walk_source(os.fsencode(root), b"", failed)
-
-    equals = EqualFiles(walk, lambda entry: entry.path == b"third")
-    (root / "two").write_bytes(b"2" * 5000)  # changed since
-    run = TreeUpload(data.client, data.create(), None, jobs=1, chunk_bytes=MIB, equals=equals)
-    report = run.run(walk)
-    assert not report.failures and report.found_files == report.done_files
-    assert report.done_bytes == report.found_bytes
-    assert report.shared_bytes in (len(large) + len(small), len(large) + 2 * len(small))
+    parts = {
+        path.read_bytes()[start : start + MIB]
+        for path in root.rglob("*")
+        if path.is_file() and not path.is_symlink()
+        for start in range(0, path.stat().st_size, MIB)
+    }
+    report = share(data, root)
+    stored_bytes = report.done_bytes - report.shared_bytes
+    assert 0 <= stored_bytes - sum(map(len, parts)) < 64 * KIB, (
+        "of a chunk with fewer bytes, they are stored again"
+    )
     data.refresh()
     assert_same(data, root)
+    # All of it again, at other paths.
+    root.rename(tmp_path / "moved")
+    root.mkdir()
+    (tmp_path / "moved").rename(root / "moved")
+    report = share(data, root, data.snapshot)
+    assert report.done_bytes - report.shared_bytes < 64 * KIB
+    for path in [b"large.bin", *(b"deep/%d.bin" % number for number in range(40))]:
+        data.delete(path)
+    data.flush()
+    data.refresh()
+    content = (root / "moved/large.bin").read_bytes()
+    assert data.get("moved/large.bin") == content == data.get("third")
 
 
 class Seen(TreeUpload):

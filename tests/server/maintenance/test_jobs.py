@@ -11,10 +11,11 @@ import trio
 from dieselfs.errors import NotFound, Unavailable
 from dieselfs.rpc.records import CopyProgress
 from dieselfs_server.leases.lease import LEASE_S, take_lease
-from dieselfs_server.maintenance.jobs import JOBS_MAX, SLOW_READ_S, MaintenanceJobs, Proceed, read_in_order
+from dieselfs_server.maintenance.jobs import JOBS_MAX, MaintenanceJobs, Proceed
 from dieselfs_server.metadata.sqlite.store import SqliteMetadata
 from dieselfs_server.store.interface import ObjectStore
 from dieselfs_server.store.memory import MemoryStore
+from dieselfs_server.store.ordered_reads import SLOW_READ_S, read_in_order
 from tests.conformance.chunk_store_suite import DATASET_ID, chunk_at
 
 WAIT_S = 60.0

@@ -7,6 +7,7 @@ import signal
 import socket
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -393,6 +394,66 @@ def test_equal_files_are_stored_once_and_outlive_each_other(
     dlcmd("fsck", "--deep", place)
     assert dlcmd("cat", f"{place}b/c").stdout == content
     again = dlcmd("sync", "--dedup", "--json", "files/", place).summary
-    assert again["stored"] == 2 and "shared_bytes" not in again
+    assert again["stored"] == 2 and again["shared_bytes"] == len(content)
     refused = dlcmd("sync", "--dedup", place, "back", exit_code=EXIT_USAGE)
     assert "--dedup is for a dataset" in refused.stderr
+    refused = dlcmd("put", "-r", "--encrypt", "--dedup", "files/", "dl://sealed/", exit_code=EXIT_USAGE)
+    assert "leave out --dedup" in refused.stderr
+
+
+def test_bytes_that_the_dataset_has_are_not_stored_again(dlcmd: Dlcmd, dataset: str, tmp_path: Path) -> None:
+    place, count = f"dl://{dataset}/", 7
+    files = {f"v1/{number}": os.urandom(90_000) for number in range(count)} | {
+        "v1/large": os.urandom(5 * MIB)
+    }
+    for name, content in files.items():
+        (tmp_path / "all" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "all" / name).write_bytes(content)
+    dlcmd("put", "-r", "all/", place)
+    before = dlcmd("info", "--json", place).objects[0]["chunks"]
+    shutil.copytree(tmp_path / "all" / "v1", tmp_path / "all" / "v2")
+    for number in range(5):
+        shutil.copy(tmp_path / "all/v1/large", tmp_path / f"all/v2/large{number}")
+    done = dlcmd("sync", "--dedup", "--json", "all/", place).summary
+    assert done["stored_bytes"] == done["shared_bytes"] == sum(map(len, files.values())) + 25 * MIB
+    subprocess.run(["tar", "cf", "v1.tar", "-C", "all", "v1"], cwd=tmp_path, check=True)
+    subprocess.run(["tar", "cf", "v2.tar", "-C", "all", "v2"], cwd=tmp_path, check=True)
+    for sources, name in ((("v1.tar",), "one"), (("v1.tar", "v2.tar"), "two")):
+        done = dlcmd("import", "--dedup", "--json", *sources, f"{place}{name}/").summary
+        assert done["stored_bytes"] == done["shared_bytes"] > 5 * MIB
+    assert dlcmd("info", "--json", place).objects[0]["chunks"] - before < 30
+    dlcmd("fsck", "--deep", place)
+    dlcmd("rm", "-r", f"{place}v1", f"{place}two")
+    for _ in range(3):
+        dlcmd("purge", "--grace", "0s", place)
+    dlcmd("fsck", "--deep", place)
+    dlcmd("get", "-r", place, "back")
+    for folder in "v2", "one/v1":
+        for name, content in files.items():
+            assert (tmp_path / "back" / folder / name[3:]).read_bytes() == content
+
+
+def test_nothing_is_lost_where_others_delete_and_purge_what_is_referred_to(
+    dlcmd: Dlcmd, dataset: str, tmp_path: Path
+) -> None:
+    """Real servers: one command refers to files again and again, while others delete and purge them."""
+    place = f"dl://{dataset}/"
+    for number in range(12):
+        (tmp_path / "tree").mkdir(exist_ok=True)
+        (tmp_path / f"tree/{number}").write_bytes(os.urandom(80_000 + number))
+    dlcmd("put", "-r", "tree/", f"{place}0/")
+
+    def delete(turn: int) -> None:
+        dlcmd("rm", "-r", f"{place}{turn}")
+        for _ in range(2):
+            dlcmd("purge", "--grace", "0s", place)
+
+    for turn in range(4):
+        with ThreadPoolExecutor(2) as threads:
+            deleted = threads.submit(delete, turn)
+            stored = threads.submit(dlcmd, "put", "-r", "--dedup", "tree/", f"{place}{turn + 1}/")
+            stored.result()
+            deleted.result()
+        dlcmd("fsck", "--deep", place)
+    dlcmd("get", "-r", f"{place}4/", "back")
+    assert compare_trees(os.fsencode(tmp_path / "tree"), os.fsencode(tmp_path / "back")).shown == []

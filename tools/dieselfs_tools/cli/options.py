@@ -303,7 +303,7 @@ compress = click.option(
 dedup = flag(
     "--dedup",
     "is_sharing",
-    text="Store the bytes of two equal files once; files of equal size are read twice.",
+    text="Store no bytes that the dataset has already, in any file. One process reads.",
 )
 
 encrypt = flag(

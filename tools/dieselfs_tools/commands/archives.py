@@ -54,6 +54,7 @@ BYTES_MAX = 65_536 * GIB
 @options.flag("-f", "--force", "is_forced", text="Also store records that are already stored.")
 @options.encrypt
 @options.compress
+@options.dedup
 @options.processes
 @options.chunk_size
 def import_(session: Session, **chosen: Any) -> int:

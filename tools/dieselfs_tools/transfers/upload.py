@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 from dieselfs.chunk.frames import Compression
@@ -23,7 +24,7 @@ from dieselfs.names import Location, is_location, printable
 from dieselfs.records import DatasetRecord, Op
 from dieselfs.rpc.client import ServerClient
 from dieselfs.snapshot.reader import Snapshot
-from dieselfs.transfer.equal_files import EqualFiles
+from dieselfs.transfer.equal_extents import EqualExtents
 from dieselfs.transfer.report import TransferReport
 from dieselfs.transfer.upload import DEFAULT_JOBS, Failed, TreeUpload, UploadEntry, is_stored
 from dieselfs.units import count
@@ -266,10 +267,16 @@ class Upload:
         is_stored, jobs, chunk_bytes = self._stored(), self.options.jobs, self.options.chunk_bytes
         compression = self.options.compression
 
-        equals = EqualFiles(self.walk, is_stored) if self.options.is_sharing else None
-        jobs = jobs if equals is None else 1
+        jobs = 1 if self.options.is_sharing else jobs
+
+        opened = cache(lambda: self.session.dataset(dataset.name))  # by the process that uploads
+
+        def stored() -> Snapshot:
+            opened().refresh()
+            return opened().snapshot
 
         def made(progressed: Callable[[], object] = lambda: None, threads: int = 1) -> TreeUpload:
+            equals = EqualExtents(stored) if self.options.is_sharing else None
             return TreeUpload(
                 client, dataset, is_stored, threads, chunk_bytes, progressed, compression, equals
             )

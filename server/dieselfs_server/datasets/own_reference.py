@@ -1,0 +1,76 @@
+"""References that clients ask for, to bytes which their dataset has already: `dlcmd put --dedup`. Blocks.
+
+A client knows extents from a snapshot, but not where a payload begins in its object, nor whether the chunk has the
+bytes itself. So it names a range of a payload, and this completes the chunk. Who may write to a dataset may read all of
+it, and only extents that the chunk has for a file can be named: the reference gives nobody bytes of others.
+"""
+
+import time
+from dataclasses import replace
+
+import numpy as np
+import numpy.typing as npt
+
+from dieselfs.chunk.format import ChunkHeader, Op, Preamble
+from dieselfs.chunk.ids import chunk_name
+from dieselfs.chunk.source import AttachedSource
+from dieselfs.digests import digest_of
+from dieselfs.errors import InvalidInput
+from dieselfs_server.datasets.commit import read_header
+from dieselfs_server.datasets.references import Claim, References
+from dieselfs_server.store.interface import ObjectStore
+
+Completed = tuple[tuple[Preamble, ChunkHeader], bytes, Claim | None]
+
+
+def completed(store: ObjectStore, dataset_id: bytes, preamble: Preamble, header: ChunkHeader) -> Completed:
+    """The chunk with its true source, its object, and the claim of the reference: settle it once the chunk is stored.
+    If the bytes are in a foreign source, a chunk with a copy of them, and no claim.
+
+    Raises InvalidInput for what that chunk does not have, NotFound if it is gone.
+    """
+    asked = header.source
+    assert asked is not None
+    named, start, length = asked.chunk[1], asked.offset, preamble.payload_length
+    old, old_header = read_header(store, dataset_id, named)
+    _check(preamble, header, asked, old, old_header)
+    is_whole = (start, length) == (0, old.payload_length)
+    content, digest = b"", old.payload_digest
+    source = old_header.source or AttachedSource.of_chunk(
+        dataset_id, named, old.payload_start, old.payload_length, old.payload_digest
+    )
+    if not is_whole or not source.is_chunk:
+        content = store.get_range(dataset_id, named, old.payload_start + start, length)
+        digest = digest_of(content)
+    header = replace(
+        header, source=replace(source, offset=source.offset + start) if source.is_chunk else None
+    )
+    packed = header.encode()
+    preamble = replace(
+        preamble,
+        header_length=len(packed),
+        header_digest=digest_of(packed),
+        payload_digest=digest,
+        is_attached=source.is_chunk,
+    )
+    if not source.is_chunk:
+        return (preamble, header), preamble.encode() + packed + content, None
+    pair = preamble.chunk_id, source.chunk[1]
+    claim = References(store).claim(source.chunk[0], dataset_id, [pair], int(time.time()))
+    return (preamble, header), preamble.encode() + packed, claim
+
+
+def _check(
+    preamble: Preamble, header: ChunkHeader, asked: AttachedSource, old: Preamble, old_header: ChunkHeader
+) -> None:
+    name, start = f"chunk {chunk_name(preamble.chunk_id)}", asked.offset
+    if asked.payload_digest != old.payload_digest or start + preamble.payload_length > old.payload_length:
+        raise InvalidInput(f"{name}: {asked.name} has another payload")
+    is_file, was_file = header.ops == Op.FILE, old_header.ops == Op.FILE
+    if not is_file.all() or not _extents(header, is_file, start) <= _extents(old_header, was_file, 0):
+        raise InvalidInput(f"{name}: {asked.name} has not all of its extents")
+
+
+def _extents(header: ChunkHeader, is_file: npt.NDArray[np.bool_], start: int) -> set[tuple[int, int, bytes]]:
+    columns = header.offsets.astype(np.int64) + start, header.lengths, header.digests
+    return {*zip(*(column[is_file].tolist() for column in columns), strict=True)}
