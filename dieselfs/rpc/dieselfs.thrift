@@ -400,6 +400,8 @@ service ChunkServer extends Handshake {
       throws (1: Refusal refusal)
   FsckReport fsck(1: string dataset, 2: bool is_deep, 3: bool is_repair, 4: bool with_progress = 0)
     throws (1: Refusal refusal)
+  /** What all chunks of a dataset take in the object store, in bytes: one look-up for each. */
+  i64 object_bytes(1: string dataset) throws (1: Refusal refusal)
   /** Keep a generation (0: the newest) under a name. */
   TagInfo put_tag(1: string dataset, 2: string tag, 3: i64 generation) throws (1: Refusal refusal)
   /** `with_kept`: also, with empty names, the generations whose snapshots this server has. */

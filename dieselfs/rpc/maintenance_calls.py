@@ -95,6 +95,12 @@ class MaintenanceCalls(Calls):
         report = self._job("rebuild", progressed, dataset=dataset, since_s=since_s, is_forced=is_forced)
         return copied(RebuildReport, report, damaged=tuple(report.damaged))
 
+    def object_bytes(self, dataset: str) -> int:
+        """What all chunks of a dataset take in the object store: compressed, without bytes that they share. Raises
+        NotFound.
+        """
+        return int(self._value("object_bytes", dataset=dataset))
+
     def fsck(
         self, dataset: str, is_deep: bool, is_repair: bool, progressed: Progressed | None = None
     ) -> FsckReport:

@@ -253,6 +253,7 @@ _SERVER = (
         "repack", RepackReport, _purge_needs, JOB, ONCE, ORDINARY, STRATA, START, ("dataset", "is_dry_run")
     ),
     Method("rebuild", RebuildReport, ADMIN, JOB, ONCE, ORDINARY, SMALL, START, ("dataset", "is_forced")),
+    Method("object_bytes", int, WRITE, MAINTENANCE, REPEATABLE, ORDINARY, SMALL, START, None),
     Method("fsck", FsckReport, _fsck_needs, JOB, ONCE, ORDINARY, SMALL, START, None),
     # -- tags and leases --
     Method("put_tag", TagRecord, WRITE, BUILD, REPEATABLE, ORDINARY, SMALL, START, ("dataset", "tag")),

@@ -59,6 +59,7 @@ METHODS: dict[str, Callable[[Any], object]] = {
     "copy_attached": lambda client: client.copy_attached("d", True),
     "repack": lambda client: client.repack("d", 1, np.zeros(1, np.uint16), 0, True),
     "rebuild": lambda client: client.rebuild("d"),
+    "object_bytes": lambda client: client.object_bytes("d"),
     "fsck": lambda client: client.fsck("d", True, False),
     "open_page": lambda client: client.open_page(10),
     "keep_page": lambda client: client.keep_page(10),

@@ -137,6 +137,7 @@ FIELDS: Mapping[str, Field] = {
     "sources": Field(WHOLE, "Number of sources; of a copy, `old` and `new` are of the first."),
     "copied": Field(WHOLE, "Entries copied by this command."),
     "shared_bytes": Field(WHOLE, "What files with equal bytes share, and is not stored again."),
+    "object_bytes": Field(WHOLE, "What the chunks of the dataset take in the object store."),
     "compressed_bytes": Field(WHOLE, "What the stored files take after compression."),
     "copied_bytes": Field(WHOLE, "Their bytes."),
     "deleted": Field(WHOLE, "Deleted entries."),

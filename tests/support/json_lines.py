@@ -95,7 +95,7 @@ VERB_LINES: Mapping[str, Mapping[str, list[str]]] = {
     },
     "mv": {"entry": ["*path *source"], "summary": [_COPIED]},
     "rm": {"entry": ["dataset *path"], "summary": ["entries dry_run?"]},
-    "du": {"usage": ["dataset *path bytes files"], "summary": ["bytes files"]},
+    "du": {"usage": ["dataset *path bytes files object_bytes?"], "summary": ["bytes files object_bytes?"]},
     "info": {
         "dataset": [f"{_DATASET} dataset_id server owner stored_bytes quota_bytes quota_files"],
         "file": ["dataset *path size extents"],

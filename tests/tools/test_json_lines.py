@@ -89,6 +89,7 @@ RUNS: Sequence[tuple[str, int]] = (
     ("rm -rn dl://D/in", 0),
     ("rm -r dl://D/in", 0),
     ("du -d 1 D", 0),
+    ("du --stored D", 0),
     ("info D dl://D/train/cat.txt", 0),
     ("tag add D v1", 0),
     ("tag add -n D v2", 0),

@@ -302,6 +302,11 @@ class MaintenanceCalls:
                 self.metadata.dataset(name)
                 raise
 
+    async def object_bytes(self, call: Call) -> int:
+        dataset = await call.dataset()
+        work = purging.object_bytes, dataset.dataset_id
+        return await self._run(call, dataset.dataset_id, f"sizes of {dataset.name}", *work)
+
     async def fsck(self, call: Call) -> FsckReport:
         dataset, asked = await call.dataset(), (call.arguments.is_deep, call.arguments.is_repair)
         await trio.to_thread.run_sync(self.mirrors.check_settled, dataset.dataset_id, dataset.name)

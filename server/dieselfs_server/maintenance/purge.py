@@ -13,7 +13,7 @@ then its live entries are copied together, and share their bytes again.
 
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
-from contextlib import suppress
+from contextlib import closing, suppress
 
 import numpy as np
 import numpy.typing as npt
@@ -261,6 +261,16 @@ def _is_foreign(store: ObjectStore, dataset_id: bytes, chunk_id: bytes) -> bool:
     """Whether a chunk is attached to what is no chunk. Raises NotFound, Damaged."""
     source = source_of(store, dataset_id, chunk_id)
     return source is not None and not source.is_chunk
+
+
+def object_bytes(store: ObjectStore, _metadata: MetadataStore, dataset_id: bytes, proceed: Proceed) -> int:
+    """What the objects of a dataset take in the store."""
+    total_bytes = 0
+    with closing(read_in_order(_size, store, dataset_id, store.list_chunks(dataset_id))) as sizes:
+        for _, size in sizes:
+            proceed.check()
+            total_bytes += size.result()
+    return total_bytes
 
 
 def _size(store: ObjectStore, dataset_id: bytes, chunk_id: bytes) -> int:

@@ -1,10 +1,11 @@
-"""dlcmd du: sums, with folders down to a depth."""
+"""dlcmd du: sums, with folders down to a depth, and what a dataset takes in the store."""
 
+import os
 from pathlib import Path
 
 import pytest
 
-from dieselfs.errors import EXIT_NOT_FOUND
+from dieselfs.errors import EXIT_NOT_FOUND, EXIT_USAGE
 from dieselfs_tools.commands.disk_usage import folder_sums
 from tests.support.dataset import pack_tree
 from tests.support.dlcmd import Dlcmd
@@ -21,6 +22,23 @@ def test_a_dataset_a_folder_and_a_file_are_summed(dlcmd: Dlcmd, pets: str) -> No
     assert dlcmd("du", "-h", f"dl://{pets}").text == dlcmd("du", f"dl://{pets}").text
     assert f"dl://{pets}/" in dlcmd("du").text
     dlcmd("du", f"dl://{pets}/gone", exit_code=EXIT_NOT_FOUND)
+
+
+def test_what_a_dataset_costs_is_that_of_its_objects(dlcmd: Dlcmd, dataset: str, tmp_path: Path) -> None:
+    place = f"dl://{dataset}"
+    (tmp_path / "texts").mkdir()
+    (tmp_path / "texts" / "one").write_text("meow " * 100_000)
+    (tmp_path / "texts" / "two").write_bytes(os.urandom(300_000))
+    dlcmd("put", "-r", "--compress", "zstd", "texts/", f"{place}/a/")
+    ran = dlcmd("du", "--stored", "--json", place)
+    (one,) = ran.objects
+    assert one["bytes"] == 800_000 and 300_000 < one["object_bytes"] == ran.summary["object_bytes"] < 310_000
+    dlcmd("put", "-r", "--dedup", "texts/", f"{place}/b/")
+    again = dlcmd("du", "--stored", "--json", place).objects[0]
+    assert again["bytes"] == 1_600_000 and 0 < again["object_bytes"] - one["object_bytes"] < 2000
+    assert "stored" in dlcmd("du", "--stored", place).text and "stored" not in dlcmd("du", place).text
+    refused = dlcmd("du", "--stored", f"{place}/a", exit_code=EXIT_USAGE)
+    assert "--stored is for whole datasets" in refused.stderr
 
 
 @pytest.mark.parametrize("depth_max", [0, 1, 2, 9])

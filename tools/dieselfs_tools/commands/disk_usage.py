@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from dieselfs.errors import InvalidInput
 from dieselfs.names import Location
 from dieselfs_tools.cli import options
 from dieselfs_tools.cli.output import name_fields
@@ -31,23 +32,41 @@ if TYPE_CHECKING:
     default=0,
     help="Also print each folder down to this depth. [0]",
 )
+@options.flag(
+    "--stored", "is_stored", text="Also what a dataset takes in the store; one look-up for each chunk."
+)
 @options.filters
 @options.human
 @options.where
-def du(session: Session, locations: Sequence[Location], depth_max: int, patterns: Patterns) -> int:
-    """Print the size and the number of files of each location, or of all datasets."""
+def du(
+    session: Session, locations: Sequence[Location], depth_max: int, is_stored: bool, patterns: Patterns
+) -> int:
+    """Print the size and the number of files of each location, or of all datasets.
+
+    With --stored, also the bytes of the objects of each dataset in the object store: compressed, those that files share
+    once, and with what waits for a purge. It needs the right to write.
+    """
     places = locations or [Location(dataset.name) for dataset in session.client.datasets()]
-    total_bytes = total_files = 0
+    if is_stored and any(place.path or place.tag for place in places):
+        raise InvalidInput(
+            "--stored is for whole datasets: files share chunks, so a folder has no bytes of its own"
+        )
+    total_bytes = total_files = total_object_bytes = 0
     for place in places:
         sums = _sums(session, place, depth_max, patterns)
         for path, (size_bytes, files) in sums.items():
             shown = Location(place.dataset, path, tag=place.tag)
             text = f"{session.output.size(size_bytes):>{SIZE_COLUMNS}} {files:>12,} files  {shown}"
             fields = {"dataset": place.dataset, **name_fields(path), "bytes": size_bytes, "files": files}
+            if is_stored and path == place.path:
+                fields["object_bytes"] = object_bytes = session.client.object_bytes(place.dataset)
+                total_object_bytes += object_bytes
+                text += f"  ({session.output.size(object_bytes)} stored)"
             session.output.record("usage", text, fields)
         total_bytes += sums[place.path][0]
         total_files += sums[place.path][1]
-    return session.output.summary("", {"bytes": total_bytes, "files": total_files})
+    total = {"bytes": total_bytes, "files": total_files}
+    return session.output.summary("", total | ({"object_bytes": total_object_bytes} if is_stored else {}))
 
 
 Sums = dict[bytes, tuple[int, int]]
