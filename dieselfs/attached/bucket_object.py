@@ -33,17 +33,9 @@ class BucketObject(OpenSource):
             self._version = ObjectVersion(key, known.size_bytes, 0, known.mark.removeprefix(ETAG))
         else:
             self._version = self._bucket.find(key)
-        tag, mtime_ns = self._version.tag, self._version.mtime_ns
-        mark = f"{MODIFIED}{mtime_ns}" if tag is None else ETAG + tag
-        self._source = AttachedSource(location, self._version.size, mark)
-
-    @property
-    def mtime_ns(self) -> int:
-        return self._version.mtime_ns
-
-    @property
-    def source(self) -> AttachedSource:
-        return self._source
+        tag, self.mtime_ns = self._version.tag, self._version.mtime_ns
+        mark = f"{MODIFIED}{self.mtime_ns}" if tag is None else ETAG + tag
+        self.source = AttachedSource(location, self._version.size, mark)
 
     def read(self, offset: int, length: int) -> bytes:
         return self._bucket.read_part(self._version, offset, offset + length) if length else b""

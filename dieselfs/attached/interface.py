@@ -8,12 +8,9 @@ from dieselfs.chunk.source import AttachedSource
 class OpenSource(Protocol):
     """One version of an object. `source` says which, with offset 0. All methods block, and are safe between threads."""
 
-    @property
-    def source(self) -> AttachedSource: ...
-
-    @property
-    def mtime_ns(self) -> int:
-        """The time of this version; 0 if it is not known."""
+    source: AttachedSource
+    mtime_ns: int
+    """The time of this version; 0 if it is not known."""
 
     @property
     def descriptor(self) -> int | None:

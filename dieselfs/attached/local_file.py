@@ -34,31 +34,20 @@ class LocalFile:
                 check_allowed(real)
                 if not stat.S_ISREG(os.fstat(found).st_mode):
                     raise InvalidInput(f"{self._name}: not a regular file")
-                self._descriptor = os.open(link, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+                self.descriptor = os.open(link, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
             finally:
                 os.close(found)
         except OSError as error:
             raise _translated(self._name, error) from error
-        status = os.fstat(self._descriptor)
-        self._source = AttachedSource(real, status.st_size, f"{MARK}{status.st_mtime_ns}")
-
-    @property
-    def source(self) -> AttachedSource:
-        return self._source
-
-    @property
-    def mtime_ns(self) -> int:
-        return int(self._source.mark.removeprefix(MARK))
-
-    @property
-    def descriptor(self) -> int:
-        return self._descriptor
+        status = os.fstat(self.descriptor)
+        self.mtime_ns = status.st_mtime_ns
+        self.source = AttachedSource(real, status.st_size, f"{MARK}{self.mtime_ns}")
 
     def read(self, offset: int, length: int) -> bytes:
         content = bytearray()
         try:
             while len(content) < length:
-                part = os.pread(self._descriptor, length - len(content), offset + len(content))
+                part = os.pread(self.descriptor, length - len(content), offset + len(content))
                 if not part:
                     raise Damaged(f"{self._name}: it ends at {offset + len(content)}: it has changed")
                 if len(part) == length:
@@ -70,12 +59,12 @@ class LocalFile:
 
     def check(self) -> None:
         """Raise Damaged if the file has changed since it was opened."""
-        status = os.fstat(self._descriptor)
-        if (status.st_size, f"{MARK}{status.st_mtime_ns}") != self._source.version:
+        status = os.fstat(self.descriptor)
+        if (status.st_size, f"{MARK}{status.st_mtime_ns}") != self.source.version:
             raise Damaged(f"{self._name}: it changed while it was read")
 
     def close(self) -> None:
-        os.close(self._descriptor)
+        os.close(self.descriptor)
 
 
 def _translated(name: str, error: OSError) -> NotFound | AccessDenied | Unavailable:

@@ -78,27 +78,19 @@ class WebFile(OpenSource):
         parse_web_url(self._url)
         self._check_allowed = check_allowed
         self._pause = pause
-        self._mtime_ns = 0
+        self.mtime_ns = 0
         check_allowed(location)
         self._known = known
         if known is not None:
-            self._source = AttachedSource(location, known.size_bytes, known.mark)
+            self.source = AttachedSource(location, known.size_bytes, known.mark)
             return
-        _, size_bytes, mark, self._mtime_ns = self._get(0, 1)
-        self._source = self._known = AttachedSource(location, size_bytes, mark)
-
-    @property
-    def mtime_ns(self) -> int:
-        return self._mtime_ns
-
-    @property
-    def source(self) -> AttachedSource:
-        return self._source
+        _, size_bytes, mark, self.mtime_ns = self._get(0, 1)
+        self.source = self._known = AttachedSource(location, size_bytes, mark)
 
     def read(self, offset: int, length: int) -> bytes:
         parts, end = [], offset + length
-        if end > self._source.size_bytes:
-            raise Damaged(f"{self._url}: it ends at {self._source.size_bytes}")
+        if end > self.source.size_bytes:
+            raise Damaged(f"{self._url}: it ends at {self.source.size_bytes}")
         while offset < end:
             parts.append(self._get(offset, min(offset + PART_BYTES, end))[0])
             offset += len(parts[-1])

@@ -55,20 +55,9 @@ class KeptSource:
 
     def __init__(self, opened: OpenSource) -> None:
         self._opened = opened
+        self.source, self.mtime_ns, self.descriptor = opened.source, opened.mtime_ns, opened.descriptor
         self._parts: deque[tuple[int, bytes]] = deque()  # one after the other
         self._kept_bytes = 0
-
-    @property
-    def source(self) -> AttachedSource:
-        return self._opened.source
-
-    @property
-    def mtime_ns(self) -> int:
-        return self._opened.mtime_ns
-
-    @property
-    def descriptor(self) -> int | None:
-        return self._opened.descriptor
 
     def stream(self) -> "RemoteStream":
         """All bytes, from the begin."""
