@@ -382,7 +382,7 @@ class Settings:
     tls_ca: str | None = None
     tls: str = ON
     oidc_issuer: str = ""
-    oidc_client_id: str = ""
+    oidc_client_id: str = "dieselfs"
     oidc_ca: str | None = None
     etcd: EtcdAccess = field(default_factory=EtcdAccess)
     job: JobSettings = field(default_factory=JobSettings)
@@ -415,28 +415,21 @@ class Settings:
         cache = Path(environment.get("XDG_CACHE_HOME") or user_home / ".cache")
         values = {field: one.value for field, one in given_values(environment).items()}
         own_home, server = home or values.get("home"), server or values.get("server")
-        settings = cls(
-            home=Path(own_home or data / "dieselfs").expanduser().absolute(),
-            cache=Path(own_home).expanduser().absolute() / "cache" if own_home else cache / "dieselfs",
-            server=server,
-            key_file=key_file or values.get("key_file") or own_login(server, environment),
-            tls_ca=tls_ca or values.get("tls_ca"),
-            tls=values.get("tls", ON),
-            oidc_issuer=values.get("oidc_issuer", ""),
-            oidc_client_id=values.get("oidc_client_id", "dieselfs"),
-            oidc_ca=values.get("oidc_ca"),
-            etcd=EtcdAccess.of(values),
-            job=JobSettings(**{name: values[name] for name in JOB_FIELDS & values.keys()}).absolute(),
-            job_memory_bytes=values.get("job_memory_bytes", 0),
-            disk=stable_path(values["disk"]) if "disk" in values else None,
-            disk_size_bytes=values.get("disk_size_bytes", 0),
-            is_older_allowed=values.get("allow_older") == YES,
-            max_age_s=values.get("max_age_s", 0.0),
-            snapshots=values.get("snapshots"),
-            identity=values.get("identity")
-            or str(Path(environment.get("XDG_CONFIG_HOME") or user_home / ".config") / "dieselfs/identity"),
-            passphrase_file=values.get("passphrase_file", ""),
-        )
+        config = Path(environment.get("XDG_CONFIG_HOME") or user_home / ".config")
+        made = {
+            "home": Path(own_home or data / "dieselfs").expanduser().absolute(),
+            "cache": Path(own_home).expanduser().absolute() / "cache" if own_home else cache / "dieselfs",
+            "server": server,
+            "key_file": key_file or values.get("key_file") or own_login(server, environment),
+            "tls_ca": tls_ca or values.get("tls_ca"),
+            "etcd": EtcdAccess.of(values),
+            "job": JobSettings(**{name: values[name] for name in JOB_FIELDS & values.keys()}).absolute(),
+            "disk": stable_path(values["disk"]) if "disk" in values else None,
+            "is_older_allowed": values.get("allow_older") == YES,
+            "identity": values.get("identity") or str(config / "dieselfs/identity"),
+        }
+        as_given = {each.name: values[each.name] for each in fields(cls) if each.name in values}
+        settings = cls(**(as_given | made))
         return replace(settings, server=None) if settings.server == EMBEDDED else settings
 
     def with_disk(self, options: _CacheOptions) -> _CacheOptions:

@@ -6,7 +6,7 @@ All three use the same names; `docs/reference/settings.md` lists them, with the 
 import os
 import socket
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -165,31 +165,22 @@ class ServerSettings:
         listen = [parse_address(text) for text in values.get("listen") or [DEFAULT_LISTEN]]
         advertise = [parse_address(text) for text in values.get("advertise") or []]
         web = parse_web_address(values["web"]) if "web" in values else None
-        return cls(
-            listen=listen,
-            store=values["store"],
-            metadata=values["metadata"],
-            state=Path(state) if state else _default_state(values["metadata"]),
-            tls=values.get("tls", ON),
-            tls_certificate=values.get("tls_certificate"),
-            tls_key=values.get("tls_key"),
-            server_identity=values.get("server_identity"),
-            admin_key=values.get("admin_key"),
-            log_level=values.get("log_level", INFO),
-            audit_log=Path(values["audit_log"]) if "audit_log" in values else None,
-            metrics=parse_metrics_address(values["metrics"]) if "metrics" in values else None,
-            audit_to=values.get("audit_to"),
-            metrics_token=values.get("metrics_token"),
-            metrics_users=values.get("metrics_users", OFF),
-            web=web,
-            web_names=_web_names([*listen, *advertise, *([web] if web else [])], values.get("web_names", ())),
-            shared_memory_bytes=values.get("shared_memory_bytes"),
-            provider=_provider(values),
-            attach_roots=values.get("attach_roots", ()),
-            large_reads=_large_reads(values),
-            workers=_workers(values, listen),
-            registry=RegistrySettings(etcd, access, advertised(listen, advertise)) if etcd else None,
-        )
+        made = {
+            "listen": listen,
+            "state": Path(state) if state else _default_state(values["metadata"]),
+            "audit_log": Path(values["audit_log"]) if "audit_log" in values else None,
+            "metrics": parse_metrics_address(values["metrics"]) if "metrics" in values else None,
+            "web": web,
+            "web_names": _web_names(
+                [*listen, *advertise, *([web] if web else [])], values.get("web_names", ())
+            ),
+            "provider": _provider(values),
+            "large_reads": _large_reads(values),
+            "workers": _workers(values, listen),
+            "registry": RegistrySettings(etcd, access, advertised(listen, advertise)) if etcd else None,
+        }
+        as_given = {each.name: values[each.name] for each in fields(cls) if each.name in values}
+        return cls(**(as_given | made))
 
 
 def _web_names(addresses: Sequence[Address], names: Sequence[str]) -> tuple[str, ...]:
