@@ -95,17 +95,8 @@ def encode_delta(delta: Delta) -> bytes:
     contents = [
         np.ascontiguousarray(delta.columns[name], dtype).tobytes() for name, dtype in COLUMN_TYPES.items()
     ]
-    header = pack_fields(
-        {
-            "base_digest": delta.base_digest,
-            "digest": delta.digest,
-            "signer": delta.signer,
-            "signature": delta.signature,
-            "generation": delta.generation,
-            "updated_ns": delta.updated_ns,
-            "columns": b"".join(_LENGTH.pack(len(content)) for content in contents),
-        }
-    )
+    lengths = b"".join(_LENGTH.pack(len(content)) for content in contents)
+    header = pack_fields({name: getattr(delta, name) for name in _FIELD_KINDS} | {"columns": lengths})
     preamble = pack_preamble(_PREAMBLE, MAGIC, FORMAT_VERSION, len(header), xxh3_64_intdigest(header))
     return b"".join([preamble, header, *contents])
 

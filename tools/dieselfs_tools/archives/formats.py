@@ -54,19 +54,19 @@ class Format:
     """`title`: its name in documents. `reader`: the module that imports it, and after a dot the end of its
     functions, if it has several; `writer`: module and function that export it; empty if it cannot be.
 
-    `is_attachable`: values are ranges of the source. `is_stream`: it can be written to standard output. `magics`: the
-    bytes that files have at `magic_offset`. `has_check`: the reader's module has a function `recognizes` for what they
-    do not show. `suffixes`: of its files; the first one is that of a target. `template`: the names of records, unless
-    --name is given. `package`: what it needs beside the standard library. `is_mapped`: its
-    library maps the whole file. `is_divisible`: the reader's module has a function `starts`, and several processes can
-    read a large file.
+    `is_attachable`: the values of its sources are ranges of them. `is_stream`: it can be written to standard output.
+    `magics`: the bytes that files have at `magic_offset`. `has_check`: the reader's module has a function `recognizes`
+    for what they do not show. `suffixes`: of its files; the first one is that of a target. `template`: the names of
+    records, unless --name is given. `package`: what it needs beside the standard library. `is_mapped`: its library maps
+    the whole file. `is_divisible`: the reader's module has a function `starts`, and several processes can read a large
+    file.
     """
 
     name: str
     title: str
     reader: str = ""
     writer: str = ""
-    is_attachable: bool = False
+    is_attachable: bool = True
     is_stream: bool = False
     magics: tuple[bytes, ...] = ()
     magic_offset: int = 0
@@ -120,7 +120,6 @@ FORMATS = {
             title="tar",
             reader="tar_file",
             writer="tar_writer.export_tar",
-            is_attachable=True,
             is_stream=True,
             has_check=True,
             is_divisible=True,
@@ -131,7 +130,6 @@ FORMATS = {
             name="zip",
             title="zip",
             reader="zip_file",
-            is_attachable=True,
             magics=_ZIP,
             is_divisible=True,
             suffixes=(".zip",),
@@ -140,7 +138,6 @@ FORMATS = {
             name="npz",
             title="npz",
             reader="zip_file",
-            is_attachable=True,
             magics=_ZIP,
             is_divisible=True,
             suffixes=(".npz",),
@@ -151,7 +148,6 @@ FORMATS = {
             title="LMDB",
             reader="lmdb_file",
             writer="lmdb_writer.export",
-            is_attachable=True,
             magics=(b"\xde\xc0\xef\xbe",),
             magic_offset=16,
             has_check=True,
@@ -163,7 +159,6 @@ FORMATS = {
             name="npy",
             title="NumPy",
             reader="array_files.npy",
-            is_attachable=True,
             magics=(b"\x93NUMPY",),
             suffixes=(".npy",),
         ),
@@ -171,7 +166,6 @@ FORMATS = {
             name="safetensors",
             title="safetensors",
             reader="array_files.safetensors",
-            is_attachable=True,
             has_check=True,
             suffixes=(".safetensors",),
         ),
@@ -179,17 +173,15 @@ FORMATS = {
             name="hdf5",
             title="HDF5",
             reader="hdf5_file",
-            is_attachable=True,
             magics=(b"\x89HDF\r\n\x1a\n",),
             suffixes=(".hdf5", ".h5"),
             package="h5py",
         ),
-        Format(name="zarr", title="zarr", reader="zarr_folder", is_attachable=True, has_check=True),
+        Format(name="zarr", title="zarr", reader="zarr_folder", has_check=True),
         Format(
             name="parquet",
             title="Parquet",
             reader="parquet_file",
-            is_attachable=True,
             magics=(b"PAR1",),
             suffixes=(".parquet",),
             template=NUMBERED,
@@ -199,7 +191,6 @@ FORMATS = {
             name="tfrecord",
             title="TFRecord",
             reader="tfrecord_file",
-            is_attachable=True,
             has_check=True,
             suffixes=(".tfrecord", ".tfrecords"),
             template=NUMBERED,
@@ -209,18 +200,23 @@ FORMATS = {
             name="mds",
             title="MosaicML Streaming (MDS)",
             reader="sample_shards.mds",
-            is_attachable=True,
             has_check=True,
             suffixes=(".mds",),
         ),
-        Format(name="litdata", title="LitData", reader="sample_shards.litdata", has_check=True),
+        Format(
+            name="litdata",
+            title="LitData",
+            reader="sample_shards.litdata",
+            is_attachable=False,
+            has_check=True,
+        ),
         Format(name="folder", title="folder", writer="export.export_folder"),
     )
 }
 """By the names that `--format` takes; WebDataset shards are imported as tar files."""
 
 IMPORTED = tuple(one.name for one in FORMATS.values() if one.reader)
-ATTACHED = tuple(one.name for one in FORMATS.values() if one.is_attachable)
+ATTACHED = tuple(one.name for one in FORMATS.values() if one.reader and one.is_attachable)
 EXPORTED = tuple(one.name for one in FORMATS.values() if one.writer)
 TARGETS = {one.suffixes[0]: one for one in FORMATS.values() if one.writer and one.suffixes}
 """The formats of targets by their suffix."""

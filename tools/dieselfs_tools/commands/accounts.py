@@ -2,13 +2,13 @@
 
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from functools import partial
 
 import click
 
-from dieselfs.errors import AlreadyExists, DieselfsError, InvalidInput, NotFound
+from dieselfs.errors import AlreadyExists, DieselfsError, InvalidInput, NotFound, os_errors_as
 from dieselfs.net.auth import Key, check_local_name
 from dieselfs.net.private_file import write_private_file
 from dieselfs.rpc.records import GroupRecord
@@ -155,13 +155,9 @@ def rotate(session: Session, keep_s: float, is_dry_run: bool) -> int:
             f"would replace the key {old.key_id} of {old.user}", {"dry_run": True, **fields}
         )
     new = session.client.add_key(old.user)
-    try:
+    remedy = f"; the old key stays valid (remove the new one: dlcmd user rm {old.user} --key {new.key_id})"
+    with os_errors_as(DieselfsError, settings.key_file, remedy):
         write_private_file(settings.key_file, new.text().encode())
-    except OSError as error:
-        raise DieselfsError(
-            f"{settings.key_file}: {error.strerror}; the old key stays valid "
-            f"(remove the new one: dlcmd user rm {old.user} --key {new.key_id})"
-        ) from None
     session.client.expire_key(old.key_id, int(time.time() + keep_s))
     return session.output.summary(
         f"{settings.key_file} has the key {new.key_id}; the key {old.key_id} expires in {format_duration(keep_s)}",
@@ -183,8 +179,8 @@ def user_rm(session: Session, name: str, key_id: str, is_dry_run: bool) -> int:
     what = f"key {key_id} of user {name}" if key_id else f"user {name}"
     fields = {"user": name, "key_id": key_id, "dry_run": is_dry_run}
     if is_dry_run:
-        found = next((known for known in session.client.users() if known.name == name), None)
-        if found is None or (key_id and all(key.key_id != key_id for key in found.keys)):
+        keys = {known.name: {"", *(key.key_id for key in known.keys)} for known in session.client.users()}
+        if key_id not in keys.get(name, ()):
             raise NotFound(f"there is no {what}")
         return session.output.summary(f"would remove {what}", fields)
     session.client.remove_key(name, key_id)
@@ -204,7 +200,7 @@ def user_bar(session: Session, name: str, is_lifted: bool, is_dry_run: bool) -> 
     """Refuse a user, whatever key they show, until the bar is lifted. All servers apply it within seconds."""
     fields = {"user": name, "is_barred": not is_lifted, "dry_run": is_dry_run}
     if is_dry_run:
-        _check_exists(session, name)
+        check_users(session, [name])
         return session.output.summary(f"would {'accept' if is_lifted else 'refuse'} {name}", fields)
     session.client.bar(name, not is_lifted)
     return session.output.summary(f"{name} is {'accepted again' if is_lifted else 'barred'}", fields)
@@ -262,14 +258,21 @@ def grant(session: Session, name: str, dataset: str, right: str, is_dry_run: boo
     return session.output.summary(f"{name} {can} {chosen}", fields)
 
 
+def check_users(session: Session, names: Iterable[str]) -> None:
+    """Raise NotFound unless there are such users."""
+    known = {user.name for user in session.client.users()}
+    for name in names:
+        if name not in known:
+            raise NotFound(f"there is no user {name}")
+
+
 def _check_exists(session: Session, name: str) -> None:
     """Raise NotFound unless there is such a user or group."""
     group = name.removeprefix(GROUP_MARK)
     if group == name:
-        if all(known.name != name for known in session.client.users()):
-            raise NotFound(f"there is no user {name}")
-    elif group != EVERYONE and all(known.name != group for known in session.client.groups()):
-        raise NotFound(f"there is no group {group}")
+        check_users(session, [name])
+    elif group != EVERYONE:
+        _check_members(session, group, ())
 
 
 EVERYONE = "everyone"
@@ -295,10 +298,7 @@ def group_add(session: Session, name: str, users: Sequence[str], is_dry_run: boo
     """Add users to a group. The users of the group 'shared' cannot change their keys."""
     fields = {"group": name, "group_users": list(users), "dry_run": is_dry_run}
     if is_dry_run:
-        known = {user.name for user in session.client.users()}
-        for user in users:
-            if user not in known:
-                raise NotFound(f"there is no user {user}")
+        check_users(session, users)
         return session.output.summary(f"would add {', '.join(users) or 'nobody'} to group {name}", fields)
     session.client.add_members(name, users)
     return session.output.summary(f"group {name} has {', '.join(users) or 'no new user'}", fields)

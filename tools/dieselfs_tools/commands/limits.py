@@ -21,6 +21,7 @@ from dieselfs.rpc.limit_kinds import (
 from dieselfs_tools.cli import options
 from dieselfs_tools.cli.output import Output
 from dieselfs_tools.cli.session import Session
+from dieselfs_tools.commands.accounts import check_users
 from dieselfs_tools.transfers.entries import SIZE_COLUMNS
 
 Record = TypeVar("Record", QuotaRecord, RateRecord)
@@ -173,8 +174,7 @@ def owner(session: Session, dataset: str, user: str, is_dry_run: bool) -> int:
     fields = {"dataset": dataset, "owner": user, "dry_run": is_dry_run}
     payer = user or "nobody"
     if is_dry_run:
-        if user and all(known.name != user for known in session.client.users()):
-            raise NotFound(f"there is no user {user}")
+        check_users(session, [user] if user else [])
         return session.output.summary(f"would let {dataset} count to the quota of {payer}", fields)
     session.client.set_owner(dataset, user)
     return session.output.summary(f"{dataset} counts to the quota of {payer}", fields)

@@ -77,24 +77,12 @@ INDEX_BYTES_MAX = 64 << 20
 MDS_SUFFIXES = {"str": ".txt", "json": ".json", "jpeg": ".jpg", "png": ".png", "pkl": ".pkl", "pil": ".pil"}
 TEXTS = ("str", "str_int", "str_float", "str_decimal")
 
-_MDS_SCALARS = (
-    "uint8",
-    "uint16",
-    "uint32",
-    "uint64",
-    "int8",
-    "int16",
-    "int32",
-    "int64",
-    "float16",
-    "float32",
-    "float64",
-)
 _SHAPE_TYPES = ("uint8", "uint16", "uint32", "uint64")
 _ARRAY_TYPES = {
     8: "uint8", 9: "int8", 16: "uint16", 17: "int16", 18: "float16", 32: "uint32", 33: "int32", 34: "float32",
     64: "uint64", 65: "int64", 66: "float64",
 }  # fmt: skip
+_MDS_SCALARS = frozenset(_ARRAY_TYPES.values())
 
 
 def recognizes_mds(source: Input) -> bool:
