@@ -25,6 +25,13 @@ def dlcmd(home: Path, tmp_path: Path) -> Dlcmd:
 
 
 @pytest.fixture
+def own_dlcmd(tmp_path: Path) -> Iterator[Dlcmd]:
+    """Embedded, in a home that no other test uses: its server starts with the variables of the first command."""
+    with private_home() as folder:
+        yield Dlcmd(folder, tmp_path)
+
+
+@pytest.fixture
 def dataset(request: pytest.FixtureRequest) -> str:
     """A name for a dataset of this test alone."""
     name = "".join(c if c.isalnum() else "-" for c in request.node.nodeid)

@@ -7,6 +7,7 @@ import pytest
 from dieselfs.errors import InvalidInput
 from dieselfs.limits import GIB, KIB
 from dieselfs.settings.table import BY_NAME
+from dieselfs_server.store import rados_pool
 from dieselfs_server.store.opening import STORES, TIERED_FORM, folders, open_store, tier_options
 from lab.ceph import RunningCeph
 from tests.conformance.chunk_store_suite import CHUNK_ID, DATASET_ID
@@ -35,7 +36,9 @@ def test_a_store_is_opened_and_works(url: str, tmp_path: Path) -> None:
 
 
 @needs_ceph
-def test_a_pool_is_opened_and_works(ceph: RunningCeph) -> None:
+def test_a_pool_is_opened_and_works(ceph: RunningCeph, monkeypatch: pytest.MonkeyPatch) -> None:
+    for limit in ("ANSWER_TIMEOUT_S", "CHANGE_TIMEOUT_S"):  # of a cluster with a machine of its own
+        monkeypatch.setattr(rados_pool, limit, rados_pool.OPERATION_TIMEOUT_S)
     store = open_store(ceph.url("data"), is_new=True)
     try:
         store.put_record("opened", b"x")

@@ -43,8 +43,10 @@ def test_wrong_names_and_values(dlcmd: Dlcmd) -> None:
     assert "asks on a terminal only" in dlcmd("config", exit_code=EXIT_USAGE).stderr
 
 
-def test_the_test_reads_a_file(dlcmd: Dlcmd, pets: str) -> None:
-    ran = dlcmd("config", "test", "--json")
+def test_the_test_reads_a_file(own_dlcmd: Dlcmd) -> None:
+    (own_dlcmd.folder / "cat.txt").write_bytes(b"x" * 5)
+    own_dlcmd("put", "-q", "cat.txt", "dl://pets/")
+    ran = own_dlcmd("config", "test", "--json")
     assert [one["name"] for one in ran.objects] == ["settings", "key", "server", "version", "read"]
     assert "byte" in ran.objects[-1]["found"]
 

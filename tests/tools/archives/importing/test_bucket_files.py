@@ -129,7 +129,7 @@ def test_a_folder_with_an_index_is_one_source(gateway: S3Server, name: str) -> N
 
 
 def test_arrays_of_zarr_are_imported_and_attached(
-    dlcmd: Dlcmd, dataset: str, gateway: S3Server, tmp_path: Path
+    own_dlcmd: Dlcmd, dataset: str, gateway: S3Server, tmp_path: Path
 ) -> None:
     zarr = pytest.importorskip("zarr", reason="the extra test is not installed")
     images = np.arange(240, dtype=np.int32).reshape(10, 24)
@@ -138,7 +138,7 @@ def test_arrays_of_zarr_are_imported_and_attached(
         put(gateway, **{f"arrays/x/{path.relative_to(tmp_path / 'x')}": path.read_bytes()})
     assert expanded("s3://data/arrays/x") == ["s3://data/arrays/x/"]
     assert contents("s3://data/arrays/x/") == contents(tmp_path / "x")
-    run = served(dlcmd, gateway)
+    run = served(own_dlcmd, gateway)
     assert run("attach", "--json", "s3://data/arrays/x/", f"dl://{dataset}/").summary["attached"] == 10
     assert run("cat", f"dl://{dataset}/x/00000009.24.int32").stdout == images[9].tobytes()
 
