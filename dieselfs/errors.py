@@ -4,6 +4,9 @@ The message of an error says what failed, on which object, why, and what to do n
 network: the server sends the code and the message, the client raises the same class.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 EXIT_OK = 0
 EXIT_USAGE = 1
 EXIT_PARTIAL = 2
@@ -117,6 +120,15 @@ ERROR_BY_CODE: dict[int, type[DieselfsError]] = {code: error for error, code in 
 def code_of(error: DieselfsError) -> int:
     """The code of the nearest kind of an error that has one."""
     return next(CODE_BY_ERROR[kind] for kind in (*type(error).__mro__, Unavailable) if kind in CODE_BY_ERROR)
+
+
+@contextmanager
+def os_errors_as(kind: type[DieselfsError], what: object, then: str = "") -> Iterator[None]:
+    """Raise `kind` in place of an OSError of the block: `what`, which failed, its reason, and `then`."""
+    try:
+        yield
+    except OSError as error:
+        raise kind(f"{what}: {error.strerror or error}{then}") from None
 
 
 def parse_fault(error: Exception) -> str:

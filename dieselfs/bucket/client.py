@@ -26,7 +26,7 @@ from dieselfs.bucket.url import (
     check_name,
     endpoint_danger,
 )
-from dieselfs.errors import AlreadyExists, Damaged, InvalidInput, NotFound, Unavailable
+from dieselfs.errors import AlreadyExists, Damaged, InvalidInput, NotFound, Unavailable, os_errors_as
 from dieselfs.limits import MIB
 
 if TYPE_CHECKING:
@@ -395,10 +395,8 @@ def _client_options(url: BucketUrl, endpoint: str | None, timeout_s: float) -> "
         "allow_http": bool(endpoint and endpoint.startswith("http://")),
     }
     if authority := _authority(url):
-        try:
+        with os_errors_as(InvalidInput, f"store {url}: ca: cannot read {authority}"):
             options["root_certificate"] = Path(authority).read_bytes()
-        except OSError as error:
-            raise InvalidInput(f"store {url}: ca: cannot read {authority}: {error.strerror}") from None
     return options
 
 

@@ -23,7 +23,7 @@ from dieselfs.cache.policy import LIBRARY_REQUEST_BYTES, CacheBudget, CachePolic
 from dieselfs.chunk.segment import Memory, readonly_view
 from dieselfs.cluster.holdings import FAR, HERE, decoded
 from dieselfs.cluster.node_client import NodeClient
-from dieselfs.errors import Damaged, DieselfsError, Unavailable
+from dieselfs.errors import Damaged, DieselfsError, Unavailable, os_errors_as
 from dieselfs.forks import SingleFlight, renew_after_fork
 from dieselfs.limits import SHARED_PAYLOADS_MAX
 from dieselfs.snapshot.reader import ExtentRef
@@ -432,10 +432,8 @@ def _new_memory(length_bytes: int) -> mmap.mmap:
 
     A page fault for 4 KB costs about as much time as reading 4 KB over a network.
     """
-    try:
+    with os_errors_as(Unavailable, f"no memory for a chunk of {length_bytes} bytes"):
         memory = mmap.mmap(-1, length_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    except OSError as error:
-        raise Unavailable(f"no memory for a chunk of {length_bytes} bytes: {error.strerror}") from None
     with suppress(OSError):
         memory.madvise(mmap.MADV_HUGEPAGE)
     return memory

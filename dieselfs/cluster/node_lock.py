@@ -21,7 +21,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from dieselfs.cluster.member import RANK_MAX
-from dieselfs.errors import Unavailable
+from dieselfs.errors import Unavailable, os_errors_as
 from dieselfs.process.state_dirs import is_at, make_private
 
 NODE_LOCK_TIMEOUT_S = 5.0
@@ -62,7 +62,7 @@ class NodeLock:
         Raises Unavailable if the file cannot be used, AccessDenied if other users can enter its folder.
         """
         self._path = path
-        try:
+        with os_errors_as(Unavailable, f"the lock of the job, {path}"):
             make_private(path.parent)
             end_s = time.monotonic() + NODE_LOCK_TIMEOUT_S
             while time.monotonic() < end_s:
@@ -71,8 +71,6 @@ class NodeLock:
                     return
                 os.close(self._file)  # another process is removing it
                 time.sleep(_PAUSE_S)
-        except OSError as error:
-            raise Unavailable(f"the lock of the job, {path}: {error.strerror}") from None
         raise Unavailable(
             f"the lock of the job, {path}: another process has not finished removing it in {NODE_LOCK_TIMEOUT_S:g} s"
         )

@@ -25,7 +25,7 @@ from dieselfs.encryption.key_record import (
     unwrap_by_passphrase,
     wrap_for,
 )
-from dieselfs.errors import AccessDenied, Damaged, InvalidInput
+from dieselfs.errors import AccessDenied, Damaged, InvalidInput, os_errors_as
 from dieselfs.net.private_file import read_private_file, write_private_file
 
 _IDENTITY_BYTES_MAX = 1024
@@ -50,11 +50,9 @@ class Keyring:
         if not self._identity.exists():
             name = _NO_NAME.sub("-", getpass.getuser()).lstrip("-._@")[:64] or "user"
             secret = urlsafe_b64encode(os.urandom(32)).rstrip(b"=").decode()
-            try:
+            with os_errors_as(AccessDenied, f"cannot write identity {self._identity}"):
                 self._identity.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
                 write_private_file(self._identity, f"dieselfs-identity {name} {secret}\n".encode())
-            except OSError as error:
-                raise AccessDenied(f"cannot write identity {self._identity}: {error.strerror}") from None
         name, private = self._private()
         return PublicRecipient(name, private.public_key().public_bytes_raw())
 
@@ -157,8 +155,6 @@ class Keyring:
             raise Damaged(f"{self._known / dataset_id.hex()}: {error}") from None
 
     def _note(self, dataset_id: bytes, key_id: bytes) -> None:
-        try:
+        with os_errors_as(AccessDenied, f"cannot write to {self._known}"):
             self._known.mkdir(mode=0o700, parents=True, exist_ok=True)
             write_private_file(self._known / dataset_id.hex(), f"{key_id.hex()}\n".encode())
-        except OSError as error:
-            raise AccessDenied(f"cannot write to {self._known}: {error.strerror}") from None

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from dieselfs.errors import AccessDenied, InvalidInput, Unavailable
+from dieselfs.errors import AccessDenied, InvalidInput, Unavailable, os_errors_as
 from dieselfs.limits import ETCD_TIMEOUT_S
 from dieselfs.net.address import EtcdAddress, TcpAddress
 from dieselfs.net.private_file import read_private_file
@@ -187,7 +187,5 @@ def _read_file(name: str, is_secret: bool = False) -> bytes:
     """Raises AccessDenied if the file cannot be read, or if it is a secret that other users can read."""
     if is_secret:
         return read_private_file(name, PASSWORD_FILE_BYTES_MAX, "password file")
-    try:
+    with os_errors_as(AccessDenied, f"cannot read {name} for etcd"):
         return Path(name).read_bytes()
-    except OSError as error:
-        raise AccessDenied(f"cannot read {name} for etcd: {error.strerror}") from None

@@ -9,7 +9,7 @@ import os
 import stat
 from pathlib import Path
 
-from dieselfs.errors import AccessDenied, InvalidInput
+from dieselfs.errors import AccessDenied, InvalidInput, os_errors_as
 
 
 def read_private_file(path: str | os.PathLike[str], bytes_max: int, what: str) -> bytes:
@@ -19,7 +19,7 @@ def read_private_file(path: str | os.PathLike[str], bytes_max: int, what: str) -
     others.
     """
     source = Path(path).expanduser()
-    try:
+    with os_errors_as(AccessDenied, f"{what} {source}"):
         # O_NONBLOCK: a FIFO would block.
         descriptor = os.open(source, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
         with open(descriptor, "rb") as file:
@@ -33,8 +33,6 @@ def read_private_file(path: str | os.PathLike[str], bytes_max: int, what: str) -
                     f"{what} {source} belongs to another user (user ID {status.st_uid}): copy it, with mode 600"
                 )
             return file.read(bytes_max)
-    except OSError as error:
-        raise AccessDenied(f"{what} {source}: {error.strerror}") from None
 
 
 def _allowed_mode(owner: int) -> int:

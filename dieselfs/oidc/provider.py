@@ -15,7 +15,7 @@ from urllib.parse import urlencode, urlsplit
 from urllib3.exceptions import HTTPError
 from urllib3.util import make_headers
 
-from dieselfs.errors import InvalidInput, Unavailable
+from dieselfs.errors import InvalidInput, Unavailable, os_errors_as
 from dieselfs.limits import KIB
 from dieselfs.net import web_connections
 
@@ -61,11 +61,9 @@ def _answered(
         headers |= make_headers(basic_auth=":".join(map(_quoted, login)))
     if form is not None:
         headers["content-type"] = "application/x-www-form-urlencoded"
-    try:
+    with os_errors_as(InvalidInput, f"oidc_ca {authority}"):
         # Kept connections would be used again, although their server was asked to close them.
         client = web_connections.new_client(None, CONNECT_S, ANSWER_S, authority)
-    except OSError as error:
-        raise InvalidInput(f"oidc_ca {authority}: {error.strerror or error}") from None
     method, body = ("GET", None) if form is None else ("POST", urlencode(form))
     options: dict[str, Any] = {"headers": headers, "redirect": False, "retries": False}
     try:

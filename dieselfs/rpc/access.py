@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from threading import Lock
 from typing import TYPE_CHECKING
 
-from dieselfs.errors import AccessDenied
+from dieselfs.errors import AccessDenied, os_errors_as
 from dieselfs.net.address import Servers, UnixAddress
 from dieselfs.net.auth import Key, read_key_file
 from dieselfs.net.private_file import file_version
@@ -45,10 +45,8 @@ def read_access(settings: Settings) -> Access:
 
     tls = ClientTls(new_context(ssl.PROTOCOL_TLS_CLIENT))
     if settings.tls_ca:
-        try:
+        with os_errors_as(AccessDenied, f"TLS certificates {settings.tls_ca}"):
             tls.context.load_verify_locations(os.path.expanduser(settings.tls_ca))
-        except OSError as error:
-            raise AccessDenied(f"TLS certificates {settings.tls_ca}: {error.strerror or error}") from None
         tls.context.verify_mode = ssl.CERT_REQUIRED
         tls.context.check_hostname = True
     elif key is not None:

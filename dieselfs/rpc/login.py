@@ -19,7 +19,14 @@ from pathlib import Path
 from threading import Lock, Thread
 from typing import TYPE_CHECKING
 
-from dieselfs.errors import AccessDenied, DieselfsError, InvalidInput, ProtocolError, Unavailable
+from dieselfs.errors import (
+    AccessDenied,
+    DieselfsError,
+    InvalidInput,
+    ProtocolError,
+    Unavailable,
+    os_errors_as,
+)
 from dieselfs.limits import KIB
 from dieselfs.net.address import UnixAddress, parse_servers
 from dieselfs.net.auth import PIN_BYTES, Key
@@ -160,14 +167,14 @@ def renew(settings: Settings, key_file: Path) -> Login:
     """The login with a new key, which another process may have got meanwhile. Raises AccessDenied, Unavailable,
     InvalidInput.
     """
-    try:
-        with locked(key_file.with_suffix(".lock"), LOCK_S) as lock:
-            try:
-                return _renewed(settings, key_file)
-            finally:
-                fcntl.flock(lock, fcntl.LOCK_UN)  # a child that was forked meanwhile has the descriptor too
-    except OSError as error:
-        raise Unavailable(f"login {key_file}: {error.strerror or error}") from None
+    with (
+        os_errors_as(Unavailable, f"login {key_file}"),
+        locked(key_file.with_suffix(".lock"), LOCK_S) as lock,
+    ):
+        try:
+            return _renewed(settings, key_file)
+        finally:
+            fcntl.flock(lock, fcntl.LOCK_UN)  # a child that was forked meanwhile has the descriptor too
 
 
 def _renewed(settings: Settings, key_file: Path) -> Login:

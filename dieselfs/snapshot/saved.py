@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from dieselfs.errors import Damaged, DieselfsError, NotFound
+from dieselfs.errors import Damaged, DieselfsError, NotFound, os_errors_as
 from dieselfs.net.auth import pin_of
 from dieselfs.records import DatasetRecord
 from dieselfs.snapshot.files import file_name, state_of
@@ -32,11 +32,8 @@ def statement_of(path: Path) -> Statement | None:
 
 def read_statement(path: str) -> Statement:
     """A statement of others. Raises NotFound without one, Damaged if it is not signed by its signer."""
-    try:
-        with open(path, "rb") as file:
-            statement = Statement.decode(file.read(STATEMENT_BYTES_MAX + 1), path)
-    except OSError as error:
-        raise NotFound(f"no statement of freshness {path}: {error.strerror}") from None
+    with os_errors_as(NotFound, f"no statement of freshness {path}"), open(path, "rb") as file:
+        statement = Statement.decode(file.read(STATEMENT_BYTES_MAX + 1), path)
     statement.check_signature(path)
     return statement
 
@@ -87,14 +84,12 @@ def save_snapshot(snapshot: Snapshot, path: str | os.PathLike[str]) -> str:
     if statement is not None and statement.digest == snapshot.digest:
         files[target + STATEMENT_SUFFIX] = memoryview(statement.encode())
     aside = f"{target}.{os.getpid()}.tmp"
-    try:
+    with os_errors_as(DieselfsError, f"cannot save the snapshot to {target}"):
         Path(target + STATEMENT_SUFFIX).unlink(missing_ok=True)  # of an earlier one
         for name, content in files.items():
             with open(aside, "wb") as file:
                 file.write(content)
             os.replace(aside, name)
-    except OSError as error:
-        raise DieselfsError(f"cannot save the snapshot to {target}: {error.strerror}") from None
     return target
 
 

@@ -19,7 +19,7 @@ from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
 from prometheus_client import CollectorRegistry, generate_latest, make_wsgi_app
 from prometheus_client.core import Metric
 
-from dieselfs.errors import Unavailable
+from dieselfs.errors import Unavailable, os_errors_as
 from dieselfs.net.address import TcpAddress
 from dieselfs.net.private_file import read_private_text
 from dieselfs.telemetry.registry import Report
@@ -155,12 +155,10 @@ def serving(address: TcpAddress, reports: Callable[[], Iterable[Report]], token:
     `reports` is called in these threads. Yields the URL; port 0 takes a free port.
     """
     app = make_wsgi_app(registry_of(reports))
-    try:
+    with os_errors_as(Unavailable, f"cannot serve metrics at {address}"):
         kind = _Server6 if ":" in address.host else _Server
         server = make_server(address.host, address.port, app, kind, _Handler)
         server.token = token
-    except OSError as error:
-        raise Unavailable(f"cannot serve metrics at {address}: {error.strerror or error}") from None
     thread = threading.Thread(target=server.serve_forever, name="metrics", daemon=True)
     with server:
         thread.start()

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from dieselfs.errors import DieselfsError, StorageFull
+from dieselfs.errors import DieselfsError, StorageFull, os_errors_as
 from dieselfs.names import check_path, printable, split_path
 from dieselfs.snapshot.reader import Stat
 
@@ -221,9 +221,6 @@ def open_destination(folder: bytes, permissions: int = PERMISSIONS_KEPT) -> Dest
 
     Raises DieselfsError, StorageFull.
     """
-    try:
-        with _room(folder):
-            os.makedirs(folder, exist_ok=True)
-            return Destination(folder, permissions)
-    except OSError as error:
-        raise DieselfsError(f"cannot write to {printable(folder)}: {error.strerror}") from None
+    with os_errors_as(DieselfsError, f"cannot write to {printable(folder)}"), _room(folder):
+        os.makedirs(folder, exist_ok=True)
+        return Destination(folder, permissions)

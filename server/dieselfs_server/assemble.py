@@ -14,7 +14,7 @@ from typing import NoReturn
 
 import trio
 
-from dieselfs.errors import DieselfsError, InvalidInput, Unavailable
+from dieselfs.errors import DieselfsError, InvalidInput, Unavailable, os_errors_as
 from dieselfs.etcd.client import Etcd
 from dieselfs.net.address import Address, TcpAddress, UnixAddress
 from dieselfs.net.auth import Key
@@ -156,10 +156,8 @@ def write_admin_key(users: UserStore, path: Path, pin: bytes, audit: AuditLog | 
         return
     key = Key.generate("admin", pin)
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    try:
+    with os_errors_as(InvalidInput, f"cannot write the administrator's key to {path}"):
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
-    except OSError as error:
-        raise InvalidInput(f"cannot write the administrator's key to {path}: {error.strerror}") from None
     with os.fdopen(descriptor, "w") as file:
         file.write(key.text())
 
@@ -192,11 +190,9 @@ def _open_audit(stack: AsyncExitStack, settings: ServerSettings, share: int) -> 
     sender = AuditSender(parse_target(settings.audit_to)) if settings.audit_to else None
     if sender is not None:
         stack.callback(sender.close)
-    try:
+    with os_errors_as(InvalidInput, f"cannot write the audit log {path}"):
         opened = partial(AuditLog, path, share=share)
         audit = opened(send=sender.send) if sender is not None else opened()
-    except OSError as error:
-        raise InvalidInput(f"cannot write the audit log {path}: {error.strerror}") from None
     stack.callback(audit.close)
     return audit
 

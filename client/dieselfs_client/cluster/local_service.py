@@ -18,7 +18,7 @@ from dieselfs.chunk.segment import Segment
 from dieselfs.cluster import node_messages as messages
 from dieselfs.cluster.holdings import encoded
 from dieselfs.cluster.member import Member
-from dieselfs.errors import DieselfsError, InvalidInput, MountError, ProtocolError, Unavailable
+from dieselfs.errors import DieselfsError, InvalidInput, MountError, ProtocolError, Unavailable, os_errors_as
 from dieselfs.limits import (
     BULK_IDLE_TIMEOUT_S,
     HANDSHAKE_TIMEOUT_S,
@@ -45,10 +45,8 @@ def bound(path: Path) -> Iterator[trio.socket.SocketType]:
     folder is private. Replaces the stale socket of a killed daemon. Raises MountError on failure.
     """
     path.unlink(missing_ok=True)
-    try:
+    with os_errors_as(MountError, f"cannot share chunks at {path}"):
         listener = listening(path, socket.SOCK_SEQPACKET)
-    except OSError as error:
-        raise MountError(f"cannot share chunks at {path}: {error.strerror}") from None
     with listener:
         try:
             yield trio.socket.from_stdlib_socket(listener)

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-from dieselfs.errors import InvalidInput, Unavailable
+from dieselfs.errors import InvalidInput, Unavailable, os_errors_as
 from dieselfs.net.address import Address, TcpAddress, UnixAddress
 from dieselfs.net.sockets import reachable_path
 
@@ -20,13 +20,11 @@ def listening_at(address: Address) -> Iterator[list[socket.socket]]:
     and removes the file of a Unix socket. Raises Unavailable with the reason, InvalidInput. Blocks for a name.
     """
     with ExitStack() as stack:
-        try:
+        with os_errors_as(Unavailable, f"cannot listen on {address}"):
             if isinstance(address, TcpAddress):
                 listeners = _tcp_listeners(stack, address)
             else:
                 listeners = [stack.enter_context(_unix_listener(address))]
-        except OSError as error:
-            raise Unavailable(f"cannot listen on {address}: {error.strerror or error}") from None
         try:
             yield listeners
         finally:

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from dieselfs.errors import Damaged, InvalidInput
+from dieselfs.errors import Damaged, InvalidInput, os_errors_as
 from dieselfs.net.private_file import read_private_file, write_private_file
 from dieselfs_server.access.identity import Identity, KeyPlace
 
@@ -31,10 +31,8 @@ class KeyFile:
             ) from None
 
     def _write(self, identities: list[Identity]) -> None:
-        try:
+        with os_errors_as(InvalidInput, f"cannot write the server identity {self._path}"):
             write_private_file(self._path, b"".join(each.encode() for each in identities))
-        except OSError as error:
-            raise InvalidInput(f"cannot write the server identity {self._path}: {error.strerror}") from None
 
     def find(self, public_key: bytes) -> Identity | None:
         return next((each for each in self._read() if public_key in (b"", each.public_key)), None)

@@ -16,7 +16,7 @@ from hypercorn.trio.worker_context import WorkerContext
 from hypercorn.typing import ConnectionState
 from hypercorn.utils import wrap_app
 
-from dieselfs.errors import Unavailable
+from dieselfs.errors import Unavailable, os_errors_as
 from dieselfs.limits import KIB
 from dieselfs.net.address import TcpAddress
 from dieselfs.net.tls import ServerTls
@@ -154,10 +154,8 @@ async def serving(
 
     Raises Unavailable if the address cannot be used.
     """
-    try:
+    with os_errors_as(Unavailable, f"cannot serve the page at {address}"):
         listeners = await trio.open_tcp_listeners(address.port, host=address.host)
-    except OSError as error:
-        raise Unavailable(f"cannot serve the page at {address}: {error.strerror or error}") from None
     port = int(listeners[0].socket.getsockname()[1])
     browsers = _Browsers(make_app(port), tls)
     try:

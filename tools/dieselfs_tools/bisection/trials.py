@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from dieselfs.arrays import Positions
-from dieselfs.errors import InvalidInput
+from dieselfs.errors import InvalidInput, os_errors_as
 from dieselfs.process.keeper import kill_descendants
 from dieselfs.shuffle.cursor import REPLAY_VARIABLE, Cursor
 from dieselfs_tools.bisection.search import Unfinished, Verdict
@@ -171,11 +171,9 @@ class Trials:
     def _opened(self, searched: Mapping[str, Any]) -> int:
         """The log, locked, with a head and whole lines: one that a kill has cut is dropped."""
         path = self._folder / "runs.jsonl"
-        try:
+        with os_errors_as(InvalidInput, path, "; give another --into"):
             self._folder.mkdir(parents=True, exist_ok=True)
             log = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666)
-        except OSError as error:
-            raise InvalidInput(f"{path}: {error.strerror}; give another --into") from None
         try:
             fcntl.flock(log, fcntl.LOCK_EX | fcntl.LOCK_NB)
             lines = path.read_bytes().splitlines(keepends=True)
@@ -252,7 +250,7 @@ def run_bounded(
     """
     deadline_s = time.monotonic() + timeout_s
     with open(output, "wb", buffering=0) as file, selectors.DefaultSelector() as selector:
-        try:
+        with os_errors_as(InvalidInput, command[0]):
             process = subprocess.Popen(
                 command,
                 env=environment,
@@ -260,8 +258,6 @@ def run_bounded(
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
             )
-        except OSError as error:
-            raise InvalidInput(f"{command[0]}: {error.strerror}") from None
         assert process.stdout is not None
         ended = os.pidfd_open(process.pid)
         try:

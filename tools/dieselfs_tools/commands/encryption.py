@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from dieselfs.errors import EXIT_OK, EXIT_PARTIAL, AlreadyExists, InvalidInput, NotFound
+from dieselfs.errors import EXIT_OK, EXIT_PARTIAL, AlreadyExists, InvalidInput, NotFound, os_errors_as
 from dieselfs.names import Location
 from dieselfs.units import count
 from dieselfs_tools.cli import options
@@ -156,10 +156,8 @@ def _recipients(files: Sequence[str]) -> "Iterable[PublicRecipient]":
     from dieselfs.encryption.key_record import PublicRecipient
 
     for name in files:
-        try:
+        with os_errors_as(NotFound, name):
             text = sys.stdin.read() if name == "-" else Path(name).read_text("utf-8", "replace")
-        except OSError as error:
-            raise NotFound(f"{name}: {error.strerror}") from None
         yield from map(PublicRecipient.parse, filter(str.strip, text.splitlines()))
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from dieselfs.errors import AccessDenied, InvalidInput, NotFound
+from dieselfs.errors import AccessDenied, InvalidInput, NotFound, os_errors_as
 from dieselfs.limits import CURSOR_CHARACTERS_MAX
 from dieselfs.names import SCHEME, Location, printable, user_path
 from dieselfs.units import format_time
@@ -218,11 +218,8 @@ def _check(
     from dieselfs.shuffle.proof import PROOF_BYTES_MAX, Proof
     from dieselfs.snapshot.reader import Snapshot
 
-    try:
-        with open(path, "rb") as file:
-            proof = Proof.decode(file.read(PROOF_BYTES_MAX + 1), str(path))
-    except OSError as error:
-        raise NotFound(f"{path}: {error.strerror}") from None
+    with os_errors_as(NotFound, path), open(path, "rb") as file:
+        proof = Proof.decode(file.read(PROOF_BYTES_MAX + 1), str(path))
     if signer is not None and proof.public_key.hex() != signer.lower():
         raise AccessDenied(
             f"{path}: signed by {proof.signer} with the key {proof.public_key.hex()}, not with yours"

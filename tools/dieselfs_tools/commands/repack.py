@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from dieselfs.errors import InvalidInput, NotFound
+from dieselfs.errors import InvalidInput, NotFound, os_errors_as
 from dieselfs.units import count
 from dieselfs_tools.cli import options
 from dieselfs_tools.cli.session import Session
@@ -96,11 +96,8 @@ def _strata(
     if listed is not None:
         if (stratify, class_of, column) != (None, None, None):
             raise InvalidInput("--strata has the strata: leave out --stratify, --class-of and --column")
-        try:
-            with open(listed, "rb") as lines:
-                return strata_of_lines(data.snapshot, lines, listed)
-        except OSError as error:
-            raise NotFound(f"{listed}: {error.strerror}") from None
+        with os_errors_as(NotFound, listed), open(listed, "rb") as lines:
+            return strata_of_lines(data.snapshot, lines, listed)
     kind = stratify or ("class" if column is None else "column")
     if kind == "column" and column is None:
         raise InvalidInput("--stratify column needs --column NAME")

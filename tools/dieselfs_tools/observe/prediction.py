@@ -15,7 +15,7 @@ from dataclasses import asdict, astuple, dataclass
 from pathlib import Path
 from typing import Any
 
-from dieselfs.errors import InvalidInput, NotFound
+from dieselfs.errors import InvalidInput, NotFound, os_errors_as
 from dieselfs.prefetch.extent_table import ExtentTable
 from dieselfs.process.state_dirs import log_path
 from dieselfs.snapshot.reader import Snapshot
@@ -226,10 +226,8 @@ def default_path() -> Path:
 
 def make_folder(path: Path) -> None:
     """The folder of the file at `path`, if there is none. Raises InvalidInput."""
-    try:
+    with os_errors_as(InvalidInput, path.parent, "; --save names another file"):
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    except OSError as error:
-        raise InvalidInput(f"{path.parent}: {error.strerror}; --save names another file") from None
 
 
 def save(speeds: Speeds, source: str, path: Path) -> Measured:

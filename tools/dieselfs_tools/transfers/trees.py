@@ -10,7 +10,7 @@ from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 from dieselfs.digests import extent_digest_of
-from dieselfs.errors import EXIT_OK, EXIT_PARTIAL, DieselfsError, InvalidInput, NotFound
+from dieselfs.errors import EXIT_OK, EXIT_PARTIAL, DieselfsError, InvalidInput, NotFound, os_errors_as
 from dieselfs.names import SCHEME, Location, check_path, printable, split_path
 from dieselfs.transfer.upload import (
     Failed,
@@ -73,10 +73,8 @@ def find_sources(
 
 
 def _find_source(name: bytes, destination: Location, is_into: bool, is_recursive: bool) -> Source:
-    try:
+    with os_errors_as(NotFound, printable(name)):
         is_folder = stat.S_ISDIR((os.lstat if is_recursive else os.stat)(name).st_mode)
-    except OSError as error:
-        raise NotFound(f"{printable(name)}: {error.strerror}") from None
     if is_folder and not is_recursive:
         raise InvalidInput(f"{printable(name)} is a folder: put it with -r")
     path = check_path(place_of(name, is_folder, destination, is_into))

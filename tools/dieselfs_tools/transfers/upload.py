@@ -13,12 +13,7 @@ from functools import cache
 from pathlib import Path
 
 from dieselfs.chunk.frames import Compression
-from dieselfs.errors import (
-    DieselfsError,
-    InvalidInput,
-    NotFound,
-    StorageFull,
-)
+from dieselfs.errors import DieselfsError, InvalidInput, NotFound, StorageFull, os_errors_as
 from dieselfs.limits import CHUNK_TARGET_BYTES, VERSIONS_PER_REQUEST_MAX
 from dieselfs.names import Location, is_location, printable
 from dieselfs.records import DatasetRecord, Op
@@ -413,8 +408,6 @@ def _found(
 def _read_names(files_from: str, found: Sequence[Source]) -> list[bytes]:
     if len(found) != 1 or not found[0].is_folder:
         raise InvalidInput("--files-from needs one SOURCE, a folder, to which its names are relative")
-    try:
+    with os_errors_as(NotFound, f"--files-from {files_from}"):
         content = sys.stdin.buffer.read() if files_from == STANDARD_INPUT else Path(files_from).read_bytes()
-    except OSError as error:
-        raise NotFound(f"--files-from {files_from}: {error.strerror}") from None
     return [name for name in content.split(b"\n") if name]

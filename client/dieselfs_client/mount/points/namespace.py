@@ -10,7 +10,7 @@ import traceback
 from contextlib import suppress
 from pathlib import Path
 
-from dieselfs.errors import MountError
+from dieselfs.errors import MountError, os_errors_as
 from dieselfs_client import capabilities
 from dieselfs_client.capabilities import SYS_ADMIN, mask_of
 from dieselfs_client.mount.points.mounting import facts
@@ -51,24 +51,20 @@ def enter() -> None:
     may_mount = facts().may_mount
     user, group = os.getuid(), os.getgid()
     _call("unshare", _libc.unshare(_CLONE_NEWNS | (0 if may_mount else _CLONE_NEWUSER)))
-    try:
+    with os_errors_as(MountError, "user namespaces are not allowed"):
         if not may_mount:
             Path("/proc/self/setgroups").write_text("deny")
             Path("/proc/self/uid_map").write_text(f"{user} {user} 1")
             Path("/proc/self/gid_map").write_text(f"{group} {group} 1")
-    except OSError as error:
-        raise MountError(f"user namespaces are not allowed: {error.strerror}") from None
     _call("mount", _libc.mount(b"none", b"/", None, _MS_REC | _MS_SLAVE, None))
     if not may_mount:
         _pass_rights_on()
 
 
 def _pass_rights_on() -> None:
-    try:
+    with os_errors_as(MountError, "private namespaces are not allowed: capabilities"):
         now = capabilities.read()
         capabilities.write(now._replace(inheritable=now.inheritable | mask_of(SYS_ADMIN)))
-    except OSError as error:
-        raise MountError(f"private namespaces are not allowed: capabilities: {error.strerror}") from None
     _call("prctl", _libc.prctl(_PR_CAP_AMBIENT, _RAISE, SYS_ADMIN, 0, 0))
 
 

@@ -16,7 +16,7 @@ from urllib.parse import unquote, urlsplit
 
 from dieselfs.attached.web_url import is_web_url
 from dieselfs.bucket.url import is_object_url, parse_object
-from dieselfs.errors import Damaged, DieselfsError, InvalidInput, NotFound
+from dieselfs.errors import Damaged, DieselfsError, InvalidInput, NotFound, os_errors_as
 from dieselfs.names import printable
 from dieselfs_tools.archives.formats import FORMATS, IMPORTED, required
 from dieselfs_tools.archives.importing.http_stream import HttpStream
@@ -87,11 +87,9 @@ class DirectOpener:
             return Found(remote, remote.mtime_ns)
         if name == STANDARD_INPUT:
             return Found(io.FileIO(sys.stdin.fileno(), closefd=False))
-        try:
+        with os_errors_as(NotFound, printable(os.fsencode(name))):
             status = os.stat(name)
             raw = None if stat.S_ISDIR(status.st_mode) else io.FileIO(name)
-        except OSError as error:
-            raise NotFound(f"{printable(os.fsencode(name))}: {error.strerror}") from None
         return Found(raw, status.st_mtime_ns, name)
 
     def file(self, stream: BinaryIO, stack: ExitStack) -> str:
