@@ -300,6 +300,8 @@ WARMTH_TIMEOUT_S = 1.5
 """Wait for the answers of all nodes of a job to a query of their warmth."""
 PEER_SCORES_TIMEOUT_S = 10.0
 """A node draws the order of 10 million files for the mounts of its job, and answers, in this time."""
+JOB_FILES_LEAVE_S = 2.0
+"""A mount that leaves its job gives its important files to the others for this time."""
 PEER_REPORT_BYTES_MAX = 1 * MIB
 """What a node tells the others of its metrics, or of their history."""
 UNMOUNT_TIMEOUT_S = 10.0

@@ -336,11 +336,11 @@ class PeerClient:
 
     def samples(
         self, peer: Member, store: str, files: Sequence[int], sizes: Sequence[int]
-    ) -> list[memoryview | None]:
-        """The bytes of files that a peer keeps in a store, unverified; None for those that it does not have.
-        `sizes`: of the files, PEER_ANSWER_BYTES_MAX together at most. Raises as `extents`.
+    ) -> list[memoryview | ChunkAvailability]:
+        """The bytes of files that a peer keeps in a store, unverified; LATER for those that it would keep, ELSEWHERE
+        for others. `sizes`: of the files, PEER_ANSWER_BYTES_MAX together at most. Raises as `extents`.
         """
-        contents: list[memoryview | None] = []
+        contents: list[memoryview | ChunkAvailability] = []
 
         def destination(reply: Any) -> Iterator[memoryview]:
             lengths = _lengths(sizes, reply.states)
@@ -350,7 +350,7 @@ class PeerClient:
             if buffer:
                 yield buffer
             for length, state in zip(lengths, reply.states, strict=True):
-                contents.append(buffer[:length] if state == _HERE else None)
+                contents.append(buffer[:length] if state == _HERE else ChunkAvailability(state))
                 buffer = buffer[length:]
 
         arguments: dict[str, object] = {"store": store, "files": np.array(files, U32).tobytes()}

@@ -13,6 +13,7 @@ from threading import Lock
 from typing import Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from dieselfs.arrays import Nodes, Numbers
 from dieselfs.errors import InvalidInput
@@ -43,6 +44,13 @@ class FoundLosses(NamedTuple):
     losses: int
     loss_sum: float
     accuracy: float | None = None
+
+
+class Admitted(NamedTuple):
+    """What reads of files did: those that the cache no longer has, and how many it had."""
+
+    released: Numbers
+    hits: int
 
 
 class OrderKey(NamedTuple):
@@ -82,7 +90,9 @@ class ScoredFiles:
         """Counts of what came, since the start of this process."""
         self.changes = 0
         self.hits = self.reads = 0
-        """Hits and reads of the files that `read` got."""
+        """Hits and reads of the files that `read` got, or that `JobFiles` counted."""
+        self.from_peers = 0
+        """The hits that other nodes had."""
         self.left: list[int] = []
         """The files in the cache of the previous process."""
 
@@ -132,19 +142,44 @@ class ScoredFiles:
 
     def read(self, files: Numbers) -> Numbers:
         """Files were read, in this order; returns those that the cache no longer has: it did not keep, or evicted them.
-        Its scores are those of losses that were written in this process.
+        Its scores are those of losses that were written in this process, and those of the job with the last order.
         """
+        self.hits += (admitted := self.admit(files)).hits
+        self.reads += len(files)
+        return admitted.released
+
+    def admit(self, files: Numbers) -> Admitted:
+        """As `read`, but counts nothing: for another process, whose readers read them."""
         released: dict[int, None] = {}
+        hits = 0
         with self._lock:
             for file in files.tolist():
                 access = self._cache.access(file)
-                self.hits += access.is_hit
+                hits += access.is_hit
                 released.update(dict.fromkeys(access.evicted))
                 released.pop(file, None)
                 if not access.is_kept:
                     released[file] = None
-        self.reads += len(files)
-        return np.array([*released], np.int64)
+        return Admitted(np.array([*released], np.int64), hits)
+
+    def forget(self, files: Iterable[int], is_full: bool = False) -> None:
+        """The cache does not have these files any more. `is_full`: it can have no more than the others."""
+        with self._lock:
+            for file in files:
+                if file in self._cache:
+                    self._cache.drop(file)
+            if is_full:
+                self._cache.capacity = self._cache.used
+
+    def kept(self) -> Numbers:
+        """The files in the cache, ascending."""
+        with self._lock:
+            return self._cache.samples()
+
+    @property
+    def used(self) -> int:
+        """What the files in the cache take, in the unit of its capacity."""
+        return self._cache.used
 
     @property
     def scored(self) -> int:
@@ -167,6 +202,7 @@ class ScoredFiles:
                 )
             if key.epoch > self._epoch:
                 self._end_epoch()
+                self._learn(np.arange(len(self._scores)), self._scores)  # also the losses of other mounts
             self._epoch = key.epoch
             scores = self._scores[files]
             if scores.any():
@@ -189,10 +225,25 @@ class ScoredFiles:
         """An order that is kept."""
         return self._orders.get(key)
 
-    def adopt(self, key: OrderKey, order: Nodes) -> Nodes:
-        """Keep an order that was drawn elsewhere, unless one is known; returns the one that is kept."""
+    def adopt(self, key: OrderKey, order: Nodes, files: Nodes, scores: Scores) -> Nodes:
+        """Keep an order that was drawn elsewhere, unless one is known; returns the one that is kept. `scores`: of
+        `files`, at that time, or empty.
+        """
         with self._lock:
+            if len(scores):
+                self._learn(files, scores)
             return self._orders[key] if key in self._orders else self._keep(key, order)
+
+    def _learn(self, files: npt.NDArray[Any], scores: Scores) -> None:
+        """The scores of the job, for the cache."""
+        is_new = (scores > 0) & (self._cache.scores[files] != scores)
+        self._cache.update(files[is_new].astype(np.int64), scores[is_new])
+
+    def scores_at(self, files: Nodes) -> Scores:
+        """Shape (n,): the scores for draws."""
+        with self._lock:
+            found: Scores = self._scores[files]
+            return found
 
     def _keep(self, key: OrderKey, order: Nodes) -> Nodes:
         self._orders[key] = order

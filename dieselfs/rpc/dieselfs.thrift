@@ -351,8 +351,9 @@ service Peer extends Handshake {
   Extents get_extents(1: binary digest, 2: binary chunks, 3: binary counts, 4: binary ranges, 5: bool is_shared_plan)
     throws (1: Refusal refusal)
   /**
-   * Followed by the files that this node keeps in `store` for the ranks of its job, joined. `files`: u32 numbers in the
-   * snapshot; `states` has a byte for each: 0, it follows; 2, it is not here.
+   * Followed by the files that this node keeps in `store` for the ranks or mounts of its job, joined. `files`: u32
+   * numbers in the snapshot; `states` has a byte for each: 0, it follows; 1, it is not here, and would be kept; 2, it is
+   * not here.
    */
   Extents get_samples(1: binary digest, 2: string store, 3: binary files) throws (1: Refusal refusal)
   /** Keep in `store` the files whose bytes follow, joined, as far as there is space, if the node has such a store. */
@@ -363,8 +364,12 @@ service Peer extends Handshake {
    */
   void put_scores(1: binary digest, 2: binary loss_sum, 3: i64 losses, 4: i64 bulk_length,
     5: binary accuracy = "") throws (1: Refusal refusal)
-  /** Followed by the order of an epoch by these scores: u32 numbers of files. `seed`, `epoch`: decimal numbers. */
-  Bulk get_order(1: binary digest, 2: binary folder, 3: string seed, 4: string epoch) throws (1: Refusal refusal)
+  /**
+   * Followed by the order of an epoch by these scores: u32 numbers of files. `seed`, `epoch`: decimal numbers. With
+   * `has_scores` the u32 scores of all files below `folder` may follow, by number of the file.
+   */
+  Bulk get_order(1: binary digest, 2: binary folder, 3: string seed, 4: string epoch, 5: bool has_scores = false)
+    throws (1: Refusal refusal)
 }
 
 service ChunkServer extends Handshake {

@@ -6,19 +6,21 @@ read a sample which the cache keeps gives it to its owner. Where an owner does n
 source.
 """
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Protocol
 
 import numpy as np
 
+from dieselfs.cluster.chunk_requests import ChunkAvailability
 from dieselfs.cluster.member import Member
 from dieselfs.cluster.peer_client import PeerClient
 from dieselfs.cluster.placement import Placement
 from dieselfs.cluster.pooled_source import PEER_BATCH_BYTES
 from dieselfs.errors import Unavailable
 from dieselfs.limits import PEER_ANSWER_BYTES_MAX, PEER_CHUNKS_MAX
-from dieselfs.samples.sample_store import SampleStore, name_on
+from dieselfs.rpc.wire import Buffer
+from dieselfs.samples.sample_store import name_on
 from dieselfs.snapshot.reader import Snapshot
 from dieselfs.sources.interface import Slices
 from dieselfs.sources.server import first_damaged
@@ -35,9 +37,17 @@ class Nodes(Protocol):
         ...
 
 
+class Store(Protocol):
+    """What `SamplePool` needs of a `SampleStore`."""
+
+    def read(self, sample: int) -> bytes | None: ...
+
+    def drop(self, samples: Iterable[int]) -> None: ...
+
+
 class SamplePool:
     """Blocks, each wait bounded. `name`: the same on all `nodes`, whose ranks share the pool; `store`: that of the node
-    `me`; `attached`: returns the access to the nodes, in the process that calls it.
+    `me`, which may be none of them; `attached`: returns the access to the nodes, in the process that calls it.
     """
 
     def __init__(
@@ -45,7 +55,7 @@ class SamplePool:
         name: str,
         nodes: Collection[str],
         me: str,
-        store: SampleStore,
+        store: Store,
         snapshot: Snapshot,
         attached: Callable[[], Nodes],
     ) -> None:
@@ -64,24 +74,39 @@ class SamplePool:
         """The verified bytes of those of these files that other nodes keep and send; one request to each owner, or more
         for many bytes.
         """
-        found = {}
+        return self.ask(files)[0]
+
+    def ask(self, files: Sequence[int]) -> tuple[dict[int, bytes], list[int]]:
+        """As `fetch`; and those files that their owners would keep, if they are sent to them."""
+        found, wanted = {}, []
         for owner, batch, sizes in self._of_others(files):
             with suppress(Unavailable):  # logged; the peer is avoided for a while
                 to, store = self._attached(), name_on(self._name, owner)
                 contents = to.peers.samples(to.peer(owner), store, batch, sizes)
                 for file, content in zip(batch, contents, strict=True):
-                    if content is not None and self._is_intact(file, content):
+                    if isinstance(content, memoryview) and self.is_intact(file, content):
                         found[file] = bytes(content)
-        return found
+                    elif content != ChunkAvailability.ELSEWHERE:  # wanted, or damaged there
+                        wanted.append(file)
+        return found, wanted
 
     def give(self, files: Iterable[int]) -> None:
         """Move files that this node has read to the nodes that keep them."""
-        here = {file: content for file in files if (content := self._store.read(file)) is not None}
-        for owner, batch, _ in self._of_others([*here]):
-            with suppress(Unavailable):  # logged; they are read from their source next time
-                to, store = self._attached(), name_on(self._name, owner)
-                to.peers.keep_samples(to.peer(owner), store, batch, [here[file] for file in batch])
+        for owner, batch, _ in self._of_others([*files]):
+            here = {file: content for file in batch if (content := self._store.read(file)) is not None}
+            self._send(owner, here)
             self._store.drop(batch)
+
+    def send(self, contents: Mapping[int, Buffer]) -> None:
+        """Send files to the nodes that keep them, if these are other nodes."""
+        for owner, batch, _ in self._of_others([*contents]):
+            self._send(owner, {file: contents[file] for file in batch})
+
+    def _send(self, owner: str, contents: Mapping[int, Buffer]) -> None:
+        with suppress(Unavailable):  # logged; they are read from their source next time
+            if contents:
+                to, store = self._attached(), name_on(self._name, owner)
+                to.peers.keep_samples(to.peer(owner), store, [*contents], [*contents.values()])
 
     def _of_others(self, files: Sequence[int]) -> Iterator[tuple[str, list[int], list[int]]]:
         """Files that other nodes own, in requests: owner, files, sizes. A request has PEER_BATCH_BYTES at most, or one
@@ -99,7 +124,8 @@ class SamplePool:
                 batch, pairs = pairs[:count], pairs[count:]
                 yield owner, [file for file, _ in batch], [size for _, size in batch]
 
-    def _is_intact(self, file: int, content: memoryview) -> bool:
+    def is_intact(self, file: int, content: Buffer) -> bool:
+        """Whether these are the bytes of a file."""
         extents = self._snapshot.extents(file)
         places, lengths = [extent.place for extent in extents], [extent.length for extent in extents]
-        return first_damaged(extents, Slices(content, places, lengths)) is None
+        return first_damaged(extents, Slices(memoryview(content), places, lengths)) is None

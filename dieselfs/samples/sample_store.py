@@ -14,6 +14,7 @@ import secrets
 import shutil
 import stat
 from collections.abc import Iterable
+from hashlib import blake2b
 from threading import get_ident
 from typing import Any
 
@@ -32,6 +33,11 @@ def new_name() -> str:
     return _PREFIX + secrets.token_hex(8)
 
 
+def name_for(secret: str) -> str:
+    """The folder name that the next process with this secret finds again."""
+    return _PREFIX + blake2b(secret.encode(), digest_size=8).hexdigest()
+
+
 def name_on(name: str, node: str) -> str:
     """The name of the store of one node, of a pool that all nodes of a job open: nodes may share a machine."""
     return f"{name}-{node}"
@@ -42,10 +48,10 @@ class SampleStore:
 
     def __init__(self, name: str, parent: str = MEMORY_FOLDER) -> None:
         """Opens or makes the folder. Raises InvalidInput if it cannot be made, or if another user has it."""
-        remove_abandoned(parent)
         self.folder = os.path.join(parent, name)
         self._owner = os.getpid()
-        self._lock = self._open()
+        self._lock = self._open()  # first: the next process may continue with what a killed one has left
+        remove_abandoned(parent)
 
     @classmethod
     def existing(cls, name: str, parent: str = MEMORY_FOLDER) -> "SampleStore | None":
@@ -83,8 +89,14 @@ class SampleStore:
         except OSError:
             return None
 
-    def write(self, sample: int, content: bytes | memoryview) -> None:
-        """Keep a sample, if there is space. Readers see all of it or nothing."""
+    def samples(self) -> list[int]:
+        """Those that it has, ascending."""
+        with contextlib.suppress(OSError):
+            return sorted(int(name) for name in os.listdir(self.folder) if name.isdecimal())
+        return []
+
+    def write(self, sample: int, content: bytes | memoryview) -> bool:
+        """Keep a sample, if there is space; returns whether it did. Readers see all of it or nothing."""
         path = self._path(sample)
         part = f"{path}.{os.getpid()}-{get_ident()}"
         try:
@@ -92,11 +104,12 @@ class SampleStore:
                 is_whole = file.write(content) == len(content)
             if is_whole:
                 os.rename(part, path)
-                return
+                return True
         except OSError:
             pass
         with contextlib.suppress(OSError):
             os.unlink(part)
+        return False
 
     def drop(self, samples: Iterable[int]) -> None:
         for sample in samples:

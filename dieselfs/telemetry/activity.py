@@ -90,6 +90,9 @@ class Activity:
     window_bytes: float = 0.0
     planned_files: int = 0
     """Memory for files of plans, fetched ahead of their readers."""
+    important: tuple[float, float, float] = (0.0, 0.0, 0.0)
+    """Files of orders by importance: those that were read, those of them that were kept, and of these, at other nodes.
+    """
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,6 +219,11 @@ def activity(process: int, before: Report | None, after: Report, seconds: float)
         int(after.total(catalogue.READS_IN_PROGRESS)),
         next((value for part, value in parts if part.get("part") == "window"), 0.0),
         int(planned),
+        (
+            change.total(catalogue.IMPORTANCE_READS),
+            change.total(catalogue.IMPORTANCE_HITS),
+            change.total(catalogue.IMPORTANCE_FROM_PEERS),
+        ),
     )
 
 

@@ -38,6 +38,12 @@ HIT_RATE_BEST_POSSIBLE = Family("gauge", "hit_rate.best_possible", "Share of the
 WORK_SPENT_S = Family("gauge", "work.spent_s", "Time of all threads for each cause of stalls.", ("cause",))
 PLANS = Family("info", "plans", "Each plan that is read: its window and its readers.")
 
+IMPORTANCE_READS = Family("gauge", "importance.reads", "Files of orders by importance that were read.")
+IMPORTANCE_HITS = Family("gauge", "importance.hits", "Of them, those that were kept in memory.")
+IMPORTANCE_FROM_PEERS = Family(
+    "gauge", "importance.from_peers", "Of the hits, those that other nodes of the job kept."
+)
+
 # Where bytes come from.
 
 DISK_FAILURES = Family("counter", "disk.failures", "Failures and timeouts of the disk.")

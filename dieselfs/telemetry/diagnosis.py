@@ -117,6 +117,10 @@ def _without_plan(seen: Activity, text: str) -> Diagnosis:
 
 def _of_plan(seen: Activity, servers: Sequence[ServerActivity], text: str, unknown: str) -> Diagnosis:
     hits = "" if seen.hit_share is None else f"; {seen.hit_share:.0%} of the planned files were there in time"
+    reads, kept, at_others = seen.important
+    if reads:
+        hits += f"; {kept / reads:.0%} of the files by importance were kept"
+        hits += f", {at_others / reads:.0%} on other nodes" if at_others else ""
     unpinned = 1 - min(seen.best_hit_share or 0, 1)
     group_bytes = unpinned * sum(plan.group_bytes for plan in seen.plans if plan.position < plan.positions)
     is_in_time = (seen.hit_share or 0) >= HIT_SHARE_MIN and seen.planned_files >= HIT_FILES_MIN

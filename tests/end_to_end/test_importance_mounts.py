@@ -3,21 +3,28 @@
 import json
 import os
 import signal
+from collections import Counter
 from collections.abc import Iterator
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from dieselfs.cluster.job import Job
+from dieselfs.cluster.node_client import job_socket_path
+from dieselfs.cluster.secret import read_secret_file
 from dieselfs.dataset import Dataset
 from dieselfs.limits import KIB, MIB
+from dieselfs.process.state_dirs import runtime_folder
+from dieselfs.samples.sample_store import name_for
 from dieselfs.settings.table import FUSE, IMAGE, OVERLAY
 from dieselfs.transfer.upload import TreeUpload, walk_source
 from dieselfs_client.daemon import control
 from dieselfs_client.mount.points.options import MountOptions
 from lab.namespace import wait_for
 from lab.network import clear
-from tests.support.job_mounts import job_mounts
+from tests.support.job_mounts import JOB, job_mounts
 from tests.support.server import RunningServer, running_server
 
 pytestmark = pytest.mark.skipif(
@@ -156,3 +163,111 @@ def test_mounts_of_a_job_have_one_set_of_scores(server: RunningServer, tmp_path:
         for order in orders:
             with pytest.raises(OSError, match="Invalid argument"):
                 (order / "policy=importance,seed=2,epoch=0").read_text()
+
+
+# -- files that the mounts of a job keep together ------------------------------------------------------------
+
+NODES = ["a", "b", "c"]
+KEEPING_BYTES = 32 * MIB
+"""Of each mount: all of them together keep a tenth of the dataset or so, beside the chunks of the job."""
+
+
+@pytest.fixture
+def keeping(server: RunningServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Path]]:
+    """Three mounts of a job, whose readers have read two epochs and written their losses."""
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    with job_mounts(server, "images", tmp_path, NODES, memory_bytes=KEEPING_BYTES) as mounts:
+        for epoch in range(2):
+            for mount, share in zip(mounts, read_together(mounts, shares_of(mounts, epoch)), strict=True):
+                with open(mount / ".dieselfs/scores", "w") as scores:
+                    scores.writelines(f"{int(path[-6:]) / FILES} {path}\n" for path in share)
+                    scores.write("\n")
+        yield mounts
+
+
+def shares_of(mounts: list[Path], epoch: int) -> list[list[str]]:
+    """The paths that each of the mounts reads."""
+    world = len(mounts)
+    name = f"policy=importance,seed=1,folder=train,epoch={epoch},world={world},batch={10 * world}"
+    return [
+        (mount / f".dieselfs/shuffle/{name},rank={rank}").read_text().splitlines()
+        for rank, mount in enumerate(mounts)
+    ]
+
+
+def read_together(mounts: list[Path], shares: list[list[str]]) -> list[list[str]]:
+    for step in zip_longest(*shares):
+        for mount, path in zip(mounts, step, strict=True):
+            assert path is None or (mount / path).read_bytes() == content_of(path)
+    return shares
+
+
+def kept_on(mount: Path, node: str) -> set[int]:
+    """The files that a mount keeps for the job."""
+    digest = bytes.fromhex(json.loads((mount / ".dieselfs/info").read_text())["digest"])
+    fingerprint = read_secret_file(mount.parent / "secret").fingerprint()
+    path = job_socket_path(runtime_folder(), "images", digest, Job(JOB, 0, 1, node), fingerprint)
+    folder = Path("/dev/shm", name_for(f"{path} {fingerprint.hex()}"))
+    return {int(each.name) for each in folder.iterdir() if each.name.isdecimal()}
+
+
+def used_files(mount: Path) -> int:
+    used: int = stats_of(mount)["memory"]["used_bytes"]["pinned"]
+    return used // FILE_BYTES
+
+
+def importance_of(mounts: list[Path]) -> Counter[str]:
+    return Counter(
+        {
+            name: sum(stats_of(mount)["importance"][name] for mount in mounts)
+            for name in ("reads", "hits", "from_peers")
+        }
+    )
+
+
+def test_mounts_of_a_job_keep_each_important_file_once(keeping: list[Path]) -> None:
+    before = importance_of(keeping)
+    read_together(keeping, shares_of(keeping, 2))
+    counted = importance_of(keeping) - before
+    wait_for(
+        lambda: [*map(len, map(kept_on, keeping, NODES))] == [*map(used_files, keeping)],
+        "what the caches want is there",
+        TIMEOUT_S,
+    )
+    kept = [*map(kept_on, keeping, NODES)]
+    total = sum(map(len, kept))
+    assert len(set.union(*kept)) == total
+    limits = [stats_of(mount)["memory"]["allotted_bytes"]["pinned"] // FILE_BYTES for mount in keeping]
+    assert [*map(len, kept)] == limits and total > FILES // 20
+    # Drawn by score, so more often than at random; two of three are on other nodes.
+    assert counted["hits"] / counted["reads"] > total / FILES
+    assert counted["hits"] > counted["from_peers"] > counted["hits"] // 2
+
+    daemon = daemon_of(keeping[0])
+    os.kill(daemon, signal.SIGKILL)
+    wait_for(lambda: daemon_of(keeping[0]) != daemon, "another daemon serves the mount", TIMEOUT_S)
+    read_together(keeping, shares_of(keeping, 3))
+    assert used_files(keeping[0]) == limits[0] and len(kept_on(keeping[0], "a") & kept[0]) > limits[0] // 2
+
+
+def test_a_mount_that_does_not_answer_is_done_without(keeping: list[Path]) -> None:
+    """A stopped one is worse than a dead one: it takes requests. Then it is back; then it leaves."""
+    shares = shares_of(keeping, 2)
+    stopped = daemon_of(keeping[2])
+    os.kill(stopped, signal.SIGSTOP)
+    try:
+        read_together(keeping[:2], shares[:2])
+        assert sum(stats_of(mount)["peers"]["failures"] for mount in keeping[:2])
+    finally:
+        os.kill(stopped, signal.SIGCONT)
+    read_together(keeping[2:], shares[2:])
+    control.unmount(str(keeping[2]))
+    rest = keeping[:2]
+    wait_for(
+        lambda: all(stats_of(mount)["job"]["members"] == NODES[:2] for mount in rest),
+        "it has left",
+        TIMEOUT_S,
+    )
+    read_together(rest, shares_of(rest, 3))
+    kept = [*map(kept_on, rest, NODES)]
+    assert kept[0].isdisjoint(kept[1]) and min(map(len, kept)) > FILES // 60

@@ -22,6 +22,7 @@ from dieselfs.sources.interface import Source
 from dieselfs.telemetry.registry import Registry
 from dieselfs.telemetry.series import History
 from dieselfs.telemetry.socket import PublishedMetrics
+from dieselfs_client.cluster.job_files import JobFiles
 from dieselfs_client.cluster.peer_service import PeerService
 from dieselfs_client.memory.node_cache import NodeCache
 from tests.support.dataset import PackedDataset
@@ -67,6 +68,7 @@ class PeerNode:
         evictable_bytes: int,
         answer_s: float,
         started: Callable[[trio.CancelScope], None],
+        files: JobFiles | None,
     ) -> None:
         async with trio.open_nursery() as nursery:
             self.node_cache = NodeCache(
@@ -83,6 +85,7 @@ class PeerNode:
                 self.warmth,
                 metrics,
                 published_metrics,
+                files=files,
             )
             async with open_listeners(TcpAddress("127.0.0.1", 0)) as (listener,):
                 port = listener.socket.getsockname()[1]
@@ -131,6 +134,7 @@ def running_node(
     answer_s: float = 10.0,
     server: Source | None = None,
     own_patience_s: float = START_TIMEOUT_S,
+    files: JobFiles | None = None,
 ) -> Iterator[PeerNode]:
     """A node with a certificate of its own, until the end of the block. It answers when it has all requested chunks, or
     after `answer_s`.
@@ -152,6 +156,7 @@ def running_node(
             evictable_bytes,
             answer_s,
             started,
+            files,
         ),
     )
     thread.start()

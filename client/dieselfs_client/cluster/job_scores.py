@@ -136,15 +136,17 @@ class JobScores:
         if (known := self.files.known(key)) is not None:
             return known
         asked: dict[str, object] = {"folder": key.folder, "seed": str(key.seed), "epoch": str(key.epoch)}
+        asked["has_scores"] = True
         found = self._peers().ask_aside(
             owner, "get_order", asked, PEER_SCORES_TIMEOUT_S, bytes_max=PEER_ANSWER_BYTES_MAX
         )
-        if len(found) != 4 * len(files):
+        order, scores = np.split(np.frombuffer(found[: len(found) // 4 * 4], U32), [len(files)])
+        if len(found) % 4 or len(order) != len(files) or len(scores) not in (0, len(files)):
             raise Unavailable(f"node {owner.node}: an order of {len(found) // 4} of {len(files)} files")
-        order = np.frombuffer(found, U32).astype(files.dtype)
+        order = order.astype(files.dtype)
         if not np.isin(order, files).all():
             raise Unavailable(f"node {owner.node}: an order of other files")
-        return self.files.adopt(key, order)
+        return self.files.adopt(key, order, files, scores)
 
     # -- for other nodes -----------------------------------------------------------------------------------
 
@@ -176,4 +178,7 @@ class JobScores:
                 f"an order by importance of {len(files)} files on several nodes: "
                 f"at most {PEER_ANSWER_BYTES_MAX // 4}, so read folders of it"
             )
-        return self.files.order(OrderKey(arguments.folder, seed, epoch), files).astype(U32).tobytes()
+        order = self.files.order(OrderKey(arguments.folder, seed, epoch), files).astype(U32).tobytes()
+        if not arguments.has_scores or 2 * len(order) > PEER_ANSWER_BYTES_MAX:
+            return order
+        return order + self.files.scores_at(files).astype(U32).tobytes()

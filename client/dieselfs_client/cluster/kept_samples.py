@@ -13,31 +13,41 @@ from dieselfs.errors import InvalidInput
 from dieselfs.limits import PEER_ANSWER_BYTES_MAX, PEER_CHUNKS_MAX
 from dieselfs.samples.sample_store import MEMORY_FOLDER, SampleStore
 from dieselfs.snapshot.reader import Snapshot
+from dieselfs_client.cluster.job_files import JobFiles
 
 
 def read_samples(
-    snapshot: Snapshot, arguments: Any, parent: str = MEMORY_FOLDER
+    snapshot: Snapshot, arguments: Any, parent: str = MEMORY_FOLDER, of_job: JobFiles | None = None
 ) -> tuple[list[ChunkAvailability], list[bytes]]:
-    """The states of the files of `get_samples`, and the bytes of those that are here. Raises InvalidInput."""
+    """The states of the files of `get_samples`, and the bytes of those that are here. `of_job`: if its store is asked.
+    Raises InvalidInput.
+    """
     files, sizes = _files(snapshot, arguments.files)
-    store = SampleStore.existing(arguments.store, parent)
+    wanted = set() if of_job is None else of_job.admit(files)
+    store = of_job or SampleStore.existing(arguments.store, parent)
     found = [store.read(file) if store is not None else None for file in files]
     states, contents = [], []
-    for content, size in zip(found, sizes, strict=True):
+    for file, content, size in zip(files, found, sizes, strict=True):
         if content is None or len(content) != size:
-            states.append(ChunkAvailability.ELSEWHERE)
+            states.append(ChunkAvailability.LATER if file in wanted else ChunkAvailability.ELSEWHERE)
         else:
             states.append(ChunkAvailability.HERE)
             contents.append(content)
     return states, contents
 
 
-def write_samples(snapshot: Snapshot, arguments: Any, bulk: bytearray, parent: str = MEMORY_FOLDER) -> None:
-    """Keep the files of `put_samples`, if this node has the store. Raises InvalidInput."""
+def write_samples(
+    snapshot: Snapshot,
+    arguments: Any,
+    bulk: bytearray,
+    parent: str = MEMORY_FOLDER,
+    of_job: JobFiles | None = None,
+) -> None:
+    """Keep the files of `put_samples`, if this node has the store. Raises as `read_samples`."""
     files, sizes = _files(snapshot, arguments.files)
     if len(bulk) != sum(sizes):
         raise InvalidInput(f"{len(bulk)} bytes of samples, {sum(sizes)} expected")
-    store = SampleStore.existing(arguments.store, parent)
+    store = of_job or SampleStore.existing(arguments.store, parent)
     if store is not None:
         content = memoryview(bulk)
         for file, size, end in zip(files, sizes, accumulate(sizes), strict=True):

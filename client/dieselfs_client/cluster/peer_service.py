@@ -8,6 +8,7 @@ not look dead.
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
+from functools import partial
 from typing import Any
 
 import trio
@@ -27,6 +28,7 @@ from dieselfs.rpc.serving.server import RpcServer
 from dieselfs.snapshot.reader import Snapshot
 from dieselfs.telemetry.registry import Registry
 from dieselfs.telemetry.socket import PublishedMetrics
+from dieselfs_client.cluster.job_files import JobFiles
 from dieselfs_client.cluster.job_scores import JobScores
 from dieselfs_client.cluster.kept_samples import read_samples, write_samples
 from dieselfs_client.memory.node_cache import NodeCache
@@ -65,8 +67,9 @@ class PeerService:
         metrics: Registry | None = None,
         published_metrics: PublishedMetrics | None = None,
         scores: JobScores | None = None,
+        files: JobFiles | None = None,
     ) -> None:
-        self._published_metrics, self._scores = published_metrics, scores
+        self._published_metrics, self._scores, self._files = published_metrics, scores, files
         self.keys = JobKeys(credential.key)
         self._has_tls = credential.has_tls
         self.metrics = metrics = metrics or Registry()
@@ -165,11 +168,16 @@ class PeerService:
         self, connection: ClientConnection, method: str, sequence: int, arguments: Any, bulk: bytearray
     ) -> None:
         """Raises InvalidInput for a malformed request."""
+        of_job = self._files if self._files and arguments.store == self._files.store_name else None
+        if of_job is not None:
+            of_job.begin()
         if method == "put_samples":
-            await trio.to_thread.run_sync(write_samples, self._snapshot, arguments, bulk)
+            write = partial(write_samples, of_job=of_job)
+            await trio.to_thread.run_sync(write, self._snapshot, arguments, bulk)
             await connection.send(encode_reply(method, sequence, None))
             return
-        states, contents = await trio.to_thread.run_sync(read_samples, self._snapshot, arguments)
+        read = partial(read_samples, of_job=of_job)
+        states, contents = await trio.to_thread.run_sync(read, self._snapshot, arguments)
         length_bytes = sum(map(len, contents))
         self._bytes.value += length_bytes
         reply = thrift.Extents(states=bytes(states), bulk_length=length_bytes)

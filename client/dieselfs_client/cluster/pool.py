@@ -27,6 +27,7 @@ from dieselfs.errors import DieselfsError
 from dieselfs.limits import (
     CONNECT_TIMEOUT_S,
     FETCHES_AT_ONCE_MAX,
+    JOB_FILES_LEAVE_S,
     JOB_GATHER_TIMEOUT_S,
     PEER_PROBE_INTERVAL_S,
 )
@@ -39,6 +40,7 @@ from dieselfs.settings.table import OFF, JobSettings
 from dieselfs.shuffle.spec import DEFAULT_ORDER_VERSION
 from dieselfs.sources.server import ServerSource
 from dieselfs.telemetry.socket import PublishedMetrics
+from dieselfs_client.cluster.job_files import JobFiles
 from dieselfs_client.cluster.job_scores import JobScores
 from dieselfs_client.cluster.membership import Members, Membership, RemoteRegistry
 from dieselfs_client.cluster.peer_service import PeerService
@@ -109,6 +111,7 @@ class Pool:
         host: PoolHost,
         on_change: Callable[[Members], None] = lambda members: None,
         scores: JobScores | None = None,
+        files: JobFiles | None = None,
     ) -> None:
         """`reader`: the source of chunks that no node has. `on_change` gets each new list of `members`, within `run`.
 
@@ -160,7 +163,9 @@ class Pool:
             metrics=metrics,
             published_metrics=host.published_metrics,
             scores=scores,
+            files=files,
         )
+        self._files = files
         self._membership: Membership | None = None
         self._on_change = on_change
         self._refusal: DieselfsError | None = None
@@ -214,6 +219,10 @@ class Pool:
                     self.warm()
                 await self._watch_peers()
             finally:
+                if self._files is not None:
+                    with trio.move_on_after(JOB_FILES_LEAVE_S, shield=True):
+                        leave = partial(self._files.hand_over, is_leaving=True)
+                        await trio.to_thread.run_sync(leave, abandon_on_cancel=True)
                 self.source.close()
                 self.peers.close()
         if self._refusal is not None:

@@ -7,7 +7,7 @@ A change of the role does not interrupt readers. A master stays master until it 
 """
 
 import logging
-from contextlib import closing
+from contextlib import closing, nullcontext
 from typing import Any
 
 import numpy as np
@@ -32,12 +32,14 @@ from dieselfs.limits import (
     PEER_REQUESTS_AT_ONCE_MAX,
 )
 from dieselfs.rpc.client import ServerClient
+from dieselfs.samples.sample_store import name_for
 from dieselfs.settings.table import OFF
 from dieselfs.sources.interface import CountedSource, FetchMetrics, RequestMetrics, Source
 from dieselfs.sources.server import ServerSource
 from dieselfs.telemetry import catalogue
 from dieselfs.telemetry.registry import Registry
 from dieselfs.telemetry.series import Window
+from dieselfs_client.cluster.job_files import JobFiles
 from dieselfs_client.cluster.job_scores import JobScores
 from dieselfs_client.cluster.job_warmth import JobWarmth, answers_of, job_fields
 from dieselfs_client.cluster.local_service import LocalService, bound
@@ -139,6 +141,18 @@ class JobRole:
             snapshot, self.node, self._others, lambda: self._pool is not None, self._peers, self.metrics
         )
         """Those of all mounts of the job."""
+        self.files: JobFiles | None = None
+        """The files that its mounts keep; None if they are encrypted, so each mount keeps its own."""
+        if not snapshot.header.is_encrypted:
+            self.files = JobFiles(
+                snapshot,
+                self.node,
+                self._others,
+                lambda: self._pool is not None,
+                self._peers,
+                self.scores.files,
+                name_for(f"{self._socket} {config.secret.fingerprint().hex()}"),
+            )
         self._declare_metrics(self.metrics)
         if self._election.try_take():
             self._make_pool()
@@ -189,9 +203,11 @@ class JobRole:
         self._host.nursery.start_soon(self._run)
         self._host.nursery.start_soon(self._warmth.run)
         self._host.nursery.start_soon(self.scores.run)
+        if self.files is not None:
+            self._host.nursery.start_soon(self.files.run)
 
     async def _run(self) -> None:
-        with closing(self._election):
+        with closing(self._election), closing(self.files) if self.files else nullcontext():
             if self._pool is None:
                 await self._run_attached()
             assert self._pool is not None
@@ -237,7 +253,13 @@ class JobRole:
 
     def _make_pool(self) -> None:
         self._pool = Pool(
-            self._reader, self._client, self._config, self._host, self._share_members, self.scores
+            self._reader,
+            self._client,
+            self._config,
+            self._host,
+            self._share_members,
+            self.scores,
+            self.files,
         )
 
     async def _run_master(self, pool: Pool) -> None:
@@ -266,6 +288,8 @@ class JobRole:
             self.gathered.set()
 
     def _share_members(self, members: Members) -> None:
+        if self.files is not None:
+            self.files.look_again()
         if self._sharing is not None:
             try:
                 self._sharing.change_members(members)

@@ -160,6 +160,8 @@ class Node:
         keep = partial(ProgressKeeper, snapshot, handover, self._prefetcher, self.control)
         self._progress = keep(self.share, self._orders, None if job is None else job.scores)
         self._prefetcher.kept.scored = self._progress.scores.files
+        if job is not None and job.files is not None:
+            self._prefetcher.kept.job, job.files.begin = job.files, self._prefetcher.begin_keeping
         nursery.start_soon(self._progress.run)
         self._declare_metrics()
         self.memory_advice = "" if job else self._advice()  # nodes of a job have shares of groups
@@ -190,7 +192,7 @@ class Node:
         used: dict[str, Callable[[], int]] = {
             "evictable": lambda: self._chunk_cache.policy.evictable_bytes,
             "window": lambda: prefetcher.budget.window_bytes,
-            "pinned": lambda: prefetcher.budget.pinned_bytes + prefetcher.budget.kept_bytes,
+            "pinned": lambda: prefetcher.budget.pinned_bytes + prefetcher.kept.used_bytes,
             "tripwires": lambda: prefetcher.tripwires.held_bytes,
         }
         declare_daemon(metrics, self._snapshot, allotment.total, used, trio.current_time)
@@ -208,10 +210,9 @@ class Node:
         )
         metrics.gauge("importance.batches", "Batches of losses that were written.", lambda: scored.batches)
         metrics.gauge("importance.scored_files", "Files that have a score.", lambda: scored.scored)
-        metrics.gauge(
-            "importance.reads", "Files of orders by importance that were read.", lambda: scored.reads
-        )
-        metrics.gauge("importance.hits", "Of them, those that were kept in memory.", lambda: scored.hits)
+        metrics.declare(catalogue.IMPORTANCE_READS, lambda: scored.reads)
+        metrics.declare(catalogue.IMPORTANCE_HITS, lambda: scored.hits)
+        metrics.declare(catalogue.IMPORTANCE_FROM_PEERS, lambda: scored.from_peers)
         metrics.info("importance_orders", "The orders that were drawn last, with checksums.", scored.orders)
         metrics.declare(
             catalogue.PLANS,

@@ -2,16 +2,30 @@
 
 `ScoredFiles.read` chooses them, by the rule of the sampler's cache. Memory for pinned chunks is theirs from the first
 such order on, if it is less than the dataset: chunks that were pinned become files of the cache.
+
+In a job, its mounts keep them together (`JobFiles`), in memory of the node masters. From there they are stored in the
+page cache ahead of their readers, as files that are fetched.
 """
 
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
 import numpy as np
+import trio
 
 from dieselfs.arrays import Numbers, distinct
 from dieselfs.importance.scored_files import ScoredFiles
 from dieselfs.prefetch.extent_table import PAGE_BYTES, Extents, ExtentTable
 from dieselfs_client.memory.budget import Allotment
+from dieselfs_client.prefetch.batches import Arrived, Batch
 from dieselfs_client.prefetch.budget import PrefetchBudget
 from dieselfs_client.prefetch.tripwires import Tripwires
+
+if TYPE_CHECKING:  # imported in a job alone
+    from dieselfs_client.cluster.job_files import JobFiles
+
+_ELSEWHERE, _HERE, _AT_PEER = range(3)
+"""Where a file was that is in the page cache now."""
 
 
 class KeptFiles:
@@ -23,8 +37,11 @@ class KeptFiles:
         self._table, self._budget, self._tripwires = table, budget, tripwires
         self._pinned_bytes = allotment.pinned
         self.scored: ScoredFiles | None = None
-        """Set before the first order by importance."""
+        """Set before the first order by importance; so is `job`."""
+        self.job: JobFiles | None = None
         self._is_begun = False
+        self._places = np.zeros(0, np.uint8)  # of each file, in a job
+        self._wanted: set[int] = set()  # by their owners
 
     def begin(self) -> Extents:
         """An order by importance is about to be read; returns extents to drop."""
@@ -32,13 +49,18 @@ class KeptFiles:
         nothing = table.of_numbers(np.empty(0, np.int64))
         if self._is_begun or scored is None or self._pinned_bytes >= table.total_page_bytes:
             return nothing
+        if self.job is not None and not self.job.is_master():
+            return nothing
         self._is_begun = True
         chunks = budget.pinned()
+        capacity, pages = self._pinned_bytes // PAGE_BYTES, table.page_bytes(np.arange(len(table.snapshot)))
+        if self.job is not None:
+            self.job.open(capacity, pages // PAGE_BYTES)
+            return budget.unpin(chunks, nothing)
         pinned = Extents.joined([nothing, *map(table.of_chunk, chunks)])
-        pages = table.page_bytes(np.arange(len(table.snapshot))) // PAGE_BYTES
         left = np.array(scored.left, np.int64)
         first = distinct(np.concatenate([pinned.nodes[budget.is_stored(pinned)], left]))
-        kept = table.of_files(scored.keep(self._pinned_bytes // PAGE_BYTES, pages, first.tolist()))
+        kept = table.of_files(scored.keep(capacity, pages // PAGE_BYTES, first.tolist()))
         dropped = budget.unpin(chunks, kept)
         budget.keep(kept)
         # The bytes of tripwires are lost with the daemon that had them.
@@ -50,8 +72,57 @@ class KeptFiles:
         extents to drop: of files that made room for them.
         """
         table, budget, scored = self._table, self._budget, self.scored
-        if not self._is_begun or scored is None:
+        if scored is not None and self.job is not None and len(self._places):
+            places = self._places[nodes]
+            scored.reads += len(nodes)
+            scored.hits += int(np.count_nonzero(places))
+            scored.from_peers += int(np.count_nonzero(places == _AT_PEER))
+        if not self._is_begun or scored is None or self.job is not None:
             return table.of_numbers(np.empty(0, np.int64))
         released = scored.read(nodes)
         budget.keep(table.of_files(distinct(nodes[~np.isin(nodes, released)])))
         return budget.unkeep(table.of_files(released))
+
+    @property
+    def used_bytes(self) -> int:
+        """The memory that they take."""
+        if self.job is None or self.scored is None:
+            return self._budget.kept_bytes
+        return self.scored.used * PAGE_BYTES
+
+    # -- in a job ------------------------------------------------------------------------------------------
+
+    async def found(self, due: Batch) -> tuple[Batch, Arrived]:
+        """The extents of a batch whose files the job keeps, and their content. If cancelled, requests in flight are
+        abandoned.
+        """
+        if self.job is None or not due:
+            return Batch(), {}
+        extents = Extents.joined([*due.values()])
+        is_whole = (extents.lengths == extents.sizes) & (extents.sizes > 0)
+        is_pinned = np.array([self._budget.is_pinned(chunk) for chunk in extents.chunks.tolist()], np.bool_)
+        nodes = extents.nodes[is_whole & ~is_pinned]
+        fetched = await trio.to_thread.run_sync(self.job.fetch, nodes.tolist(), abandon_on_cancel=True)
+        if not len(self._places):
+            self._places = np.zeros(len(self._table.snapshot), np.uint8)
+        self._places[extents.nodes] = _ELSEWHERE
+        self._places[[*fetched.contents]] = _HERE
+        self._places[[*fetched.from_peers]] = _AT_PEER
+        self._wanted.update(fetched.wanted)
+        found, came = Batch(), Arrived()
+        for chunk, of_chunk in extents[np.isin(extents.nodes, [*fetched.contents])].by_chunk():
+            contents = [fetched.contents[node] for node in of_chunk.nodes.tolist()]
+            found[chunk] = of_chunk
+            came[chunk] = memoryview(b"".join(contents)), np.cumsum(of_chunk.lengths) - of_chunk.lengths
+        return found, came
+
+    def wanted(self, extents: Extents, payload: memoryview, starts: Numbers) -> Mapping[int, bytes]:
+        """Files that came from elsewhere, and that their owners want: to be given to `job`."""
+        if not self._wanted:
+            return {}
+        columns = zip(extents.nodes.tolist(), starts.tolist(), extents.lengths.tolist(), strict=True)
+        found = {
+            node: bytes(payload[at : at + length]) for node, at, length in columns if node in self._wanted
+        }
+        self._wanted.difference_update(found)
+        return found

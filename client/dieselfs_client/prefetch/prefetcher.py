@@ -218,8 +218,8 @@ class Prefetcher:
         """Prefetch for a reader that is about to read its share of a plan, from `position` on."""
         self._retire(share)
         key = share.plan.spec
-        if key.policy == IMPORTANCE and len(dropped := self.kept.begin()):
-            self._nursery.start_soon(self._drop, [], dropped)
+        if key.policy == IMPORTANCE:
+            self.begin_keeping()
         following = self._plans.get(key)
         if following is None:
             ahead_bytes = min(self._room_bytes, WINDOW_BYTES) // 2
@@ -231,6 +231,11 @@ class Prefetcher:
         following.is_ahead = trio.Event()
         following.window.join(share, position, self._hit_rate.begin())
         self._wake()
+
+    def begin_keeping(self) -> None:
+        """Make room for important files."""
+        if len(dropped := self.kept.begin()):
+            self._nursery.start_soon(self._drop, [], dropped)
 
     async def ahead_of(self, share: Share) -> None:
         """Wait until the first files of a declared share are stored, HEAD_START_S at most.
@@ -401,6 +406,8 @@ class Prefetcher:
         while waiting:
             before = set(waiting)
             due = await self._due(plan, span, waiting)
+            if self.kept.job is not None and plan.window.plan.spec.policy == IMPORTANCE:
+                due = await self._without_found(due)
             done(before.difference(due, waiting))
             for batch in self._batches.batched(due):
                 token = object()
@@ -431,6 +438,17 @@ class Prefetcher:
                 await moved.wait()
         waiting.clear()
         return due
+
+    async def _without_found(self, due: Batch) -> Batch:
+        """Store what the job keeps of a batch; returns the rest."""
+        found, came = await self.kept.found(due)
+        await self._arrived(found, came)
+        self.planned_hits.value += sum(extents.page_bytes() for extents in found.values())
+        rest = {
+            chunk: extents[~np.isin(extents.numbers, found[chunk].numbers)] if chunk in found else extents
+            for chunk, extents in due.items()
+        }
+        return Batch({chunk: extents for chunk, extents in rest.items() if len(extents)}, due.is_shared_plan)
 
     async def _take_back(self, needy: PlanWindow) -> bool:
         """Release what runs have, recalled spans, or the last span of another plan that holds its part; False if there
@@ -513,6 +531,8 @@ class Prefetcher:
                 self.budget.push(chunk)
         for extents, (payload, starts) in self._batches.joined(batch, came):
             await self._put(extents, payload, starts)
+            if self.kept.job is not None and (wanted := self.kept.wanted(extents, payload, starts)):
+                await trio.to_thread.run_sync(self.kept.job.give, wanted, abandon_on_cancel=True)
 
     async def _put(self, extents: Extents, payload: memoryview, starts: npt.NDArray[np.int64]) -> None:
         """Store extents that are wanted and not stored yet in the page cache, except tripwires, whose bytes stay here.

@@ -29,6 +29,9 @@ def mount(uptime_s: float, factor: int, plans: list[dict[str, Any]] | None = Non
     metrics.gauge("work.spent_s", "Time.", cause="server").value = 1.0 * factor
     metrics.counter("page_cache.planned_files", "Files.").value = 20 * factor
     metrics.counter("page_cache.hits", "Hits.").value = 15 * factor
+    metrics.gauge("importance.reads", "Files.").value = 8 * factor
+    metrics.gauge("importance.hits", "Files.").value = 4 * factor
+    metrics.gauge("importance.from_peers", "Files.").value = 3 * factor
     metrics.counter("process.run_delay_s", "Waits.").value = 0.8 * factor
     metrics.counter("prefetch.reclaimed_chunks", "Chunks.").value = 6 * factor
     metrics.gauge("reads.in_progress", "Reads.").value = 3 * factor
@@ -49,6 +52,7 @@ def test_rates_are_of_the_interval() -> None:
         0.75,
     )
     assert seen.spent == {"server": 0.5} and seen.hit_share == 0.75
+    assert seen.important == (8, 4, 3)
     assert (seen.run_delay, seen.reclaimed, seen.in_progress) == (0.4, 3.0, 6)
     assert seen.plans == (PlanProgress(3, 300, 1000, 50.0, 14.0, 4000),) and seen.window_bytes == 2000
 

@@ -117,6 +117,15 @@ def test_no_cause_is_named_that_is_not_known() -> None:
     assert diagnosis(waiting, []).text == text
 
 
+def test_important_files_are_counted_where_they_were() -> None:
+    assert "importance" not in diagnosis(SLOW, []).text
+    assert "; 50% of the files by importance were kept;" in (
+        diagnosis(replace(SLOW, important=(200.0, 100.0, 0.0)), []).text
+    )
+    text = "; 50% of the files by importance were kept, 40% on other nodes;"
+    assert text in diagnosis(replace(SLOW, important=(200.0, 100.0, 80.0)), []).text
+
+
 def test_what_the_servers_do_not_tell_is_in_the_line() -> None:
     for seen in (SLOW, replace(SLOW, best_hit_share=1.0)):
         assert "(only administrators see it)" in diagnosis(seen, [], "only administrators see it").text

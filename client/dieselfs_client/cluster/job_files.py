@@ -1,0 +1,194 @@
+"""The important files that the mounts of a job keep together, each on one node. This module sends requests to other
+nodes, and reads and writes files of memory.
+
+The node master of each node keeps the files that are its own in the placement of `SamplePool`: those that its cache
+(`ScoredFiles`) chooses when a reader of any mount is about to read them. A reader asks the owner first. What the owner
+wants and does not have is sent to it as soon as it came from elsewhere. Where an owner does not answer, files come from
+elsewhere. Files of several extents are not kept.
+"""
+
+import logging
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from threading import RLock
+from typing import NamedTuple
+
+import numpy as np
+import trio
+
+from dieselfs.arrays import Numbers
+from dieselfs.cluster.member import Member
+from dieselfs.cluster.peer_client import PeerClient
+from dieselfs.errors import InvalidInput, Unavailable
+from dieselfs.importance.scored_files import ScoredFiles
+from dieselfs.rpc.wire import Buffer
+from dieselfs.samples.sample_pool import SamplePool
+from dieselfs.samples.sample_store import SampleStore, name_on
+from dieselfs.snapshot.reader import Snapshot
+
+_NAME = "kept"
+_log = logging.getLogger(__name__)
+
+
+class Found(NamedTuple):
+    """Bytes of files, verified, by file; those of them that other nodes sent; and the files that their owners want."""
+
+    contents: Mapping[int, bytes]
+    from_peers: Iterable[int]
+    wanted: Iterable[int]
+
+
+class JobFiles:
+    """Blocks, each wait bounded; thread-safe. `others`: the masters of the job in other processes; `is_master`: whether
+    this process is that of this node; `peers` asks them, and raises Unavailable. `folder`: the name of the store in
+    memory. `close` releases the memory.
+    """
+
+    def __init__(
+        self,
+        snapshot: Snapshot,
+        node: str,
+        others: Callable[[], Sequence[Member]],
+        is_master: Callable[[], bool],
+        peers: Callable[[], PeerClient],
+        scored: ScoredFiles,
+        folder: str,
+    ) -> None:
+        self.store_name = name_on(_NAME, node)
+        self.begin: Callable[[], None] = lambda: None
+        """Makes room for them, with `open`, in the trio thread of the mount. Set by its prefetcher."""
+        self._snapshot, self._node, self._folder = snapshot, node, folder
+        self._others, self.is_master, self._peers = others, is_master, peers
+        self._scored = scored
+        self._lock = RLock()  # guards all below; what the cache does not have is not in the store
+        self._room: tuple[int, Numbers] | None = None
+        self._store: SampleStore | None = None
+        self._pool: tuple[tuple[frozenset[str], str], SamplePool] | None = None
+        self._wake = trio.Event()
+
+    def open(self, capacity: int, sizes: Numbers) -> None:
+        """Keep files from now on, as `ScoredFiles.keep`."""
+        self._room = capacity, sizes
+
+    def close(self) -> None:
+        with self._lock:
+            self._room = None
+            if self._store is not None:
+                self._store.close()
+
+    # -- for readers of this mount -------------------------------------------------------------------------
+
+    def fetch(self, files: Sequence[int]) -> Found:
+        """Files that this node or others keep."""
+        pool = self._pool_now() if files else None
+        if pool is None:
+            return Found({}, (), ())
+        own = [file for file, owner in zip(files, pool.owners(files), strict=True) if owner == self._node]
+        own = own if self.is_master() else []
+        wanted = self.admit(own)
+        here = {
+            file: content for file in own if (content := self.read(file)) and pool.is_intact(file, content)
+        }
+        from_peers, of_others = pool.ask(files)
+        return Found(here | from_peers, from_peers, wanted.difference(here).union(of_others))
+
+    def give(self, contents: Mapping[int, Buffer]) -> None:
+        """Keep wanted files, each at its owner."""
+        pool = self._pool_now()
+        if pool is not None:
+            pool.send(contents)
+            for (file, content), owner in zip(contents.items(), pool.owners([*contents]), strict=True):
+                if owner == self._node and self.is_master():
+                    self.write(file, content)
+
+    # -- as their owner, also for other nodes --------------------------------------------------------------
+
+    def admit(self, files: Sequence[int]) -> set[int]:
+        """Files are about to be read; returns those that the cache has now."""
+        with self._lock:
+            if not files or self._opened() is None:
+                return set()
+            released = self._scored.admit(np.array(files, np.int64)).released.tolist()
+            self._drop_stored(released)
+            return {*files}.difference(released)
+
+    def read(self, file: int) -> bytes | None:
+        """The bytes of a file, unverified."""
+        return None if self._store is None else self._store.read(file)
+
+    def write(self, file: int, content: Buffer) -> None:
+        """Keep a file, if the cache takes it and there is space."""
+        with self._lock:
+            is_kept = file in self.admit([file]) and self._store is not None
+            if is_kept and not self._store.write(file, memoryview(content)):
+                self._scored.forget([file], is_full=True)
+
+    def drop(self, files: Iterable[int]) -> None:
+        with self._lock:
+            files = [*files]
+            self._scored.forget(files)
+            self._drop_stored(files)
+
+    def _drop_stored(self, files: Iterable[int]) -> None:
+        if self._store is not None:
+            self._store.drop(files)
+
+    def _opened(self) -> SampleStore | None:
+        """The store, with what an earlier daemon of this node has left."""
+        if self._store is None and self._room is not None and self.is_master():
+            (capacity, sizes), self._room = self._room, None
+            try:
+                self._store = SampleStore(self._folder)
+            except InvalidInput as error:
+                _log.warning("this mount keeps no important files: %s", error)
+                return None
+            left = [file for file in self._store.samples() if file < len(self._snapshot)]
+            kept = self._scored.keep(capacity, sizes, left)
+            self._store.drop(set(left).difference(kept.tolist()))
+        return self._store
+
+    # -- the members ---------------------------------------------------------------------------------------
+
+    def look_again(self) -> None:
+        """The members have changed; in the trio thread of `run`."""
+        self._wake.set()
+
+    async def run(self) -> None:
+        """Give files away that belong to other nodes since a change, until cancelled."""
+        while True:
+            await self._wake.wait()
+            self._wake = trio.Event()
+            await trio.to_thread.run_sync(self.hand_over, abandon_on_cancel=True)
+
+    def hand_over(self, is_leaving: bool = False) -> None:
+        """Move the files here that other nodes own; `is_leaving`: all of them, as far as other nodes take them."""
+        pool = self._pool_now(is_leaving)
+        if pool is not None and self._store is not None:
+            pool.give(self._scored.kept().tolist())
+
+    def _pool_now(self, is_leaving: bool = False) -> SamplePool | None:
+        """The files of the job, by its present members; None before this node is in the job."""
+        try:
+            self._peers()
+        except Unavailable:
+            return None
+        nodes = frozenset(member.node for member in self._others())
+        me = self._node if self.is_master() and not is_leaving else ""
+        key = nodes | {me} if me else nodes, me
+        if not key[0]:
+            return None
+        with self._lock:
+            if self._pool is None or self._pool[0] != key:
+                self._pool = key, SamplePool(_NAME, key[0], me, self, self._snapshot, lambda: self)
+            return self._pool[1]
+
+    @property
+    def peers(self) -> PeerClient:
+        """Raises Unavailable."""
+        return self._peers()
+
+    def peer(self, node: str) -> Member:
+        """Raises Unavailable."""
+        for member in self._others():
+            if member.node == node:
+                return member
+        raise Unavailable(f"node {node} has no master in the job now")

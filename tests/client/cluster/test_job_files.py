@@ -1,0 +1,219 @@
+"""The mounts of a job keep each important file once: on one node, where the others find it."""
+
+import random
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import ExitStack
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from dieselfs.cluster.member import Member
+from dieselfs.cluster.peer_client import PeerClient
+from dieselfs.errors import Unavailable
+from dieselfs.importance.score_lines import LossBatch
+from dieselfs.importance.scored_files import ScoredFiles
+from dieselfs.samples.sample_store import SampleStore, name_for
+from dieselfs_client.cluster.job_files import JobFiles
+from tests.support.dataset import PackedDataset, TreeEntry, pack_entries
+from tests.support.peer_nodes import CREDENTIAL, PeerNode, running_node
+
+FILES, CAPACITY = 300, 30
+
+
+def name_of(number: int) -> bytes:
+    return b"%03d" % number
+
+
+def content_of(number: int) -> bytes:
+    return name_of(number) * 20
+
+
+@pytest.fixture(scope="module")
+def packed() -> PackedDataset:
+    entries = [TreeEntry(name_of(n), 0o100644, 0, content_of(n)) for n in range(FILES)]
+    return pack_entries(entries, chunk_bytes=1000)
+
+
+class Job:
+    """The mounts of a job on nodes of their own, and what its members are."""
+
+    def __init__(self, packed: PackedDataset, secret: str, stack: ExitStack) -> None:
+        self.packed, self.secret, self.stack = packed, secret, stack
+        self.by_file = {packed.snapshot.find(name_of(n)): content_of(n) for n in range(FILES)}
+        self.nodes: dict[str, PeerNode] = {}
+        self.members: set[str] = set()
+        self.mounts: dict[str, Mount] = {}
+
+    def add(self, *names: str) -> "list[Mount]":
+        for name in names:
+            mount = self.mounts[name] = Mount(self, name)
+            self.nodes[name] = self.stack.enter_context(
+                running_node(self.packed, name, room_bytes=1 << 20, files=mount.files)
+            )
+        self.members.update(names)
+        return [self.mounts[name] for name in names]
+
+    def others(self, name: str) -> list[Member]:
+        return [self.nodes[node].member for node in sorted(self.members - {name})]
+
+    def held(self) -> list[int]:
+        """The files in the memory of all members."""
+        return sorted(file for name in self.members for file in self.mounts[name].held())
+
+
+class Mount:
+    def __init__(self, job: Job, name: str) -> None:
+        self.job = job
+        self.scored = ScoredFiles(job.packed.snapshot)
+        self.peers = PeerClient(CREDENTIAL, job.packed.snapshot.digest)
+        self.folder = name_for(f"{job.secret} {name}")
+        self.files = JobFiles(
+            job.packed.snapshot,
+            name,
+            partial(job.others, name),
+            lambda: True,
+            lambda: self.peers,
+            self.scored,
+            self.folder,
+        )
+        self.files.open(CAPACITY, np.ones(len(job.packed.snapshot), np.int64))
+        job.stack.callback(self.peers.close)
+        job.stack.callback(self.files.close)
+
+    def read(self, files: list[int]) -> Counter[str]:
+        """As the prefetcher: what the job keeps, and the rest from elsewhere. Returns where the files were."""
+        found = self.files.fetch(files)
+        assert all(content == self.job.by_file[file] for file, content in found.contents.items())
+        assert set(found.wanted).isdisjoint(found.contents)
+        self.files.give({file: self.job.by_file[file] for file in found.wanted})
+        peers = len([*found.from_peers])
+        return +Counter(
+            own=len(found.contents) - peers, peers=peers, elsewhere=len(files) - len(found.contents)
+        )
+
+    def held(self) -> list[int]:
+        store = Path("/dev/shm", self.folder)
+        return [int(path.name) for path in store.iterdir() if path.name.isdecimal()] if store.exists() else []
+
+
+@pytest.fixture
+def job(packed: PackedDataset, tmp_path: Path) -> Iterator[Job]:
+    with ExitStack() as stack:
+        yield Job(packed, str(tmp_path), stack)
+
+
+def test_each_file_is_kept_once_and_hits_are_counted_where_they_are(job: Job) -> None:
+    mounts = job.add("a", "b", "c")
+    files = [*job.by_file]
+    random.Random(1).shuffle(files)
+    where = Counter[str]()
+    for first in range(0, FILES, 30):  # each file is read by one mount
+        where += mounts[first // 30 % 3].read(files[first : first + 30])
+    assert where == {"elsewhere": FILES}
+    held = job.held()
+    assert len(held) == len({*held}) == 3 * CAPACITY and all(len(each.held()) == CAPACITY for each in mounts)
+
+    found = [mount.read(held) for mount in mounts]
+    assert found == [{"own": CAPACITY, "peers": 2 * CAPACITY}] * 3
+    assert job.held() == held
+
+
+def test_important_files_take_the_place_of_others(job: Job) -> None:
+    mounts = job.add("a", "b", "c")
+    files = sorted(job.by_file)
+    for mount in mounts:
+        mount.read(files)
+        losses = LossBatch([name_of(n) for n in range(FILES)], np.arange(FILES, dtype=np.float64))
+        mount.scored.take(losses)
+    for first in range(0, FILES, 50):
+        mounts[first % 3].read(files[first : first + 50])
+    held = job.held()
+    numbers = [int(job.by_file[file][:3]) for file in held]
+    assert len(held) == 3 * CAPACITY and min(numbers) > FILES - 4 * CAPACITY
+    assert mounts[0].read(held)["elsewhere"] == 0
+
+
+def test_a_node_that_is_gone_is_done_without(job: Job) -> None:
+    mounts = job.add("a", "b", "c")
+    files = [*job.by_file]
+    mounts[0].read(files)
+    gone = job.nodes["c"].member
+    with running_node(job.packed, "c") as other:
+        job.nodes["c"] = other
+    job.members.add("c")  # still, as before its lease ends
+    assert job.others("a")[-1] != gone
+    for _ in range(2):
+        where = mounts[0].read(files)
+        assert where["own"] == where["peers"] == CAPACITY
+    job.members.remove("c")
+    mounts[0].read(files)
+    assert mounts[0].read(files)["peers"] == CAPACITY
+
+
+def test_no_node_is_asked_before_the_job_is_known(job: Job) -> None:
+    (mount,) = job.add("a")
+
+    def no_peers() -> PeerClient:
+        raise Unavailable("not yet")
+
+    mount.files._peers = no_peers
+    assert mount.read([*job.by_file])["elsewhere"] == FILES and not mount.held()
+
+
+def test_files_move_when_a_node_joins_and_when_it_leaves(job: Job) -> None:
+    first, second = job.add("a", "b")
+    first.read([*job.by_file])
+    before = job.held()
+    (third,) = job.add("c")
+    for mount in (first, second):
+        mount.files.hand_over()
+    moved = third.held()
+    assert job.held() == before and len(moved) > CAPACITY // 2
+    assert first.read(before)["elsewhere"] == 0
+
+    job.members.remove("c")
+    third.files.hand_over(is_leaving=True)
+    assert job.held() == before and not third.held()
+    assert second.read(before)["elsewhere"] == 0
+
+
+def test_wrong_bytes_are_replaced(job: Job) -> None:
+    first, second = job.add("a", "b")
+    first.read([*job.by_file])
+    own, other = first.held()[0], second.held()[0]
+    for mount, file in ((first, own), (second, other)):
+        assert mount.files._store is not None and mount.files._store.write(file, b"x" * 60)
+    assert first.read([own, other]) == {"elsewhere": 2}
+    assert first.read([own, other]) == {"own": 1, "peers": 1}
+
+
+def test_less_memory_than_allowed_holds_less(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    (mount,) = job.add("a")
+    write = SampleStore.write
+
+    def write_some(store: SampleStore, sample: int, content: bytes) -> bool:
+        return len(store.samples()) < 10 and write(store, sample, content)
+
+    monkeypatch.setattr(SampleStore, "write", write_some)
+    mount.read([*job.by_file])
+    assert len(mount.held()) == mount.scored.used == 10
+    assert mount.read([*job.by_file])["own"] == 10
+
+
+def test_the_next_daemon_keeps_the_same_files(job: Job) -> None:
+    (mount,) = job.add("a")
+    mount.read([*job.by_file])
+    held = sorted(mount.held())
+    again = Mount(job, "a")  # the first has the folder open, as one that is killed until it is gone
+    assert again.read(held) == {"own": len(held)}
+    assert again.scored.kept().tolist() == held
+
+
+def test_a_mount_that_does_not_keep_files_wants_none(job: Job) -> None:
+    first, second = job.add("a", "b")
+    second.files._room = None
+    first.read([*job.by_file])
+    assert first.read([*job.by_file])["own"] == CAPACITY and not second.held()
