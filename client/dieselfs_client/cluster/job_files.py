@@ -118,8 +118,8 @@ class JobFiles:
     def write(self, file: int, content: Buffer) -> None:
         """Keep a file, if the cache takes it and there is space."""
         with self._lock:
-            is_kept = file in self.admit([file]) and self._store is not None
-            if is_kept and not self._store.write(file, memoryview(content)):
+            store, is_kept = self._opened(), file in self.admit([file])
+            if is_kept and store is not None and not store.write(file, memoryview(content)):
                 self._scored.forget([file], is_full=True)
 
     def drop(self, files: Iterable[int]) -> None:
