@@ -77,3 +77,22 @@ def test_malformed_scores_are_refused(sent: dict[str, Any], bulk: bytes, says: s
 def test_orders_of_impossible_numbers_are_refused(number: str) -> None:
     with pytest.raises(InvalidInput, match=r"seed and epoch are"):
         scores_of([]).order_for_peer(SimpleNamespace(folder=b"", seed=number, epoch="1"))
+
+
+@pytest.mark.parametrize("is_old", [False, True], ids=["", "of a node of an earlier version"])
+def test_an_order_brings_the_scores_of_the_job(is_old: bool) -> None:
+    """So a mount keeps files by the losses of all mounts, not only by those that were written to it."""
+    owner, other = scores_of([]), scores_of(["owner"], is_master=False)
+    owner.take(BATCH)
+    owner.send()
+
+    def ask_aside(member: Member, method: str, asked: dict[str, Any], *_: object, **__: object) -> bytes:
+        return owner.order_for_peer(SimpleNamespace(**asked | ({"has_scores": False} if is_old else {})))
+
+    other._peers = lambda: SimpleNamespace(ask_aside=ask_aside)  # type: ignore[assignment, return-value] # no sockets
+    other.files.keep(3, np.ones(len(SNAPSHOT), np.int64), FILES[4:7].tolist())
+    order = other.order(OrderKey(b"", 1, 1), np.sort(FILES))
+    assert order.tolist() == owner.files.known(OrderKey(b"", 1, 1)).tolist()  # type: ignore[union-attr] # it is
+    important = FILES[1:4].astype(np.int64)
+    other.files.read(important)
+    assert (other.files.kept().tolist() == sorted(important.tolist())) is not is_old
