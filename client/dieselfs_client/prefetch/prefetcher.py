@@ -419,7 +419,10 @@ class Prefetcher:
         """Wait until the window has room for the first of `waiting`. Remove as many as it has room for, count and
         return them; remove all if the span is not wanted any more.
         """
-        window, due = plan.window, Batch(is_shared_plan=plan.window.is_shared_plan)
+        window = plan.window
+        # Files drawn from all of the dataset: others do not request the rest of their chunks soon.
+        is_drawn = window.plan.spec.policy == IMPORTANCE
+        due = Batch(is_shared_plan=window.is_shared_plan and not is_drawn)
         while window.holds(span) and self._is_followed(plan):
             for chunk, extents in list(waiting.items()):
                 if self.budget.pin(chunk):
