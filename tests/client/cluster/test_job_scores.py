@@ -89,10 +89,12 @@ def test_an_order_brings_the_scores_of_the_job(is_old: bool) -> None:
     def ask_aside(member: Member, method: str, asked: dict[str, Any], *_: object, **__: object) -> bytes:
         return owner.order_for_peer(SimpleNamespace(**asked | ({"has_scores": False} if is_old else {})))
 
-    other._peers = lambda: SimpleNamespace(ask_aside=ask_aside)  # type: ignore[assignment, return-value] # no sockets
+    peers: Any = SimpleNamespace(ask_aside=ask_aside)
+    other._peers = lambda: peers
     other.files.keep(3, np.ones(len(SNAPSHOT), np.int64), FILES[4:7].tolist())
-    order = other.order(OrderKey(b"", 1, 1), np.sort(FILES))
-    assert order.tolist() == owner.files.known(OrderKey(b"", 1, 1)).tolist()  # type: ignore[union-attr] # it is
+    key = OrderKey(b"", 1, 1)
+    order, known = other.order(key, np.sort(FILES)), owner.files.known(key)
+    assert known is not None and order.tolist() == known.tolist()
     important = FILES[1:4].astype(np.int64)
     other.files.read(important)
     assert (other.files.kept().tolist() == sorted(important.tolist())) is not is_old
