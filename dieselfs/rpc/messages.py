@@ -1,16 +1,12 @@
 """Thrift messages as bytes: calls and replies of `dieselfs.thrift`. No I/O.
 
-Modules that thriftpy2 loads from an IDL are untyped: `rpc.calls` and the server's service convert to typed values.
+Classes of an IDL are untyped: `rpc.calls` and the server's service convert to typed values.
 """
 
 import struct
 from functools import cache
-from io import StringIO
-from pkgutil import get_data
-from types import SimpleNamespace
 from typing import Any
 
-import thriftpy2
 from thriftpy2.protocol import TBinaryProtocol
 from thriftpy2.protocol.exc import TProtocolException
 from thriftpy2.thrift import TApplicationException, TMessageType, TType
@@ -18,9 +14,10 @@ from thriftpy2.transport import TMemoryBuffer, TTransportException
 
 from dieselfs.errors import ERROR_BY_CODE, DieselfsError, ProtocolError, Unavailable, code_of
 from dieselfs.limits import CALL_VALUES_MAX
-from dieselfs.rpc.methods import METHODS, PEER_METHODS, SERVER_METHODS, Method
+from dieselfs.rpc.methods import METHODS, SERVER_METHODS
 from dieselfs.rpc.records import CopyProgress
 from dieselfs.rpc.scan import check_message
+from dieselfs.rpc.structs import thrift
 
 FRAME_HEADER_BYTES = 4
 """Each message has its length before it, big-endian."""
@@ -33,10 +30,7 @@ PROGRESS_BYTES = _PROGRESS.size
 PROGRESS = _LENGTH.pack(PROGRESS_BYTES)
 """Before a message with the progress of a copy, which is shorter than any reply to it."""
 
-_IDL = (get_data("dieselfs.rpc", "dieselfs.thrift") or b"").decode()
-thrift: Any = thriftpy2.load_fp(StringIO(_IDL), module_name="dieselfs_rpc_thrift")
-
-PROTOCOL_VERSION: int = thrift.PROTOCOL_VERSION
+PROTOCOL_VERSION = thrift.PROTOCOL_VERSION
 _BAD_BYTES = (
     TProtocolException,
     TTransportException,
@@ -91,7 +85,7 @@ def connection_name(client_nonce: bytes) -> str:
 
 def encode_call(method: str, sequence: int, arguments: dict[str, object]) -> bytes:
     """A call of `method`; arguments by their names in the IDL."""
-    return _encode(method, TMessageType.CALL, sequence, _struct(f"{method}_args")(**arguments))
+    return _encode(method, TMessageType.CALL, sequence, getattr(thrift, f"{method}_args")(**arguments))
 
 
 def decode_call(message: bytes, methods: frozenset[str] = SERVER_METHODS) -> tuple[str, int, Any]:
@@ -101,12 +95,12 @@ def decode_call(message: bytes, methods: frozenset[str] = SERVER_METHODS) -> tup
     method, kind, sequence, protocol = _begin(message, CALL_VALUES_MAX)
     if kind != TMessageType.CALL or method not in methods:
         raise ProtocolError(f"not a call of a known method ({method[:40]!r})")
-    return method, sequence, _read(_struct(f"{method}_args")(), protocol)
+    return method, sequence, _read(getattr(thrift, f"{method}_args")(), protocol)
 
 
 def encode_reply(method: str, sequence: int, value: object) -> bytes:
     """A reply with a value or struct of the IDL, with a record that has the same fields, or with a list of them."""
-    result = _struct(f"{method}_result")()
+    result = getattr(thrift, f"{method}_result")()
     if value is not None:
         kind, _, of, *_ = result.thrift_spec[0]
         result.success = _as_declared(kind, of, value)
@@ -115,7 +109,7 @@ def encode_reply(method: str, sequence: int, value: object) -> bytes:
 
 def encode_refusal(method: str, sequence: int, error: DieselfsError) -> bytes:
     """The reply for which the caller raises `error`."""
-    result = _struct(f"{method}_result")()
+    result = getattr(thrift, f"{method}_result")()
     result.refusal = thrift.Refusal(code=code_of(error), message=str(error))
     return _encode(method, TMessageType.REPLY, sequence, result)
 
@@ -128,7 +122,7 @@ def decode_reply(method: str, sequence: int, message: bytes) -> Any:
         raise ProtocolError(f"the server cannot answer {method!r}: {fault.message}")
     if kind != TMessageType.REPLY or name != method or reply_sequence != sequence:
         raise ProtocolError(f"expected the reply to {method!r}, got another message")
-    result = _read(_struct(f"{method}_result")(), protocol)
+    result = _read(getattr(thrift, f"{method}_result")(), protocol)
     refusal = result.refusal
     if refusal is not None:
         raise ERROR_BY_CODE.get(refusal.code, Unavailable)(refusal.message)
@@ -136,11 +130,6 @@ def decode_reply(method: str, sequence: int, message: bytes) -> Any:
     if returns_value and result.success is None:
         raise ProtocolError(f"the reply to {method!r} is empty")
     return result.success if returns_value else None
-
-
-def _struct(name: str) -> Any:
-    """The arguments or the result of a method of either service."""
-    return getattr(thrift.ChunkServer, name, None) or getattr(thrift.Peer, name)
 
 
 def _as_declared(kind: int, of: Any, value: Any) -> Any:
@@ -226,58 +215,3 @@ def _type_fault(value: Any) -> str | None:
             if fault is not None:
                 return fault
     return None
-
-
-_LEAST: dict[int, object] = {
-    TType.BOOL: False,
-    TType.I32: 0,
-    TType.I64: 0,
-    TType.STRING: "",
-    TType.BINARY: b"",
-    TType.LIST: [],
-}
-
-
-def _cost_of_least(row: Method) -> int:
-    """What a call costs whose arguments are zero or empty; -1 if it has not those of the cost."""
-    specs = _struct(f"{row.name}_args").thrift_spec.values()
-    try:
-        return row.cost_of(SimpleNamespace(**{name: _LEAST[kind] for kind, name, *_ in specs}))
-    except AttributeError:
-        return -1
-
-
-def _encode_defaults() -> None:
-    """The default of a binary argument is text in the IDL; a call of an older client, without it, must have bytes."""
-    for name in METHODS:
-        arguments = _struct(f"{name}_args")
-        if arguments.thrift_spec:
-            kinds = [kind for kind, *_ in arguments.thrift_spec.values()]
-            defaults = zip(kinds, arguments.__init__.__defaults__, strict=True)
-            arguments.__init__.__defaults__ = tuple(
-                default.encode() if kind == TType.BINARY and default is not None else default
-                for kind, default in defaults
-            )
-
-
-def check_methods() -> None:
-    """Compare the table of calls with the IDL; a difference is a bug."""
-    assert frozenset(thrift.ChunkServer.thrift_services) == SERVER_METHODS
-    assert frozenset(thrift.Peer.thrift_services) == PEER_METHODS
-    for row in METHODS.values():
-        arguments = {name for _, name, *_ in _struct(f"{row.name}_args").thrift_spec.values()}
-        assert arguments >= {*(row.audited or ())}, f"{row.name}: no such argument to audit"
-        assert ("bulk_length" in arguments) == (row.sizes.bulk_bytes > 0), f"{row.name}: bulk bytes"
-        assert row.work.has_progress or "with_progress" not in arguments, f"{row.name}: progress"
-        assert _cost_of_least(row) >= 0, f"{row.name}: cost"
-        if row.reply is not None and issubclass(row.reply, tuple):
-            _, _, of, *_ = _struct(f"{row.name}_result").thrift_spec[0]
-            struct_kind = of[1] if isinstance(of, tuple) else of
-            fields = {name for _, name, *_ in struct_kind.thrift_spec.values()}
-            assert {*row.reply.__annotations__} == fields, (
-                f"{row.name}: {row.reply} has other fields than the IDL"
-            )
-
-
-_encode_defaults()
-check_methods()

@@ -30,7 +30,7 @@ def service(tmp_path: Path) -> Service:
 async def put(service: Service, number: int) -> None:
     identity = chunk_id(number)
     data = encode([Put(b"f%02d" % number, number, size=100)], identity)
-    struct = thrift.ChunkServer.put_chunk_args(dataset=DATASET, chunk_id=identity, bulk_length=len(data))
+    struct = thrift.put_chunk_args(dataset=DATASET, chunk_id=identity, bulk_length=len(data))
     await service.handlers["put_chunk"](Call(service.access, TRUSTED, "put_chunk", struct, data))
 
 
@@ -72,7 +72,7 @@ def test_a_reader_of_a_tag_waits_for_its_rate_outside_the_places_of_readers(serv
     async def run() -> None:
         await put(service, 1)
         await called(service, "put_tag", dataset=DATASET, tag="v1", generation=0)
-        struct = thrift.ChunkServer.get_snapshot_args(dataset=DATASET, tag="v1", generation=0)
+        struct = thrift.get_snapshot_args(dataset=DATASET, tag="v1", generation=0)
         await service.handlers["get_snapshot"](
             Call(service.access, TRUSTED, "get_snapshot", struct, pace=pace)
         )

@@ -52,7 +52,7 @@ def elsewhere(service: Service, edit: Callable[[Accounts], Accounts]) -> None:
 
 
 def by_bob(service: Service, method: str, **arguments: object) -> None:
-    struct = getattr(thrift.ChunkServer, f"{method}_args")(**arguments)
+    struct = getattr(thrift, f"{method}_args")(**arguments)
     trio.run(service.handlers[method], Call(service.access, BOB, method, struct))
 
 
@@ -98,7 +98,7 @@ def test_a_lost_race_for_a_name_leaves_the_owner_of_the_winner(
     other = Caller("eve", "k")
     monkeypatch.setattr(service.access.catalog, "dataset", lambda _name: None)  # as a moment before
     monkeypatch.setattr(Caller, "right_on", lambda *_: Right.ADMIN)
-    struct = thrift.ChunkServer.create_dataset_args(name="pets")
+    struct = thrift.create_dataset_args(name="pets")
     with pytest.raises(AlreadyExists):
         trio.run(service.handlers["create_dataset"], Call(service.access, other, "create_dataset", struct))
     assert owners(service) == {"pets": "bob"}
@@ -157,7 +157,7 @@ def test_a_creation_that_a_drop_has_overtaken_leaves_the_next_dataset_of_the_nam
     monkeypatch.setattr(metadata, "create_dataset", create_late)
     service.users.change(lambda accounts: with_key(accounts, "eve", "k", StoredKey(KEY.verifier(), 0, 0)))
     monkeypatch.setattr(Caller, "right_on", lambda *_: Right.ADMIN)
-    struct = thrift.ChunkServer.create_dataset_args(name="pets")
+    struct = thrift.create_dataset_args(name="pets")
     eve = Caller("eve", "k")
     trio.run(service.handlers["create_dataset"], Call(service.access, eve, "create_dataset", struct))
     assert owners(service) == {"pets": "bob"}

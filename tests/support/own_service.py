@@ -34,7 +34,7 @@ def own_service(folder: Path, store: ObjectStore, metadata: MetadataStore) -> Se
 
 async def called(service: Service, method: str, **arguments: object) -> Any:
     """What the handler of a method returns to a trusted caller."""
-    struct = getattr(thrift.ChunkServer, f"{method}_args")(**arguments)
+    struct = getattr(thrift, f"{method}_args")(**arguments)
     return await service.handlers[method](Call(service.access, TRUSTED, method, struct))
 
 

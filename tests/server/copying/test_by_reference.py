@@ -195,7 +195,7 @@ def test_a_client_cannot_store_a_reference(world: World, monkeypatch: pytest.Mon
                 world.service.access,
                 TRUSTED,
                 "put_chunk",
-                thrift.ChunkServer.put_chunk_args(dataset="b", chunk_id=made, bulk_length=len(data)),
+                thrift.put_chunk_args(dataset="b", chunk_id=made, bulk_length=len(data)),
                 data,
             ),
         )

@@ -62,7 +62,7 @@ def asked(
 def put(world: World, chunk: tuple[bytes, bytes], dataset: str = "a") -> None:
     chunk_id, data = chunk
     handler = parts_of(world.service, "put_chunk").put_chunk
-    named = thrift.ChunkServer.put_chunk_args(dataset=dataset, chunk_id=chunk_id, bulk_length=len(data))
+    named = thrift.put_chunk_args(dataset=dataset, chunk_id=chunk_id, bulk_length=len(data))
     trio.run(handler, Call(world.service.access, TRUSTED, "put_chunk", named, data))
 
 

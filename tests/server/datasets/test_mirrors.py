@@ -228,7 +228,7 @@ def test_a_snapshot_for_which_there_is_no_room_is_refused_at_its_first_part(tmp_
     parts_of(service, "put_mirror").room = room
 
     def send(part: int) -> None:
-        struct = thrift.ChunkServer.put_mirror_args(dataset=NAME, part=part, parts=4)
+        struct = thrift.put_mirror_args(dataset=NAME, part=part, parts=4)
         sent = Call(service.access, TRUSTED, "put_mirror", struct, bulk=bytearray(MIB))
         trio.run(service.handlers["put_mirror"], sent)
 
