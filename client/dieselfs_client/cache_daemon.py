@@ -34,7 +34,8 @@ from dieselfs.telemetry.registry import Registry
 from dieselfs.telemetry.socket import publish
 from dieselfs_client.cluster.local_service import LocalService, bound
 from dieselfs_client.cluster.node_paths import lock_of, path_of
-from dieselfs_client.daemon.service import Service, declare_daemon, declare_servers, open_dataset
+from dieselfs_client.daemon.opening import open_dataset
+from dieselfs_client.daemon.service import Service, declare_daemon, declare_servers
 from dieselfs_client.memory.budget import EVICTABLE_BYTES, EVICTABLE_SHARE
 from dieselfs_client.memory.node_cache import NodeCache, usable_bytes
 from dieselfs_client.memory.room import granted

@@ -4,6 +4,9 @@
 
 It has imported everything and opened the dataset, and never has a second thread. The supervisor keeps the snapshot, so
 that a later zygote has the same inode numbers, and needs neither the server nor the snapshot cache.
+
+The first zygote of a mount lets a child fetch and verify the snapshot, and imports the rest meanwhile. The memory and
+the libraries for that end with the child.
 """
 
 import ctypes
@@ -13,169 +16,64 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from importlib import import_module
 from pathlib import Path
-from typing import Any, NoReturn
 
-import trio
-
-from dieselfs.errors import EXIT_BUG, EXIT_OK, DieselfsError, MountError
-from dieselfs.process.system_limits import usable_processors
-from dieselfs.snapshot.reader import Snapshot
-from dieselfs.sources.disk import node_source
-from dieselfs.sources.plain import readable
-from dieselfs.sources.server import ServerSource
-from dieselfs.telemetry.shared import SharedRegistry
+import dieselfs_client.bare_packages  # noqa: F401  # before the others are imported
+from dieselfs.errors import EXIT_BUG, EXIT_OK, DieselfsError, NotFound
 from dieselfs_client.capabilities import give_up_privileges
-from dieselfs_client.daemon.mount_daemon import serve_mount
-from dieselfs_client.daemon.service import Opened, is_log, open_dataset, open_log
-from dieselfs_client.memory.fetch_workers import FetchWorkers, start_forker
-from dieselfs_client.mount.drivers.choice import driver_class
-from dieselfs_client.mount.points.options import MountOptions, parse_options, workers_for
+from dieselfs_client.daemon.log_file import failure, open_log
+from dieselfs_client.daemon.opening import Opened, open_dataset
+from dieselfs_client.mount.points.options import MountOptions, parse_options
 from dieselfs_client.supervision.control_channel import SNAPSHOT, ControlChannel, receive_inheritance
 from dieselfs_client.supervision.status import name_process
-from dieselfs_client.supervision.supervisor_client import SupervisorClient
 
-Serve = Callable[[SupervisorClient], Coroutine[Any, Any, None]]
-"""Serves the mount for a daemon with this client. Called while the daemon has one thread."""
-
+_PR_SET_PDEATHSIG = 1
+_libc = ctypes.CDLL(None)
 _log = logging.getLogger(__name__)
 
 
-def fork_daemons(control_channel: ControlChannel, serve: Serve, log_file: Path | None) -> None:
-    """Fork a daemon at each request of the supervisor, until it closes the channel. Never returns in a daemon.
+def _opened_apart(
+    dataset: str, options: MountOptions, report: Callable[[DieselfsError], None]
+) -> Callable[[], Opened]:
+    """Fetch and verify the snapshot in a child. Returns a function that waits for it, and opens the dataset.
 
-    Another supervisor says `go` again, and hears again that this process is warm.
+    `report` is called in the child, with an error of `open_dataset`; then this process exits as the child did.
     """
-    gc.collect()
-    ctypes.CDLL(None).malloc_trim(0)  # compiling and importing leaves free memory
-    gc.freeze()  # else the first collection in a daemon copies all pages that it shares with the zygote
-    _tell(control_channel, "warm")
-    while (message := control_channel.receive_patiently(None)) is not None:
-        if message.word == "go":
-            _tell(control_channel, "warm")
-        elif message.descriptor is not None and message.word != "fork":
-            os.close(message.descriptor)
-        elif message.descriptor is not None:
-            with socket.socket(fileno=message.descriptor) as end:
-                of_daemon = ControlChannel(end)
-                if _is_forked(of_daemon):
-                    control_channel.close()
-                    _be_daemon(of_daemon, serve, log_file)
-
-
-def _tell(control_channel: ControlChannel, word: str, about: str = "") -> None:
-    with suppress(OSError):  # the supervisor has ended
-        control_channel.send(word, about)
-
-
-def _is_forked(of_daemon: ControlChannel) -> bool:
-    """Whether this is the daemon. A process in between forks it and ends, so the supervisor becomes its parent.
-
-    The daemon tells its process ID itself: so the supervisor knows it before the daemon serves, whenever others run.
-    """
-    between = os.fork()
-    if between:
-        os.waitpid(between, 0)
-        return False
-    try:
-        daemon = os.fork()
-    except OSError:
-        _log.exception("cannot fork a daemon")
-        os._exit(EXIT_BUG)
-    if daemon:
-        os._exit(EXIT_OK)
-    _tell(of_daemon, "born", str(os.getpid()))
-    return True
-
-
-def _be_daemon(control_channel: ControlChannel, serve: Serve, log_file: Path | None) -> NoReturn:
-    code = EXIT_OK
-    try:
-        try:
-            supervisor_client = SupervisorClient(control_channel)  # waits until this daemon must serve
-        except ConnectionError as error:
-            _log.info("the standby daemon ends: %s", error)
-        else:
-            code = _served(supervisor_client, serve, log_file)
-    except BaseException:  # any error: the process must not continue as the zygote
+    ours, theirs = os.pipe()
+    zygote, child = os.getpid(), os.fork()
+    if not child:
         code = EXIT_BUG
-        _log.exception("the daemon ended by an unexpected error")
-    finally:
-        logging.shutdown()
-        os._exit(code)
+        try:
+            _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+            if os.getppid() == zygote:
+                os.write(theirs, os.fsencode(open_dataset(dataset, options, None).snapshot.source))
+                code = EXIT_OK
+        except DieselfsError as error:
+            report(error)
+            code = error.exit_code
+        except BaseException:  # any error: the process must not continue as the zygote
+            _log.exception("the dataset could not be opened")
+        finally:
+            logging.shutdown()
+            os._exit(code)
+    os.close(theirs)
 
+    def opened() -> Opened:
+        with open(ours, "rb") as pipe:
+            path = os.fsdecode(pipe.read())
+        code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+        if code != EXIT_OK:
+            sys.exit(code if code > 0 else EXIT_BUG)
+        try:
+            return open_dataset(dataset, options, path)
+        except NotFound:  # the cache has just removed it
+            return open_dataset(dataset, options, None)
 
-def _served(supervisor_client: SupervisorClient, serve: Serve, log_file: Path | None) -> int:
-    """Serve until the mount has ended; returns the exit code."""
-    name_process("dieselfs-daemon")
-    if log_file is not None and not is_log(log_file):  # the file that the zygote opened was rotated
-        open_log(log_file)
-    serving = serve(supervisor_client)  # may fork, which trio's threads would forbid
-
-    async def run() -> None:
-        await serving
-
-    try:
-        trio.run(run)
-    except DieselfsError as error:
-        supervisor_client.tell_last("failed", _failure(error, log_file))
-        return error.exit_code
-    return EXIT_OK
-
-
-def _failure(error: DieselfsError, log_file: Path | None) -> str:
-    """Log it; returns the argument of `failed`."""
-    if log_file is not None:
-        _log.error("%s", error)
-    return f"{error.exit_code} {type(error).__name__} {' '.join(str(error).splitlines())}"
-
-
-def _serving(opened: Opened, mountpoint: str, options: MountOptions, destination: str) -> Serve:
-    """`serve_mount`, with workers that fetch, if the mount has several."""
-    snapshot, source, client = opened
-    workers = workers_for(options, usable_processors())
-
-    def serve(supervisor_client: SupervisorClient) -> Coroutine[Any, Any, None]:
-        reader, fetch_workers = source, None
-        if workers > 1:
-            processes = 1 + workers
-            metrics = SharedRegistry(processes)
-            disk = options.disk, options.disk_size_bytes
-            # A run of chunks is spread over the workers, so none opens files ahead for it.
-            reader = node_source(client, snapshot, *disk, metrics, processes, opens_ahead=False)
-            # The node cache of a job keeps chunks as they are stored.
-            of_worker = reader if options.job is not None else readable(reader, client)
-            metrics.seal()
-
-            def source_of(number: int, hold: int | None) -> ServerSource:
-                metrics.row = number
-                if hold is not None:
-                    reader.share(hold)
-                return of_worker
-
-            forker = start_forker(source_of, supervisor_client.detach)
-            fetch_workers = FetchWorkers(forker, workers, reader.hold)
-        parts = snapshot, reader, mountpoint, options, client, supervisor_client
-        return serve_mount(*parts, destination, workers, fetch_workers)
-
-    return serve
-
-
-def _import_for(options: MountOptions, snapshot: Snapshot) -> None:
-    """Import what only some daemons need: here it is shared memory."""
-    with suppress(MountError):  # the daemon reports it
-        driver_class(options.driver)
-    if options.job is not None:
-        import_module("dieselfs_client.cluster.role")
-    if options.follow_s:
-        import_module("dieselfs_client.daemon.following")
-    if options.write:
-        import_module("dieselfs_client.writing.rounds")
-    if snapshot.header.is_encrypted:
-        import_module("dieselfs.sources.decrypted")
+    return opened
 
 
 def main() -> None:
@@ -189,6 +87,11 @@ def main() -> None:
     log_file = None if log == "-" else Path(log)
     with socket.socket(fileno=int(end)) as ours:
         control_channel = ControlChannel(ours)
+
+        def report(error: DieselfsError) -> None:
+            with suppress(OSError):  # the supervisor has ended
+                control_channel.send_patiently("failed", failure(error, log_file))
+
         try:
             if log_file is None:
                 logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
@@ -197,10 +100,16 @@ def main() -> None:
             inherited, _ = receive_inheritance(control_channel)
             options = parse_options(text, MountOptions())
             kept = inherited.get(SNAPSHOT)
-            opened = open_dataset(dataset, options, None if kept is None else f"/proc/self/fd/{kept}")
+            if kept is None:
+                open_it = _opened_apart(dataset, options, report)
+            else:
+                open_it = partial(open_dataset, dataset, options, f"/proc/self/fd/{kept}")
+            forking = import_module("dieselfs_client.daemon.forking")  # takes a while, as opening does
+            gc.collect()
+            _libc.malloc_trim(0)  # compiling and importing leaves free memory
+            opened = open_it()
         except DieselfsError as error:
-            with suppress(OSError):  # the supervisor has ended
-                control_channel.send_patiently("failed", _failure(error, log_file))
+            report(error)
             sys.exit(error.exit_code)
         except ConnectionError as error:
             _log.info("the zygote ends: %s", error)
@@ -209,8 +118,9 @@ def main() -> None:
             file = os.open(opened.snapshot.source, os.O_RDONLY | os.O_CLOEXEC)
             control_channel.send("keep", SNAPSHOT, file)
             os.close(file)
-        _import_for(options, opened.snapshot)
-        fork_daemons(control_channel, _serving(opened, mountpoint, options, destination), log_file)
+        forking.import_for(options, opened.snapshot)
+        serve = forking.serve_of(opened, mountpoint, options, destination)
+        forking.fork_daemons(control_channel, serve, log_file)
 
 
 if __name__ == "__main__":

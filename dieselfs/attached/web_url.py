@@ -1,7 +1,6 @@
 """The URLs of sources on the web: what they may have, where a redirect leads, and which are below which. No I/O."""
 
 import re
-from email.utils import parsedate_to_datetime
 from ipaddress import IPv6Address, ip_address
 from urllib.parse import SplitResult, unquote, urljoin
 
@@ -115,6 +114,8 @@ def is_public(address: str) -> bool:
 def http_time_ns(text: str | None) -> int:
     """The time of a header; 0 without one."""
     try:
+        from email.utils import parsedate_to_datetime  # takes 5 ms, also of commands without such a file
+
         return int(parsedate_to_datetime(text or "").timestamp()) * 10**9
     except (ValueError, OverflowError):
         return 0

@@ -7,17 +7,18 @@ import struct
 from functools import cache
 from typing import Any
 
-from thriftpy2.protocol import TBinaryProtocol
+from thriftpy2.protocol.cybin.cybin import TCyBinaryProtocol
 from thriftpy2.protocol.exc import TProtocolException
 from thriftpy2.thrift import TApplicationException, TMessageType, TType
-from thriftpy2.transport import TMemoryBuffer, TTransportException
+from thriftpy2.transport.base import TTransportException
+from thriftpy2.transport.memory.cymemory import TCyMemoryBuffer
 
 from dieselfs.errors import ERROR_BY_CODE, DieselfsError, ProtocolError, Unavailable, code_of
 from dieselfs.limits import CALL_VALUES_MAX
 from dieselfs.rpc.methods import METHODS, SERVER_METHODS
 from dieselfs.rpc.records import CopyProgress
 from dieselfs.rpc.scan import check_message
-from dieselfs.rpc.structs import thrift
+from dieselfs.rpc.structs import thrift as thrift
 
 FRAME_HEADER_BYTES = 4
 """Each message has its length before it, big-endian."""
@@ -155,8 +156,8 @@ def _nested(struct_kind: Any) -> list[tuple[str, int, Any]]:
 
 
 def _encode(method: str, kind: int, sequence: int, payload: Any) -> bytes:
-    buffer = TMemoryBuffer()
-    protocol = TBinaryProtocol(buffer)
+    buffer = TCyMemoryBuffer()
+    protocol = TCyBinaryProtocol(buffer)
     protocol.write_message_begin(method, kind, sequence)
     protocol.write_struct(payload)
     protocol.write_message_end()
@@ -166,7 +167,7 @@ def _encode(method: str, kind: int, sequence: int, payload: Any) -> bytes:
 
 def _begin(message: bytes, values_max: int) -> tuple[str, int, int, Any]:
     check_message(message, values_max)
-    protocol = TBinaryProtocol(TMemoryBuffer(message))
+    protocol = TCyBinaryProtocol(TCyMemoryBuffer(message))
     try:
         method, kind, sequence = protocol.read_message_begin()
     except _BAD_BYTES as error:

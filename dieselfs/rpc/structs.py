@@ -30,13 +30,14 @@ class Structs:
         if fields is None:
             raise AttributeError(f"dieselfs.thrift has no {name}")
         base = TException if name in self._exceptions else TPayload
-        made = type(name, (base,), {"__module__": __name__})
+        made: Any = type(name, (base,), {"__module__": __name__})
         spec, defaults = {}, []
         for number, kind, field, of, is_required, default in fields:
             spec[number] = (kind, field, *([] if of is None else [self._content(of)]), is_required)
             # The default of a binary field is text in the IDL.
             is_text = kind == TType.BINARY and default is not None
             defaults.append((field, default.encode() if is_text else default))
+        made.default_spec = defaults
         gen_init(made, spec, defaults)
         setattr(self, name, made)
         return made

@@ -1,16 +1,21 @@
-"""How a daemon that was forked begins, and ends."""
+"""How a zygote opens the dataset, and how a daemon that was forked begins and ends."""
 
 import logging
 import os
+import signal
 import socket
 import subprocess
 import sys
+from collections.abc import Callable
+from types import SimpleNamespace
 from typing import NoReturn
 
 import pytest
 
-from dieselfs.errors import EXIT_OK
+from dieselfs.errors import EXIT_BUG, EXIT_OK, DieselfsError, NotFound
 from dieselfs_client import zygote
+from dieselfs_client.daemon import forking
+from dieselfs_client.mount.points.options import MountOptions
 from dieselfs_client.supervision.control_channel import ControlChannel, Message
 from dieselfs_client.supervision.supervisor_client import SupervisorClient
 
@@ -19,9 +24,76 @@ HEAVY = {"cryptography", "dieselfs.dataset", "dieselfs.sources.decrypted", "dies
 
 
 def test_the_zygote_of_a_plain_mount_loads_nothing_that_others_use() -> None:
-    loaded = f"import sys, dieselfs_client.zygote; print(*{HEAVY} & sys.modules.keys())"
+    loaded = f"import sys, dieselfs_client.zygote, dieselfs_client.daemon.forking; print(*{HEAVY} & sys.modules.keys())"
     done = subprocess.run([sys.executable, "-c", loaded], capture_output=True, text=True, check=True)
     assert done.stdout.split() == []
+
+
+def opened_apart(
+    monkeypatch: pytest.MonkeyPatch, open_dataset: Callable[..., object]
+) -> tuple[Callable[[], object], Callable[[], bytes]]:
+    """What opens, and what was reported by then."""
+    monkeypatch.setattr(zygote, "open_dataset", open_dataset)
+    ours, theirs = os.pipe()
+
+    def report(error: DieselfsError) -> None:
+        os.write(theirs, str(error).encode())
+
+    opened = zygote._opened_apart("pets", MountOptions(), report)
+    os.close(theirs)
+
+    def reported() -> bytes:
+        with open(ours, "rb") as pipe:
+            return pipe.read()
+
+    return opened, reported
+
+
+def test_a_child_gets_the_snapshot_which_the_zygote_opens(monkeypatch: pytest.MonkeyPatch) -> None:
+    mine = os.getpid()
+
+    def open_dataset(dataset: str, options: MountOptions, path: str | None) -> object:
+        if os.getpid() == mine:
+            return dataset, path
+        return SimpleNamespace(snapshot=SimpleNamespace(source="/cache/1.snapshot"))
+
+    opened, reported = opened_apart(monkeypatch, open_dataset)
+    assert (opened(), reported()) == (("pets", "/cache/1.snapshot"), b"")
+
+
+def test_a_snapshot_that_the_cache_has_removed_is_fetched_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    mine = os.getpid()
+
+    def open_dataset(dataset: str, options: MountOptions, path: str | None) -> object:
+        if os.getpid() != mine:
+            return SimpleNamespace(snapshot=SimpleNamespace(source="/cache/1.snapshot"))
+        if path is not None:
+            raise NotFound(path)
+        return "fetched"
+
+    opened, _ = opened_apart(monkeypatch, open_dataset)
+    assert opened() == "fetched"
+
+
+def test_an_error_of_the_child_is_reported_once_and_ends_the_zygote(monkeypatch: pytest.MonkeyPatch) -> None:
+    def open_dataset(*_: object) -> object:
+        raise NotFound("no pets")
+
+    opened, reported = opened_apart(monkeypatch, open_dataset)
+    with pytest.raises(SystemExit) as ended:
+        opened()
+    assert (ended.value.code, reported()) == (NotFound.exit_code, b"no pets")
+
+
+def test_a_child_that_is_killed_ends_the_zygote(monkeypatch: pytest.MonkeyPatch) -> None:
+    def open_dataset(*_: object) -> object:
+        os.kill(os.getpid(), signal.SIGKILL)
+        raise AssertionError("it is dead")
+
+    opened, reported = opened_apart(monkeypatch, open_dataset)
+    with pytest.raises(SystemExit) as ended:
+        opened()
+    assert (ended.value.code, reported()) == (EXIT_BUG, b"")
 
 
 async def unused(supervisor_client: SupervisorClient) -> None:
@@ -39,7 +111,7 @@ def test_a_daemon_that_stands_by_ends_with_one_line_when_the_supervisor_is_gone(
     ours, theirs = ControlChannel.pair()
     ours.close()
     with theirs, caplog.at_level(logging.INFO), pytest.raises(SystemExit) as ended:
-        zygote._be_daemon(ControlChannel(theirs), unused, None)
+        forking._be_daemon(ControlChannel(theirs), unused, None)
     assert ended.value.code == EXIT_OK
     assert [(each.levelname, each.exc_info) for each in caplog.records] == [("INFO", None)]
 
@@ -48,7 +120,7 @@ def test_a_zygote_ends_without_a_traceback_when_the_supervisor_is_gone() -> None
     ours, theirs = ControlChannel.pair()
     ours.close()
     with theirs:
-        zygote.fork_daemons(ControlChannel(theirs), unused, None)
+        forking.fork_daemons(ControlChannel(theirs), unused, None)
 
 
 def test_a_zygote_is_warm_for_each_supervisor() -> None:
@@ -60,7 +132,7 @@ def test_a_zygote_is_warm_for_each_supervisor() -> None:
         ours.send("go")
         shutdown = socket.socket(fileno=os.dup(ours.fileno()))
         shutdown.shutdown(socket.SHUT_WR)
-        zygote.fork_daemons(ControlChannel(theirs), unused, None)
+        forking.fork_daemons(ControlChannel(theirs), unused, None)
         shutdown.close()
         assert [ours.receive(), ours.receive()] == 2 * [Message("warm", "", None)]
         assert len(os.listdir("/proc/self/fd")) == before

@@ -20,8 +20,8 @@ import trio
 from dieselfs.snapshot.reader import Snapshot
 from dieselfs.sources.interface import Source
 from dieselfs_client.daemon import mount_daemon
+from dieselfs_client.daemon.log_file import open_log
 from dieselfs_client.daemon.mount_daemon import serve_mount
-from dieselfs_client.daemon.service import open_log
 from dieselfs_client.mount.points.options import MountOptions
 from dieselfs_client.supervision.control_channel import ControlChannel
 from dieselfs_client.supervision.supervisor_client import SupervisorClient

@@ -274,13 +274,15 @@ def _spawn_zygote(
     """In place of `os.posix_spawn`, in the supervisor of a mount: its zygote must be its child. The supervisor has one
     thread, and has opened nothing that the zygote would have.
 
-    Only the first zygote is a fork. Later ones, of an upgrade above all, must run the code that is installed then.
+    Only the first zygote is a fork; that of a supervisor as it is installed is one without this. Later ones, of an
+    upgrade above all, must run the code that is installed then.
     """
     global _has_zygote
     program = _program(words, {})
     if (
         program is None
         or program["module"] != "dieselfs_client.zygote"
+        or not program.get("code")
         or _has_zygote
         or len(os.listdir("/proc/self/task")) > 1
     ):

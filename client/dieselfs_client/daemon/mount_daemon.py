@@ -18,7 +18,7 @@ from dieselfs.errors import EXIT_OK, DieselfsError, InvalidInput, MountError
 from dieselfs.limits import KIB
 from dieselfs.process.system_limits import allow_descriptors
 from dieselfs.rpc.client import ServerClient
-from dieselfs.settings.table import FUSE, OVERLAY
+from dieselfs.settings.table import FUSE
 from dieselfs.snapshot.pin import holder_name
 from dieselfs.snapshot.reader import Snapshot
 from dieselfs.sources.interface import Source
@@ -48,8 +48,8 @@ from dieselfs_client.mount.points.layers import (
 from dieselfs_client.mount.points.mount_table import MOUNTINFO, is_staged, mount_at
 from dieselfs_client.mount.points.mounting import facts, has_dead_mount, raise_read_ahead, unmount
 from dieselfs_client.mount.points.options import MountOptions
-from dieselfs_client.mount.points.view_choice import Choice, after_refusal, choices
-from dieselfs_client.mount.views.view import View, open_view, owner
+from dieselfs_client.mount.points.view_choice import Choice, after_refusal
+from dieselfs_client.mount.views.view import View, open_view, owner, view_choices
 from dieselfs_client.supervision.control_channel import DEVICE
 from dieselfs_client.supervision.status import MemoryFile
 from dieselfs_client.supervision.supervisor_client import Command, HandoverChunks, SupervisorClient
@@ -192,7 +192,7 @@ class _MountService(Service):
             return
         remove_bases()
         if self._choices is None:
-            self._choices = choices(OVERLAY if self.options.write else self.options.view, facts())
+            self._choices = view_choices(self.options)
         self._view = None
         while self._view is None:
             try:

@@ -1,33 +1,23 @@
-"""What all daemons share: the dataset and its pin, the role in a job, the log. This module calls the server, and opens
-files.
-"""
+"""What all daemons share: the dataset and its pin, and the role in a job. This module calls the server."""
 
-import logging
 import os
-from contextlib import suppress
+import time
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from logging.handlers import RotatingFileHandler
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import trio
 
 from dieselfs.cluster.node_lock import NodeLock
-from dieselfs.errors import MountError, Unavailable
-from dieselfs.limits import MIB, READ_PATIENCE_S, VERB_PATIENCE_S
-from dieselfs.names import SCHEME, is_file_path, is_location, parse_location
-from dieselfs.process.state_dirs import open_private
 from dieselfs.rpc.client import ServerClient
-from dieselfs.selection.selected import stored_selection
-from dieselfs.settings.table import ONESHOT, CacheOptions, Settings
-from dieselfs.snapshot.derived import stored_plain, stored_subtree
+from dieselfs.settings.table import ONESHOT, CacheOptions
 from dieselfs.snapshot.pin import holder_name, keep_pinned, unpin
 from dieselfs.snapshot.reader import Snapshot
-from dieselfs.snapshot.store import SnapshotStore
-from dieselfs.sources.disk import node_source
 from dieselfs.sources.interface import Source
 from dieselfs.sources.plain import decrypted, readable
 from dieselfs.sources.server import ServerSource
+from dieselfs.telemetry import catalogue
 from dieselfs.telemetry.registry import Registry
 from dieselfs.telemetry.series import History
 from dieselfs.telemetry.socket import PublishedMetrics
@@ -40,74 +30,9 @@ if TYPE_CHECKING:  # imported in a job alone: they take 2 MB
     from dieselfs_client.cluster.pool import PoolConfig
     from dieselfs_client.cluster.role import JobRole
     from dieselfs_client.memory.fetch_workers import FetchWorkers
-import time
-from collections.abc import Callable, Mapping
-
-from dieselfs.telemetry import catalogue
 
 FIRST_PIN_TIMEOUT_S = 5.0
 """A daemon is ready once the server has its pin, or after this time."""
-LOG_BYTES_MAX = 16 * MIB
-"""Size of the log file at which it is rotated; one old file is kept."""
-
-_log = logging.getLogger(__name__)
-
-
-class Opened(NamedTuple):
-    """A dataset as daemons serve it. `source`: the disk of the node, and servers."""
-
-    snapshot: Snapshot
-    source: ServerSource
-    client: ServerClient
-
-
-def open_dataset(dataset: str, options: CacheOptions, snapshot_file: str | None) -> Opened:
-    """Open `dataset` at its newest snapshot, or at that of a file, without a request to the server. With a folder
-    (`name/folder`), the snapshot is that of the folder; with an expression in the options, that of the files which it
-    selects.
-
-    Raises what `dieselfs.connect` raises, and Damaged for a broken file.
-    """
-    settings = Settings.load(options.server, options.key_file, home=options.home)
-    open_one = _open_saved if is_file_path(dataset) else _open_stored
-    # Whoever starts the daemon waits for it.
-    client = ServerClient(replace(settings, patience_s=VERB_PATIENCE_S))
-    snapshot = open_one(dataset, options, snapshot_file, client)
-    client.be_patient_for(READ_PATIENCE_S)
-    disk = options.disk, options.disk_size_bytes
-    source = node_source(client, snapshot, *disk, opens_ahead=options.job is None)
-    return Opened(snapshot, source, client)
-
-
-def _open_stored(
-    dataset: str, options: CacheOptions, snapshot_file: str | None, client: ServerClient
-) -> Snapshot:
-    location = parse_location(dataset if is_location(dataset) else SCHEME + dataset)
-    if snapshot_file is not None:  # then the dataset need not exist on the server at the moment
-        snapshot = Snapshot.open(snapshot_file, location.path)
-    else:
-        record = client.dataset(location.dataset)
-        snapshot = SnapshotStore.of(client.settings).get(client, record, options.generation, location.tag)
-        if options.where:
-            snapshot = stored_selection(snapshot, client, options.where, location.path)
-        elif location.path:
-            snapshot = stored_subtree(snapshot, location.path)
-    snapshot.tag = location.tag
-    return snapshot
-
-
-def _open_saved(
-    path: str, options: CacheOptions, snapshot_file: str | None, client: ServerClient
-) -> Snapshot:
-    """As `open_dataset`, for a saved snapshot. No request to the server is needed, so its metadata may be away."""
-    if snapshot_file is not None:
-        return Snapshot.open(snapshot_file)
-    snapshot = SnapshotStore.of(client.settings).adopt(path, client.servers_pins)
-    cipher = None
-    with suppress(Unavailable):  # of a dataset that is not encrypted, nothing is needed now
-        cipher = client.known_cipher(snapshot.dataset)
-    snapshot = snapshot if cipher is None else stored_plain(snapshot, cipher)
-    return stored_selection(snapshot, client, options.where) if options.where else snapshot
 
 
 @dataclass(eq=False)
@@ -207,31 +132,6 @@ class Service:
     def raise_refusal(self) -> None:
         if self.role is not None and self.role.refusal is not None:
             raise self.role.refusal
-
-
-def is_log(path: Path) -> bool:
-    """Whether standard error is this file, as `open_log` has left it: no other process has rotated the file since."""
-    try:
-        return os.path.samestat(os.stat(path), os.fstat(2))
-    except OSError:
-        return False
-
-
-def open_log(path: Path) -> None:
-    """Send the log and standard error to a file that only this user can read. Raises MountError."""
-    try:
-        descriptor = open_private(path)
-        os.dup2(descriptor, 2)
-        os.close(descriptor)
-        handler = RotatingFileHandler(path, maxBytes=LOG_BYTES_MAX, backupCount=1, errors="backslashreplace")
-    except OSError as error:
-        raise MountError(f"log file {path}: {error.strerror}") from None
-    logging.basicConfig(
-        level=logging.INFO,
-        handlers=[handler],
-        format="%(asctime)s %(process)d %(levelname)s %(message)s",
-        force=True,
-    )
 
 
 def declare_daemon(

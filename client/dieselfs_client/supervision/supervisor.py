@@ -6,10 +6,10 @@
 This module starts processes and takes signals. It knows nothing of datasets, and imports as little as possible: its
 memory is used for the life of the mount (13 MB, 6 of them its own; importing `dieselfs.limits` would add 30).
 
-COMMAND starts a *zygote*: a process that has imported everything and opened the dataset, and forks daemons. A standby
-daemon is forked in advance. So the mount is served again 10 ms after a daemon died, not after half a second, and
-daemons share most of their memory with the zygote. All are children of the supervisor, unless it has adopted them;
-`control_channel.py` lists their messages.
+COMMAND starts a *zygote*: a process that has imported everything and opened the dataset, and forks daemons. The first
+one is a fork of this process (`zygote_fork.py`). A standby daemon is forked in advance. So the mount is served again
+10 ms after a daemon died, not after half a second, and daemons share most of their memory with the zygote. All are
+children of the supervisor, unless it has adopted them; `control_channel.py` lists their messages.
 
 A supervisor that dies is replaced by its *keeper*, a fork that holds what the next one needs (`keeper.py`). When both
 have died, or leave ten heartbeats unanswered, the daemon starts another one with `--adopt` (`adoption.py`). The mount
@@ -66,6 +66,7 @@ from dieselfs_client.supervision.status import (
     name_process,
     parse_status,
 )
+from dieselfs_client.supervision.zygote_fork import fork_zygote
 
 FORK_TIMEOUT_S = 5.0
 STOP_TIMEOUT_S = 20.0
@@ -112,6 +113,7 @@ class Supervisor:
         self._keeper = Keeper()
         self._stored = Copies()
         self._is_service = log is None and "NOTIFY_SOCKET" in os.environ
+        self._is_new = adopted is None  # no zygote was started
         self._zygote: Child | None = None
         self._zygote_policy = RestartPolicy()
         self._zygote_failures = 0
@@ -294,11 +296,21 @@ class Supervisor:
 
     def _start_zygote(self) -> Child:
         control_channel, theirs = ControlChannel.pair()
+
+        def let_go() -> None:
+            control_channel.close()
+            theirs.detach()  # the zygote owns it
+            self._let_go()
+
         with theirs:
-            os.set_inheritable(theirs.fileno(), True)
-            command = [*self._command, str(theirs.fileno())]
-            environment = {**os.environ, "OPENBLAS_NUM_THREADS": "1"}  # a process with threads must not fork
-            pid = os.posix_spawn(command[0], command, environment, setsid=True)
+            end, pid = theirs.fileno(), 0
+            if self._is_new:
+                self._is_new = False
+                pid = fork_zygote(self._command, end, let_go)
+            if not pid:
+                os.set_inheritable(end, True)
+                command = [*self._command, str(end)]
+                pid = os.posix_spawn(command[0], command, os.environ, setsid=True)
         child = Child(control_channel, time.monotonic(), pid)
         self._hand_over(child, self._kept.for_zygote())
         return child
@@ -483,7 +495,7 @@ class Supervisor:
         return found
 
     def _let_go(self) -> None:
-        """In the keeper: close its copies of what the supervisor has open."""
+        """In a fork: close its copies of what the supervisor has open."""
         signal.set_wakeup_fd(-1)
         for child in self._children():
             child.close()
@@ -571,6 +583,7 @@ def main() -> None:
     descriptor = None if report == "-" else int(report)
     if descriptor is not None:
         os.set_inheritable(descriptor, False)
+    os.environ["OPENBLAS_NUM_THREADS"] = "1"  # of the zygote: a process with threads must not fork
     os.umask(0o077)
     write_no_core_files()
     give_up_capabilities("write" in command[_OPTIONS].split(","))

@@ -23,6 +23,7 @@ from dieselfs_client.mount.points.options import MountOptions
 from dieselfs_client.supervision.control_channel import DESCRIPTORS_SPARE
 from dieselfs_client.supervision.status import SupervisorStatus
 from tests.support import verifying_reader
+from tests.support.dlcmd import wait_until
 from tests.support.server import running_server
 from tests.support.supervised import (
     children_of,
@@ -345,6 +346,32 @@ def test_neither_the_zygote_nor_the_server_nor_the_cache_is_needed_for_a_new_dae
     control.unmount(mountpoint)
 
 
+def test_the_first_zygote_is_a_fork_and_a_later_one_a_program(
+    options: MountOptions, dataset: str, mountpoint: Path
+) -> None:
+    """A later one may have to run code that was installed in the meantime."""
+
+    def command_of(process: int) -> bytes:
+        return Path(f"/proc/{process}/cmdline").read_bytes()
+
+    def memory_files_of(process: int) -> set[str]:
+        links = [os.readlink(link) for link in Path(f"/proc/{process}/fd").iterdir()]
+        return {link for link in links if link.startswith("/memfd:")}
+
+    control.mount(dataset, mountpoint, options)
+    before = state(mountpoint)
+    first = zygote_of(before)
+    assert command_of(first) == command_of(before.supervisor)
+    assert memory_files_of(before.supervisor) and not memory_files_of(first)  # they keep a mount alive
+    os.kill(first, signal.SIGKILL)
+    after = wait_for(mountpoint, lambda now: zygote_of(now) not in (0, first))
+    later = zygote_of(after)
+    wait_until(lambda: b"dieselfs_client.zygote" in command_of(later))
+    assert b"supervision.supervisor" not in command_of(later)
+    assert (mountpoint / "7").read_bytes() == verifying_reader.content_of("7")
+    control.unmount(mountpoint)
+
+
 def test_a_signal_to_all_processes_is_a_signal_to_the_supervisor(
     options: MountOptions, dataset: str, mountpoint: Path
 ) -> None:
@@ -402,7 +429,7 @@ KEEPER = """
 import os, socket, sys
 from dieselfs_client.supervision.supervisor_client import SupervisorClient
 from dieselfs_client.supervision.control_channel import ControlChannel, receive_inheritance
-from dieselfs_client.zygote import _is_forked
+from dieselfs_client.daemon.forking import _is_forked
 report, end = sys.argv[1:]
 channel = ControlChannel(socket.socket(fileno=int(end)))
 receive_inheritance(channel)

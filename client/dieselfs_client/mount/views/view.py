@@ -15,7 +15,7 @@ from dieselfs_client.mount.kernel.page_cache import PageCache
 from dieselfs_client.mount.points.layers import EMPTY, Layers
 from dieselfs_client.mount.points.mounting import facts, mount_kernel_file_system
 from dieselfs_client.mount.points.options import MountOptions
-from dieselfs_client.mount.points.view_choice import VIEWS, Choice
+from dieselfs_client.mount.points.view_choice import VIEWS, Choice, choices
 from dieselfs_client.mount.reading.core import MountCore
 from dieselfs_client.mount.reading.error_log import ErrorLog
 from dieselfs_client.mount.reading.read_path import ReadPath, Reads
@@ -130,9 +130,18 @@ def owner(options: MountOptions) -> tuple[int, int]:
     return user, os.getgid() if options.gid is None else options.gid
 
 
+def view_choices(options: MountOptions) -> list[Choice]:
+    """The views to try here, best first. Raises MountError if the one that was asked for is not possible."""
+    return choices(OVERLAY if options.write else options.view, facts())
+
+
+def view_class(choice: Choice) -> type[View]:
+    """Imports its module."""
+    row = VIEWS[choice.view]
+    found: type[View] = getattr(import_module(f"dieselfs_client.mount.views.{row.module}"), row.class_name)
+    return found
+
+
 def open_view(choice: Choice, snapshot: Snapshot, options: MountOptions, inherited: int | None) -> View:
     """The view of a mount. Raises InvalidInput for a dataset that it cannot show."""
-    row = VIEWS[choice.view]
-    module = import_module(f"dieselfs_client.mount.views.{row.module}")
-    view: View = getattr(module, row.class_name)(choice, snapshot, options, inherited)
-    return view
+    return view_class(choice)(choice, snapshot, options, inherited)

@@ -1,0 +1,12 @@
+"""Packages of which a process needs single modules. Importing this module changes `sys.modules`, in our own programs.
+
+`import thriftpy2` brings a parser and HTTP, and its protocols are eight modules: 2 MB in each process of a mount, which
+needs one protocol alone. So its packages stay empty. In a program of a user, who may use thriftpy2, they must not.
+"""
+
+import sys
+from importlib.util import find_spec, module_from_spec
+
+for _name in ("thriftpy2", "thriftpy2.protocol", "thriftpy2.transport"):
+    if _name not in sys.modules and (_spec := find_spec(_name)) is not None:
+        sys.modules[_name] = module_from_spec(_spec)  # not executed
