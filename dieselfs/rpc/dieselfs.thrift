@@ -244,7 +244,7 @@ struct RebuildReport {
   5: required list<string> damaged
 }
 
-/** `kind`: chunk, file, metadata, snapshot, clock. */
+/** `kind`: chunk, file, metadata, snapshot, name, clock. */
 struct Problem {
   1: required string kind
   2: required string what

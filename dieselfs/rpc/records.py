@@ -230,7 +230,7 @@ class RebuildReport(NamedTuple):
 
 
 class Problem(NamedTuple):
-    """A problem that fsck found. `kind` is chunk, file, metadata, snapshot or clock."""
+    """A problem that fsck found. `kind` is chunk, file, metadata, snapshot, name or clock."""
 
     kind: str
     what: str

@@ -204,6 +204,10 @@ class Call:
         catalog.note_silence()
         return await self._looked_up(catalog.known_id, right, name, _itself)
 
+    async def owner_id(self) -> bytes:
+        """As `dataset_id`, but the one to which the name belongs in the object store, whatever the metadata says."""
+        return await self._looked_up(self.access.catalog.owner_id, *self._defaults(None, None), _itself)
+
     async def _looked_up(
         self,
         look_up: Callable[[str], Found | None],

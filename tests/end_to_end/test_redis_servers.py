@@ -54,3 +54,26 @@ def test_what_one_server_takes_the_other_gives_and_survives_redis(tmp_path: Path
             client.close()
             with opened(other) as data:
                 assert {path: data.get(path) for path in data.files()} == files
+
+
+def test_a_server_rebuilds_what_another_one_has_made_under_the_name(tmp_path: Path) -> None:
+    with (
+        running_redis(tmp_path / "redis") as redis,
+        running_server(tmp_path / "one", options(tmp_path, redis, "one")) as one,
+        running_server(tmp_path / "other", options(tmp_path, redis, "other")) as other,
+    ):
+        with opened(one) as data:
+            data.create()
+            data.put("f", b"of the first dataset")
+        with opened(other) as data:
+            data.delete_dataset()
+        with opened(other) as data:
+            data.create()
+            data.put("f", b"of the second dataset")
+        with redis.client() as client:
+            client.flushall()
+        with contextlib.closing(one.client()) as client:  # which has cached the ID of the first dataset
+            assert client.rebuild("pets").files == 1 and client.lost_datasets() == []
+        for server in (one, other):
+            with opened(server) as data:
+                assert data.get("f") == b"of the second dataset"

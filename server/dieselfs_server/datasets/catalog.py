@@ -59,8 +59,12 @@ class Catalog:
         try:
             record = self._metadata.dataset(name)
         except NotFound:
-            if self._stored_id(name, self._named) is None:
+            if (found := self._stored_id(name, self._named)) is None:
                 return None
+            with self._lock:
+                self._ids[name] = (
+                    found  # another server may have dropped the one of before, and made this one
+                )
             raise Unavailable(
                 f"the metadata of dataset {name} is lost, but its chunks exist; rebuild it: dlcmd rebuild dl://{name}"
             ) from None
@@ -83,6 +87,20 @@ class Catalog:
                 raise
             return known
         return record.dataset_id if record else None
+
+    def owner_id(self, name: str) -> bytes | None:
+        """As `dataset_id`, but never a cached ID, nor that of another dataset than the name's record says: what a
+        rebuild makes again. Raises Unavailable, Damaged.
+        """
+        try:
+            record = self.dataset(name)
+        except (Unavailable, Damaged):
+            if (stored := self._stored_id(name, dict)) is None:
+                raise
+            return stored
+        with suppress(Damaged):  # of the name's record: the metadata is left
+            return record and (self._names.find(name) or record.dataset_id)
+        return record and record.dataset_id
 
     def known_id(self, name: str) -> bytes | None:
         """The cached ID, if there is one. Does not block."""

@@ -26,7 +26,7 @@ from dieselfs.chunk.ids import ChunkIdSource, chunk_name, chunk_time_s
 from dieselfs.errors import AlreadyExists, Damaged, InvalidInput, NotFound, StorageFull, Unavailable
 from dieselfs.limits import CHUNK_AHEAD_S_MAX, CHUNK_PAYLOAD_BYTES_MAX, CHUNK_TARGET_BYTES
 from dieselfs.records import DatasetRecord
-from dieselfs_server.datasets.dataset_names import DatasetNames
+from dieselfs_server.datasets.dataset_names import DatasetNames, other_owner
 from dieselfs_server.metadata.interface import MetadataStore
 from dieselfs_server.store.interface import ObjectStore
 
@@ -314,13 +314,7 @@ def _claim_name(names: DatasetNames, dataset: DatasetRecord) -> None:
         log.error("%s", error)
         return
     if owner != dataset.dataset_id:
-        log.error(
-            "dataset %s is %s in the store, but %s in the metadata; rebuild it: dlcmd rebuild dl://%s",
-            dataset.name,
-            owner.hex(),
-            dataset.dataset_id.hex(),
-            dataset.name,
-        )
+        log.error("%s", other_owner(dataset.name, owner, dataset.dataset_id))
 
 
 def versions_ahead(metadata: MetadataStore, dataset: DatasetRecord, now_ns: int) -> str | None:

@@ -105,6 +105,14 @@ class DatasetNames:
         return number, dataset_id
 
 
+def other_owner(name: str, owner: bytes, dataset_id: bytes) -> str:
+    """What to say about a dataset of the metadata whose name belongs to another one, `owner`."""
+    return (
+        f"dataset {name} is {owner.hex()} in the store, but {dataset_id.hex()} in the metadata; rebuild it: "
+        f"dlcmd rebuild dl://{name}"
+    )
+
+
 def _record_name(name: str) -> str:
     return _PREFIX + extent_digest_of(name.encode()).hex()
 

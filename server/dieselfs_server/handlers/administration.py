@@ -284,7 +284,7 @@ class MaintenanceCalls:
         return await self._run(call, dataset.dataset_id, f"repack of {dataset.name}", *work)
 
     async def rebuild(self, call: Call) -> RebuildReport:
-        dataset_id, name, since_s = await call.dataset_id(), call.arguments.dataset, call.arguments.since_s
+        dataset_id, name, since_s = await call.owner_id(), call.arguments.dataset, call.arguments.since_s
         if not -1 <= since_s <= TIME_S_MAX:
             raise InvalidInput(f"time {since_s} is out of range (-1 to {TIME_S_MAX})")
         asked = None if since_s < 0 else since_s, call.arguments.is_forced
@@ -299,8 +299,8 @@ class MaintenanceCalls:
         except InvalidInput:
             # A promotion cannot continue without metadata: that is rebuilt first.
             with suppress(NotFound, Damaged):
-                self.metadata.dataset(name)
-                raise
+                if self.metadata.dataset(name).dataset_id == dataset_id:
+                    raise
 
     async def object_bytes(self, call: Call) -> int:
         dataset = await call.dataset()

@@ -27,6 +27,7 @@ from dieselfs.rpc.records import FsckReport, Problem
 from dieselfs.snapshot.builder import SnapshotBuilder
 from dieselfs.units import count
 from dieselfs_server.datasets.commit import check_size, read_chunk, read_header, versions_ahead
+from dieselfs_server.datasets.dataset_names import DatasetNames, other_owner
 from dieselfs_server.datasets.references import Pair, References, note_reference
 from dieselfs_server.datasets.snapshots import SnapshotCache
 from dieselfs_server.datasets.tags import TagStore
@@ -74,6 +75,7 @@ def fsck(
         check.compare_snapshot(snapshots, folder)
     check.compare_tags(tags, proceed)
     check.compare_references()
+    check.compare_name()
     if (ahead := versions_ahead(metadata, dataset, now_ns)) is not None:
         check.add("clock", ahead, is_mended=True)
     return FsckReport(
@@ -196,6 +198,17 @@ class _Check:
         for path in differing:
             self.add("metadata", f"{path} differs from the chunks", is_mended)
         return entries
+
+    def compare_name(self) -> None:
+        """The record of the name is that of this dataset; a missing one is made at the next start."""
+        name, dataset_id = self.dataset.name, self.dataset.dataset_id
+        try:
+            owner = DatasetNames(self.store).find(name)
+        except Damaged as error:
+            self.add("name", str(error))
+            return
+        if owner not in (None, dataset_id):
+            self.add("name", other_owner(name, owner, dataset_id))
 
     def compare_snapshot(self, snapshots: SnapshotCache, folder: str) -> None:
         """Compare the stored snapshot of the newest generation with the metadata."""

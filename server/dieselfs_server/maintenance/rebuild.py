@@ -12,14 +12,14 @@ from contextlib import closing, suppress
 from dataclasses import dataclass, field
 
 from dieselfs.chunk.format import ChunkHeader
-from dieselfs.errors import AlreadyExists, Damaged, DieselfsError, NotFound, Unavailable
+from dieselfs.errors import AlreadyExists, Damaged, DieselfsError, InvalidInput, NotFound, Unavailable
 from dieselfs.limits import REPORT_LINE_BYTES_MAX, REPORT_LINES_MAX
 from dieselfs.records import DatasetRecord
 from dieselfs.rpc.records import RebuildReport
 from dieselfs_server.datasets.catalog import REBUILD_HOLDER, rebuild_pin
 from dieselfs_server.datasets.commit import check_source, lacks_entries, read_header
 from dieselfs_server.datasets.references import Pair, References, note_reference
-from dieselfs_server.leases.lease import pin_change, put_pin, remove_pin
+from dieselfs_server.leases.lease import PINS_FOLDER, pin_change, put_pin, remove_pin
 from dieselfs_server.maintenance.jobs import Proceed
 from dieselfs_server.metadata.interface import MetadataStore
 from dieselfs_server.metadata.rules import first_generation
@@ -113,6 +113,8 @@ class _Rebuild:
         for _ in range(TRIES_MAX):
             # The mark of a dataset that is being rebuilt; an error leaves it.
             present = self._present()
+            if self.metadata.notes(self.dataset_id, [PINS_FOLDER + REBUILD_HOLDER]) != [None]:
+                self.since_s = 0  # what is older may be missing, too
             put_pin(self.metadata, self.dataset_id, rebuild_pin(present.generation, present.updated_ns))
             if self._apply_all(self.dataset_id):
                 remove_pin(self.metadata, self.dataset_id, REBUILD_HOLDER)
@@ -180,12 +182,25 @@ class _Rebuild:
     def _present(self) -> DatasetRecord:
         """The dataset; if its metadata is lost, it is created with the mark: no reader sees it without its files."""
         with suppress(NotFound, Damaged):
-            return self.metadata.dataset(self.name)
+            present = self.metadata.dataset(self.name)
+            if present.dataset_id == self.dataset_id:
+                return present
+            self._check_empty(present)
+            self.metadata.drop_dataset(present.dataset_id)
         with suppress(AlreadyExists):  # another server rebuilds it too: applying twice is harmless
             generation = first_generation(self.now_ns)
             mark = pin_change(rebuild_pin(generation, self.now_ns))
             return self.metadata.create_dataset(self.name, self.dataset_id, generation, self.now_ns, [mark])
         return self.metadata.dataset(self.name)
+
+    def _check_empty(self, other: DatasetRecord) -> None:
+        """Raise InvalidInput if the dataset that has the name in the metadata alone has chunks."""
+        if any(self.store.list_chunks(other.dataset_id)):
+            raise InvalidInput(
+                f"not rebuilt: dl://{self.name} is another dataset in the metadata, with {other.files:,} files; copy "
+                f"those that you need (dlcmd cp -r dl://{self.name} dl://NAME), remove it (dlcmd rb dl://{self.name}), "
+                f"then rebuild the lost one: dlcmd rebuild dl://{self.name}"
+            )
 
     def _unsettled(self) -> Unavailable:
         what = f"chunks of {self.name} were removed during each of {TRIES_MAX} rebuilds"

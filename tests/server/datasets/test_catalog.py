@@ -108,3 +108,34 @@ def test_a_dataset_with_a_record_gets_no_other_name(store: MemoryStore, metadata
     DatasetNames(store).claim("cars", DATASET_ID)
     catalog = Catalog(store, metadata)
     assert (catalog.dataset_id(NAME), catalog.dataset_id("cars")) == (None, DATASET_ID)
+
+
+def test_the_next_dataset_of_a_name_is_rebuilt_although_another_one_is_cached(
+    store: MemoryStore, metadata: SqliteMetadata
+) -> None:
+    """Its predecessor was dropped through another server, then all metadata is lost."""
+    names, following = DatasetNames(store), bytes(reversed(DATASET_ID))
+    names.claim(NAME, DATASET_ID)
+    metadata.create_dataset(NAME, DATASET_ID)
+    catalog = Catalog(store, metadata)
+    assert catalog.dataset_id(NAME) == catalog.owner_id(NAME) == DATASET_ID
+    store.delete_dataset(DATASET_ID)
+    names.release(NAME, DATASET_ID)
+    metadata.drop_dataset(DATASET_ID)
+    names.claim(NAME, following)
+    store.put(following, CHUNK_ID, [sample_chunk()])
+    catalog.note_silence()  # as the first request for another dataset does
+    assert catalog.owner_id(NAME) == following
+    assert catalog.dataset_id(NAME) == following, "reads use what is known since"
+    metadata.create_dataset(NAME, DATASET_ID)  # what a rebuild of earlier versions has made
+    assert catalog.owner_id(NAME) == following
+    store.put_record(next(iter(store.list_records("dataset-"))), b"damaged")
+    assert catalog.owner_id(NAME) == DATASET_ID, "the metadata is what is left"
+
+
+def test_a_dataset_without_metadata_and_chunks_is_not_rebuilt(
+    store: MemoryStore, metadata: SqliteMetadata
+) -> None:
+    store.delete_dataset(DATASET_ID)
+    DatasetNames(store).claim(NAME, DATASET_ID)
+    assert Catalog(store, metadata).owner_id(NAME) is None

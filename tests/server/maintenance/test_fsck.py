@@ -11,6 +11,7 @@ from dieselfs.chunk.ids import ChunkIdSource
 from dieselfs.limits import MIB
 from dieselfs.rpc.records import FsckReport
 from dieselfs_server.datasets.commit import commit_chunk
+from dieselfs_server.datasets.dataset_names import DatasetNames
 from dieselfs_server.datasets.snapshots import SnapshotCache
 from dieselfs_server.datasets.tags import TagStore
 from dieselfs_server.maintenance.fsck import fsck
@@ -100,3 +101,16 @@ def test_a_purge_ends_within_a_chunk(world: World) -> None:
     with pytest.raises(Ended):  # while it writes what one chunk becomes
         world.purge(asked_until(1 + FILES * SHARED_BYTES // (64 * MIB) + 2, []))
     assert before < len(list(world.store.list_chunks(DATASET))) < before + 10
+
+
+def test_a_name_that_belongs_to_another_dataset_is_a_problem(world: World) -> None:
+    names, other = DatasetNames(world.store), bytes(16)
+    names.claim("data", other)
+    (problem,) = world.fsck(lambda: None).problems
+    assert (problem.kind, problem.is_mended) == ("name", False)
+    assert problem.what.startswith(f"dataset data is {other.hex()} in the store") and problem.what.endswith(
+        "dlcmd rebuild dl://data"
+    )
+    (record,) = world.store.list_records("dataset-")
+    world.store.put_record(record, b"damaged")
+    assert [each.kind for each in world.fsck(lambda: None).problems] == ["name"]

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import pytest
 
 from dieselfs.chunk.format import PREAMBLE_BYTES, ChunkHeader, Preamble
-from dieselfs.errors import Damaged, StorageFull, Unavailable
+from dieselfs.errors import Damaged, InvalidInput, StorageFull, Unavailable
 from dieselfs.limits import REPORT_LINE_BYTES_MAX
 from dieselfs.records import NoteChange
 from dieselfs_server.datasets.catalog import Catalog
@@ -131,3 +131,38 @@ def test_chunks_that_are_missing_are_not_forgotten_unless_forced(kept: int) -> N
     assert world.metadata.dataset("data").files == len(read)
     report = rebuild(world.store, world.metadata, "data", DATASET, NOW_NS, is_forced=True)
     assert report.chunks == kept and report.files < len(read)
+
+
+OTHER = bytes(reversed(DATASET))
+
+
+def test_a_dataset_that_has_the_name_in_the_metadata_alone_gives_way() -> None:
+    world, metadata = World(), SqliteMetadata(":memory:")
+    metadata.create_dataset("data", OTHER)
+    report = rebuild(world.store, metadata, "data", DATASET, NOW_NS)
+    assert (report.files, metadata.dataset("data").dataset_id) == (len(world.files), DATASET)
+    world.metadata = metadata
+    assert world.read() == world.files
+
+
+def test_a_dataset_with_chunks_gives_way_only_when_it_is_dropped() -> None:
+    world, metadata = World(), SqliteMetadata(":memory:")
+    metadata.create_dataset("data", OTHER)
+    world.store.put(OTHER, bytes(16), [b"what users have written meanwhile"])
+    with pytest.raises(InvalidInput, match=r"rb dl://data\), then rebuild .*: dlcmd rebuild dl://data$"):
+        rebuild(world.store, metadata, "data", DATASET, NOW_NS, is_forced=True)
+    assert metadata.dataset("data").dataset_id == OTHER
+    world.store.delete_dataset(OTHER)
+    metadata.drop_dataset(OTHER)
+    assert rebuild(world.store, metadata, "data", DATASET, NOW_NS).files == len(world.files)
+
+
+@pytest.mark.parametrize("is_begun", [False, True])
+def test_lost_metadata_is_rebuilt_whole_whatever_time_is_asked_for(is_begun: bool) -> None:
+    world, metadata = World(), DyingMetadata(":memory:")
+    if is_begun:
+        metadata.countdown = 2
+        with pytest.raises(Killed):
+            rebuild(world.store, metadata, "data", DATASET, NOW_NS)
+    report = rebuild(world.store, metadata, "data", DATASET, NOW_NS, since_s=0xFFFF_FFFF)
+    assert report.files == metadata.dataset("data").files == len(world.files)
