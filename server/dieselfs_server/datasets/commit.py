@@ -309,7 +309,7 @@ def check_size(store: ObjectStore, dataset_id: bytes, preamble: Preamble) -> Non
 def _claim_name(names: DatasetNames, dataset: DatasetRecord) -> None:
     """Make the record of a dataset's name if it is missing. Logs if another dataset has the name."""
     try:
-        owner = names.claim(dataset.name, dataset.dataset_id)
+        owner = names.claim(dataset.name, dataset.dataset_id, is_made=True)
     except Damaged as error:
         log.error("%s", error)
         return

@@ -37,9 +37,12 @@ class DatasetNames:
     def __init__(self, store: ObjectStore) -> None:
         self._store = store
 
-    def claim(self, name: str, dataset_id: bytes) -> bytes:
-        """The ID of the dataset called `name`: `dataset_id`, unless the name has another already. Raises Damaged, and
-        Unavailable if the name is taken and dropped all the time.
+    def claim(self, name: str, dataset_id: bytes, is_made: bool = False) -> bytes:
+        """The ID of the dataset called `name`: `dataset_id`, unless the name has another already. `is_made`: the
+        metadata has the dataset. Then a free name stays free: a drop of the dataset has begun, and if the next one of
+        the name had the same ID, the end of the drop would remove its chunks.
+
+        Raises Damaged, and Unavailable if the name is taken and dropped all the time.
         """
         for _ in range(CLAIM_TRIES_MAX):
             number, found = self._newest(name)
@@ -49,7 +52,7 @@ class DatasetNames:
             if number == _NEVER_USED:
                 is_taken = self._store.create_record(_record_name(name), content)
             else:
-                is_taken = self._versions(name).replace(number, content)
+                is_taken = is_made or self._versions(name).replace(number, content)
             if is_taken:
                 return dataset_id
         raise Unavailable(f"the name of dataset {name} changes too fast to be taken; try again")

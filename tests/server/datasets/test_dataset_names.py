@@ -2,13 +2,19 @@
 
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 
 from dieselfs.digests import extent_digest_of
 from dieselfs.errors import Damaged
+from dieselfs.records import DatasetRecord
+from dieselfs_server.datasets.commit import catch_up_dataset, commit_chunk
 from dieselfs_server.datasets.dataset_names import VERSIONS_KEPT, DatasetNames
+from dieselfs_server.metadata.sqlite.store import SqliteMetadata
 from dieselfs_server.store.memory import MemoryStore
+from tests.support.chunks import CHUNK_ID, sample_builder
+from tests.support.own_service import call, own_service
 
 ONE, TWO, THREE = (bytes(range(first, first + 16)) for first in range(3))
 
@@ -164,3 +170,26 @@ def test_a_record_that_cannot_be_is_damage_and_hides_no_other(content: bytes) ->
     with pytest.raises(Damaged, match="object store: record 'dataset-"):
         names.find("pets")
     assert names.all() == {"cars": TWO}
+
+
+def test_a_server_that_catches_up_does_not_take_the_name_of_a_dataset_that_is_dropped_just_now(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The next dataset would get the same ID, and lose its chunks to the end of the drop."""
+    store, metadata = MemoryStore(), SqliteMetadata(":memory:")
+    service = own_service(tmp_path, store, metadata)
+    first = call(service, "create_dataset", name="pets")
+    whole, following = metadata.drop_dataset, list[DatasetRecord]()
+
+    def drop(dataset_id: bytes) -> None:
+        catch_up_dataset(store, metadata, first, 1)
+        whole(dataset_id)
+        following.append(call(service, "create_dataset", name="pets"))
+        chunk = sample_builder().seal().encode(CHUNK_ID, "pets", following[0].dataset_id, 1)
+        commit_chunk(store, metadata, following[0].dataset_id, CHUNK_ID, b"".join(chunk), 1)
+
+    monkeypatch.setattr(metadata, "drop_dataset", drop)
+    call(service, "drop_dataset", name="pets", dataset_id=first.dataset_id)
+    assert metadata.datasets()[0].files and following[0].dataset_id != first.dataset_id
+    assert list(store.list_chunks(following[0].dataset_id)) == [CHUNK_ID]
+    assert DatasetNames(store).find("pets") == following[0].dataset_id
