@@ -30,6 +30,7 @@ from typing import Any, Self, cast
 from dieselfs.chunk.format import PREAMBLE_BYTES, Op, decode_preamble
 from dieselfs.chunk.ids import chunk_name
 from dieselfs.errors import AccessDenied, Damaged, InvalidInput, NotFound, Unavailable
+from dieselfs.limits import CHUNK_ENTRIES_MAX
 from dieselfs.names import printable
 from dieselfs.records import DatasetRecord, Extent, FileRecord
 from dieselfs.rpc.records import MirrorRecord, RebuildReport
@@ -363,9 +364,11 @@ class Mirrors:
                 f"{rebuilt.damaged[0]}; bring the chunks back, then continue: dlcmd mirror --promote "
                 f"dl://{dataset.name}"
             )
-        self.drop(dataset.dataset_id)
-        with suppress(NotFound):
+        with suppress(
+            NotFound
+        ):  # first: it keeps chunks, and a promotion without a mirror cannot be repeated
             self._tags.remove(dataset.name, dataset.dataset_id, MIRROR_TAG)
+        self.drop(dataset.dataset_id)
 
     def drop(self, dataset_id: bytes) -> None:
         """Forget a mirror, whose tag stays; no error for another dataset."""
@@ -401,10 +404,10 @@ def _chunks_of(snapshot: Snapshot) -> dict[bytes, tuple[bytes, int]]:
 
 
 class _Unapplied:
-    """A `MetadataStore` to which no chunk is applied."""
+    """A `MetadataStore` to which no chunk is applied, and that reserves the same versions for all of them."""
 
-    def __init__(self, metadata: MetadataStore) -> None:
-        self._metadata = metadata
+    def __init__(self, metadata: MetadataStore, first_version: int) -> None:
+        self._metadata, self._first_version = metadata, first_version
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._metadata, name)
@@ -412,10 +415,16 @@ class _Unapplied:
     def apply(self, *_: object, **__: object) -> int:
         return 0
 
+    def reserve_versions(self, *_: object) -> int:
+        return self._first_version
 
-def unapplied(metadata: MetadataStore) -> MetadataStore:
-    """The same, but chunks that are stored through it are not applied."""
-    return cast("MetadataStore", _Unapplied(metadata))
+
+def unapplied(metadata: MetadataStore, dataset_id: bytes, now_ns: int) -> MetadataStore:
+    """The same, but chunks that are stored through it are not applied, and their entries have versions of before this
+    call has ended: what users write after another promotion of the mirror wins over them.
+    """
+    reserved = metadata.reserve_versions(dataset_id, CHUNK_ENTRIES_MAX, now_ns)
+    return cast("MetadataStore", _Unapplied(metadata, reserved))
 
 
 def entry_at(snapshot: Snapshot, path: bytes) -> FileRecord:

@@ -48,7 +48,7 @@ from dieselfs_server.datasets.catalog import Catalog
 from dieselfs_server.datasets.commit import late_record
 from dieselfs_server.datasets.dataset_keys import DatasetKeys
 from dieselfs_server.datasets.dataset_names import DatasetNames
-from dieselfs_server.datasets.mirrors import MIRROR_TAG, Mirrors
+from dieselfs_server.datasets.mirrors import MIRROR_TAG, Mirrors, unapplied
 from dieselfs_server.datasets.references import References
 from dieselfs_server.datasets.snapshots import SnapshotCache
 from dieselfs_server.datasets.tags import TagStore
@@ -321,9 +321,10 @@ class MaintenanceCalls:
         return await self._jobs.run(dataset.dataset_id, f"promotion of {dataset.name}", work)
 
     def _promote(self, dataset: DatasetRecord, proceed: Proceed) -> MirrorRecord:
+        metadata = unapplied(self.metadata, dataset.dataset_id, time.time_ns())  # before users can write
         shown, snapshot = self.mirrors.begin_promotion(dataset)
         if snapshot is not None:
-            trio.from_thread.run(self.copies.store_entries, dataset, snapshot)
+            trio.from_thread.run(self.copies.store_entries, metadata, dataset, snapshot)
             self.mirrors.note_stored(dataset)
         # Clients refuse a generation that is smaller, or older, than one they have seen.
         now_ns = max(time.time_ns(), shown.updated_ns + 1, (shown.generation + 1) * 10**9)

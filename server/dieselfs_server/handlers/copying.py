@@ -41,7 +41,7 @@ from dieselfs_server.call import Call
 from dieselfs_server.datasets.catalog import Catalog
 from dieselfs_server.datasets.commit import ChunkWriter
 from dieselfs_server.datasets.dataset_keys import DatasetKeys
-from dieselfs_server.datasets.mirrors import MIRROR_TAG, Mirrors, unapplied
+from dieselfs_server.datasets.mirrors import MIRROR_TAG, Mirrors
 from dieselfs_server.datasets.referring_copy import REFERENCES_AT_ONCE, ReferringCopy, Span
 from dieselfs_server.datasets.snapshots import SnapshotCache
 from dieselfs_server.datasets.tags import TagStore
@@ -103,13 +103,17 @@ class CopyCalls:
         async with self._place():
             return await _Copy(self, call, request, source, target).run()
 
-    async def store_entries(self, dataset: DatasetRecord, snapshot: Snapshot) -> None:
-        """Store chunks with the entries of a snapshot of this dataset, and apply none. Raises as `_TreeCopy.run`."""
+    async def store_entries(
+        self, metadata: MetadataStore, dataset: DatasetRecord, snapshot: Snapshot
+    ) -> None:
+        """Store chunks with the entries of a snapshot of this dataset. `metadata`: as `unapplied` makes it. Raises as
+        `_TreeCopy.run`.
+        """
         name = dataset.name
         request = CopyRequest(name, b"", name, b"", tag=MIRROR_TAG)
         plan = await trio.to_thread.run_sync(plan_copy, snapshot, None, request)
         async with self._place():
-            await _TreeCopy(replace(self, metadata=unapplied(self.metadata)), dataset, dataset, plan).run()
+            await _TreeCopy(replace(self, metadata=metadata), dataset, dataset, plan).run()
 
     @asynccontextmanager
     async def _place(self) -> AsyncIterator[None]:

@@ -1,6 +1,8 @@
 """Mirrors: a crash at each step, two rounds at a time, and a promotion that is interrupted."""
 
+import time
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from itertools import count
 from pathlib import Path
 from typing import Any, cast
@@ -10,9 +12,9 @@ import trio
 
 from dieselfs.chunk.builder import ChunkBuilder, SealedChunk
 from dieselfs.chunk.ids import ChunkIdSource
-from dieselfs.errors import Damaged, InvalidInput, StorageFull, Unavailable
+from dieselfs.errors import Damaged, DieselfsError, InvalidInput, StorageFull, Unavailable
 from dieselfs.limits import MIB
-from dieselfs.records import DatasetRecord
+from dieselfs.records import DatasetRecord, FileRecord
 from dieselfs.rpc.messages import thrift
 from dieselfs.rpc.records import MirrorRecord, RebuildReport
 from dieselfs.snapshot.builder import build_snapshot
@@ -27,6 +29,7 @@ from dieselfs_server.leases.lease import LEASE_S
 from dieselfs_server.maintenance.purge import purge
 from dieselfs_server.metadata.interface import MetadataStore
 from dieselfs_server.metadata.sqlite.store import SqliteMetadata
+from dieselfs_server.service import Service
 from dieselfs_server.store.interface import ObjectStore
 from dieselfs_server.store.memory import MemoryStore
 from tests.support.identity import IDENTITY, OTHER_IDENTITY
@@ -251,7 +254,7 @@ def test_nothing_is_applied_before_the_end_of_a_promotion() -> None:
     assert snapshot is not None and snapshot.digest == found.digest == first.digest
     builder = ChunkBuilder()
     builder.add_file(b"a", b"1", 0o644, 0)
-    here.put(unapplied(here.metadata), builder.seal(), here.ids.next())
+    here.put(unapplied(here.metadata, DATASET, 0), builder.seal(), here.ids.next())
     started = here.store, here.metadata, here.dataset, NOW_S * 10**9, 0
     assert catch_up_dataset(*started) == (0, None)
     assert shown(here) == first.digest
@@ -284,6 +287,14 @@ class Promotion:
 
     def promote(self) -> None:
         call(self.service, "promote_mirror", dataset=NAME)
+
+    def other_server(self, folder: Path) -> Service:
+        """One whose clock shows that all leases have expired."""
+        service = own_service(folder, self.here.store, self.here.metadata)
+        parts = parts_of(service, "promote_mirror")
+        ahead_ns = (LEASE_S + 1) * 10**9
+        parts._jobs._now_ns = parts.mirrors._time_ns = lambda: time.time_ns() + ahead_ns
+        return service
 
     def rebuild(self, is_forced: bool) -> None:
         call(self.service, "rebuild", dataset=NAME, since_s=-1, is_forced=is_forced)
@@ -365,3 +376,101 @@ def test_a_promotion_that_lacks_files_does_not_end(promotion: Promotion) -> None
     store.put(DATASET, lost, [content])
     promotion.promote()
     assert promotion.files() == {b"a", b"b"} and not store.list_records("mirror-")
+
+
+class Failing:
+    """A store that fails once, at its N-th call: before it, or after it, as if the answer were lost."""
+
+    def __init__(self, inner: object, calls: int, is_done: bool) -> None:
+        self._inner, self._is_done = inner, is_done
+        self.left = calls
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        def called(*arguments: Any, **options: Any) -> Any:
+            self.left -= 1
+            if self.left == 0 and not self._is_done:
+                raise Unavailable("the store does not answer")
+            result = getattr(self._inner, name)(*arguments, **options)
+            if self.left == 0:
+                raise Unavailable("the answer of the store is lost")
+            return result
+
+        return called
+
+
+@pytest.mark.parametrize("is_done", [False, True])
+@pytest.mark.parametrize("what", ["store", "metadata"])
+def test_a_store_that_fails_once_at_each_step_of_a_promotion(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str, is_done: bool
+) -> None:
+    """Whatever users write as soon as they may stays, and repeating the promotion ends it."""
+    for steps in count(1):
+        promotion = Promotion(tmp_path / f"{steps}", monkeypatch)
+        here, expected = promotion.here, {b"a", b"b"}
+        failing = Failing(getattr(here, what), steps, is_done)
+        stores = {"store": here.store, "metadata": here.metadata, what: failing}
+        service = own_service(tmp_path / f"{steps}-failing", **cast(Any, stores))
+        failing.left = steps  # not at the calls of its start
+        with suppress(Unavailable):
+            call(service, "promote_mirror", dataset=NAME)
+        if promotion.is_mirror():
+            assert shown(here) == promotion.snapshot.digest and promotion.files() == set()
+        else:
+            assert promotion.files() == expected
+            here.write(b"c", deleted=[b"a"])
+            expected = {b"b", b"c"}
+        with suppress(InvalidInput):  # it has ended, but for its answer
+            call(promotion.other_server(tmp_path / f"{steps}-again"), "promote_mirror", dataset=NAME)
+        promotion.rebuild(is_forced=False)
+        assert promotion.files() == expected and not promotion.is_mirror()
+        assert not here.store.list_records("mirror") and not here.store.list_records("tag-")
+        if failing.left > 0:
+            break
+    assert steps > 20
+
+
+def test_of_two_promotions_at_once_one_is_refused(promotion: Promotion, tmp_path: Path) -> None:
+    other = own_service(tmp_path / "other", promotion.here.store, promotion.here.metadata)
+    refused, put = [], MemoryStore.put
+
+    def meanwhile(*arguments: Any) -> None:
+        with pytest.raises(Unavailable, match=r"promotion of data .* is running on another server"):
+            call(other, "promote_mirror", dataset=NAME)
+        refused.append(arguments)
+        put(*arguments)
+
+    promotion.monkeypatch.setattr(MemoryStore, "put", meanwhile)
+    promotion.promote()
+    assert len(refused) == 2 and promotion.files() == {b"a", b"b"} and not promotion.is_mirror()
+
+
+@pytest.mark.parametrize(
+    "stopped_at", ["create_record", "put", "put_record", "begin_rebuild", "end_promotion"]
+)
+def test_a_promotion_that_has_lost_its_lease_takes_no_file_back(
+    promotion: Promotion, tmp_path: Path, stopped_at: str
+) -> None:
+    """Its server was stopped; another one promotes the mirror, and users write."""
+    here, other = promotion.here, promotion.other_server(tmp_path / "other")
+    owners = {"begin_rebuild": SqliteMetadata, "end_promotion": Mirrors}
+    owner, began = owners.get(stopped_at, MemoryStore), list[str]()
+    written: list[FileRecord | None] = []
+    whole = getattr(owner, stopped_at)
+
+    def stopped(*arguments: Any) -> Any:
+        is_here = stopped_at not in ("create_record", "put_record") or "promotes-" in arguments[1]
+        if is_here and not began:
+            began.append(stopped_at)
+            call(other, "promote_mirror", dataset=NAME)
+            here.write(b"c", deleted=[b"a"])
+            here.write(b"b")
+            written.append(here.metadata.lookup(DATASET, b"b"))
+        return whole(*arguments)
+
+    promotion.monkeypatch.setattr(owner, stopped_at, stopped)
+    with suppress(DieselfsError):
+        promotion.promote()
+    assert began and promotion.files() == {b"b", b"c"}
+    promotion.rebuild(is_forced=True)
+    assert promotion.files() == {b"b", b"c"} and not promotion.is_mirror()
+    assert [here.metadata.lookup(DATASET, b"b")] == written
