@@ -12,7 +12,7 @@ from dieselfs.errors import AlreadyExists, DieselfsError, Unavailable
 from dieselfs.snapshot import builder
 from dieselfs_server import assemble
 from dieselfs_server.datasets import commit, snapshots
-from dieselfs_server.maintenance import purge
+from dieselfs_server.maintenance import purge, repack
 from dieselfs_server.metadata.redis.apply import ChunkApplication
 from dieselfs_server.metadata.redis.store import RedisMetadata
 from tests.simulation.job_mutants import JOB_FAULTS
@@ -128,6 +128,23 @@ def _generation_alone(right: Any) -> Any:
     return path
 
 
+def _of_others(right: Any) -> Any:
+    """Contents that repack reads, each in the place of another one of its length."""
+
+    def read(*args: Any) -> Any:
+        contents = right(*args)
+        by_length: dict[int, list[Any]] = {}
+        for key, content in contents.items():
+            by_length.setdefault(len(content), []).append(key)
+        return {
+            key: contents[other]
+            for keys in by_length.values()
+            for key, other in zip(keys, keys[1:] + keys[:1], strict=True)
+        }
+
+    return read
+
+
 MUTANTS = {
     "no-catch-up": Mutant(
         "a starting server does not apply what is stored", assemble, "catch_up", lambda right: lambda *_: 0
@@ -173,6 +190,10 @@ MUTANTS = {
         lambda right: np.ones_like,
     ),
     "new-versions": Mutant("purge gives new versions to what it copies", purge, "ChunkWriter", _new_versions),
+    "repacked-as-others": Mutant("a repack takes the bytes of other files", repack, "_read", _of_others),
+    "repacked-as-new": Mutant(
+        "repack gives new versions to what it copies", repack, "ChunkWriter", _new_versions
+    ),
     "rebuilt-twice": Mutant(
         "with Redis, a rebuild restores what is not counted yet, so nobody counts it",
         ChunkApplication,
@@ -210,6 +231,8 @@ NEEDS: dict[str, set[str]] = {
     "old-versions": {"lease", "redis restarts"},
     "maintenance-shared": {"two servers", "second maintenance"},
     "dropped-but-kept": {"drop"},
+    "repacked-as-others": {"repack"},
+    "repacked-as-new": {"repack"},
     **{name: {"job"} for name in JOB_FAULTS},
     "lists-unsettled": {"outage"},
 }
