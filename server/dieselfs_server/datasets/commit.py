@@ -162,9 +162,17 @@ def promotion_record(dataset_id: bytes) -> str:
     return f"promotes-{dataset_id.hex()}"
 
 
+def mirror_record(dataset_id: bytes) -> str:
+    """Name of the record of a mirror."""
+    return f"mirror-{dataset_id.hex()}"
+
+
 def lacks_entries(store: ObjectStore, dataset_id: bytes) -> bool:
-    """Whether the chunks with entries of a promotion are not all stored: then none of them may be applied."""
-    return store.get_record(promotion_record(dataset_id)) == b""
+    """Whether the chunks with entries of a promotion are not all stored: then none of them may be applied. A promotion
+    whose server was stopped may begin again after another one has ended; then there is no mirror.
+    """
+    is_begun = store.get_record(promotion_record(dataset_id)) == b""
+    return is_begun and store.get_record(mirror_record(dataset_id)) is not None
 
 
 def _check_upload(chunk_id: bytes, header: ChunkHeader, name: str, now_ns: int, source: str) -> None:

@@ -37,7 +37,7 @@ from dieselfs.rpc.records import MirrorRecord, RebuildReport
 from dieselfs.snapshot.freshness import is_older
 from dieselfs.snapshot.reader import Snapshot
 from dieselfs.snapshot.signature import check_snapshot_signature
-from dieselfs_server.datasets.commit import lacks_entries, promotion_record, read_header
+from dieselfs_server.datasets.commit import lacks_entries, mirror_record, promotion_record, read_header
 from dieselfs_server.datasets.tags import TagStore
 from dieselfs_server.leases.lease import end_lease, take_lease
 from dieselfs_server.metadata.interface import MetadataStore
@@ -114,7 +114,7 @@ class Mirrors:
         return self._read(dataset_id)
 
     def _read(self, dataset_id: bytes) -> _State | None:
-        record = _record_name(dataset_id)
+        record = mirror_record(dataset_id)
         content = self._store.get_record(record)
         return self._keep(dataset_id, None if content is None else _State.decode(content, record))
 
@@ -124,7 +124,7 @@ class Mirrors:
         return state
 
     def _put(self, dataset_id: bytes, state: _State) -> None:
-        self._store.put_record(_record_name(dataset_id), state.encode())
+        self._store.put_record(mirror_record(dataset_id), state.encode())
         self._keep(dataset_id, state)
 
     @contextmanager
@@ -176,7 +176,7 @@ class Mirrors:
         if all(each.files for each in datasets):  # then none is a mirror, and the store need not be asked
             return datasets
         found = set(self._store.list_records("mirror-"))
-        return [self.shown(each) if _record_name(each.dataset_id) in found else each for each in datasets]
+        return [self.shown(each) if mirror_record(each.dataset_id) in found else each for each in datasets]
 
     def snapshot(self, dataset: DatasetRecord, generation: int = 0) -> Snapshot | None:
         """The snapshot that a mirror shows; None for another dataset, or before its first generation. Raises NotFound
@@ -205,7 +205,7 @@ class Mirrors:
         states = (
             (dataset, self._state(dataset.dataset_id))
             for dataset in datasets
-            if _record_name(dataset.dataset_id) in found
+            if mirror_record(dataset.dataset_id) in found
         )
         return [_record_of(dataset.name, state) for dataset, state in states if state is not None]
 
@@ -373,14 +373,10 @@ class Mirrors:
     def drop(self, dataset_id: bytes) -> None:
         """Forget a mirror, whose tag stays; no error for another dataset."""
         # In this order: without the record of its promotion, a mirror would be promoted from the beginning.
-        for record in (_record_name(dataset_id), promotion_record(dataset_id)):
+        for record in (mirror_record(dataset_id), promotion_record(dataset_id)):
             self._store.delete_record(record)
         self._drop_parts(dataset_id)
         self._keep(dataset_id, None)
-
-
-def _record_name(dataset_id: bytes) -> str:
-    return f"mirror-{dataset_id.hex()}"
 
 
 def _parts(dataset_id: bytes) -> str:
