@@ -14,7 +14,7 @@ from dieselfs.arrays import Keys, Numbers
 from dieselfs.chunk.builder import ChunkBuilder, FileExtent, SealedChunk
 from dieselfs.chunk.cost import depth_fault
 from dieselfs.chunk.source import AttachedSource
-from dieselfs.limits import CHUNK_EXTENTS_PER_PAYLOAD_MAX, KIB
+from dieselfs.limits import CHUNK_EXTENTS_PER_PAYLOAD_MAX, KIB, MIB
 from dieselfs.names import path_fault
 from dieselfs.snapshot.reader import Snapshot
 
@@ -26,6 +26,8 @@ REFERENCE_ENTRIES_MAX = 8192
 """So that the header of a reference is short."""
 WAITING_MAX = 65_536
 """Extents that wait for references: each takes about 1 KB of memory."""
+HELD_BYTES_MAX = 64 * MIB
+"""Bytes of streamed files that wait: they are in memory."""
 
 
 class _Index:
@@ -54,30 +56,35 @@ class EqualExtents:
     def __init__(self, stored: Callable[[], Snapshot]) -> None:
         """`stored`: the newest snapshot of the dataset."""
         self._stored = stored
-        self._index = _Index(stored())
+        self._snapshot = stored()
+        self._index = _Index(self._snapshot)
         self._sent = set[bytes]()
+        self._waits_for_sent = False
         self.waiting = dict[bytes, list[FileExtent]]()
         """By path: the extents that wait for references."""
-        self._waiting_count = 0
+        self._waiting_count = self._held_bytes = 0
 
     @property
     def is_full(self) -> bool:
-        return self._waiting_count >= WAITING_MAX
+        return self._waiting_count >= WAITING_MAX or self._held_bytes >= HELD_BYTES_MAX
 
     def put_off(self, is_streamed: bool, extent: FileExtent) -> bool:
-        """Whether an extent waits for a reference, instead of being packed: its bytes are known. Those of a streamed
-        entry cannot be read again, so they wait only if a reference is certain.
+        """Whether an extent waits for a reference, instead of being packed: its bytes are known. A part of a large
+        streamed file cannot be read again, so it waits only if it is enough for a reference.
         """
-        path, digest = extent.path, extent.digest
-        if not extent.length or (is_streamed and extent.length < REFERENCE_BYTES_MIN):
+        path, digest, length = extent.path, extent.digest, extent.length
+        if not length or (is_streamed and length < min(extent.size, REFERENCE_BYTES_MIN)):
             return False
-        if digest not in self._sent and self._index.find_many([digest])[0] < 0:
+        is_sent = digest in self._sent
+        if not is_sent and self._index.find_many([digest])[0] < 0:
             self._sent.add(digest)
             return False
         if path_fault(path) or depth_fault(path):
             return False
         self.waiting.setdefault(path, []).append(extent)
+        self._waits_for_sent |= is_sent
         self._waiting_count += 1
+        self._held_bytes += length if is_streamed else 0
         return True
 
     def references(self) -> tuple[list[SealedChunk], set[bytes]]:
@@ -85,12 +92,14 @@ class EqualExtents:
 
         The servers complete these chunks: a client does not know where a payload begins in its object.
         """
-        snapshot = self._stored()
-        self._index = _Index(snapshot)
-        self._sent.clear()
+        if self._waits_for_sent:
+            self._snapshot = self._stored()
+            self._index = _Index(self._snapshot)
+            self._sent.clear()
+        snapshot, self._waits_for_sent = self._snapshot, False
         extents = [extent for found in self.waiting.values() for extent in found]
         self.waiting.clear()
-        self._waiting_count = 0
+        self._waiting_count = self._held_bytes = 0
         numbers = self._index.find_many([extent.digest for extent in extents])
         left = {extent.path for extent, number in zip(extents, numbers.tolist(), strict=True) if number < 0}
         is_found = numbers >= 0

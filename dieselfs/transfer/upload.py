@@ -409,7 +409,7 @@ class TreeUpload:
         builder.put_off = None
         entries, self._put_off = self._put_off, {}
         for entry in map(entries.__getitem__, sorted(left)):
-            if entry.is_streamed:
+            if entry.is_streamed and entry.file_bytes > self._chunk_bytes:
                 self._fail_entry(entry, SourceChanged("the file with the same bytes is gone; run it again"))
             else:
                 self._add(builder, entry)
