@@ -309,40 +309,33 @@ class PosixStore:
             self._folders.forget()
             self._remove_dropped()
 
-    def _write_aside(self, folder: str, name: str, content: bytes) -> str:
-        """The path of a new file, synced, which becomes the record `name` of the folder."""
+    @contextmanager
+    def _written(self, name: str, content: bytes) -> Iterator[tuple[str, str]]:
+        """A new file, synced, and the path of the record that it becomes in the block; durable after it."""
+        path = self._record_path(name)
+        folder = os.path.dirname(path)
         temporary = os.path.join(folder, f".{name}.{secrets.token_hex(8)}")
-        self._folders.make(folder)
-        write_new_file(temporary, [content])
-        return temporary
-
-    def put_record(self, name: str, content: bytes) -> None:
-        path = self._record_path(name)
-        folder = os.path.dirname(path)
         with translated(path):
-            temporary = self._write_aside(folder, name, content)
+            self._folders.make(folder)
+            write_new_file(temporary, [content])
             try:
-                os.replace(temporary, path)
-            except OSError:
-                os.unlink(temporary)
-                raise
-            sync_folder(folder)
-
-    def create_record(self, name: str, content: bytes) -> bool:
-        path = self._record_path(name)
-        folder = os.path.dirname(path)
-        with translated(path):
-            temporary = self._write_aside(folder, name, content)
-            try:
-                link_new_name(temporary, path)
-                is_new = True
-            except FileExistsError:
-                is_new = False
+                yield temporary, path
             finally:
                 with suppress(FileNotFoundError):
                     os.unlink(temporary)
             sync_folder(folder)  # also if it existed: its creator may have died before this step
-        return is_new
+
+    def put_record(self, name: str, content: bytes) -> None:
+        with self._written(name, content) as (temporary, path):
+            os.replace(temporary, path)
+
+    def create_record(self, name: str, content: bytes) -> bool:
+        with self._written(name, content) as (temporary, path):
+            try:
+                link_new_name(temporary, path)
+            except FileExistsError:
+                return False
+            return True
 
     def get_record(self, name: str) -> bytes | None:
         path = self._record_path(name)
