@@ -2,7 +2,8 @@
 
 import json
 from base64 import urlsafe_b64decode, urlsafe_b64encode
-from collections.abc import Awaitable, Callable, Collection
+from collections.abc import Awaitable, Callable, Collection, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from time import time, time_ns
@@ -44,18 +45,16 @@ class EventStream(Response):
     def __init__(
         self,
         next_event: Callable[[], Awaitable[bytes | None]],
-        opened: Callable[[], object],
-        closed: Callable[[], object],
+        opened: AbstractContextManager[None],
     ) -> None:
+        """`opened` is entered while it sends."""
         super().__init__(media_type="text/event-stream")
         del self.headers["content-length"]
         self._next_event = next_event
         self._opened = opened
-        self._closed = closed
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        self._opened()
-        try:
+        with self._opened:
             await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(_until_left, receive, nursery.cancel_scope)
@@ -63,8 +62,6 @@ class EventStream(Response):
                     await self._send_events(send)
                 nursery.cancel_scope.cancel()
             await send({"type": "http.response.body", "body": b""})
-        finally:
-            self._closed()
 
     async def _send_events(self, send: Send) -> None:
         await send({"type": "http.response.body", "body": b"retry: 3000\n\n", "more_body": True})
@@ -209,13 +206,13 @@ class App:
         try:
             challenge = self._logins.take_challenge(fields.get("challenge", ""))
             user = challenge.user
-            if not self._logins.may_try_as(_address(request), user):
+            if not self._logins.rate.may_be(_address(request), user):
                 raise Unavailable(_TOO_MANY)
             known = await trio.to_thread.run_sync(users.verifier, challenge.user, challenge.key_id)
             origin = f"{self._scheme}://{request.headers['host']}"
             proof = checked_proof(challenge, origin, _bytes_of(fields, "proof", 32), known, users.salt)
         except AccessDenied as error:
-            self._logins.failed(_address(request), user)
+            self._logins.rate.fail(_address(request), user)
             self._note_refusal(request, str(error))
             raise
         answer = self._opened(request, Caller(challenge.user, challenge.key_id), "key")
@@ -243,7 +240,7 @@ class App:
 
     async def _tried(self, request: Request) -> dict[str, str]:
         """The fields of an attempt to log in. Raises Unavailable if there are too many."""
-        if not self._logins.may_try(_address(request)):
+        if not self._logins.rate.take(_address(request), trio.current_time()):
             raise Unavailable(_TOO_MANY)
         return await _fields(request)
 
@@ -252,7 +249,7 @@ class App:
             self._service.audit.write(
                 "login", caller.name, _address(request), key_used=caller.key_id, page=how
             )
-        self._logins.succeeded(_address(request))
+        self._logins.rate.succeed(_address(request), trio.current_time())
         self._logins.close(request.cookies.get(self._cookie, ""))
         answer = JSONResponse({})
         answer.set_cookie(
@@ -320,15 +317,17 @@ class App:
                 return None
             return latest if now.is_admin else b"{}"
 
-        return EventStream(next_event, lambda: self._opened_stream(user), lambda: self._closed_stream(user))
+        return EventStream(next_event, self._watching(user))
 
-    def _opened_stream(self, user: str) -> None:
+    @contextmanager
+    def _watching(self, user: str) -> Iterator[None]:
         self._streams.append(user)
         self._live.watchers += 1
-
-    def _closed_stream(self, user: str) -> None:
-        self._streams.remove(user)
-        self._live.watchers -= 1
+        try:
+            yield
+        finally:
+            self._streams.remove(user)
+            self._live.watchers -= 1
 
     async def datasets(self, request: Request) -> dict[str, Any]:
         viewer = await self._viewer(request)

@@ -193,24 +193,12 @@ class Logins:
         sessions: CallerTokens | None = None,
     ) -> None:
         self._clock = clock
-        self._rate = LoginRate()
+        self.rate = LoginRate()
         self._links: CallerTokens = links or Tokens(LINKS_MAX, LINKS_PER_USER_MAX, LINK_S)
         self._challenges: Tokens[Challenge] = Tokens(CHALLENGES_MAX, CHALLENGES_PER_ADDRESS_MAX, CHALLENGE_S)
         self._sessions: CallerTokens = sessions or Tokens(
             SESSIONS_MAX, SESSIONS_PER_USER_MAX, SESSION_S, SESSION_IDLE_S
         )
-
-    def may_try(self, address: str) -> bool:
-        return self._rate.take(address, self._clock())
-
-    def may_try_as(self, address: str, user: str) -> bool:
-        return self._rate.may_be(address, user)
-
-    def failed(self, address: str, user: str) -> None:
-        self._rate.fail(address, user)
-
-    def succeeded(self, address: str) -> None:
-        self._rate.succeed(address, self._clock())
 
     def make_link(self, caller: Caller) -> str:
         """A token with which a browser becomes `caller`, once, within LINK_S."""
