@@ -92,7 +92,8 @@ class Attachment:
         self._is_closed = False
         # Changed by one thread at a time: the one that makes the parts, then the refresh thread.
         self._version = 0
-        self._members: tuple[Member, ...] = ()
+        self.members: tuple[Member, ...] = ()
+        """The last known node masters of the job, that of this node first; none before the first use."""
         self._has_waited = False
         renew_after_fork(self)
 
@@ -105,20 +106,15 @@ class Attachment:
         """The source of bytes. Read it for each use: it belongs to one process."""
         return self._here().source
 
-    @property
-    def members(self) -> tuple[Member, ...]:
-        """The last known node masters of the job, that of this node first; none before the first use."""
-        return self._members
-
     def distances(self) -> Numbers:
         """Where the chunks are, as the masters of the job answer: see `distances_in_job`."""
         peers = self.peers
-        return distances_in_job(self.snapshot.chunk_count, self.name, self._members, peers.held)
+        return distances_in_job(self.snapshot.chunk_count, self.name, self.members, peers.held)
 
     def peer(self, node: str) -> Member:
         """The master of another node. Raises Unavailable if none is known."""
         self._here()
-        for member in self._members:
+        for member in self.members:
             if member.node == node:
                 return member
         raise Unavailable(f"node {node} has no master in the job now")
@@ -178,8 +174,8 @@ class Attachment:
             parts = self._parts
             if parts is None:
                 parts = _Parts(self)
-                if self._members:  # known from the parent process
-                    parts.change(self._members)
+                if self.members:  # known from the parent process
+                    parts.change(self.members)
                 elif not self._is_closed:
                     if self._keeper is not None and not self._has_waited:
                         self._keeper.ensure(JOB_MASTER_WAIT_S)
@@ -207,5 +203,5 @@ class Attachment:
                     "node master sent an invalid membership list; the last one stays in use: %s", error
                 )
                 return False
-            self._version, self._members = reply.version, reply.members
+            self._version, self.members = reply.version, reply.members
         return True

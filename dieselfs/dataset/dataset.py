@@ -105,29 +105,21 @@ class Dataset:
             Compression.parse(compress)
         self._compress = compress
         self._settings = settings
-        self._name = check_dataset_name(name)
-        self._client = ServerClient(settings)
-        self._frozen = FrozenReader(self._client, settings, name, generation, tag, memory_bytes, job, where)
+        self.name = check_dataset_name(name)
+        self.client = ServerClient(settings)
+        self._frozen = FrozenReader(self.client, settings, name, generation, tag, memory_bytes, job, where)
         self._encrypt = encrypt  # what is written
         self._lock = RLock()  # guards the two below
         self._record: DatasetRecord | None = None
         self._writing: tuple[int, ChunkSender, DatasetWriter] | None = None  # and the ID of the process
         if must_exist:
             try:
-                self._record = self._client.dataset(self._name)
+                self._record = self.client.dataset(self.name)
             except BaseException:
-                self._client.close()
+                self.client.close()
                 raise
 
     # -- what it is --------------------------------------------------------------------------------------
-
-    @property
-    def name(self) -> str:
-        return self._name
-
-    @property
-    def client(self) -> ServerClient:
-        return self._client
 
     @property
     def snapshot(self) -> Snapshot:
@@ -146,7 +138,7 @@ class Dataset:
 
     def record(self) -> DatasetRecord:
         """Totals and generation, as the server has them now."""
-        return self._client.dataset(self._name)
+        return self.client.dataset(self.name)
 
     def refresh(self) -> int:
         """Read the newest generation from now on; returns it. A dataset opened by a tag stays at the tag."""
@@ -300,7 +292,7 @@ class Dataset:
 
         snapshot = self.snapshot
         return FileColumns.decode(
-            content_at(self._frozen.whole or snapshot, self._client, COLUMNS_PATH)
+            content_at(self._frozen.whole or snapshot, self.client, COLUMNS_PATH)
         ).with_text()
 
     def shuffle(self, seed: int = 0, epoch: int = 0, group_chunks: int | None = None) -> ShuffledPaths:
@@ -390,7 +382,7 @@ class Dataset:
         generation, unless a stale one is allowed.
         """
         snapshot = load_snapshot(path, self.record(), is_stale_allowed)
-        check_saved(snapshot, self._settings.max_age_s, self._client.servers_pins)
+        check_saved(snapshot, self._settings.max_age_s, self.client.servers_pins)
         self._frozen.use(snapshot)
 
     # -- writing -----------------------------------------------------------------------------------------
@@ -403,7 +395,7 @@ class Dataset:
             # A forked child has none of the threads.
             if self._writing is None or self._writing[0] != os.getpid():
                 compression = Compression.parse(self._compress) if self._compress else None
-                sender = ChunkSender(self._client, self.create(), compression=compression)
+                sender = ChunkSender(self.client, self.create(), compression=compression)
                 self._writing = (os.getpid(), sender, DatasetWriter(sender))
             return self._writing[2]
 
@@ -411,9 +403,9 @@ class Dataset:
         """Create the dataset unless it exists; with its key if it is to be encrypted."""
         with self._lock:
             if self._record is None:
-                self._record = self._client.ensure_dataset(self._name)
+                self._record = self.client.ensure_dataset(self.name)
             if self._encrypt:
-                self._client.encrypt(self._record)
+                self.client.encrypt(self._record)
             return self._record
 
     def put(self, path: Path, data: bytes, mode: int = 0o644, mtime_ns: int | None = None) -> None:
@@ -436,11 +428,11 @@ class Dataset:
         Raises NotFound, AlreadyExists if the new path exists, InvalidInput if it lies in the old one.
         """
         self.flush()
-        name, target = self._name, user_path(new)
+        name, target = self.name, user_path(new)
         with suppress(NotFound):
-            self._client.stat(name, target)
+            self.client.stat(name, target)
             raise AlreadyExists(f"dl://{name}/{printable(target)} exists: delete it, or choose another path")
-        self._client.copy_entries(CopyRequest(name, user_path(old), name, target, is_move=True))
+        self.client.copy_entries(CopyRequest(name, user_path(old), name, target, is_move=True))
         self._frozen.refresh_if_newest()
 
     def flush(self) -> int:
@@ -455,7 +447,7 @@ class Dataset:
 
     def purge(self, grace_s: int = DEFAULT_GRACE_S, is_dry_run: bool = False) -> PurgeReport:
         """Merge chunks that have dead entries, and remove chunks that have been dead for `grace_s` (DL_purge)."""
-        return self._client.purge(self._name, grace_s, is_dry_run)
+        return self.client.purge(self.name, grace_s, is_dry_run)
 
     def repack(
         self,
@@ -469,8 +461,8 @@ class Dataset:
         """Copy files, inside the store, into chunks that have all strata in proportion, which `strata_of` explains.
         Later reads see the new generation. Raises NotFound, StorageFull; after an error, the same call continues.
         """
-        strata = strata_of(self.snapshot, self._client, stratify, class_of, column)
-        report = self._client.repack(self._name, self.snapshot.generation, strata, seed, is_dry_run)
+        strata = strata_of(self.snapshot, self.client, stratify, class_of, column)
+        report = self.client.repack(self.name, self.snapshot.generation, strata, seed, is_dry_run)
         self._frozen.refresh_if_newest()
         return report
 
@@ -478,8 +470,8 @@ class Dataset:
         """Remove the dataset with all its files permanently (DL_delete_dataset). Raises NotFound, also if it was
         removed and another one has been made under its name since.
         """
-        record = self._record or self._client.dataset(self._name)
-        self._client.drop_dataset(self._name, record.dataset_id)
+        record = self._record or self.client.dataset(self.name)
+        self.client.drop_dataset(self.name, record.dataset_id)
 
     # -- life --------------------------------------------------------------------------------------------
 
@@ -496,7 +488,7 @@ class Dataset:
             self._frozen.close()
         if writing is not None and writing[0] == os.getpid():
             writing[1].abandon()
-        self._client.close()
+        self.client.close()
 
     def __enter__(self) -> "Dataset":
         return self
@@ -511,7 +503,7 @@ class Dataset:
         snapshot = self.snapshot
         return {
             "settings": self._settings,
-            "name": self._name,
+            "name": self.name,
             "generation": snapshot.generation,
             "tag": self._frozen.tag,
             "memory_bytes": self._frozen.memory_bytes,
@@ -542,7 +534,7 @@ class Dataset:
             self._frozen.use(Snapshot.open(state["meta"]))
 
     def __repr__(self) -> str:
-        return f"<dieselfs.Dataset {self._frozen.state!r} at {self._client.address}>"
+        return f"<dieselfs.Dataset {self._frozen.state!r} at {self.client.address}>"
 
 
 def _check_several(paths: Iterable[Path]) -> None:

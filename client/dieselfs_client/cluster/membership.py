@@ -86,7 +86,8 @@ class Membership:
         self._sealed = b""  # the record of the last request, with which servers compare that of `leave`
         self._version = 0
         self._interval_s = JOB_INTERVAL_S_MIN
-        self._members: Members = (me,)
+        self.members: Members = (me,)
+        """Ordered by node; this node is always among them."""
         self._opened: dict[bytes, Member] = {}  # by sealed record, of the last list: each is opened once
         self._changed = trio.Event()
         self._out = ""  # why this node is out of its job
@@ -100,14 +101,9 @@ class Membership:
         self._is_unavailable = False
         self._retry_s = 0.0  # interval of a node that is out of the job; 0: it is a member
 
-    @property
-    def members(self) -> Members:
-        """Ordered by node; this node is always among them."""
-        return self._members
-
     async def wait_for(self, nodes: int) -> None:
         """Wait for a first list from a server, and for this many nodes, including this one."""
-        while not self._version or len(self._members) < nodes:
+        while not self._version or len(self.members) < nodes:
             await self._changed.wait()
 
     async def run(self, is_resumed: bool = False) -> None:
@@ -179,9 +175,9 @@ class Membership:
         self._opened = opened
         by_node = {member.node: member for member in [*opened.values(), self._me]}
         members = tuple(by_node[node] for node in sorted(by_node))
-        if members == self._members:
+        if members == self.members:
             return
-        self._members = members
+        self.members = members
         self._changes.value += 1
         _log.info("job %s: %d nodes: %s", self._job_id.job, len(members), ", ".join(sorted(by_node))[:1000])
         self._wake()
