@@ -30,7 +30,7 @@ from tests.support.dataset import PackedDataset
 from tests.support.forks import forks
 
 START_TIMEOUT_S = 60.0
-STOP_TIMEOUT_S = 20.0
+STOP_TIMEOUT_S = 60.0
 
 
 @dataclass(frozen=True)
