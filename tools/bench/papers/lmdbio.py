@@ -30,7 +30,7 @@ from lab.server import upload
 
 READERS = (1, 2, 4, 8, 16)
 QUICK_READERS = (1, 4)
-FILES, QUICK_FILES = 32_768, 4_096
+FILES, QUICK_FILES = 32_768, 2_048
 SOME_FILES = 1_024
 """For steps that read file by file."""
 PART_FILES = 256

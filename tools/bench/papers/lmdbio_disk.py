@@ -30,7 +30,7 @@ READERS, QUICK_READERS = (1, 2, 4, 8, 16), (1, 4)
 IN_FLIGHT = 4
 SEEK_S, BYTES_PER_S = 0.004, 200e6
 FILE_BYTES, PART_FILES, PARTS_PER_CHUNK = 4096, 256, 4
-CHUNKS, QUICK_CHUNKS = 32, 8
+CHUNKS, QUICK_CHUNKS = 32, 4
 SOME_CHUNKS = 2
 """For steps that read file by file."""
 _DATASET_ID = secrets.token_bytes(16)

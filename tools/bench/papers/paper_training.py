@@ -20,7 +20,7 @@ from lab.server import upload
 
 _EXAMPLE = Path(__file__).parents[3] / "examples/resnet18.py"
 EPOCHS = 2
-_BATCH, _WORKERS = 128, 2
+_BATCH, _QUICK_BATCH, _WORKERS = 128, 32, 2
 _WIDTH = 2
 """Channels of the first layer: a processor then takes about as long for a step as a GPU for the whole network."""
 _TIMEOUT_S = 3600.0
@@ -39,7 +39,12 @@ def paper_training(folder: Path, scale: Scale) -> Generator[Trial]:
                 "dieselfs, library": f"dl://{DATASET}",
             }
             sides = [
-                Side(name, partial(_train, root, folder / "run", home.folder), EPOCHS * images, "images")
+                Side(
+                    name,
+                    partial(_train, root, images, folder / "run", home.folder),
+                    EPOCHS * images,
+                    "images",
+                )
                 for name, root in roots.items()
             ]
             yield Trial(title_of(images), sides, scale.rounds, "files")
@@ -47,24 +52,35 @@ def paper_training(folder: Path, scale: Scale) -> Generator[Trial]:
 
 def make_images(tree: Path, scale: Scale) -> int:
     """Write the images, those to validate with too; the number of those to train with."""
-    images = 2 * _BATCH if scale.is_quick else max(scale.small_files // 2, 2 * _BATCH)
-    _run_example(["images", tree, "--train", images, "--val", _BATCH], tree.parent)
+    images = 2 * _QUICK_BATCH if scale.is_quick else max(scale.small_files // 2, 2 * _BATCH)
+    _run_example(["images", tree, "--train", images, "--val", _batch_of(images)], tree.parent)
     return images
 
 
+def _batch_of(images: int) -> int:
+    """Images of a step: there are two steps at least."""
+    return min(_BATCH, images // 2)
+
+
 def title_of(images: int) -> str:
-    return f"ResNet-18 (width {_WIDTH}), {images:,} images, {EPOCHS} epochs, batches of {_BATCH}"
+    return f"ResNet-18 (width {_WIDTH}), {images:,} images, {EPOCHS} epochs, batches of {_batch_of(images)}"
 
 
-def _train(root: str, into: Path, home: Path) -> Run:
+def _train(root: str, images: int, into: Path, home: Path) -> Run:
     drop_caches()
-    return trained(root, into, home)
+    return trained(root, images, into, home)
 
 
-def trained(root: str, into: Path, home: Path | None = None) -> Run:
-    """A training from `root`, whose notes replace the folder `into`. Raises RunFailed."""
+def trained(root: str, images: int, into: Path, home: Path | None = None) -> Run:
+    """A training from `root`, which has as many images, and whose notes replace the folder `into`. Raises RunFailed."""
     shutil.rmtree(into, ignore_errors=True)
-    options = {"into": into, "epochs": EPOCHS, "batch": _BATCH, "width": _WIDTH, "workers": _WORKERS}
+    options = {
+        "into": into,
+        "epochs": EPOCHS,
+        "batch": _batch_of(images),
+        "width": _WIDTH,
+        "workers": _WORKERS,
+    }
     words = (f"--{name}={value}" for name, value in options.items())
     _run_example(["train", root, *words], into.parent, home)
     steps = [json.loads(line) for line in (into / "steps-0.jsonl").read_text().splitlines()]

@@ -68,7 +68,7 @@ def rivals(folder: Path, scale: Scale) -> Generator[Trial]:
             for walk in WALKED:
                 yield at.all_of(walk, small.folder, small.files, "files", listing(walk, small.files))
         yield reads[0].all_of(
-            title_of(images), images_folder, EPOCHS * images, "images", training(folder / "training")
+            title_of(images), images_folder, EPOCHS * images, "images", training(images, folder / "training")
         )
 
 

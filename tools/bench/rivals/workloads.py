@@ -62,12 +62,12 @@ def listing(walk: str, files: int) -> Workload:
     return walked
 
 
-def training(into: Path) -> Workload:
+def training(images: int, into: Path) -> Workload:
     """Of `paper_training`, from the mount; `into`: a folder for its notes."""
 
     def train(place: Mounted, processes: Processes) -> Run:
         before_s = processor_s(processes)
-        run = trained(str(place.folder), into)
+        run = trained(str(place.folder), images, into)
         return replace(run, parts=spent_since(before_s, processes))
 
     return train
