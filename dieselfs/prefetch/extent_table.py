@@ -132,6 +132,11 @@ class ExtentTable:
         """Extents by their numbers, without their files: node 0 stands for all."""
         return self._extents(np.zeros(len(numbers), np.int64), numbers)
 
+    def files_at(self, numbers: Sequence[int]) -> list[tuple[int, int]]:
+        """The chunk and the file of each of these extents."""
+        _, _, owners = self._by_chunk
+        return [(int(self._chunks[number]), int(owners[number])) for number in numbers]
+
     def first_number(self, node: int) -> int | None:
         """The number of the first extent of a file; None if it is empty."""
         return int(self._firsts[node]) if self._counts[node] else None

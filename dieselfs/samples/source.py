@@ -22,6 +22,7 @@ from dieselfs.names import CONTROL_FOLDER, SCHEME, is_location, parse_location, 
 from dieselfs.records import DatasetRecord, EntryTable, ExtentColumns
 from dieselfs.samples.reading_list import Listed, Reading, ReadingList, loader_worker
 from dieselfs.samples.worker_times import WorkerTimes
+from dieselfs.shuffle.ahead_name import ahead_names
 from dieselfs.shuffle.groups import GROWN_CHUNKS
 from dieselfs.shuffle.opportunistic import ServedLog, log_ahead, log_of
 from dieselfs.shuffle.plan import Plan, Share
@@ -38,7 +39,10 @@ from dieselfs.telemetry.stalls import CAUSES, DaemonWork
 _NONE = np.empty(0, np.int64)
 
 AHEAD_BYTES = 64 * MIB
-"""On a mount the kernel reads this much ahead of readers of parts of files."""
+AHEAD_SHARE = 0.125
+"""A mount reads this much ahead of readers of parts of files, and at most this share of its memory, which also has the
+group that is read.
+"""
 
 _Content = TypeVar("_Content")
 
@@ -218,7 +222,7 @@ class MountSource:
 
     @property
     def takes_lists(self) -> bool:
-        """The daemon takes no lists of files; the kernel reads ahead parts of files."""
+        """The daemon takes no lists of files, but of parts of files."""
         return bool(len(self.partial_files))
 
     def read_range(self, node: int, start: int, end: int) -> bytes:
@@ -244,9 +248,13 @@ class MountSource:
         return found
 
     def announce(self, listed: Listed, worker: int = 0, workers: int = 1) -> Progress:
-        """The kernel reads ahead the extents that are listed, as far as AHEAD_BYTES. Of several `workers`, this process
-        does so for its own steps. The result: as that of `LibrarySource.announce`; it raises OSError.
+        """The mount reads ahead the extents that are listed, as far as AHEAD_BYTES, and all of the next step. Of
+        several `workers`, this process tells it those of its own steps. The result is as that of
+        `LibrarySource.announce`; it raises OSError.
         """
+        ahead_bytes = min(
+            AHEAD_BYTES, int(_info_of(self._mountpoint)["options"]["memory_bytes"] * AHEAD_SHARE)
+        )
         numbers = listed.of_worker(worker, workers).astype(np.int64)
         places, lengths = (
             self.snapshot.column(f"extent_{name}")[numbers].astype(np.int64) for name in ("places", "lengths")
@@ -256,21 +264,34 @@ class MountSource:
         by_first = np.argsort(firsts)
         nodes = self.partial_files[by_first][np.searchsorted(firsts[by_first], numbers, side="right") - 1]
         is_own = np.arange(len(listed.ends)) % workers == worker
-        own_ends = np.cumsum(np.diff(listed.ends, prepend=0) * is_own)
+        own_ends = np.cumsum(np.append(0, np.diff(listed.ends, prepend=0) * is_own))
         ahead = 0
 
         def progress(step: int) -> None:
             nonlocal ahead
-            place = int(own_ends[step - 1]) if step else 0
-            end = int(np.searchsorted(read_bytes, read_bytes[place] + AHEAD_BYTES))
-            for extent in range(max(ahead, place), min(end, len(numbers))):
-                descriptor = self._descriptor(int(nodes[extent]))
-                os.posix_fadvise(
-                    descriptor, int(places[extent]), int(lengths[extent]), os.POSIX_FADV_WILLNEED
-                )
+            place, needed = own_ends[step], own_ends[min(step + 1, len(own_ends) - 1)]
+            end = max(int(np.searchsorted(read_bytes, read_bytes[place] + ahead_bytes)), int(needed))
+            nexts = slice(max(ahead, int(place)), min(end, len(numbers)))
+            if not self._tell_ahead(numbers[nexts].tolist()):
+                for node, offset, length in zip(
+                    *(column[nexts].tolist() for column in (nodes, places, lengths)), strict=True
+                ):
+                    os.posix_fadvise(self._descriptor(node), offset, length, os.POSIX_FADV_WILLNEED)
             ahead = max(ahead, end)
 
         return progress
+
+    def _tell_ahead(self, numbers: list[int]) -> bool:
+        """Tell the mount which extents are read next; False if it takes no such names: it is another user's, shows
+        another generation now, or is older. Then the kernel is told, which reads ahead little of each.
+        """
+        folder = os.path.join(self._mountpoint, CONTROL_FOLDER, "shuffle")
+        try:
+            for name in ahead_names(self.snapshot.digest, numbers):
+                os.stat(os.path.join(folder, name))
+        except OSError:
+            return False
+        return True
 
     def read_many(self, nodes: Sequence[int]) -> list[bytes]:
         """As `LibrarySource.read_many`. Raises OSError, Damaged."""

@@ -21,6 +21,7 @@ class SimpleContents:
         self.counts: dict[str, int] = {}
         self.texts: list[str] = []
         self.declared: list[Share] = []
+        self.read_next: list[int] = []
         self.warmed = 0
         self.scored: list[LossBatch] = []
         self.is_ahead = trio.Event()
@@ -50,6 +51,9 @@ class SimpleContents:
 
     async def ahead_of(self, share: Share) -> None:
         await self.is_ahead.wait()
+
+    def read_ahead(self, numbers: list[int]) -> None:
+        self.read_next += numbers
 
     def score(self, batch: LossBatch) -> None:
         if b"missing" in batch.paths:

@@ -263,6 +263,9 @@ class Node:
     async def ahead_of(self, share: Share) -> None:
         await self._prefetcher.ahead_of(share)
 
+    def read_ahead(self, numbers: list[int]) -> None:
+        self._prefetcher.runs.read_ahead(numbers)
+
     async def warmth(self) -> dict[str, Any]:
         if self._job is None:
             prefetcher = self._prefetcher

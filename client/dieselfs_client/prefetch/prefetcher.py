@@ -120,7 +120,8 @@ class Prefetcher:
             nursery,
             self._put,
             self._drop_parts,
-            allotment.window // 2,
+            self.note_passed,
+            allotment.window,
         )
         self._is_over = False  # the mount has ended
         self._looked_s, self._looks = -np.inf, 0
@@ -159,8 +160,8 @@ class Prefetcher:
         self._wake()
 
     def note_passed(self, chunk: int) -> None:
-        """Note that a sequential reader has a chunk behind it, whose bytes the kernel has. The next chunks take its
-        place in memory, which saves page faults of new memory.
+        """Note that the kernel has all bytes of a chunk: a sequential reader has it behind it, or it is pushed whole.
+        The next chunks take its place in memory, which saves page faults of new memory.
         """
         if chunk not in self._lending and not self.runs.is_coming(chunk):
             self._chunk_cache.policy.drop(chunk)
@@ -190,7 +191,7 @@ class Prefetcher:
 
     def expects(self, chunk: int) -> bool:
         """Whether a chunk is in flight or will be soon, so that a reader of one of its files waits for it."""
-        return chunk in self._expected
+        return chunk in self._expected or self.runs.is_listed(chunk)
 
     def stays(self, chunk: int) -> bool:
         """Whether a chunk will stay in memory, because all chunks of the dataset will."""

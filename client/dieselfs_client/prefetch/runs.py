@@ -1,8 +1,9 @@
-"""Runs: pushes the chunks of a large file into the page cache ahead of a sequential reader, without a plan.
+"""Runs: pushes the chunks of a large file into the page cache ahead of its reader, without a plan.
 
 In the view `image`, and for ordinary users, the kernel asks the daemon for 128 KiB at most, and each request costs as
 much as pushing several times that. So the chunks ahead are pushed whole, except their first bytes: the read of these
-shows where the reader is.
+shows where the reader is. A reader of parts of files in another order lists the extents that it needs next; these are
+pushed whole.
 
 Chunks that are pinned stay. Others take room in the window, and are dropped when later ones need it.
 """
@@ -30,13 +31,18 @@ RUN_AHEAD_BYTES = 4 * CHUNK_TARGET_BYTES
 RUN_FETCHES_AT_ONCE = RUN_AHEAD_BYTES // CHUNK_TARGET_BYTES
 RUN_ROOM_BYTES_MIN = 2 * RUN_AHEAD_BYTES
 """With less room in the window, only pinned chunks are pushed: a reader would lose what is ahead of it."""
+RUN_ROOM_SHARE = 0.5
+"""Chunks of sequential readers take this share of the room. What is listed takes all of it: a group of the chunk-wise
+order is read again and again, while the next one is pushed.
+"""
 
 
 class Runs:
     """Used from one trio thread; its tasks run in `nursery`.
 
     - `put` pushes extents of a payload; `drop` drops the pages of extents
-    - `room_bytes`: the most that chunks which are not pinned take of the window
+    - `passed` is told of a chunk of which the daemon needs no more
+    - `room_bytes`: the window, the most that chunks which are not pinned take
     """
 
     def __init__(
@@ -47,6 +53,7 @@ class Runs:
         nursery: trio.Nursery,
         put: Callable[[Extents, memoryview, Numbers], Awaitable[None]],
         drop: Callable[[Extents], Awaitable[None]],
+        passed: Callable[[int], None],
         room_bytes: int,
     ) -> None:
         self._table = table
@@ -55,9 +62,15 @@ class Runs:
         self._nursery = nursery
         self._put = put
         self._drop = drop
+        self._passed = passed
         self._room_bytes = room_bytes
         self._limiter = trio.CapacityLimiter(RUN_FETCHES_AT_ONCE)
+        self._turns = trio.CapacityLimiter(RUN_FETCHES_AT_ONCE)  # of what is listed, in its order
         self._in_flight: dict[int, trio.Event] = {}
+        self._listed: OrderedDict[int, int] = (
+            OrderedDict()
+        )  # of these, with the file: those that wait for a turn
+        self._taken: set[int] = set()  # listed, and no longer waiting
         self._pushed: OrderedDict[int, Extents] = OrderedDict()  # of the window; the oldest first
         self._pushed_bytes = 0
 
@@ -73,7 +86,20 @@ class Runs:
         if self._budget.is_pushed(chunk):  # and reclaimed, at least in part
             return
         self._in_flight[chunk] = trio.Event()
-        self._nursery.start_soon(self._bring, node, chunk)
+        self._nursery.start_soon(self._bring, node, chunk, RUN_WIRE_BYTES, RUN_ROOM_SHARE)
+
+    def read_ahead(self, numbers: list[int]) -> None:
+        """Fetch and push the chunks of these extents, which a reader needs next, in their order."""
+        for chunk, node in self._table.files_at(numbers):
+            is_there = chunk in self._in_flight or chunk in self._pushed or self._budget.is_pushed(chunk)
+            if not is_there and chunk not in self._chunk_cache.damaged:
+                self._in_flight[chunk] = trio.Event()
+                self._listed[chunk] = node
+                self._nursery.start_soon(self._bring_listed)
+
+    def is_listed(self, chunk: int) -> bool:
+        """Whether a chunk will be fetched because a reader has listed it."""
+        return chunk in self._listed or chunk in self._taken
 
     def is_coming(self, chunk: int) -> bool:
         """Whether a chunk is being fetched or pushed for a run."""
@@ -92,32 +118,47 @@ class Runs:
             await self._drop(Extents.joined(oldest))
         return bool(oldest)
 
-    async def _bring(self, node: int, chunk: int) -> None:
+    async def _bring_listed(self) -> None:
+        """Bring the first of those that wait."""
+        async with self._turns:
+            chunk, node = self._listed.popitem(last=False)
+            self._taken.add(chunk)
+            try:
+                if self._budget.is_pushed(chunk):  # for a reader that did not wait for its turn
+                    self._in_flight.pop(chunk).set()
+                else:
+                    await self._bring(node, chunk, 0, 1.0)
+            finally:
+                self._taken.discard(chunk)
+            if chunk in self._pushed or self._budget.is_pushed(chunk):
+                self._passed(chunk)
+
+    async def _bring(self, node: int, chunk: int, wire_bytes: int, room_share: float) -> None:
         try:
             extents = self._table.of_chunk(chunk)
             is_pinned = self._budget.pin(chunk)
             if not is_pinned:
                 extents = extents[extents.nodes == node]
-                if not await self._is_charged(chunk, extents):
+                if not await self._is_charged(chunk, extents, int(room_share * self._room_bytes)):
                     return
             payload = await self._chunk_cache.fetch(chunk, self._limiter)
             if is_pinned:
                 if self._budget.was_just_pushed(chunk):
                     return
                 self._budget.push(chunk)
-            beheaded = _beheaded(extents, node)
+            beheaded = _beheaded(extents, node, wire_bytes)
             await self._put(beheaded, payload, beheaded.offsets)
         except DieselfsError:
             pass  # its readers fetch it, and report the error
         finally:
             self._in_flight.pop(chunk).set()
 
-    async def _is_charged(self, chunk: int, extents: Extents) -> bool:
+    async def _is_charged(self, chunk: int, extents: Extents, room_bytes: int) -> bool:
         """Take room in the window, in place of the oldest chunks of runs; False if there is none."""
         needed_bytes = extents.page_bytes()
-        if self._room_bytes < RUN_ROOM_BYTES_MIN:
+        if room_bytes < RUN_ROOM_BYTES_MIN:
             return False
-        oldest = self._oldest(self._pushed_bytes + needed_bytes - self._room_bytes)
+        oldest = self._oldest(self._pushed_bytes + needed_bytes - room_bytes)
         is_charged = self._budget.has_room(needed_bytes)
         if is_charged:  # before the next checkpoint
             self._budget.charge(self._budget.hold(extents))
@@ -138,13 +179,13 @@ class Runs:
         return oldest
 
 
-def _beheaded(extents: Extents, node: int) -> Extents:
-    """The extents without the first RUN_WIRE_BYTES of those of a file, together."""
+def _beheaded(extents: Extents, node: int, head_bytes: int) -> Extents:
+    """The extents without the first `head_bytes` of those of a file, together."""
     own = np.flatnonzero(extents.nodes == node)
     order = own[np.argsort(extents.places[own])]
     ends = np.cumsum(extents.lengths[order])
     cut = np.zeros(len(extents), np.int64)
-    cut[order] = np.clip(RUN_WIRE_BYTES - (ends - extents.lengths[order]), 0, extents.lengths[order])
+    cut[order] = np.clip(head_bytes - (ends - extents.lengths[order]), 0, extents.lengths[order])
     return replace(
         extents,
         places=extents.places + cut,

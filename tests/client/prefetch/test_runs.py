@@ -17,7 +17,12 @@ from dieselfs_client.memory.chunk_cache import ChunkCache
 from dieselfs_client.mount.reading.core import ROOT_INODE, MountCore
 from dieselfs_client.mount.reading.read_path import BEHIND_BYTES, ReadPath
 from dieselfs_client.prefetch.prefetcher import Prefetcher
-from dieselfs_client.prefetch.runs import RUN_AHEAD_BYTES, RUN_ROOM_BYTES_MIN, RUN_WIRE_BYTES
+from dieselfs_client.prefetch.runs import (
+    RUN_AHEAD_BYTES,
+    RUN_FETCHES_AT_ONCE,
+    RUN_ROOM_BYTES_MIN,
+    RUN_WIRE_BYTES,
+)
 from tests.support.dataset import MemoryChunkSource, PackedDataset, TreeEntry, pack_entries
 
 FILE_BYTES = 96 * MIB
@@ -164,6 +169,64 @@ def test_without_room_nothing_is_pushed(packed: PackedDataset) -> None:
     rig = run(packed, all_of_it, RUN_ROOM_BYTES_MIN)
     assert not rig.pages.stored_bytes
     assert sorted(rig.source.fetched_chunks) == list(range(CHUNKS)), "each chunk once"
+
+
+GROUP, LISTED_AHEAD = 8, 4
+ROOM_CHUNKS = WINDOW_BYTES // MIB
+STEPS = MIB // STEP_BYTES
+
+
+async def in_groups(rig: Rig) -> None:
+    """Parts of a file in chunk-wise order: those of GROUP chunks in any order, then those of the next ones. Each chunk
+    is listed LISTED_AHEAD chunks before it is read.
+    """
+    order = random.Random(3)
+    chunks = order.sample(range(CHUNKS), CHUNKS)
+    rig.prefetcher.runs.read_ahead(chunks[:LISTED_AHEAD])
+    for first in range(0, CHUNKS, GROUP):
+        rig.prefetcher.runs.read_ahead(chunks[first + LISTED_AHEAD : first + LISTED_AHEAD + GROUP])
+        await trio.testing.wait_all_tasks_blocked()
+        steps = [chunk * STEPS + step for chunk in chunks[first : first + GROUP] for step in range(STEPS)]
+        for step in order.sample(steps, len(steps)):
+            await rig.read(step, step + 1)
+    assert not rig.chunk_cache.policy.evictable_bytes, "the page cache has them"
+
+
+@pytest.mark.parametrize(
+    ("window", "pinned"), [(WINDOW_BYTES, 0), (WINDOW_BYTES, FILE_BYTES // 2), (0, FILE_BYTES)]
+)
+def test_what_is_listed_is_pushed_before_it_is_read(packed: PackedDataset, window: int, pinned: int) -> None:
+    rig = run(packed, in_groups, window, pinned)
+    assert not rig.requests, "none is asked of the daemon"
+    assert sorted(rig.source.fetched_chunks) == list(range(CHUNKS)), "each chunk once"
+    assert rig.pages.stored_bytes == FILE_BYTES
+    assert rig.pages.most <= (window + pinned) // STEP_BYTES
+
+
+def test_what_is_listed_comes_in_its_order(packed: PackedDataset) -> None:
+    chunks = random.Random(4).sample(range(CHUNKS), 2 * ROOM_CHUNKS // 3)
+
+    async def scenario(rig: Rig) -> None:
+        rig.prefetcher.runs.read_ahead(chunks + chunks)
+        await trio.testing.wait_all_tasks_blocked()
+        assert rig.pages.steps == {chunk * STEPS + step for chunk in chunks for step in range(STEPS)}
+        rig.prefetcher.runs.read_ahead(chunks)
+        assert not any(map(rig.prefetcher.expects, chunks))
+
+    rig = run(packed, scenario, WINDOW_BYTES)
+    places = {chunk: place for place, chunk in enumerate(rig.source.fetched_chunks)}
+    assert len(places) == len(rig.source.fetched_chunks) == len(chunks)
+    assert all(abs(places[chunk] - place) <= RUN_FETCHES_AT_ONCE for place, chunk in enumerate(chunks))
+
+
+def test_a_reader_of_what_is_listed_waits_for_its_chunk(packed: PackedDataset) -> None:
+    async def scenario(rig: Rig) -> None:
+        rig.prefetcher.runs.read_ahead([*range(CHUNKS)])
+        assert all(map(rig.prefetcher.expects, range(CHUNKS)))
+        await rig.read(FILE_BYTES // STEP_BYTES - 1, FILE_BYTES // STEP_BYTES)
+
+    rig = run(packed, scenario, 0, FILE_BYTES)
+    assert not rig.source.fetched_blocks and sorted(rig.source.fetched_chunks) == list(range(CHUNKS))
 
 
 def test_random_reads_push_nothing(packed: PackedDataset) -> None:

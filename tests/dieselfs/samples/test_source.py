@@ -12,6 +12,7 @@ from dieselfs.errors import Damaged, InvalidInput, NotFound
 from dieselfs.samples import source as source_module
 from dieselfs.samples.reading_list import Listed
 from dieselfs.samples.source import MountSource, open_source, snapshot_of
+from dieselfs.shuffle.ahead_name import extents_ahead
 from dieselfs.shuffle.cursor import Cursor
 from dieselfs.shuffle.plan import Plan
 from dieselfs.shuffle.share_name import ShareName
@@ -33,7 +34,11 @@ def mount(tmp_path: Path) -> Path:
         (place / path).write_bytes(content)
     snapshot = pack_tree(place).snapshot
     (tmp_path / "snapshot").write_bytes(snapshot.content)
-    info = {"snapshot": str(tmp_path / "snapshot"), "digest": snapshot.digest.hex()}
+    info = {
+        "snapshot": str(tmp_path / "snapshot"),
+        "digest": snapshot.digest.hex(),
+        "options": {"memory_bytes": 1 << 20},
+    }
     (place / ".dieselfs/shuffle").mkdir(parents=True)
     (place / ".dieselfs/info").write_text(json.dumps(info))
     return place
@@ -165,7 +170,35 @@ def test_an_empty_folder_and_none(tmp_path: Path) -> None:
         snapshot_of(str(tmp_path / "nowhere"))
 
 
-def test_the_kernel_reads_listed_parts_of_files_ahead(mount: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_mount_is_told_which_parts_of_files_are_read_next(
+    mount: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[str] = []
+
+    def look_up(path: str) -> None:
+        folder, name = os.path.split(path)
+        assert folder == f"{mount}/.dieselfs/shuffle"
+        told.append(name)
+
+    monkeypatch.setattr(source_module, "AHEAD_BYTES", 1)
+    source, _ = open_source(mount)
+    assert isinstance(source, MountSource)
+    numbers = [1, 0]
+    source.partial_files = np.flatnonzero(source.snapshot.column("counts"))
+    progress = source.announce(Listed(np.array(numbers, np.uint32), np.array([1, 2]), False))
+    monkeypatch.setattr(os, "stat", look_up)
+    for step in range(3):
+        progress(step)
+    monkeypatch.undo()
+    assert [
+        number for name in told for number in extents_ahead(name.encode(), source.snapshot.digest, 2)
+    ] == numbers
+    source.close()
+
+
+def test_the_kernel_reads_listed_parts_of_files_ahead_if_a_mount_does_not(
+    mount: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     advised: list[tuple[str, int, int]] = []
 
     def advise(descriptor: int, place: int, length: int, advice: int) -> None:

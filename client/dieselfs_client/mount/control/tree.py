@@ -8,6 +8,8 @@
     .dieselfs/shuffle/seed=1,epoch=0,rank=0,world=8        the paths that one reader reads, one per line; not listed.
                                                            With policy=importance they are drawn by the losses,
                                                            with policy=opportunistic from what is in memory first
+    .dieselfs/shuffle/ahead=DIGEST+12-15+40                to look it up is to say which extents are read next
+                                                           (`dieselfs.shuffle.ahead_name`)
 
 The kernel does not report that a file is opened, and does not read beyond the size from its lookup. So each lookup of a
 file makes a new inode with fixed content. The inode ends when the kernel forgets it.
@@ -32,6 +34,7 @@ from dieselfs.errors import InvalidInput, NotFound, Unavailable
 from dieselfs.importance.score_lines import LossBatch, ScoreLines
 from dieselfs.limits import READ_TIMEOUT_S
 from dieselfs.names import printable
+from dieselfs.shuffle.ahead_name import extents_ahead, is_ahead_name
 from dieselfs.shuffle.plan import Share
 from dieselfs.shuffle.share_name import ShareName
 from dieselfs.snapshot.reader import Snapshot
@@ -51,6 +54,8 @@ _WARM, _WARM_NOW, _SCORES = b"warm", b"warm-now", b"scores"
 _LISTED_INODE = CONTROL_INODE + 2
 """The inode of the first file in a listing; no lookup returns it."""
 _FILES_INODE = CONTROL_INODE + 16
+_AHEAD_INODE = _FILES_INODE - 1
+"""The empty file of all names that say what is read next."""
 
 _FOLDER_MODE = stat.S_IFDIR | 0o555
 _FILE_MODE = stat.S_IFREG | 0o444
@@ -135,6 +140,9 @@ class ControlContents(Protocol):
 
     async def ahead_of(self, share: Share) -> None:
         """Wait, for a limited time, until the first files of a declared share are stored."""
+
+    def read_ahead(self, numbers: list[int]) -> None:
+        """A program reads these extents of the snapshot next."""
 
     async def warmth(self) -> Mapping[str, Any]:
         """For `warm`; goes into JSON. Waits for other nodes, for a limited time."""
@@ -252,6 +260,10 @@ class ControlTree:
 
     async def lookup_later(self, folder: int, name: bytes) -> Attributes:
         """As `lookup`, for the names of `takes_time`. Raises as `lookup_shuffle`. If cancelled, it makes no file."""
+        if folder == SHUFFLE_INODE and is_ahead_name(name):
+            extents = len(self._snapshot.column("extent_chunks"))
+            self._contents.read_ahead(extents_ahead(name, self._snapshot.digest, extents))
+            return self.attributes(_AHEAD_INODE)
         if folder == SHUFFLE_INODE:
             await self._contents.order_opened(name)
             return await self.lookup_shuffle(name)
@@ -390,6 +402,8 @@ class ControlTree:
         if inode in (CONTROL_INODE, SHUFFLE_INODE):
             mode = _FOLDER_MODE if inode == CONTROL_INODE else self._shuffle_mode
             return Attributes(inode, mode, 0, self._started_ns)
+        if inode == _AHEAD_INODE:
+            return Attributes(inode, self._order_mode, 0, self._started_ns)
         return self._file(inode).attributes
 
     def at_once(self, inode: int, offset: int, size_bytes: int) -> bytes | None:

@@ -27,6 +27,7 @@ from dieselfs_client.mount.control.tree import (
 from dieselfs_client.mount.reading.core import CONTROL_INODE, ROOT_INODE
 from dieselfs_client.mount.reading.error_log import ErrorLog, Refused
 from tests.support.control import SimpleContents
+from tests.support.dataset import TreeEntry, pack_entries
 from tests.support.snapshots import SOURCE, file_of, snapshot_bytes
 
 SNAPSHOT = Snapshot(snapshot_bytes({b"f/%02d" % number: file_of() for number in range(50)}), SOURCE)
@@ -336,6 +337,21 @@ def test_only_names_that_wait_for_something_take_time(tree: ControlTree) -> None
 async def test_shuffles_are_found_in_their_own_folder(tree: ControlTree) -> None:
     found = await tree.lookup_later(SHUFFLE_INODE, b"seed=1")
     assert len(await tree.fetch(found.inode, 0, 10)) == 10
+
+
+async def test_a_name_says_which_extents_are_read_next() -> None:
+    snapshot = pack_entries([TreeEntry(b"%d" % n, 0o100644, 0, b"x") for n in range(10)]).snapshot
+    contents = SimpleContents(snapshot)
+    tree, digest = ControlTree(snapshot, contents, ErrorLog()), snapshot.digest[:4].hex()
+    found = [await tree.lookup_later(SHUFFLE_INODE, f"ahead={digest}+{n}-{n + 1}".encode()) for n in (7, 3)]
+    assert contents.read_next == [7, 8, 3, 4]
+    assert found[0] == found[1] == tree.attributes(found[0].inode) and not found[0].size
+    tree.forget(found[0].inode, 2)
+    assert tree.files() == []
+    for name in (b"ahead=00000000+7", f"ahead={digest}+7-10".encode()):
+        with pytest.raises(InvalidInput):
+            await tree.lookup_later(SHUFFLE_INODE, name)
+    assert len(contents.read_next) == 4
 
 
 # -- writing ------------------------------------------------------------------------------------------------
