@@ -264,7 +264,7 @@ class Node:
         await self._prefetcher.ahead_of(share)
 
     def read_ahead(self, numbers: list[int]) -> None:
-        self._prefetcher.runs.read_ahead(numbers)
+        self._prefetcher.read_ahead(numbers)
 
     async def warmth(self) -> dict[str, Any]:
         if self._job is None:

@@ -249,6 +249,18 @@ class Prefetcher:
                 while not following.is_ahead.is_set():
                     await following.is_ahead.wait()
 
+    def read_ahead(self, numbers: list[int]) -> None:
+        """Push the chunks of these extents, which a reader of parts of files needs next, in their order."""
+        self._nursery.start_soon(self._read_ahead, numbers)
+
+    async def _read_ahead(self, numbers: list[int]) -> None:
+        """Those that are pinned may have been reclaimed since they were pushed."""
+        chunks = dict.fromkeys(chunk for chunk, _ in self.table.files_at(numbers))
+        pushed = [self.table.of_chunk(chunk) for chunk in chunks if self.budget.is_pushed(chunk)]
+        if pushed:
+            await self._look_at(Extents.joined(pushed))
+        self.runs.read_ahead(numbers)
+
     # -- state -------------------------------------------------------------------------------------------
 
     @property

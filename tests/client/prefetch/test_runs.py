@@ -16,6 +16,7 @@ from dieselfs_client.memory.budget import Allotment
 from dieselfs_client.memory.chunk_cache import ChunkCache
 from dieselfs_client.mount.reading.core import ROOT_INODE, MountCore
 from dieselfs_client.mount.reading.read_path import BEHIND_BYTES, ReadPath
+from dieselfs_client.prefetch.budget import PUSHED_AGAIN_S
 from dieselfs_client.prefetch.prefetcher import Prefetcher
 from dieselfs_client.prefetch.runs import (
     RUN_AHEAD_BYTES,
@@ -70,7 +71,8 @@ class RangePages:
             self.steps -= _steps(place, length)
 
     def reclaimed(self, extents: Extents) -> npt.NDArray[np.bool_]:
-        return np.zeros(len(extents), np.bool_)
+        ranges = zip(extents.places.tolist(), extents.lengths.tolist(), strict=True)
+        return np.array([not _steps(*each) <= self.steps for each in ranges], np.bool_)
 
 
 def _steps(place: int, length: int) -> set[int]:
@@ -101,7 +103,11 @@ class Rig:
 
 
 def run(
-    packed: PackedDataset, scenario: Callable[[Rig], Awaitable[None]], window: int, pinned: int = 0
+    packed: PackedDataset,
+    scenario: Callable[[Rig], Awaitable[None]],
+    window: int,
+    pinned: int = 0,
+    clock: trio.testing.MockClock | None = None,
 ) -> Rig:
     rigs: list[Rig] = []
 
@@ -117,7 +123,7 @@ def run(
                 await scenario(rigs[0])
             nursery.cancel_scope.cancel()
 
-    trio.run(main)
+    trio.run(main, clock=clock)
     return rigs[0]
 
 
@@ -217,6 +223,23 @@ def test_what_is_listed_comes_in_its_order(packed: PackedDataset) -> None:
     places = {chunk: place for place, chunk in enumerate(rig.source.fetched_chunks)}
     assert len(places) == len(rig.source.fetched_chunks) == len(chunks)
     assert all(abs(places[chunk] - place) <= RUN_FETCHES_AT_ONCE for place, chunk in enumerate(chunks))
+
+
+def test_what_is_listed_is_pushed_again_if_the_kernel_has_reclaimed_it(packed: PackedDataset) -> None:
+    lost, kept = 5, 6
+    clock = trio.testing.MockClock()
+
+    async def scenario(rig: Rig) -> None:
+        for _ in range(2):
+            rig.prefetcher.read_ahead([lost, kept])
+            await trio.testing.wait_all_tasks_blocked()
+            await rig.read(lost * STEPS, (kept + 1) * STEPS)
+            rig.pages.steps.discard(lost * STEPS + 3)
+            clock.jump(2 * PUSHED_AGAIN_S)
+        assert not rig.requests
+
+    rig = run(packed, scenario, 0, FILE_BYTES, clock)
+    assert sorted(rig.source.fetched_chunks) == [lost, lost, kept]
 
 
 def test_a_reader_of_what_is_listed_waits_for_its_chunk(packed: PackedDataset) -> None:
