@@ -341,6 +341,7 @@ async def open_server(
             nursery.start_soon(live.follow, changes)
         flush_s = INTERVAL_S if worker is None else WORKER_FLUSH_S
         nursery.start_soon(repeat, *flushed, trio.sleep, flush_s)
+        nursery.start_soon(repeat, service.mirrors.forget_ended, "the lag of mirrors is old")
         if worker is None or worker.is_first:
             nursery.start_soon(repeat, service.quota_fill.update, "the metrics of quotas are old")
             nursery.start_soon(publish, PublishedMetrics(metrics, about))

@@ -105,6 +105,7 @@ class Service:
         self.refresh = Refresh(prepare_snapshot)
         self.page = make_page(self)
         mirrors = Mirrors(store, metadata, tags)
+        self.mirrors = MirrorCalls(mirrors, metadata, metrics, room or Room())
         names_of_datasets, stores, keys = DatasetNames(store), (store, metadata), DatasetKeys(store)
         copies = CopyCalls(*stores, ids, quotas, executor, catalog, snapshots, tags, keys, mirrors)
         self.handlers = handlers_of(
@@ -112,7 +113,7 @@ class Service:
             DatasetCalls(
                 *stores, users, quotas, catalog, names_of_datasets, snapshots, tags, shared, keys, mirrors
             ),
-            MirrorCalls(mirrors, metadata, metrics, room or Room()),
+            self.mirrors,
             MaintenanceCalls(
                 *stores,
                 ids,

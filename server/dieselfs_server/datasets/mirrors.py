@@ -353,22 +353,33 @@ class Mirrors:
         """All chunks with entries are stored: a promotion that is repeated stores none."""
         self._store.put_record(promotion_record(dataset.dataset_id), STORED)
 
-    def end_promotion(self, dataset: DatasetRecord, rebuilt: RebuildReport) -> None:
+    def time_of_rebuild(self, dataset_id: bytes) -> int:
+        """In ns since 1970. Clients refuse a generation that is smaller, or older, than one they have seen."""
+        state = self._read(dataset_id) or _State("")
+        return max(self._time_ns(), state.updated_ns + 1, (state.generation + 1) * 10**9)
+
+    def end_promotion(
+        self, name: str, dataset_id: bytes, rebuilt: RebuildReport, is_forced: bool = False
+    ) -> None:
         """The dataset has the entries of what it shows: it is no mirror any more. Raises Damaged, and the promotion
         does not end, if files of it are lost; fewer files without damage are those that users have deleted since.
+
+        `is_forced`: the rebuild has forgotten the lost ones. Then nothing happens without a promotion, or if not all
+        its entries are stored.
         """
-        state = self._read(dataset.dataset_id)
-        if rebuilt.damaged and state is not None and rebuilt.files < state.files:
+        state = self._read(dataset_id)
+        if is_forced and (state is None or self._store.get_record(promotion_record(dataset_id)) != STORED):
+            return
+        if not is_forced and rebuilt.damaged and state is not None and rebuilt.files < state.files:
             raise Damaged(
-                f"dl://{dataset.name} has {rebuilt.files:,} of the {state.files:,} files of the mirror: "
-                f"{rebuilt.damaged[0]}; bring the chunks back, then continue: dlcmd mirror --promote "
-                f"dl://{dataset.name}"
+                f"dl://{name} has {rebuilt.files:,} of the {state.files:,} files of the mirror: {rebuilt.damaged[0]}; "
+                f"bring the chunks back, then continue: dlcmd mirror --promote dl://{name}; or forget their files, "
+                f"which ends the promotion: dlcmd rebuild --force dl://{name}"
             )
-        with suppress(
-            NotFound
-        ):  # first: it keeps chunks, and a promotion without a mirror cannot be repeated
-            self._tags.remove(dataset.name, dataset.dataset_id, MIRROR_TAG)
-        self.drop(dataset.dataset_id)
+        # First: it keeps chunks, and a promotion without a mirror cannot be repeated.
+        with suppress(NotFound):
+            self._tags.remove(name, dataset_id, MIRROR_TAG)
+        self.drop(dataset_id)
 
     def drop(self, dataset_id: bytes) -> None:
         """Forget a mirror, whose tag stays; no error for another dataset."""

@@ -290,8 +290,24 @@ class MaintenanceCalls:
         asked = None if since_s < 0 else since_s, call.arguments.is_forced
         if not call.arguments.is_forced:
             await trio.to_thread.run_sync(self._check_settled, dataset_id, name)
-        work = rebuilding.rebuild, name, dataset_id, time.time_ns(), *asked
+        work = self._rebuild, name, dataset_id, *asked
         return await self._run(call, dataset_id, f"rebuild of {name}", *work)
+
+    def _rebuild(
+        self,
+        store: ObjectStore,
+        metadata: MetadataStore,
+        name: str,
+        dataset_id: bytes,
+        since_s: int | None,
+        is_forced: bool,
+        proceed: Proceed,
+    ) -> RebuildReport:
+        now_ns = self.mirrors.time_of_rebuild(dataset_id)
+        report = rebuilding.rebuild(store, metadata, name, dataset_id, now_ns, since_s, is_forced, proceed)
+        if is_forced and since_s is None:
+            self.mirrors.end_promotion(name, dataset_id, report, is_forced)
+        return report
 
     def _check_settled(self, dataset_id: bytes, name: str) -> None:
         try:
@@ -326,11 +342,10 @@ class MaintenanceCalls:
         if snapshot is not None:
             trio.from_thread.run(self.copies.store_entries, metadata, dataset, snapshot)
             self.mirrors.note_stored(dataset)
-        # Clients refuse a generation that is smaller, or older, than one they have seen.
-        now_ns = max(time.time_ns(), shown.updated_ns + 1, (shown.generation + 1) * 10**9)
         name, dataset_id = dataset.name, dataset.dataset_id
+        now_ns = self.mirrors.time_of_rebuild(dataset_id)
         report = rebuilding.rebuild(self.store, self.metadata, name, dataset_id, now_ns, proceed=proceed)
-        self.mirrors.end_promotion(dataset, report)
+        self.mirrors.end_promotion(name, dataset_id, report)
         log.info("%s, a mirror of %s, is promoted", dataset.name, shown.origin)
         return shown
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import trio
 
-from dieselfs.errors import InvalidInput
+from dieselfs.errors import InvalidInput, NotFound
 from dieselfs.limits import MIRROR_PARTS_MAX
 from dieselfs.rpc.records import MirrorRecord
 from dieselfs.telemetry.registry import Registry
@@ -33,10 +33,20 @@ class MirrorCalls:
             lambda: max((time.time() - seen_s for seen_s in self._current_s.values()), default=None),
         )
 
+    def forget_ended(self) -> None:
+        """No lag of what was dropped, or promoted, also by another process. Blocks. Raises Unavailable, Damaged."""
+        for name in [*self._current_s]:
+            try:
+                is_mirror = self.mirrors.is_mirror(self.metadata.dataset(name))
+            except NotFound:
+                is_mirror = False
+            if not is_mirror:
+                self._current_s.pop(name, None)
+
     async def keep_mirror(self, call: Call) -> MirrorRecord:
-        dataset, asked = await call.dataset(), call.arguments
-        self._current_s.pop(dataset.name, None)  # it may be no mirror any more
-        seen = dataset, asked.origin, asked.generation
+        asked = call.arguments
+        self._current_s.pop(asked.dataset, None)  # it may be no mirror any more
+        seen = await call.dataset(), asked.origin, asked.generation
         return self._noted(await trio.to_thread.run_sync(self.mirrors.note_seen, *seen))
 
     async def put_mirror(self, call: Call) -> MirrorRecord:

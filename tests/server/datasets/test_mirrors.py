@@ -264,7 +264,7 @@ def test_nothing_is_applied_before_the_end_of_a_promotion() -> None:
         mirrors.check_settled(DATASET, NAME)
     mirrors.note_stored(here.dataset)
     assert catch_up_dataset(*started) == (1, None)
-    mirrors.end_promotion(here.dataset, RebuildReport(1, 1, 1, 1, ()))
+    mirrors.end_promotion(NAME, DATASET, RebuildReport(1, 1, 1, 1, ()))
     assert not mirrors.is_mirror(here.dataset) and here.dataset.files == 1
 
 
@@ -364,18 +364,52 @@ def test_a_promotion_that_is_repeated_keeps_what_was_written_since(
         promotion.promote()
 
 
-def test_a_promotion_that_lacks_files_does_not_end(promotion: Promotion) -> None:
+@pytest.mark.parametrize("is_forgotten", [False, True])
+def test_a_promotion_that_lacks_files_ends_when_they_are_back_or_forgotten(
+    promotion: Promotion, is_forgotten: bool
+) -> None:
     store, lost = promotion.here.store, promotion.snapshot.chunk_id(0)
     promotion.interrupt("note_stored")
     promotion.here.mirrors().note_stored(promotion.here.dataset)
     content = store.get_range(DATASET, lost, 0, store.size(DATASET, lost))
     store.delete(DATASET, lost)
-    with pytest.raises(Damaged, match="has 1 of the 2 files of the mirror"):
+    with pytest.raises(Damaged, match=r"has 1 of the 2 files of the mirror.*dlcmd rebuild --force dl://data"):
         promotion.promote()
     assert store.list_records("mirror-") and store.list_records("promotes-")
-    store.put(DATASET, lost, [content])
-    promotion.promote()
-    assert promotion.files() == {b"a", b"b"} and not store.list_records("mirror-")
+    if is_forgotten:
+        promotion.rebuild(is_forced=True)
+        left = promotion.files()
+        assert len(left) == 1 and left < {b"a", b"b"}
+        promotion.here.write(b"c")
+        assert promotion.files() == left | {b"c"}
+    else:
+        store.put(DATASET, lost, [content])
+        promotion.promote()
+        assert promotion.files() == {b"a", b"b"}
+    assert not store.list_records("mirror-") and not store.list_records("promotes-")
+    assert not promotion.is_mirror()
+
+
+@pytest.mark.parametrize("is_promoted", [False, True])
+def test_a_mirror_that_has_ended_has_no_lag(promotion: Promotion, is_promoted: bool) -> None:
+    """Another process has dropped, or promoted it."""
+    calls = promotion.service.mirrors
+    call(promotion.service, "keep_mirror", dataset=NAME, origin=ORIGIN, generation=1)
+
+    def lag() -> float | None:
+        found = calls.metrics.collect({"mirrors.lag_s"})
+        return next((value for _, _, value in found), None)
+
+    assert lag() is not None
+    calls.forget_ended()
+    assert lag() is not None
+    if is_promoted:
+        Promotion.promote(promotion)
+    else:
+        promotion.here.mirrors().drop(DATASET)
+        promotion.here.metadata.drop_dataset(DATASET)
+    calls.forget_ended()
+    assert lag() is None
 
 
 class Failing:
