@@ -2,12 +2,13 @@
 
 import json
 import os
+import signal
 from pathlib import Path
 
 import pytest
 
-from dieselfs.errors import EXIT_USAGE
-from tests.support.dlcmd import Dlcmd
+from dieselfs.errors import EXIT_UNAVAILABLE, EXIT_USAGE
+from tests.support.dlcmd import TIMEOUT_S, Dlcmd
 
 parquet = pytest.importorskip("pyarrow.parquet", reason="the extra columns is not installed")
 pytest.importorskip("duckdb", reason="the extra columns is not installed")
@@ -88,3 +89,27 @@ def test_columns_go_where_the_dataset_goes(dlcmd: Dlcmd, labelled: str) -> None:
         assert dlcmd("find", f"dl://{place}", *LARGE).lines == [f"dl://{place}/train/cat.txt"]
     dlcmd("get", "-r", "-q", f"dl://{labelled}/", "back")
     assert not (dlcmd.folder / "back" / ".dieselfs").exists()
+
+
+def test_commands_at_once_lose_no_column(dlcmd: Dlcmd, labelled: str) -> None:
+    names = [f"column{number}" for number in range(4)]
+    running = []
+    for name in names:
+        (dlcmd.folder / f"{name}.csv").write_text(f"file,{name}\nnone,1\n")
+        command = "columns", "add", "-q", f"dl://{labelled}", f"{name}.csv", "--key", "file"
+        running.append(dlcmd.start(*command))
+    running.append(dlcmd.start("columns", "remove", "-q", labelled, "width"))
+    assert [process.wait(TIMEOUT_S) for process in running] == [0] * 5
+    assert {*dlcmd("columns", "list", "--json", labelled).summary["columns"]} == {"lang", *names}
+
+
+def test_a_command_that_was_killed_excludes_others_for_a_while(dlcmd: Dlcmd, labelled: str) -> None:
+    (dlcmd.folder / "x.csv").write_text("file,x\nnone,1\n")
+    add = "columns", "add", f"dl://{labelled}", "x.csv", "--key", "file"
+    put = "dieselfs.rpc.client:ServerClient.put_chunk"
+    assert dlcmd.struck(signal.SIGKILL, 0, put, 1, *add).returncode == -signal.SIGKILL
+    code = "from dieselfs_tools.commands import columns; columns.CLAIM_WAIT_S = 0.0"
+    refused = dlcmd.forked([*add], code=code)
+    assert refused.exit_code == EXIT_UNAVAILABLE
+    (line,) = refused.stderr.splitlines()
+    assert "another command" in line and "if it was killed" in line

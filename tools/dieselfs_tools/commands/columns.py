@@ -1,20 +1,33 @@
 """The verbs of the columns of a dataset: `columns add`, `list`, `export` and `remove`."""
 
-from collections.abc import Sequence
+import random
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
+from secrets import token_hex
 from typing import TYPE_CHECKING
 
 import click
 
-from dieselfs.errors import InvalidInput
+from dieselfs.errors import DieselfsError, InvalidInput, Unavailable
 from dieselfs.names import COLUMNS_PATH, SCHEME, Location
-from dieselfs.units import count
+from dieselfs.snapshot.pin import node_name
+from dieselfs.units import count, format_duration
 from dieselfs_tools.cli import options
 from dieselfs_tools.cli.session import Session
 
 if TYPE_CHECKING:
     from dieselfs import Dataset
     from dieselfs.selection.file_columns import FileColumns
+
+CLAIM_S = 600
+"""A command that changes columns excludes others for so long, if it is killed."""
+CLAIM_WAIT_S = 60.0
+"""It waits as long for others to end."""
+_PAUSES_S = 0.05, 0.5
+"""Between two tries. Two commands that see each other pause differently long, as the pauses are random."""
+_CLAIM = "changes the columns on "
 
 TABLE = click.argument("table", type=click.Path(path_type=Path), metavar="TABLE")
 
@@ -34,6 +47,44 @@ def _stored(data: "Dataset") -> "FileColumns | None":
     if not data.exists(COLUMNS_PATH):
         return None
     return FileColumns.decode(content_at(data.snapshot, data.client, COLUMNS_PATH))
+
+
+@contextmanager
+def _alone(data: "Dataset") -> Iterator[None]:
+    """No other command changes the columns of a dataset, whose newest generation is then read.
+
+    The claim is a pin: each command first puts its own, and then looks for others, so of two at least one sees the
+    other. Raises Unavailable.
+    """
+    client, header, token = data.client, data.snapshot.header, token_hex(4)
+    own = data.name, f"{_CLAIM}{node_name()} ({token})", header.generation, header.updated_ns
+    deadline_s = time.monotonic() + CLAIM_WAIT_S
+    try:
+        while True:
+            client.pin(*own, CLAIM_S)
+            others = [
+                each for each in client.pins(data.name) if _CLAIM in each.holder and token not in each.holder
+            ]
+            if not others:
+                break
+            client.pin(*own, 0)
+            if time.monotonic() > deadline_s:
+                left_s = max(others[0].expires_ns / 1e9 - time.time(), 0)
+                raise Unavailable(
+                    f"{SCHEME}{data.name}: {_named(others[0].holder)}; try again when it has ended, or in "
+                    f"{format_duration(left_s)} if it was killed"
+                )
+            time.sleep(random.uniform(*_PAUSES_S))
+        data.refresh()
+        yield
+    finally:
+        with suppress(DieselfsError):  # else it expires
+            client.pin(*own, 0)
+
+
+def _named(holder: str) -> str:
+    user, _, what = holder.partition("/")
+    return f"another command, of {user}, {what}"
 
 
 def _found(data: "Dataset") -> "FileColumns":
@@ -60,21 +111,23 @@ def add(
     """Add the columns of a table to the files of a dataset; it makes a new generation.
 
     TABLE is a file .parquet, .csv or .jsonl (one object per line) with one row per file. Paths are relative to the
-    folder. Values of a column that exists are replaced; an empty value replaces none.
+    folder. Values of a column that exists are replaced; an empty value replaces none. Of two commands at once, each
+    adds its columns: the second waits for the first.
     """
     from dieselfs.selection.file_columns import read_table
 
     data = session.dataset(location.dataset)
-    added = read_table(table, key, location.path, data.snapshot, is_partial)
-    stored = _stored(data)
-    joined = added if stored is None else stored.joined(added, data.snapshot)
-    names, rows = added.names, added.table.num_rows
-    fields = {"dataset": location.dataset, "columns": names, "files": rows}
-    what = f"{count(len(names), 'column')} of {count(rows, 'file')}"
-    if is_dry_run:
-        return session.output.summary(f"would add {what}", {"dry_run": True, **fields})
-    data.put(COLUMNS_PATH, joined.encode())
-    generation = data.flush()
+    with nullcontext() if is_dry_run else _alone(data):
+        added = read_table(table, key, location.path, data.snapshot, is_partial)
+        stored = _stored(data)
+        joined = added if stored is None else stored.joined(added, data.snapshot)
+        names, rows = added.names, added.table.num_rows
+        fields = {"dataset": location.dataset, "columns": names, "files": rows}
+        what = f"{count(len(names), 'column')} of {count(rows, 'file')}"
+        if is_dry_run:
+            return session.output.summary(f"would add {what}", {"dry_run": True, **fields})
+        data.put(COLUMNS_PATH, joined.encode())
+        generation = data.flush()
     return session.output.summary(f"added {what}", {**fields, "generation": generation})
 
 
@@ -119,17 +172,18 @@ def export(session: Session, dataset: str, table: Path) -> int:
 def remove(session: Session, dataset: str, names: Sequence[str], is_dry_run: bool) -> int:
     """Remove columns; earlier generations and tags keep them."""
     data = session.dataset(dataset)
-    rest = _found(data).without(names)
     fields = {"dataset": dataset, "columns": list(names)}
-    if is_dry_run:
-        return session.output.summary(
-            f"would remove {count(len(names), 'column')}", {"dry_run": True, **fields}
-        )
-    if rest.names:
-        data.put(COLUMNS_PATH, rest.encode())
-    else:
-        data.delete(COLUMNS_PATH)
-    generation = data.flush()
+    with nullcontext() if is_dry_run else _alone(data):
+        rest = _found(data).without(names)
+        if is_dry_run:
+            return session.output.summary(
+                f"would remove {count(len(names), 'column')}", {"dry_run": True, **fields}
+            )
+        if rest.names:
+            data.put(COLUMNS_PATH, rest.encode())
+        else:
+            data.delete(COLUMNS_PATH)
+        generation = data.flush()
     return session.output.summary(
         f"removed {count(len(names), 'column')}", {**fields, "generation": generation}
     )
