@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
+from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:  # so that a tool that shows one record starts without numpy
@@ -91,12 +92,14 @@ class NoteChange(NamedTuple):
 
 
 class PendingFile(NamedTuple):
-    """A file with some, but not all, extents stored; `version` 0 if there is none. `extents`: their (place, length)."""
+    """A file with some, but not all, extents stored; `version` 0 if there is none. `extents`: their digests, by
+    (place, length).
+    """
 
     version: int = 0
     size: int = 0
     mtime_ns: int = 0
-    extents: frozenset[tuple[int, int]] = frozenset()
+    extents: Mapping[tuple[int, int], bytes] = MappingProxyType({})
 
 
 @dataclass(frozen=True, eq=False)

@@ -12,7 +12,7 @@ from dieselfs.names import split_path
 from dieselfs.records import PendingFile
 from dieselfs.rpc.connection import Connection
 from dieselfs.rpc.dataset_calls import DatasetCalls
-from dieselfs.rpc.encrypted import plain_entry, plain_pending
+from dieselfs.rpc.encrypted import plain_entry
 from dieselfs.rpc.methods import METHODS
 from dieselfs.rpc.payload_files import (
     opened_file,
@@ -57,16 +57,20 @@ class ContentCalls(DatasetCalls):
         return int(self._value("put_chunk", bulk=parts, bulk_length=length, **named))
 
     def pending_file(self, dataset: str, path: bytes) -> PendingFile:
-        """What is stored of an interrupted upload to `path`. Raises NotFound if there is no such dataset."""
-        cipher = self.known_cipher(dataset)
-        if cipher is not None:
-            path = cipher.names.seal_path(path)
+        """What is stored of an interrupted upload to `path`; nothing in an encrypted dataset, in which equal bytes have
+        different digests. Raises NotFound if there is no such dataset.
+        """
+        if self.known_cipher(dataset) is not None:
+            return PendingFile()
         info = self._value("get_pending", dataset=dataset, path=path)
-        if len(info.extents) % 16:
-            raise ProtocolError(f"the server sent {len(info.extents)} bytes of extents, no multiple of 16")
-        extents = frozenset(struct.iter_unpack("<QQ", info.extents))
-        found = PendingFile(info.version, info.size, info.mtime_ns, extents)
-        return found if cipher is None else plain_pending(found)
+        extents, digests = info.extents, info.digests
+        if digests is None:  # of an earlier release, so it is not known which bytes are stored
+            return PendingFile()
+        if len(extents) % 16 or len(digests) != len(extents):
+            raise ProtocolError(f"the server sent {len(extents)} bytes of extents, {len(digests)} of digests")
+        each = (digests[start : start + 16] for start in range(0, len(digests), 16))
+        found = dict(zip(struct.iter_unpack("<QQ", extents), each, strict=True))
+        return PendingFile(info.version, info.size, info.mtime_ns, found)
 
     def snapshot(
         self,

@@ -63,12 +63,13 @@ struct SnapshotInfo {
   6: optional binary statement
 }
 
-/** An interrupted upload. `version` 0: there is none. `extents`: pairs of u64 place, u64 length. */
+/** An interrupted upload. `version` 0: there is none. `extents`: pairs of u64 place, u64 length; `digests`: of each. */
 struct PendingInfo {
   1: required i64 version
   2: required i64 size
   3: required i64 mtime_ns
   4: required binary extents
+  5: optional binary digests
 }
 
 /** `table_length`: of the table of frames at the head of a compressed payload; 0 or missing for plain bytes. */

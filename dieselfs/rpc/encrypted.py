@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dieselfs.names import split_path
-from dieselfs.records import DatasetRecord, Op, PendingFile
+from dieselfs.records import DatasetRecord, Op
 from dieselfs.rpc.records import RemoteEntry
 from dieselfs.settings.table import Settings
 
@@ -48,11 +48,3 @@ def plain_entry(cipher: "DatasetCipher", entry: RemoteEntry, folder: bytes) -> R
     target = cipher.names.open_target(entry.target, entry.name) if entry.target else b""
     size = plain_length(entry.size) if entry.op == Op.FILE else len(target)
     return entry._replace(name=name, target=target, size=size)
-
-
-def plain_pending(found: PendingFile) -> PendingFile:
-    """Raises Damaged."""
-    from dieselfs.encryption.segments import plain_length
-
-    extents = frozenset((plain_length(place), plain_length(length)) for place, length in found.extents)
-    return found._replace(size=plain_length(found.size), extents=extents)

@@ -3,11 +3,13 @@ threads.
 
 Files that the dataset has already, with the same size, time and mode, are not read again. So the same command continues
 an interrupted upload, on any machine, without a journal. A file that spans chunks continues at its first missing
-extent. Memory is bounded: a few chunks being filled, and a few in flight.
+extent, if what is stored has the bytes that it has now. Memory is bounded: a few chunks being filled, and a few in
+flight.
 """
 
 import os
 import stat
+from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import closing
 from functools import partial
@@ -16,6 +18,7 @@ from typing import NamedTuple, Protocol
 
 from dieselfs.chunk.builder import ChunkBuilder, SealedChunk
 from dieselfs.chunk.frames import Compression
+from dieselfs.digests import extent_digest_of
 from dieselfs.encryption.segments import SEGMENT_BYTES
 from dieselfs.errors import Damaged, InvalidInput, SourceChanged
 from dieselfs.limits import CHUNK_PAYLOAD_BYTES_MAX, CHUNK_TARGET_BYTES, KIB
@@ -82,7 +85,9 @@ class UploadEntry(Protocol):
         """Add a small file, a folder or a link."""
 
     def contents(self, ranges: Iterable[tuple[int, int]]) -> Generator[bytes]:
-        """The bytes of some ranges of a file, as (place, length), in the order of their places."""
+        """The bytes of some ranges of a file, as (place, length), all of one version of it. Of a streamed one, all
+        bytes are asked for, in their order.
+        """
 
 
 class SourceEntry(NamedTuple):
@@ -128,14 +133,15 @@ class SourceEntry(NamedTuple):
             raise InvalidInput("neither file nor folder nor link")
 
     def contents(self, ranges: Iterable[tuple[int, int]]) -> Generator[bytes]:
-        status = self.status
+        size, mtime_ns = self.status.st_size, self.mtime_ns
         descriptor = os.open(self.source, _OPEN_FLAGS)
         try:
+            ctime_ns = os.fstat(descriptor).st_ctime_ns  # programs can set the other time
             for place, length in ranges:
                 content = os.pread(descriptor, length, place)
                 after = os.fstat(descriptor)
-                is_changed = (after.st_size, after.st_mtime_ns) != (status.st_size, status.st_mtime_ns)
-                if len(content) != length or is_changed:
+                now = after.st_size, after.st_mtime_ns, after.st_ctime_ns
+                if len(content) != length or now != (size, mtime_ns, ctime_ns):
                     raise SourceChanged("changed while it was read")
                 yield content
         finally:
@@ -451,24 +457,44 @@ class TreeUpload:
         grid |= {(end, size - end)} if end < size else set()
         try:
             self._sender.check_path(entry.path)
-            # A round of a mount may follow a change that size and time do not show: nothing is continued.
             pending = PendingFile()
             if self._last is None:
                 pending = self._client.pending_file(self._dataset.name, entry.path)
-            is_continued = pending.size == size and pending.mtime_ns == mtime_ns and pending.extents <= grid
-            version = pending.version if is_continued else self._sender.reserve_version()
-            ranges = sorted(grid - pending.extents if is_continued else grid)
-            with closing(entry.contents(ranges)) as contents:
-                for (place, length), content in zip(ranges, contents, strict=True):
+            is_like = pending.version and (pending.size, pending.mtime_ns) == (size, mtime_ns)
+            stored = pending.extents if is_like and pending.extents.keys() <= grid else {}
+            version = pending.version if stored else self._sender.reserve_version()
+            ranges, passed, lacks_begin = deque(sorted(grid)), list[tuple[int, int]](), False
+            with closing(entry.contents(_taken(ranges))) as contents:
+                while ranges:
+                    place, length = extent = ranges[0]
+                    content = next(contents)
+                    self.steps += 1
+                    if stored and stored.get(extent) == extent_digest_of(content):
+                        passed.append(extent)
+                        continue
+                    if (
+                        extent in stored
+                    ):  # of another file with this size and time: it is sent as a new version
+                        version, stored = self._sender.reserve_version(), {}
+                        lacks_begin = entry.is_streamed and bool(passed)
+                        ranges.extend(() if entry.is_streamed else passed)
+                    passed.append(extent)
                     chunk = builder if self._last is None or place + length < size else self._last
                     if not chunk.has_room(content):
                         self._sender.submit(chunk.seal())
                     chunk.add_file(entry.path, content, entry.mode, mtime_ns, size, place, version)
                     if chunk is self._last:
                         self._submit(chunk)
-                    self.steps += 1
+            if lacks_begin:
+                raise SourceChanged("other bytes of it were stored before; run it again")
         except ENTRY_ERRORS as error:
             self._fail_entry(entry, error)
+
+
+def _taken(ranges: deque[tuple[int, int]]) -> Iterator[tuple[int, int]]:
+    """Each range when it is asked for: more may be added meanwhile."""
+    while ranges:
+        yield ranges.popleft()
 
 
 END_BYTES_MAX = 1 * KIB

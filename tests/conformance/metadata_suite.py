@@ -340,6 +340,10 @@ class MetadataSuite(RebuildSuite):
         )
         pending = store.pending(DATASET_ID, b"big")
         assert (pending.version, pending.size, sorted(pending.extents)) == (5, 9, [(0, 2), (5, 4)])
+        _, header = pack(
+            [Put(b"big", 5, size=9, length=2), Put(b"big", 5, size=9, place=5, length=4)], chunk_id(2)
+        )
+        assert [pending.extents[place] for place in [(0, 2), (5, 4)]] == header.digests.tolist()
         apply(store, [Put(b"big", 5, size=9, place=2, length=3)], chunk_id(4))
         assert _record(store, b"big").size == 9
         assert store.pending(DATASET_ID, b"big") == PendingFile()

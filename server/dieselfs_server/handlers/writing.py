@@ -212,7 +212,11 @@ class WriteCalls:
         pending = await call.on_dataset(
             lambda dataset: self.metadata.pending(dataset.dataset_id, check_path(path))
         )
-        extents = np.array(sorted(pending.extents), "<u8").tobytes()
+        places = sorted(pending.extents)
         return thrift.PendingInfo(
-            version=pending.version, size=pending.size, mtime_ns=pending.mtime_ns, extents=extents
+            version=pending.version,
+            size=pending.size,
+            mtime_ns=pending.mtime_ns,
+            extents=np.array(places, "<u8").tobytes(),
+            digests=b"".join(pending.extents[place] for place in places),
         )

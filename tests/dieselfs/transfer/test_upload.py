@@ -4,6 +4,7 @@ import os
 import socket
 import threading
 from collections.abc import Iterator, Sequence
+from contextlib import closing
 from operator import attrgetter
 from pathlib import Path
 
@@ -13,7 +14,7 @@ from dieselfs.chunk import builder as builder_module
 from dieselfs.chunk.builder import ChunkBuilder
 from dieselfs.dataset import Dataset
 from dieselfs.digests import Buffer
-from dieselfs.errors import DieselfsError, StorageFull, Unavailable
+from dieselfs.errors import DieselfsError, SourceChanged, StorageFull, Unavailable
 from dieselfs.limits import KIB, MIB
 from dieselfs.snapshot.reader import Snapshot
 from dieselfs.transfer.equal_extents import EqualExtents
@@ -300,7 +301,10 @@ def test_an_upload_at_once_deletes_nothing_if_an_entry_is_not_stored(
     assert len([*deleted]) > 30  # only those were taken that share a chunk with the last file
 
 
-def test_an_upload_at_once_has_nothing_of_an_earlier_version_of_a_file(data: Dataset, tmp_path: Path) -> None:
+@pytest.mark.parametrize("at_once", [True, False])
+def test_an_upload_has_nothing_of_an_earlier_version_of_a_file(
+    data: Dataset, tmp_path: Path, at_once: bool
+) -> None:
     """Neither size nor time show the change, and the server has the first extent of the version before."""
     source = tmp_path / "large"
     source.write_bytes(bytes(2 * MIB + 5))
@@ -315,9 +319,58 @@ def test_an_upload_at_once_has_nothing_of_an_earlier_version_of_a_file(data: Dat
     source.write_bytes(os.urandom(before.st_size))
     source.chmod(0o600)
     os.utime(source, ns=(0, before.st_mtime_ns))
-    run = TreeUpload(data.client, data.create(), None, chunk_bytes=MIB, at_once=True)
+    run = TreeUpload(data.client, data.create(), None, chunk_bytes=MIB, at_once=at_once)
     report = run.run(lambda failed: walk_source(os.fsencode(source), b"large", failed))
     assert report.done_bytes == before.st_size
     data.refresh()
     assert data.get("large") == source.read_bytes()
     assert data.stat("large").mode == source.lstat().st_mode
+
+
+def test_a_streamed_file_that_was_replaced_is_stored_by_the_second_run(data: Dataset, tmp_path: Path) -> None:
+    """Only its third extent differs from what an interrupted upload has stored."""
+    source = tmp_path / "large"
+    source.write_bytes(content := os.urandom(4 * MIB))
+    status = source.lstat()
+    sender = ChunkSender(data.client, data.create())
+    builder, version = ChunkBuilder(), sender.reserve_version()
+    for place in 0, 2 * MIB:
+        extent = bytes(MIB) if place else content[:MIB]
+        builder.add_file(b"large", extent, status.st_mode, status.st_mtime_ns, status.st_size, place, version)
+    sender.submit(builder.seal())
+    sender.wait_stored()
+    sender.close()
+
+    def streamed(failed: Failed) -> Iterator[SourceEntry]:
+        for entry in walk_source(os.fsencode(source), b"large", failed):
+            yield entry._replace(is_streamed=True)
+
+    first = TreeUpload(data.client, data.create(), None, chunk_bytes=MIB).run(streamed)
+    assert [reason for _, reason in first.failures] == ["other bytes of it were stored before; run it again"]
+    assert not data.exists("large")
+    second = TreeUpload(data.client, data.create(), None, chunk_bytes=MIB).run(streamed)
+    assert not second.failures and second.done_bytes == 2 * MIB
+    data.refresh()
+    assert data.get("large") == content
+
+
+def test_a_file_that_is_written_in_place_while_it_is_read_is_not_stored(
+    data: Dataset, tmp_path: Path
+) -> None:
+    """The program gives it back its time, as rsync does."""
+    source = tmp_path / "large"
+    source.write_bytes(bytes(3 * MIB))
+    status = source.lstat()
+
+    def write() -> None:
+        with source.open("r+b") as file:
+            file.seek(2 * MIB)
+            file.write(b"new")
+        os.utime(source, ns=(0, status.st_mtime_ns))
+
+    (entry,) = walk_source(os.fsencode(source), b"large", lambda *failure: pytest.fail(str(failure)))
+    with closing(entry.contents([(0, MIB), (2 * MIB, MIB)])) as contents:
+        assert next(contents) == bytes(MIB)
+        write()
+        with pytest.raises(SourceChanged):
+            next(contents)

@@ -92,6 +92,23 @@ def test_an_interrupted_copy_continues(dlcmd: Dlcmd, site: RunningServer, datase
     assert with_all <= dlcmd("info", "--json", f"dl://site1:{dataset}").objects[0]["chunks"] + 3
 
 
+def test_an_interrupted_copy_of_a_file_that_was_replaced_has_bytes_of_the_new_one_alone(
+    dlcmd: Dlcmd, site: RunningServer, dataset: str
+) -> None:
+    """Size and time of the two are equal."""
+    copy = ("cp", "--json", f"dl://site1:{dataset}/large", f"dl://{dataset}/large")
+    dlcmd.struck(signal.SIGKILL, 0, PUT_CHUNK, 5, *copy)
+    assert dlcmd("info", "--json", dataset).objects[0]["chunks"] >= 4
+    large = dlcmd.folder / "tree/large"
+    time_ns = large.stat().st_mtime_ns
+    large.write_bytes(content := os.urandom(large.stat().st_size))
+    os.utime(large, ns=(0, time_ns))
+    there = Dlcmd(dlcmd.home, dlcmd.folder, {"DIESELFS_SERVER": site.unix})
+    there("put", "-fq", "--chunk-size", "1M", "tree/large", f"dl://{dataset}/large")
+    dlcmd(*copy)
+    assert dlcmd("cat", f"dl://{dataset}/large").stdout == content
+
+
 def test_bytes_that_are_not_those_of_the_files_are_refused(
     dlcmd: Dlcmd, site: RunningServer, dataset: str
 ) -> None:

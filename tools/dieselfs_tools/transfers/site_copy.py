@@ -208,10 +208,11 @@ class _TreeCopy:
         if node not in self._pending:
             stat, path = self._plan.source.stat(node), self._plan.new_path(node)
             found = self._target.client.pending_file(self._target.name, path)
-            is_continued = found.version and (found.size, found.mtime_ns) == (stat.size, stat.mtime_ns)
+            wanted = {(each.place, each.length): each.digest for each in self._plan.source.extents(node)}
+            is_like = found.version and (found.size, found.mtime_ns) == (stat.size, stat.mtime_ns)
             self._pending[node] = (
-                (found.version, found.extents)
-                if is_continued
+                (found.version, frozenset(found.extents))
+                if is_like and found.extents.items() <= wanted.items()
                 else (self._sender.reserve_version(), frozenset())
             )
         return self._pending[node]

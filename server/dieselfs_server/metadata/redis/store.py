@@ -323,7 +323,9 @@ class RedisMetadata:
         version, size, _ = max(newer)
         extents = self._extents(bucket, path, version, size)
         mtime_ns = extents[min(extents)].mtime_ns if extents else 0
-        return PendingFile(version, size, mtime_ns, frozenset(extents))
+        return PendingFile(
+            version, size, mtime_ns, {place: extent.digest for place, extent in extents.items()}
+        )
 
     @_on_dataset
     def lookup(self, keys: DatasetKeys, path: bytes) -> FileRecord | None:

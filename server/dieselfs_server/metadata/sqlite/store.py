@@ -236,7 +236,7 @@ class SqliteMetadata:
     def pending(self, dataset_id: bytes, path: bytes) -> PendingFile:
         with self._reading(dataset_id) as (connection, number):
             rows = connection.execute(
-                "SELECT version, size, mtime_ns, place, length FROM piece "
+                "SELECT version, size, mtime_ns, place, length, digest_a, digest_b FROM piece "
                 "WHERE (dataset, folder, name) = (?1, ?2, ?3) AND version > ("
                 "  SELECT max(version) FROM (SELECT 0 AS version "
                 "    UNION ALL SELECT version FROM entry WHERE (dataset, folder, name) = (?1, ?2, ?3) "
@@ -247,7 +247,11 @@ class SqliteMetadata:
         if not rows:
             return PendingFile()
         version, size, mtime_ns = rows[0][:3]
-        extents = frozenset((place, length) for v, s, _, place, length in rows if (v, s) == (version, size))
+        extents = {
+            (place, length): _DIGEST.pack(*halves)
+            for v, s, _, place, length, *halves in rows
+            if (v, s) == (version, size)
+        }
         return PendingFile(version, size, mtime_ns, extents)
 
     def lookup(self, dataset_id: bytes, path: bytes) -> FileRecord | None:

@@ -21,8 +21,6 @@ LINK_MODE = stat.S_IFLNK | 0o777
 PERMISSIONS = 0o777
 """What is taken of a mode in an archive: set-user-ID, set-group-ID and the sticky bit are dropped."""
 
-SKIP_BYTES = 1 << 20
-
 COPIED_BYTES_MAX = 4 << 10
 """The largest value that `dlcmd attach` copies, because an import converts it, as a number to an .npy file."""
 
@@ -147,12 +145,9 @@ class Record:
             for place, length in ranges:
                 yield bytes(view[place : place + length])
             return
-        content, position = self.opened(), 0
-        for place, length in ranges:
-            while position < place:  # stored by an interrupted import
-                position += len(_exactly(content, min(place - position, SKIP_BYTES)))
+        content = self.opened()
+        for _, length in ranges:
             yield _exactly(content, length)
-            position += length
 
 
 def _exactly(content: Content, size: int) -> bytes:
