@@ -94,6 +94,22 @@ def plan_copy(
     )
 
 
+def is_equal(source: Snapshot, node: int, target: Snapshot, there: int) -> bool:
+    """Whether two entries are folders, or have the same mode, time and content."""
+    stored, other = source.stat(node), target.stat(there)
+    if stored.is_folder or other.is_folder:
+        return stored.is_folder and other.is_folder
+    if stored[1:] != other[1:]:
+        return False
+    if stored.is_link:
+        return source.target(node) == target.target(there)
+    contents, others = (
+        [(extent.place, extent.length, extent.digest) for extent in snapshot.extents(found)]
+        for snapshot, found in ((source, node), (target, there))
+    )
+    return contents == others
+
+
 class _Survey:
     """A pass over the source, each folder before its content."""
 
@@ -142,17 +158,7 @@ class _Survey:
             new = Location(self._request.target_dataset, self._target.path(there), False)
             kinds = ("a folder", "a file") if other.is_folder else ("a file", "a folder")
             raise InvalidInput(f"{new} is {kinds[0]}, and {printable(self._source.path(node))} {kinds[1]}")
-        if stored.is_folder:
-            return True
-        if stored[1:] != other[1:]:
-            return False
-        if stored.is_link:
-            return self._source.target(node) == self._target.target(there)
-        contents, others = (
-            [(extent.place, extent.length, extent.digest) for extent in snapshot.extents(found)]
-            for snapshot, found in ((self._source, node), (self._target, there))
-        )
-        return contents == others
+        return is_equal(self._source, node, self._target, there)
 
     def check(self, top: int) -> None:
         """Raise AlreadyExists for differing entries that the request refuses, and for a folder that exists."""

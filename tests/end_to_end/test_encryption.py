@@ -2,6 +2,7 @@
 
 import os
 import random
+import shutil
 import tarfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from dieselfs.errors import EXIT_REFUSED, EXIT_USAGE
+from tests.client.conftest import needs_root
 from tests.support.dlcmd import Dlcmd
 
 
@@ -45,6 +47,23 @@ def test_what_was_put_comes_back(dlcmd: Dlcmd, source: Path, tmp_path: Path) -> 
     assert dlcmd("fsck", "--deep", "dl://pets").exit_code == 0
     stored = [path.read_bytes() for path in (dlcmd.home / "chunks").rglob("*") if path.is_file()]
     assert stored and not any(b".jpg" in content or b"train" in content for content in stored)
+
+
+@needs_root
+def test_a_write_mount_uploads_a_renamed_folder_as_servers_cannot_copy_it(
+    dlcmd: Dlcmd, source: Path, tmp_path: Path
+) -> None:
+    copy, place = tmp_path / "copy", tmp_path / "mount"
+    shutil.copytree(source, copy, symlinks=True)
+    place.mkdir()
+    dlcmd("sync", "--encrypt", f"{copy}/", "dl://renamed/")
+    dlcmd("mount", "--write", "dl://renamed", place)
+    for root in place, copy:
+        os.rename(root / "train/cat", root / "dog")
+        (root / "deep").mkdir()
+        os.rename(root / "large.bin", root / "deep/large.bin")
+    dlcmd("umount", place)
+    dlcmd("check", f"{copy}/", "dl://renamed/")
 
 
 @pytest.mark.parametrize("verb", ["sync", "import"])

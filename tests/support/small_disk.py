@@ -26,6 +26,25 @@ def small_disk(folder: Path, size: str) -> Iterator[Path]:
 
 
 @contextmanager
+def disk_image(image: Path, size: str) -> Iterator[Path]:
+    """Mount an ext4 file system in a file, which takes no room before it is written, on a new folder beside it. Skips
+    the test where that is not possible.
+    """
+    folder = image.with_name(f"{image.name}.mounted")
+    folder.mkdir()
+    make = ["mkfs.ext4", "-q", "-O", "^has_journal", "-E", "lazy_itable_init=1", str(image), size]
+    mount = ["mount", "-o", "loop", str(image), str(folder)]
+    for command in (make, mount):
+        ran = subprocess.run(command, capture_output=True, text=True, check=False)
+        if ran.returncode != 0:
+            pytest.skip(f"{command[0]}: {ran.stderr.strip()}")
+    try:
+        yield folder
+    finally:
+        subprocess.run(["umount", str(folder)], check=True)
+
+
+@contextmanager
 def failing_disk(folder: Path, size_bytes: int) -> Iterator[Callable[[], object]]:
     """Mount an ext4 file system on a new folder. The function makes it read-only under open files, as the kernel does
     after an error of the disk. Skips the test where that is not possible.

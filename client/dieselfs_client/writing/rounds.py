@@ -7,8 +7,9 @@ what is stored twice counts once. What a round cannot store stays in the write f
 
 import errno
 import os
+import stat
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from contextlib import closing, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -23,22 +24,25 @@ from dieselfs.settings.table import Settings
 from dieselfs.snapshot.reader import Snapshot, Stat
 from dieselfs.snapshot.store import SnapshotStore
 from dieselfs.transfer.sender import ChunkSender
-from dieselfs.transfer.upload import Failed, TreeUpload
+from dieselfs.transfer.upload import Failed, TreeUpload, UploadEntry
 from dieselfs.transfer.writer import DEFAULT_FOLDER_MODE, DatasetWriter
 from dieselfs.units import count
 from dieselfs_client.mount.points.mount_table import mount_at, parse_mountinfo
 from dieselfs_client.mount.points.mounting import unmount
 from dieselfs_client.mount.points.options import MountOptions
 from dieselfs_client.supervision.status import supervision_of
-from dieselfs_client.writing.changes import Base, Changes, Key, changes, is_other
-from dieselfs_client.writing.upper import CHANGED, State, UpperEntry, WriteFolder
+from dieselfs_client.writing.changes import Base, Changes, Key, Remains, changes, is_other
+from dieselfs_client.writing.moves import MovedEntry, Origin, copy, left
+from dieselfs_client.writing.upper import CHANGED, TICK_NS, State, UpperEntry, WriteFolder
 
 ROUND_WAIT_S = 600.0
 """Wait for a round of another process, which may store large files."""
 PREFIX_TRIES = 3
 """After this many rounds in which a file has changed while it was read, it is stored as long as it was."""
-TICK_NS = 20_000_000
-"""Two changes of a file within this time may give it the same times."""
+WALKS_MAX = 3
+"""If programs rename files during each of these walks through the write folder, the round deletes nothing."""
+HELD = "deleted once all that was written is stored"
+SUSPECT = "the disk failed to write it: check its bytes, and replace it by a copy"
 NAMED_MAX = 3
 """Paths in one message."""
 
@@ -80,15 +84,19 @@ class Shown:
     """A snapshot as the base of a mount. `folder`: which of its folders is mounted."""
 
     def __init__(self, snapshot: Snapshot | None, folder: bytes = b"") -> None:
-        self._snapshot, self._head = snapshot, folder and folder + b"/"
+        self.snapshot, self._head = snapshot, folder and folder + b"/"
+
+    def node(self, path: bytes) -> int:
+        """The entry of the snapshot at a path; -1 without one."""
+        return -1 if self.snapshot is None else self.snapshot.find(self._head + path)
 
     def stat(self, path: bytes) -> Stat | None:
-        node = -1 if self._snapshot is None else self._snapshot.find(self._head + path)
-        return None if self._snapshot is None or node < 0 else self._snapshot.stat(node)
+        node = self.node(path)
+        return None if self.snapshot is None or node < 0 else self.snapshot.stat(node)
 
     def below(self, path: bytes) -> Iterable[bytes]:
-        snapshot = self._snapshot
-        if snapshot is None or (node := snapshot.find(self._head + path)) < 0:
+        snapshot = self.snapshot
+        if snapshot is None or (node := self.node(path)) < 0:
             return
         if snapshot.stat(node).is_folder:
             for below in snapshot.walk(node):
@@ -109,50 +117,69 @@ class _Upload(TreeUpload):
         super().fail(source, reason, is_damaged)
 
 
-class _Round:
-    """One round, of a write folder whose lock is held."""
+class _Sent(NamedTuple):
+    """What an upload has stored and deleted, by path of the mount, and what it has not, with the reason."""
 
-    def __init__(self, folder: WriteFolder, client: ServerClient, base: Base | None) -> None:
+    stored: dict[bytes, Key]
+    moved: dict[bytes, bytes]
+    deleted: set[bytes]
+    waiting: list[tuple[str, str]]
+
+
+class _Round:
+    """One round, of a write folder whose lock is held. `base`: that of the mount; None: it is fetched."""
+
+    def __init__(self, folder: WriteFolder, client: ServerClient, base: Shown | None) -> None:
         self._folder, self._client = folder, client
         self.state, self._done = folder.load()
         location = parse_location(SCHEME + self.state.dataset)
         self._name, self._path = location.dataset, location.path
         self._head = self._path and self._path + b"/"
-        self._given = base
+        self._shown = base
         self._chunks = 0
+        self._began_ns = 0
 
     def run(self) -> Outcome:
         """Raises what the server or the disk answers; then what was stored is stored again in the next round."""
-        base = self._given or self._base()
-        work = changes(self._folder.walk(), self._done, base)
-        paths = {*work.paths()}
+        base = self._base()
+        work, is_still = self._work(base)
         refused = [printable(path) for path in work.refused]
-        if not paths:
+        if not any(True for _ in work.paths()):
             if self.state.waiting or self.state.trouble:
                 self._save(
                     replace(self.state, waiting=0, trouble="")
                 )  # without room for it, it stays as it is
             return Outcome(self._name, self.state.generation, refused=refused)
+        unknown = {*self._done.begun}
+        self._flush(work, base)
+        if self._done.begin(work, base):
+            self._save(self.state)
+        moved = self._moved(work, base)
         record = self._client.dataset(self._name)
-        conflicts = self._conflicts(work, paths, record, base)
-        upload, stored, waiting = self._upload(record, work)
+        conflicts = self._conflicts(work, unknown, record, base)
+        upload = _Upload(self._client, record, self._count)
+        sent = self._upload(upload, work, moved, is_still)
         generation = upload.report.generation
-        self._done.note(stored, {*work.deleted})
+        self._done.note(sent.stored, sent.moved, sent.deleted)
         # Generations count chunks: with others between, the next round looks what they are.
         is_alone = generation == record.generation + self._chunks
         seen = generation if is_alone else self.state.generation
+        inodes = {found.key.inode for found in work.put}
         is_noted = self._save(
             replace(
                 self.state,
                 generation=seen,
-                tries={path: self.state.tries.get(path, 0) + 1 for path, why in waiting if why == CHANGED},
-                waiting=len(waiting),
+                tries={
+                    path: self.state.tries.get(path, 0) + 1 for path, why in sent.waiting if why == CHANGED
+                },
+                suspects=[number for number in self.state.suspects if number in inodes],
+                waiting=len(sent.waiting),
                 trouble="",
                 stored_s=time.time(),
             )
         )
-        counts = len(stored), upload.report.done_bytes, len(work.deleted)
-        return Outcome(self._name, generation, *counts, conflicts, refused, waiting, is_noted)
+        counts = len(sent.stored) + len(sent.moved), upload.report.done_bytes, len(sent.deleted)
+        return Outcome(self._name, generation, *counts, conflicts, refused, sent.waiting, is_noted)
 
     def note_trouble(self, error: Exception) -> None:
         with suppress(OSError):  # the disk is full, say
@@ -170,65 +197,134 @@ class _Round:
         return True
 
     def _base(self) -> Base:
-        """The generation of the mount, from the server or this machine; the newest one if it is gone."""
+        """The generation of the mount, from the server or this machine; what remains of it if it is gone."""
+        if self._shown is not None:
+            return self._shown
         if self.state.base == 0:  # nothing was in the dataset
-            return Shown(None)
-        store, record = SnapshotStore.of(self._client.settings), self._client.dataset(self._name)
+            self._shown = Shown(None)
+            return self._shown
         try:
-            return Shown(store.get(self._client, record, self.state.base or 0), self._path)
+            self._shown = Shown(self._snapshot(self.state.base or 0), self._path)
+            return self._shown
         except NotFound:
-            return Shown(store.get(self._client, record), self._path)
+            self._shown = Shown(self._snapshot(), self._path)
+            return Remains(self._shown, self._done)
 
-    def _conflicts(self, work: Changes, paths: set[bytes], record: DatasetRecord, base: Base) -> list[str]:
-        """The paths that are about to change, and that others have changed since the mount has last seen them."""
+    def _snapshot(self, generation: int = 0) -> Snapshot:
+        record = self._client.dataset(self._name)
+        return SnapshotStore.of(self._client.settings).get(self._client, record, generation)
+
+    def _work(self, base: Base) -> tuple[Changes, bool]:
+        """What is to be done; and whether nothing was renamed during the walk. Else it may have missed a file under its
+        old name and its new one, so nothing may be deleted.
+        """
+        for tried in range(WALKS_MAX):
+            if tried:
+                time.sleep(TICK_NS / 1e9)
+            times: dict[bytes, int] = {}
+            began_ns = time.time_ns()
+            work = changes(self._folder.walk(times), self._done, base)
+            if not work.deleted or self._folder.is_still(times, began_ns):
+                return work, True
+        return work, False
+
+    def _flush(self, work: Changes, base: Base) -> None:
+        """Raises OSError of the disk. The kernel tells an error once, and may then read other bytes than were written:
+        files that were not stored by then are not stored at all.
+        """
+        self._began_ns = time.time_ns()
+        try:
+            if work.put:
+                self._folder.flush()
+        except OSError:
+            work = changes(self._folder.walk(), self._done, base)
+            new = {found.key.inode for found in work.put if stat.S_ISREG(found.key.mode)}
+            self.state = replace(self.state, suspects=sorted(new.union(self.state.suspects)))
+            self._folder.save(self.state, self._done, is_durable=False)
+            raise
+
+    def _moved(self, work: Changes, base: Base) -> list[MovedEntry]:
+        """What renamed folders show of the base, and the servers cannot copy."""
+        shown = self._shown
+        if not work.moved or shown is None or shown.snapshot is None:
+            return []
+        places = {source: path for path, source in self._done.moved.items()}
+        place = base.place if isinstance(base, Remains) else bytes
+        origin = Origin(self._client, shown.snapshot, lambda path: shown.node(place(path)))
+        current = self._snapshot()
+        paths = left(work.moved, work.moved, self._head, origin, current)
+        if copy(self._client, work, paths, self._head, places, origin, current):
+            paths = left(work.moved, paths, self._head, origin, self._snapshot())
+        return [
+            MovedEntry(origin, origin.node(work.moved[path]), self._head + path, self._source(path))
+            for path in paths
+        ]
+
+    def _source(self, path: bytes) -> bytes:
+        return os.path.join(os.fsencode(self._folder.upper), path)
+
+    def _conflicts(self, work: Changes, unknown: Set[bytes], record: DatasetRecord, base: Base) -> list[str]:
+        """The paths that are about to change, and that others have changed since the mount has last seen them.
+        `unknown`: what an interrupted round may have stored.
+        """
         if record.generation == self.state.generation:
             return []
         current = Shown(SnapshotStore.of(self._client.settings).get(self._client, record), self._path)
         self.state = replace(self.state, generation=record.generation)
-        wanted = {found.path: found.key for found in work.put}
+        wanted: dict[bytes, Key | Stat | None] = {found.path: found.key for found in work.put}
+        wanted |= {path: base.stat(source) for path, source in work.moved.items()}
         return [
             printable(path)
-            for path in sorted(paths)
+            for path in sorted({*work.paths()} - unknown)
             if is_other(found := current.stat(path), self._done.expected(path, base))
             and is_other(found, wanted.get(path))
         ]
 
-    def _upload(
-        self, record: DatasetRecord, work: Changes
-    ) -> tuple[_Upload, dict[bytes, Key], list[tuple[str, str]]]:
-        """Store and delete; returns what was stored, and what was not and why."""
-        taken: list[UpperEntry] = []
-        places: list[bytes] = []
-        upload = _Upload(self._client, record, self._count)
-        tries, began_ns = self.state.tries, time.time_ns()
-        if work.put:
-            self._folder.flush()
+    def _upload(self, upload: _Upload, work: Changes, moved: Sequence[MovedEntry], is_still: bool) -> _Sent:
+        """Store, and then delete, unless something is not stored that may have had another name."""
+        taken: dict[bytes, UpperEntry] = {}
+        missing = set[bytes]()
+        deleted = set[bytes]()
+        tries, suspects, reasons = self.state.tries, {*self.state.suspects}, upload.reasons
 
-        def entries(failed: Failed) -> Iterator[UpperEntry]:
+        def entries(failed: Failed) -> Iterator[UploadEntry]:
             for found in work.put:
                 is_prefix = tries.get(printable(found.path), 0) >= PREFIX_TRIES
+                if found.key.inode in suspects:
+                    failed(self._source(found.path), SUSPECT)
+                    continue
                 try:
                     entry = UpperEntry(self._folder, found, self._head + found.path, is_prefix)
                 except FileNotFoundError:  # removed, or renamed: the next round
+                    missing.add(found.path)
                     continue
                 except (OSError, SourceChanged) as error:
-                    failed(os.path.join(os.fsencode(self._folder.upper), found.path), str(error))
+                    failed(self._source(found.path), str(error))
                     continue
-                taken.append(entry)
-                places.append(found.path)
+                taken[found.path] = entry
                 yield entry
+            yield from moved
 
-        upload.run(entries, (self._head + path for path in work.deleted))
+        def deletions() -> Iterator[bytes]:
+            absent = (one for one in work.put if one.path in missing or self._source(one.path) in reasons)
+            is_whole = not any(one.may_be_renamed(self._done) for one in absent)
+            if is_still and is_whole and not any(one.source in reasons for one in moved):
+                deleted.update(work.deleted)
+                yield from (self._head + path for path in work.deleted)
+
+        upload.run(entries, deletions())
         stored = {}
-        for place, entry in zip(places, taken, strict=True):
-            if entry.source not in upload.reasons:
+        for path, entry in taken.items():
+            if entry.source not in reasons:
                 # A later change of a file that has just changed may not show in its times: the next round stores it
                 # again.
-                is_settled = entry.key.ctime_ns < began_ns - TICK_NS
-                stored[place] = entry.key if is_settled else entry.key._replace(inode=-1)
-        head = len(os.path.join(os.fsencode(self._folder.upper), b""))
-        waiting = [(printable(source[head:]), reason) for source, reason in sorted(upload.reasons.items())]
-        return upload, stored, waiting
+                is_settled = entry.key.ctime_ns < self._began_ns - TICK_NS
+                stored[path] = entry.key if is_settled else entry.key._replace(ctime_ns=-1)
+        head = len(self._source(b""))
+        waiting = [(printable(source[head:]), reason) for source, reason in sorted(reasons.items())]
+        waiting += [(printable(path), HELD) for path in work.deleted if path not in deleted]
+        there = {path: source for path, source in work.moved.items() if self._source(path) not in reasons}
+        return _Sent(stored, there, deleted, waiting)
 
     def _count(self) -> None:
         self._chunks += 1
@@ -237,7 +333,7 @@ class _Round:
 def store(
     folder: WriteFolder,
     client: ServerClient | None = None,
-    base: Base | None = None,
+    base: Shown | None = None,
     wait_s: float = ROUND_WAIT_S,
 ) -> Outcome:
     """Do one round. Without `client`, with the server and key of the mount; `base`: that of the mount, else it is
@@ -260,7 +356,7 @@ def _client_of(state: State) -> ServerClient:
     return ServerClient(Settings.load(state.server, state.key_file, home=state.home))
 
 
-def _one(folder: WriteFolder, client: ServerClient, base: Base | None) -> Outcome:
+def _one(folder: WriteFolder, client: ServerClient, base: Shown | None) -> Outcome:
     one = _Round(folder, client, base)
     try:
         return one.run()

@@ -16,7 +16,7 @@ import os
 import shutil
 import stat
 import time
-from collections.abc import Generator, Iterable, Iterator
+from collections.abc import Generator, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -30,10 +30,14 @@ from dieselfs_client.writing.changes import Done, Found, Key
 
 UPPER, WORK = "upper", "work"
 CHANGED = "changed while it was read"
+TICK_NS = 20_000_000
+"""Two changes of a file or folder within this time may give it the same times."""
 _libc = ctypes.CDLL(None, use_errno=True)
 _STATE, _LOCK = "state.json", "lock"
 _OPAQUE = "trusted.overlay.opaque", "user.overlay.opaque"
 """The mark of an opaque folder; the second in a user namespace."""
+_REDIRECT = "trusted.overlay.redirect"
+"""The mark of a renamed folder. In a user namespace there is none: renaming a folder of the base is refused."""
 _FOLDER_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _FILE_FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
@@ -54,6 +58,7 @@ class State:
     - `base`: the generation that is mounted; None before it was
     - `generation`: the newest of which all changes were made by this mount, or have been seen
     - `tries`: rounds in which a file has changed while it was read, by path
+    - `suspects`: inode numbers of files that the disk may not have as they were written
     - `waiting`, `trouble`: entries that the last round has not stored, and why; `stored_s`: when a round stored
       something last, since 1970
     """
@@ -66,6 +71,7 @@ class State:
     base: int | None = None
     generation: int = 0
     tries: dict[str, int] = field(default_factory=dict)
+    suspects: list[int] = field(default_factory=list)
     waiting: int = 0
     trouble: str = ""
     stored_s: float = 0.0
@@ -124,24 +130,31 @@ class WriteFolder:
             check_private(self.folder)
             fields = json.loads((self.folder / _STATE).read_bytes())
             stored = {os.fsencode(path): Key(*key) for path, key in fields.pop("stored").items()}
-            return State(**fields.pop("state")), Done(stored, set(map(os.fsencode, fields.pop("deleted"))))
+            deleted = set(map(os.fsencode, fields.pop("deleted")))
+            moved, begun = (_encoded(fields.pop(name, {})) for name in ("moved", "begun"))
+            return State(**fields.pop("state")), Done(stored, deleted, moved, begun)
         except FileNotFoundError:
             raise NotFound(f"{self.folder}: no mount has written there") from None
         except (ValueError, TypeError, KeyError, AttributeError) as error:
             raise Damaged(f"{self.folder / _STATE}: {error}") from None
 
-    def save(self, state: State, done: Done) -> None:
-        """Replace the state, in one step."""
+    def save(self, state: State, done: Done, is_durable: bool = True) -> None:
+        """Replace the state, in one step. `is_durable`: it survives a power cut."""
         content: dict[str, Any] = {
             "state": asdict(state),
             "stored": {os.fsdecode(path): key for path, key in done.stored.items()},
             "deleted": [os.fsdecode(path) for path in sorted(done.deleted)],
+            "moved": _decoded(done.moved),
+            "begun": _decoded(done.begun),
         }
+        if not state.suspects:  # an earlier release does not know them
+            del content["state"]["suspects"]
         aside = self.folder / f"{_STATE}.new"
         with aside.open("w") as file:
             json.dump(content, file)
             file.flush()
-            os.fsync(file.fileno())
+            if is_durable:
+                os.fsync(file.fileno())
         aside.rename(self.folder / _STATE)
 
     def begin(self, generation: int) -> None:
@@ -174,30 +187,60 @@ class WriteFolder:
         finally:
             os.close(descriptor)
 
-    def walk(self) -> Iterator[Found]:
-        """All entries, each folder before its content. What is removed meanwhile is left out."""
+    def walk(self, times: dict[bytes, int] | None = None) -> Iterator[Found]:
+        """All entries, each folder before its content. What is removed meanwhile is left out. `times` gets when each
+        folder was changed last, before it was listed.
+        """
         pending = [b""]
         while pending:
             above = pending.pop()
             with suppress(FileNotFoundError, NotADirectoryError), self.opened(above, _FOLDER_FLAGS) as folder:
+                if times is not None:
+                    times[above] = os.fstat(folder).st_ctime_ns
                 for name in map(os.fsencode, os.listdir(folder)):
                     path = os.path.join(above, name)
                     with suppress(FileNotFoundError, NotADirectoryError):
                         status = os.lstat(name, dir_fd=folder)
                         is_whiteout = stat.S_ISCHR(status.st_mode) and not status.st_rdev
                         is_folder = stat.S_ISDIR(status.st_mode)
-                        is_opaque = is_folder and self._is_opaque(path)
-                        yield Found(path, Key.of(status), is_whiteout, is_opaque)
+                        marks = self._marks(path) if is_folder else (False, b"")
+                        yield Found(path, Key.of(status), is_whiteout, *marks)
                         if is_folder:
                             pending.append(path)
 
-    def _is_opaque(self, path: bytes) -> bool:
-        with self.opened(path, _FOLDER_FLAGS) as folder:
-            for name in _OPAQUE:
-                with suppress(OSError):  # it has no such mark, or the file system has no such marks
-                    if os.getxattr(folder, name) == b"y":
-                        return True
+    def is_still(self, times: Mapping[bytes, int], began_ns: int) -> bool:
+        """Whether nothing was made, renamed or removed since a walk that began then, and has noted these times."""
+        now_ns = time.time_ns() + TICK_NS
+        if any(began_ns - TICK_NS <= time_ns <= now_ns for time_ns in times.values()):
+            return False  # a change at the same time does not show
+        with suppress(FileNotFoundError, NotADirectoryError):
+            for path, time_ns in times.items():
+                with self.opened(path, _FOLDER_FLAGS) as folder:
+                    if os.fstat(folder).st_ctime_ns != time_ns:
+                        return False
+            return True
         return False
+
+    def _marks(self, path: bytes) -> tuple[bool, bytes]:
+        """Whether a folder is opaque, and its redirect."""
+        with self.opened(path, _FOLDER_FLAGS) as folder:
+            is_opaque = any(_mark(folder, name) == b"y" for name in _OPAQUE)
+            return is_opaque, _mark(folder, _REDIRECT)
+
+
+def _encoded(paths: Mapping[str, str]) -> dict[bytes, bytes]:
+    return {os.fsencode(path): os.fsencode(source) for path, source in paths.items()}
+
+
+def _decoded(paths: Mapping[bytes, bytes]) -> dict[str, str]:
+    return {os.fsdecode(path): os.fsdecode(source) for path, source in paths.items()}
+
+
+def _mark(folder: int, name: str) -> bytes:
+    try:
+        return os.getxattr(folder, name)
+    except OSError:  # it has no such mark, or the file system has no such marks
+        return b""
 
 
 class UpperEntry:

@@ -6,25 +6,32 @@ import shutil
 import socket
 import subprocess
 from collections.abc import Iterator
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from itertools import count
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from torch.distributed.checkpoint.state_dict_saver import save as save_distributed
 
+from dieselfs.chunk.builder import ChunkBuilder
 from dieselfs.dataset import Dataset
 from dieselfs.errors import DieselfsError, InvalidInput, MountError
 from dieselfs.settings.table import AUTO, IMAGE
+from dieselfs.transfer.report import TransferReport
+from dieselfs.transfer.upload import TreeUpload
 from dieselfs_client.daemon import control
 from dieselfs_client.mount.points.options import MountOptions
-from dieselfs_client.writing.rounds import sync
+from dieselfs_client.writing.changes import Found
+from dieselfs_client.writing.rounds import SUSPECT, sync
+from dieselfs_client.writing.upper import UpperEntry, WriteFolder
 from lab.mount_processes import kill_all
 from tests.client.conftest import needs_root
 from tests.support.dlcmd import wait_until
 from tests.support.server import RunningServer, running_server
-from tests.support.small_disk import small_disk
+from tests.support.small_disk import disk_image, small_disk
 
 pytestmark = needs_root
 LARGE = os.urandom(9_000_000)
@@ -165,6 +172,196 @@ def test_the_daemon_stores_at_the_interval(data: Dataset, writing: MountOptions,
             while not (stored(data).get("events") or b"").endswith(line):
                 pass
     control.unmount(mountpoint)
+
+
+def add_large(data: Dataset) -> None:
+    """A file that spans chunks, in a folder, and two that differ in bytes alone."""
+    data.put("exp1/old/large", LARGE)
+    for name in "x", "y":
+        data.put(f"exp1/{name}/same", name.encode(), mtime_ns=1_700_000_000_000_000_000)
+    data.flush()
+
+
+def test_stored_folders_are_renamed_and_the_servers_move_them(
+    data: Dataset, writing: MountOptions, mountpoint: Path
+) -> None:
+    add_large(data)
+    control.mount(f"{data.name}/exp1", mountpoint, writing)
+    old, new = mountpoint / "old", mountpoint / "new"
+    os.rename(old, new)
+    with pytest.raises(OSError) as refused:
+        os.rename(new, new / "deep/below")
+    assert refused.value.errno == errno.EINVAL
+    old.mkdir()
+    (old / "a").write_bytes(b"another file of the old name")
+    (new / "b").write_bytes(b"changed")
+    os.rename(new / "deep", mountpoint / "deepest")
+    os.rename(mountpoint / "deepest/c", mountpoint / "deepest/d")
+    expected = shown(mountpoint)
+    assert expected["new/large"] == LARGE and expected["deepest/d"] == b"exp1/old/deep/c"
+    outcome = sync(str(mountpoint))
+    assert not outcome.waiting and not outcome.conflicts and outcome.stored_bytes < 1000
+    assert stored(data) == expected
+    assert sync(str(mountpoint)).stored == 0
+
+    os.rename(new, mountpoint / "deepest/newer")  # it is at another place in the dataset than in the base
+    for name, to in ("x", "aside"), ("y", "x"), ("aside", "y"):
+        os.rename(mountpoint / name, mountpoint / to)
+    expected = shown(mountpoint)
+    assert (expected["x/same"], expected["y/same"]) == (b"y", b"x")
+    outcome = sync(str(mountpoint))
+    assert not outcome.waiting and not outcome.conflicts and outcome.stored_bytes < 1000
+    assert stored(data) == expected
+
+    shutil.rmtree(old)
+    os.rename(mountpoint / "deepest/newer", old)
+    os.rename(mountpoint / "deepest", old / "deep")
+    shutil.rmtree(mountpoint / "x")
+    expected = shown(mountpoint)
+    control.unmount(mountpoint)
+    assert stored(data) == expected
+    assert expected["old/large"] == LARGE
+
+
+@pytest.mark.parametrize("is_before", [True, False])
+def test_a_folder_that_was_renamed_before_a_crash_is_stored_whole(
+    data: Dataset,
+    writing: MountOptions,
+    mountpoint: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    is_before: bool,
+) -> None:
+    """The round is killed before its upload, or when it has all done but to note it; then the folder is renamed once
+    more, and the generation of the mount is purged.
+    """
+    add_large(data)
+    control.mount(f"{data.name}/exp1", mountpoint, writing)
+    os.rename(mountpoint / "old", mountpoint / "new")
+    run = TreeUpload.run
+
+    def killed(*arguments: Any) -> TransferReport:
+        if not is_before:
+            run(*arguments)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(TreeUpload, "run", killed)
+        sync(str(mountpoint))
+    os.rename(mountpoint / "new", mountpoint / "newest")
+    expected = shown(mountpoint)
+    kill_all(mountpoint)
+    for pin in data.client.pins(data.name):
+        data.client.pin(data.name, pin.holder.partition("/")[2], pin.generation, 0, 0)
+    data.purge(grace_s=0)
+    control.mount(f"{data.name}/exp1", mountpoint, writing)
+    assert shown(mountpoint) == stored(data) == expected
+    control.unmount(mountpoint)
+
+
+def test_a_renamed_folder_of_which_another_writer_deletes_files(
+    data: Dataset, writing: MountOptions, mountpoint: Path
+) -> None:
+    control.mount(f"{data.name}/exp1", mountpoint, writing)
+    os.rename(mountpoint / "old", mountpoint / "new")
+    expected = shown(mountpoint)
+    data.delete("exp1/old/a")
+    data.put("exp1/old/b", b"of another writer")
+    data.put("exp1/old/more", b"of another writer")
+    data.flush()
+    outcome = sync(str(mountpoint))
+    assert outcome.conflicts == ["old/b"]
+    assert stored(data) == expected | {"old": None, "old/more": b"of another writer"}
+    control.unmount(mountpoint)
+
+
+def test_a_name_is_deleted_only_when_the_new_one_is_stored(
+    data: Dataset, writing: MountOptions, mountpoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    control.mount(f"{data.name}/exp1", mountpoint, writing)
+    (mountpoint / "log").write_bytes(b"first")
+    sync(str(mountpoint))
+    os.rename(mountpoint / "old/a", mountpoint / "renamed")
+    (mountpoint / "config").unlink()
+    (mountpoint / "log").write_bytes(b"second")
+    before, expected = stored(data), shown(mountpoint)
+    pack = UpperEntry.pack
+
+    def failing(path: bytes) -> None:
+        def packed(entry: UpperEntry, builder: ChunkBuilder) -> None:
+            if entry.path == path:
+                raise OSError(errno.EIO, os.strerror(errno.EIO))
+            pack(entry, builder)
+
+        monkeypatch.setattr(UpperEntry, "pack", packed)
+
+    failing(b"exp1/renamed")
+    outcome = sync(str(mountpoint))
+    assert outcome.deleted == 0 and stored(data) == before | {"log": b"second"}
+    assert {path for path, _ in outcome.waiting} == {"renamed", "old/a", "config"}
+    (mountpoint / "log").write_bytes(b"third")
+    failing(b"exp1/log")  # it had no other name, so nothing waits for it
+    outcome = sync(str(mountpoint))
+    assert [path for path, _ in outcome.waiting] == ["log"] and stored(data) == expected
+    monkeypatch.undo()
+    control.unmount(mountpoint)
+
+
+@pytest.mark.parametrize("is_listed", [True, False])
+def test_a_file_that_is_renamed_during_a_round_is_never_missing(
+    data: Dataset, writing: MountOptions, mountpoint: Path, monkeypatch: pytest.MonkeyPatch, is_listed: bool
+) -> None:
+    """The walk has seen the new name, which is then changed once more; or it has seen neither."""
+    control.mount(f"{data.name}/exp1", mountpoint, writing)
+    (mountpoint / "step-1").write_bytes(b"checkpoint")
+    sync(str(mountpoint))
+    os.rename(mountpoint / "step-1", mountpoint / "step-1.first")
+    names, walk = iter(f"step-1.{number}" for number in range(100)), WriteFolder.walk
+
+    def walked(folder: WriteFolder, times: dict[bytes, int] | None = None) -> Iterator[Found]:
+        found = [*walk(folder, times)]
+        os.rename(next(mountpoint.glob("step-1*")), mountpoint / next(names))
+        yield from (each for each in found if is_listed or not each.path.startswith(b"step-1"))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(WriteFolder, "walk", walked)
+        outcome = sync(str(mountpoint))
+    assert outcome.deleted == 0 and outcome.waiting
+    assert stored(data)["step-1"] == b"checkpoint"
+    sync(str(mountpoint))
+    assert stored(data) == shown(mountpoint)
+    control.unmount(mountpoint)
+
+
+def test_an_error_of_the_disk_is_told_and_what_it_lost_is_not_stored(
+    data: Dataset, writing: MountOptions, mountpoint: Path, tmp_path: Path
+) -> None:
+    """The disk of the write folder cannot write blocks, as it is larger than the memory in which it is; then it can."""
+    with (
+        small_disk(tmp_path / "memory", "24m") as memory,
+        disk_image(memory / "image", "200m") as disk,
+        ExitStack() as stack,
+    ):
+        control.mount(f"{data.name}/exp1", mountpoint, replace(writing, write_folder=str(disk / "writes")))
+        stack.callback(lambda: subprocess.run(["umount", "--lazy", mountpoint], check=False))
+        before = stored(data)
+        with (mountpoint / "checkpoint").open("wb", buffering=0) as file:
+            for _ in range(48):
+                file.write(os.urandom(1 << 20))
+            with pytest.raises(OSError):
+                os.fsync(file.fileno())
+        with pytest.raises(OSError):
+            sync(str(mountpoint))
+        subprocess.run(["mount", "-o", "remount,size=300m", str(memory)], check=True)
+        is_told = False
+        while not is_told:  # the kernel has tried to write meanwhile
+            with suppress(OSError):
+                is_told = dict(sync(str(mountpoint)).waiting) == {"checkpoint": SUSPECT}
+        (mountpoint / "later").write_bytes(b"written after the error")
+        assert dict(sync(str(mountpoint)).waiting) == {"checkpoint": SUSPECT}
+        assert stored(data) == before | {"later": b"written after the error"}
+        (mountpoint / "checkpoint").unlink()
+        assert not sync(str(mountpoint)).waiting
+        control.unmount(mountpoint)
 
 
 def test_a_full_disk_and_a_server_that_is_away_are_said_and_lose_nothing(

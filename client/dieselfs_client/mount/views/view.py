@@ -113,8 +113,9 @@ class OverlayView(View):
             mount_kernel_file_system(source, layers.mountpoint, filesystem, noexec, data)
             return
         folder = WriteFolder(self.options.write_folder)
-        # What is stored must not depend on links between the layers; in a user namespace there are none.
-        links = "userxattr" if facts().is_in_user_namespace else "redirect_dir=off,metacopy=off"
+        # A renamed folder refers to what the base has of it, and rounds read that; in a user namespace no folder does.
+        # The bytes of each file are in the upper folder.
+        links = "userxattr" if facts().is_in_user_namespace else "redirect_dir=on,metacopy=off"
         how = f"xino=on,index=off,{links}"
         data = f"lowerdir={escaped[0]},upperdir={folder.upper},workdir={folder.work},{how}"
         try:
