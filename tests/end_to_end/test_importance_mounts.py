@@ -5,6 +5,7 @@ import os
 import signal
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import suppress
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ from dieselfs.settings.table import FUSE, IMAGE, OVERLAY
 from dieselfs.transfer.upload import TreeUpload, walk_source
 from dieselfs_client.daemon import control
 from dieselfs_client.mount.points.options import MountOptions
+from dieselfs_client.supervision.status import supervision_of
 from lab.namespace import wait_for
 from lab.network import clear
 from tests.support.job_mounts import JOB, job_mounts
@@ -250,16 +252,22 @@ def test_mounts_of_a_job_keep_each_important_file_once(keeping: list[Path]) -> N
     assert used_files(keeping[0]) == limits[0] and len(kept_on(keeping[0], "a") & kept[0]) > limits[0] // 2
 
 
-def test_a_mount_that_does_not_answer_is_done_without(keeping: list[Path]) -> None:
-    """A stopped one is worse than a dead one: it takes requests. Then it is back; then it leaves."""
+@pytest.mark.parametrize("is_killed", [False, True], ids=["it hangs", "it is killed"])
+def test_a_lost_mount_is_done_without(is_killed: bool, keeping: list[Path]) -> None:
+    """One that hangs takes requests. Then it is back; then it leaves."""
     shares = shares_of(keeping, 2)
-    stopped = daemon_of(keeping[2])
+    supervision = supervision_of(str(keeping[2]))
+    assert supervision is not None
+    stopped = supervision.supervisor if is_killed else supervision.daemon  # no supervisor replaces the daemon
     os.kill(stopped, signal.SIGSTOP)
     try:
+        if is_killed:
+            os.kill(supervision.daemon, signal.SIGKILL)
         read_together(keeping[:2], shares[:2])
         assert sum(stats_of(mount)["peers"]["failures"] for mount in keeping[:2])
     finally:
-        os.kill(stopped, signal.SIGCONT)
+        with suppress(ProcessLookupError):
+            os.kill(stopped, signal.SIGCONT)
     read_together(keeping[2:], shares[2:])
     control.unmount(str(keeping[2]))
     rest = keeping[:2]

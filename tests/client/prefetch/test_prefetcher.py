@@ -9,12 +9,9 @@ import trio
 import trio.testing
 
 from dieselfs.cluster.warmth import Warmth
-from dieselfs.importance.score_lines import LossBatch
-from dieselfs.importance.scored_files import OrderKey, ScoredFiles
 from dieselfs.prefetch.extent_table import Extents
 from dieselfs.shuffle.listed import ListedPlan
 from dieselfs.shuffle.plan import Plan, Share
-from dieselfs.shuffle.policies import IMPORTANCE
 from dieselfs.shuffle.spec import PlanSpec
 from dieselfs_client.memory.budget import Allotment
 from dieselfs_client.memory.chunk_cache import ChunkCache
@@ -375,60 +372,6 @@ def test_a_list_with_repeated_files_is_stored_before_it_is_read(packed: PackedDa
 
     rig = run(packed, scenario, window=1000 * PAGE, pinned=0)
     assert rig.pages.most <= 1000
-
-
-def test_important_files_stay_behind_their_readers(packed: PackedDataset) -> None:
-    """Of three epochs by importance in memory for a quarter of the dataset; pinned chunks give way to them."""
-    snapshot, window, pinned = packed.snapshot, 1000, FILES // 4
-    scored = ScoredFiles(snapshot)
-    files = np.sort(Plan(snapshot, PlanSpec()).nodes()).astype(np.uint32)
-    hard = files[:: FILES * 5 // pinned]  # a fifth of what fits
-    losses = LossBatch(
-        [snapshot.path(node) for node in files.tolist()], np.isin(files, hard).astype(np.float64)
-    )
-
-    async def scenario(rig: Rig) -> None:
-        rig.prefetcher.kept.scored = scored
-        budget = rig.prefetcher.budget
-        await rig.warm()
-        assert budget.pinned_bytes == pinned * PAGE
-        for epoch in range(3):
-            order = scored.order(OrderKey(b"", 1, epoch), files).astype(np.int64)
-            before, hits = len(rig.source.fetched_extents), scored.hits
-            spec = PlanSpec(1, epoch, policy=IMPORTANCE)
-            share = ListedPlan(snapshot, order, 200 * PAGE, 200 * PAGE, spec=spec).share()
-            rig.prefetcher.declare(share)
-            await rig.prefetcher.ahead_of(share)
-            missed = await read_to_the_end(rig, share)
-            scored.take(losses)
-            await trio.sleep(FINISHED_S + 1)
-            assert missed < FILES // 50 and scored.reads == FILES * (epoch + 1)
-            assert budget.window_bytes == 0 == budget.pinned_bytes
-            assert budget.kept_bytes == pinned * PAGE and pinned * 0.9 < len(rig.pages.files) <= pinned
-        fetched = len(rig.source.fetched_extents) - before
-        hits = scored.hits - hits
-        repeated = FILES - len(set(order.tolist()))
-        assert fetched < FILES - hits < FILES // 2 < repeated
-        assert np.isin(hard, [*rig.pages.files, *rig.prefetcher.tripwires._bytes]).mean() > 0.9
-
-    rig = run(packed, scenario, window=window * PAGE, pinned=pinned * PAGE)
-    assert rig.pages.most <= window + pinned
-
-
-def test_the_next_daemon_keeps_the_same_files(packed: PackedDataset) -> None:
-    """Their pages are there, but for those of tripwires, whose bytes this daemon has not."""
-
-    async def scenario(rig: Rig) -> None:
-        left = np.sort(Plan(packed.snapshot, PlanSpec()).nodes(0, FILES // 8)).astype(np.int64)
-        scored = rig.prefetcher.kept.scored = ScoredFiles(packed.snapshot)
-        scored.left = left.tolist()
-        assert not len(rig.prefetcher.kept.begin())
-        is_wire = rig.prefetcher.tripwires.usual(left)
-        stored = rig.prefetcher.budget.is_stored(rig.prefetcher.table.of_files(left))
-        assert is_wire.any() and (stored == ~is_wire).all()
-        assert rig.prefetcher.budget.kept_bytes == len(left) * PAGE
-
-    run(packed, scenario, window=1000 * PAGE, pinned=FILES // 4 * PAGE)
 
 
 def test_when_the_mount_is_gone_nothing_more_is_fetched(packed: PackedDataset) -> None:
