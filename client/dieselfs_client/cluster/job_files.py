@@ -108,7 +108,7 @@ class JobFiles:
             if not files or self._opened() is None:
                 return set()
             released = self._scored.admit(np.array(files, np.int64)).released.tolist()
-            self._drop_stored(released)
+            self.drop(released)
             return {*files}.difference(released)
 
     def read(self, file: int) -> bytes | None:
@@ -123,14 +123,11 @@ class JobFiles:
                 self._scored.forget([file], is_full=True)
 
     def drop(self, files: Iterable[int]) -> None:
+        files = [*files]
         with self._lock:
-            files = [*files]
             self._scored.forget(files)
-            self._drop_stored(files)
-
-    def _drop_stored(self, files: Iterable[int]) -> None:
-        if self._store is not None:
-            self._store.drop(files)
+            if self._store is not None:
+                self._store.drop(files)
 
     def _opened(self) -> SampleStore | None:
         """The store, with what an earlier daemon of this node has left."""

@@ -11,7 +11,7 @@ import trio
 from dieselfs.cluster.peer_client import PeerClient
 from dieselfs.importance.score_lines import LossBatch
 from dieselfs.importance.scored_files import OrderKey, ScoredFiles
-from dieselfs.samples.sample_store import SampleStore, name_for
+from dieselfs.samples.sample_store import name_for
 from dieselfs.shuffle.listed import ListedPlan
 from dieselfs.shuffle.plan import Plan
 from dieselfs.shuffle.policies import IMPORTANCE
@@ -70,17 +70,14 @@ def test_important_files_stay_behind_their_readers(
             assert missed < FILES // 50 and scored.reads == FILES * (epoch + 1)
             assert budget.window_bytes == 0 == budget.pinned_bytes
             assert kept.used_bytes == pinned * PAGE
-            pages = len(rig.pages.files)
-            assert pages == 0 == budget.kept_bytes if is_in_job else pinned * 0.9 < pages <= pinned
+            left = len(rig.pages.files)
+            assert left == 0 == budget.kept_bytes if is_in_job else pinned * 0.9 < left <= pinned
         fetched = len(rig.source.fetched_extents) - before
         hits = scored.hits - hits
         repeated = FILES - len(set(order.tolist()))
         assert fetched < FILES - hits < FILES // 2 < repeated
-        held = (
-            SampleStore(job._folder).samples()
-            if is_in_job
-            else [*rig.pages.files, *rig.prefetcher.tripwires._bytes]
-        )
+        pages = [*rig.pages.files, *rig.prefetcher.tripwires._bytes]
+        held = [file for file in files.tolist() if job.read(file)] if is_in_job else pages
         assert np.isin(hard, held).mean() > 0.9 and scored.from_peers == 0
 
     rig = run(packed, scenario, window=window * PAGE, pinned=pinned * PAGE)
