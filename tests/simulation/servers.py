@@ -2,6 +2,8 @@
 again.
 """
 
+from collections.abc import Callable
+from concurrent.futures import Future
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,6 +21,7 @@ from dieselfs_server import assemble
 from dieselfs_server.datasets import referring_copy
 from dieselfs_server.maintenance import jobs
 from dieselfs_server.metadata.redis.store import RedisMetadata
+from dieselfs_server.metadata.sqlite import table
 from dieselfs_server.settings import ServerSettings
 from dieselfs_server.store import opening
 from dieselfs_server.store.memory import MemoryStore
@@ -195,6 +198,25 @@ async def _run_leased(self: Any, dataset_id: bytes, holder: str, work: Any) -> A
             del world.maintenance[dataset_id]
 
 
+class _AtOnce:
+    """Executor whose work is done when it is given: threads of an executor are unknown to the simulated clock."""
+
+    def __init__(self, _threads: int) -> None: ...
+
+    def __enter__(self) -> "_AtOnce":
+        return self
+
+    def __exit__(self, *_: object) -> None: ...
+
+    def submit(self, work: Callable[..., Any], *arguments: object) -> Future[Any]:
+        done = Future[Any]()
+        try:
+            done.set_result(work(*arguments))
+        except Exception as error:  # not the death of the process
+            done.set_exception(error)
+        return done
+
+
 def install() -> None:
     """Give the assembly of servers the simulated stores and sockets."""
     replaced = {
@@ -208,5 +230,6 @@ def install() -> None:
     for name, value in replaced.items():
         setattr(assemble, name, value)
     referring_copy.REFERENCE_BYTES_MIN = equal_extents.REFERENCE_BYTES_MIN = 1  # as chunks are small here
+    setattr(table, "ThreadPoolExecutor", _AtOnce)  # noqa: B010  # another type
     jobs.MaintenanceJobs._run_leased = _run_leased  # type: ignore[method-assign]  # notes who works
     setattr(connection, "_write", lambda connected, views: connected.write(views))  # noqa: B010  # mypy takes the assignment for a mistake
