@@ -7,10 +7,11 @@ zygotes, of an upgrade above all, must run the code that is installed then, so t
 import os
 import signal
 import sys
-import traceback
 from collections.abc import Callable
 from importlib import import_module
 from typing import NoReturn
+
+from dieselfs_client.supervision.status import name_process
 
 EXIT_BUG = 70
 """As in `dieselfs.errors`."""
@@ -34,6 +35,7 @@ def _be_zygote(arguments: list[str], let_go: Callable[[], None]) -> NoReturn:
     code = EXIT_BUG
     try:
         os.setsid()
+        name_process("dieselfs-zygote")  # long before its `main` can
         for number in _SIGNALS:
             signal.signal(number, signal.SIG_DFL)
         let_go()
@@ -43,6 +45,6 @@ def _be_zygote(arguments: list[str], let_go: Callable[[], None]) -> NoReturn:
     except SystemExit as end:
         code = end.code if isinstance(end.code, int) else EXIT_BUG
     except BaseException:  # any error: the process must not continue as a supervisor
-        traceback.print_exc()
+        sys.excepthook(*sys.exc_info())  # `traceback` would take memory of the supervisor
     finally:
         os._exit(code)
