@@ -8,6 +8,7 @@ import signal
 import tempfile
 from contextlib import closing
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import trio
@@ -30,7 +31,7 @@ from tests.simulation.actors import DATASET, Cluster, act, check_files, create, 
 from tests.simulation.clock import now_s
 from tests.simulation.disk import open_copy
 from tests.simulation.exchanges import ATTACHED, ELSEWHERE, EXCHANGES, check_exchanges
-from tests.simulation.green import enter, pause
+from tests.simulation.green import drive, enter, pause
 from tests.simulation.jobs import SimulatedJob
 from tests.simulation.network import Network
 from tests.simulation.oracle import Oracle
@@ -118,7 +119,7 @@ async def _run(course: Course, folder: Path, is_verbose: bool) -> Outcome:
         try:
             with trio.fail_after(RUN_S_MAX):
                 await _live(cluster, scenario, objects, hosts, network, nursery)
-            _check_end(cluster, objects, hosts)
+            await _check_end(cluster, objects, hosts)
         except trio.TooSlowError:
             world.violated("the run does not end")
         except Exception as error:  # of the product, or of the simulator
@@ -332,13 +333,18 @@ def _check_names(cluster: Cluster, objects: MemoryStore, hosts: list[ServerHost]
                     )
 
 
-def _check_end(cluster: Cluster, objects: MemoryStore, hosts: list[ServerHost]) -> None:
-    """What servers know is what the chunks say."""
+async def _check_end(cluster: Cluster, objects: MemoryStore, hosts: list[ServerHost]) -> None:
+    """What servers know is what the chunks say. In their processes: tables are read by threads."""
     for host in hosts:
-        with closing(_opened(host)) as metadata:
-            for dataset in metadata.datasets():
-                if dataset.name in (DATASET, SCRATCH, ELSEWHERE, ATTACHED):
-                    _check_dataset(cluster, objects, host.name, metadata, dataset)
+        assert host.process is not None
+        await drive(host.process, partial(_check_host, cluster, objects, host))
+
+
+def _check_host(cluster: Cluster, objects: MemoryStore, host: ServerHost) -> None:
+    with closing(_opened(host)) as metadata:
+        for dataset in metadata.datasets():
+            if dataset.name in (DATASET, SCRATCH, ELSEWHERE, ATTACHED):
+                _check_dataset(cluster, objects, host.name, metadata, dataset)
 
 
 def _check_dataset(

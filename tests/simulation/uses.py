@@ -11,7 +11,7 @@ from functools import partial
 from dieselfs.chunk.builder import FileExtent
 from dieselfs.cluster.member import INCARNATION_BYTES, Member
 from dieselfs.cluster.secret import JobSecret
-from dieselfs.errors import AlreadyExists, Damaged, DieselfsError, NotFound, StorageFull
+from dieselfs.errors import AlreadyExists, Damaged, DieselfsError, NotFound, StorageFull, Unavailable
 from dieselfs.limits import JOB_LEASE_S_MIN
 from dieselfs.net.address import TcpAddress
 from dieselfs.rpc.limit_kinds import QuotaRecord, UsageRecord
@@ -400,7 +400,9 @@ def _check_repacked(cluster: Cluster, actor: str, number: int) -> None:
         return digest_of_snapshot(snapshot, ServerSource(cluster.client(actor), snapshot)).hex()
 
     before = digest()
-    repack(cluster, Step(number, actor, "repack", 0.0, (1000,)))
+    # Else the lease of a job may last: its server's clock was ahead, and its end is forgotten.
+    with nullcontext() if cluster.has_close_clocks else suppress(Unavailable):
+        repack(cluster, Step(number, actor, "repack", 0.0, (1000,)))
     if cluster.has_close_clocks:
         cluster.bounded("purge", partial(cluster.client(actor).purge, DATASET, 0, False), JOB_S_MAX)
     if digest() != before:
