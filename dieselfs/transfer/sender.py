@@ -11,6 +11,7 @@ from dieselfs.chunk.ids import ChunkIdSource
 from dieselfs.errors import (
     AccessDenied,
     AlreadyExists,
+    Damaged,
     DieselfsError,
     InvalidInput,
     NotFound,
@@ -63,7 +64,7 @@ class ChunkSender:
         self._error: BaseException | None = None  # set once, by the first thread that fails
         self.generation = dataset.generation
         self.refused: list[SealedChunk] = []
-        """References that are not stored: the bytes are gone, or the server makes none."""
+        """References that are not stored: the bytes are gone or damaged, or the server makes none."""
         self._threads = [
             Thread(target=self._work, name=f"dieselfs-send-{n}", daemon=True) for n in range(SENDERS)
         ]
@@ -127,7 +128,7 @@ class ChunkSender:
                     return
                 if self._error is None:
                     self._send(*item)
-            except (AccessDenied, InvalidInput, NotFound) as error:
+            except (AccessDenied, Damaged, InvalidInput, NotFound) as error:
                 chunk = item[0] if item else None
                 if chunk is not None and chunk.source is not None and chunk.source.is_chunk:
                     self.refused.append(chunk)

@@ -11,7 +11,7 @@ from dataclasses import replace
 import numpy as np
 import numpy.typing as npt
 
-from dieselfs.chunk.format import ChunkHeader, Op, Preamble
+from dieselfs.chunk.format import ChunkHeader, Op, Preamble, check_extents
 from dieselfs.chunk.ids import chunk_name
 from dieselfs.chunk.source import AttachedSource
 from dieselfs.digests import digest_of
@@ -27,7 +27,7 @@ def completed(store: ObjectStore, dataset_id: bytes, preamble: Preamble, header:
     """The chunk with its true source, its object, and the claim of the reference: settle it once the chunk is stored.
     If the bytes are in a foreign source, a chunk with a copy of them, and no claim.
 
-    Raises InvalidInput for what that chunk does not have, NotFound if it is gone.
+    Raises InvalidInput for what that chunk does not have, NotFound if it is gone, Damaged for wrong bytes of it.
     """
     asked = header.source
     assert asked is not None
@@ -41,6 +41,7 @@ def completed(store: ObjectStore, dataset_id: bytes, preamble: Preamble, header:
     )
     if not is_whole or not source.is_chunk:
         content = store.get_range(dataset_id, named, old.payload_start + start, length)
+        check_extents(preamble, header, content, asked.name)
         digest = digest_of(content)
     header = replace(
         header, source=replace(source, offset=source.offset + start) if source.is_chunk else None

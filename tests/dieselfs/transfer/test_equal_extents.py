@@ -9,7 +9,7 @@ import pytest
 
 from dieselfs.dataset import Dataset
 from dieselfs.digests import extent_digest_of
-from dieselfs.errors import AccessDenied
+from dieselfs.errors import AccessDenied, Damaged, DieselfsError
 from dieselfs.limits import MIB
 from dieselfs.snapshot.reader import Snapshot
 from dieselfs.transfer import equal_extents
@@ -117,8 +117,9 @@ def test_small_streamed_files_refer_together(data: Dataset, tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("size", [100_000, 2 * MIB + 5])
+@pytest.mark.parametrize("refusal", [AccessDenied, Damaged])
 def test_servers_that_make_no_references_get_the_bytes(
-    data: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size: int
+    data: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size: int, refusal: type[DieselfsError]
 ) -> None:
     found = made(tmp_path, a=size)
     share(data, list(found.items()))
@@ -126,7 +127,7 @@ def test_servers_that_make_no_references_get_the_bytes(
 
     def refusing(dataset: str, chunk_id: bytes, parts: Sequence[bytes], key_id: bytes = b"") -> int:
         if b"chunk://" in parts[0]:
-            raise AccessDenied("only servers make chunks that refer to others")
+            raise refusal("only older servers, or what is stored is damaged")
         return put_chunk(dataset, chunk_id, parts, key_id)
 
     monkeypatch.setattr(data.client, "put_chunk", refusing)

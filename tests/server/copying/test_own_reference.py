@@ -15,7 +15,7 @@ from dieselfs.chunk.builder import ChunkBuilder
 from dieselfs.chunk.format import PREAMBLE_BYTES, decode_preamble
 from dieselfs.chunk.ids import ChunkIdSource
 from dieselfs.chunk.source import AttachedSource
-from dieselfs.errors import InvalidInput, NotFound
+from dieselfs.errors import Damaged, InvalidInput, NotFound
 from dieselfs.records import Extent
 from dieselfs.rpc.messages import thrift
 from dieselfs_server.call import Call
@@ -112,6 +112,21 @@ def test_a_client_gets_only_extents_that_the_chunk_has_for_files(world: World) -
         put(world, (chunk_id, data))
     assert decode_preamble(other[:PREAMBLE_BYTES], "chunk").payload_length == 700
     assert world.records() == [] and len(world.chunks("a")) == 1
+
+
+def test_wrong_bytes_of_a_part_become_no_reference(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A disk may give them once; the client has the right ones."""
+    chunk = asked(world, [(b"new", extent_of(world, b"d/x/f1"))])
+    read = world.objects.get_range
+
+    def wrong(dataset_id: bytes, chunk_id: bytes, offset: int, length: int) -> bytes:
+        content = read(dataset_id, chunk_id, offset, length)
+        return bytes(700) if length == 700 else content
+
+    monkeypatch.setattr(world.objects, "get_range", wrong)
+    with pytest.raises(Damaged, match="digest of 'new' does not match"):
+        put(world, chunk)
+    assert world.records() == [] and len(world.chunks("a")) == 2
 
 
 def test_a_copy_of_a_part_of_a_payload_has_its_bytes(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
