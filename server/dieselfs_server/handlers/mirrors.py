@@ -30,7 +30,7 @@ class MirrorCalls:
             "mirrors.lag_s",
             "Seconds since a mirror had the newest generation of its origin, of the mirror that is furthest behind, "
             "among those that report to this process.",
-            lambda: max((time.time() - seen_s for seen_s in self._current_s.values()), default=None),
+            lambda: max((time.time() - seen_s for seen_s in [*self._current_s.values()]), default=None),
         )
 
     def forget_ended(self) -> None:
@@ -44,9 +44,9 @@ class MirrorCalls:
                 self._current_s.pop(name, None)
 
     async def keep_mirror(self, call: Call) -> MirrorRecord:
-        asked = call.arguments
-        self._current_s.pop(asked.dataset, None)  # it may be no mirror any more
-        seen = await call.dataset(), asked.origin, asked.generation
+        dataset, asked = await call.dataset(), call.arguments
+        self._current_s.pop(dataset.name, None)  # it may be no mirror any more
+        seen = dataset, asked.origin, asked.generation
         return self._noted(await trio.to_thread.run_sync(self.mirrors.note_seen, *seen))
 
     async def put_mirror(self, call: Call) -> MirrorRecord:

@@ -3,6 +3,7 @@
 import time
 from collections.abc import Callable, Iterable
 from contextlib import suppress
+from functools import partial
 from itertools import count
 from pathlib import Path
 from typing import Any, cast
@@ -19,12 +20,14 @@ from dieselfs.rpc.messages import thrift
 from dieselfs.rpc.records import MirrorRecord, RebuildReport
 from dieselfs.snapshot.builder import build_snapshot
 from dieselfs.snapshot.reader import Snapshot
+from dieselfs_server.access.accounts import Caller
 from dieselfs_server.admission.room import Disk, Room
 from dieselfs_server.call import Call
 from dieselfs_server.datasets.commit import catch_up_dataset, commit_chunk, read_chunk
 from dieselfs_server.datasets.mirrors import Mirrors, unapplied
 from dieselfs_server.datasets.snapshots import signed
 from dieselfs_server.datasets.tags import TagStore
+from dieselfs_server.handlers.mirrors import MirrorCalls
 from dieselfs_server.leases.lease import LEASE_S
 from dieselfs_server.maintenance.purge import purge
 from dieselfs_server.metadata.interface import MetadataStore
@@ -390,16 +393,42 @@ def test_a_promotion_that_lacks_files_ends_when_they_are_back_or_forgotten(
     assert not promotion.is_mirror()
 
 
+def lag_of(calls: MirrorCalls) -> float | None:
+    found = calls.metrics.collect({"mirrors.lag_s"})
+    return next((value for _, _, value in found), None)
+
+
+def test_a_user_without_rights_hides_no_lag(promotion: Promotion) -> None:
+    service = promotion.service
+    call(service, "keep_mirror", dataset=NAME, origin=ORIGIN, generation=1)
+    asked = thrift.keep_mirror_args(dataset=NAME, origin=ORIGIN, generation=1)
+    with pytest.raises(DieselfsError):
+        trio.run(
+            service.handlers["keep_mirror"], Call(service.access, Caller("eve", ""), "keep_mirror", asked)
+        )
+    assert lag_of(service.mirrors) is not None
+
+
+def test_a_mirror_that_ends_while_the_lag_is_computed(promotion: Promotion) -> None:
+    """A thread forgets it."""
+    calls, now_s = promotion.service.mirrors, time.time()
+    call(promotion.service, "keep_mirror", dataset=NAME, origin=ORIGIN, generation=1)
+    calls._current_s["ended"] = 0
+
+    def forgetting() -> float:
+        calls._current_s.pop("ended", None)
+        return now_s
+
+    promotion.monkeypatch.setattr("dieselfs_server.handlers.mirrors.time.time", forgetting)
+    assert lag_of(calls) is not None and [*calls._current_s] == [NAME]
+
+
 @pytest.mark.parametrize("is_promoted", [False, True])
 def test_a_mirror_that_has_ended_has_no_lag(promotion: Promotion, is_promoted: bool) -> None:
     """Another process has dropped, or promoted it."""
     calls = promotion.service.mirrors
     call(promotion.service, "keep_mirror", dataset=NAME, origin=ORIGIN, generation=1)
-
-    def lag() -> float | None:
-        found = calls.metrics.collect({"mirrors.lag_s"})
-        return next((value for _, _, value in found), None)
-
+    lag = partial(lag_of, calls)
     assert lag() is not None
     calls.forget_ended()
     assert lag() is not None
