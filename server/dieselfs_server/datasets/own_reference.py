@@ -18,6 +18,7 @@ from dieselfs.digests import digest_of
 from dieselfs.errors import InvalidInput
 from dieselfs_server.datasets.commit import read_header
 from dieselfs_server.datasets.references import Claim, References
+from dieselfs_server.datasets.referring_copy import is_covered
 from dieselfs_server.store.interface import ObjectStore
 
 Completed = tuple[tuple[Preamble, ChunkHeader], bytes, Claim | None]
@@ -25,7 +26,8 @@ Completed = tuple[tuple[Preamble, ChunkHeader], bytes, Claim | None]
 
 def completed(store: ObjectStore, dataset_id: bytes, preamble: Preamble, header: ChunkHeader) -> Completed:
     """The chunk with its true source, its object, and the claim of the reference: settle it once the chunk is stored.
-    If the bytes are in a foreign source, a chunk with a copy of them, and no claim.
+    If the bytes are in a foreign source, or are a part of a chunk of another dataset, all of which would stay for their
+    sake: a chunk with a copy of them, and no claim.
 
     Raises InvalidInput for what that chunk does not have, NotFound if it is gone, Damaged for wrong bytes of it.
     """
@@ -39,25 +41,26 @@ def completed(store: ObjectStore, dataset_id: bytes, preamble: Preamble, header:
     source = old_header.source or AttachedSource.of_chunk(
         dataset_id, named, old.payload_start, old.payload_length, old.payload_digest
     )
-    if not is_whole or not source.is_chunk:
+    kept = replace(source, offset=source.offset + start) if source.is_chunk else None
+    if kept is not None and kept.chunk[0] != dataset_id and not (is_whole and _has_all(header, length)):
+        kept = None
+    if not is_whole or kept is None:
         content = store.get_range(dataset_id, named, old.payload_start + start, length)
         check_extents(preamble, header, content, asked.name)
         digest = digest_of(content)
-    header = replace(
-        header, source=replace(source, offset=source.offset + start) if source.is_chunk else None
-    )
+    header = replace(header, source=kept)
     packed = header.encode()
     preamble = replace(
         preamble,
         header_length=len(packed),
         header_digest=digest_of(packed),
         payload_digest=digest,
-        is_attached=source.is_chunk,
+        is_attached=kept is not None,
     )
-    if not source.is_chunk:
+    if kept is None:
         return (preamble, header), preamble.encode() + packed + content, None
-    pair = preamble.chunk_id, source.chunk[1]
-    claim = References(store).claim(source.chunk[0], dataset_id, [pair], int(time.time()))
+    pair = preamble.chunk_id, kept.chunk[1]
+    claim = References(store).claim(kept.chunk[0], dataset_id, [pair], int(time.time()))
     return (preamble, header), preamble.encode() + packed, claim
 
 
@@ -70,6 +73,12 @@ def _check(
     is_file, was_file = header.ops == Op.FILE, old_header.ops == Op.FILE
     if not is_file.all() or not _extents(header, is_file, start) <= _extents(old_header, was_file, 0):
         raise InvalidInput(f"{name}: {asked.name} has not all of its extents")
+
+
+def _has_all(header: ChunkHeader, length: int) -> bool:
+    """Whether the extents have all bytes of the payload."""
+    offsets, lengths = (column.astype(np.int64) for column in (header.offsets, header.lengths))
+    return len(header) > 0 and is_covered(offsets, lengths, length)
 
 
 def _extents(header: ChunkHeader, is_file: npt.NDArray[np.bool_], start: int) -> set[tuple[int, int, bytes]]:

@@ -43,15 +43,15 @@ def extent_of(world: World, path: bytes, dataset: str = "a") -> Extent:
 def asked(
     world: World, extents: Sequence[tuple[bytes, Extent]], digest: bytes | None = None, dataset: str = "a"
 ) -> tuple[bytes, bytes]:
-    """A chunk that refers to these extents of one chunk of `a`, under new paths, as a client makes it, with its ID."""
+    """A chunk that refers to these extents of one chunk, under new paths, as a client makes it, with its ID."""
     builder, chunk_id = ChunkBuilder(), extents[0][1].chunk_id
     start = min(extent.offset for _, extent in extents)
     end = max(extent.offset + extent.length for _, extent in extents)
     for path, extent in extents:
         place = extent.offset - start, extent.length, digest or extent.digest
         builder.add_extent(path, 0o600, 7, extent.length, 0, *place)
-    head = decode_preamble(world.objects.get_range(world.id("a"), chunk_id, 0, PREAMBLE_BYTES), "chunk")
-    source = AttachedSource.of_chunk(world.id("a"), chunk_id, start, end - start, head.payload_digest)
+    head = decode_preamble(world.objects.get_range(world.id(dataset), chunk_id, 0, PREAMBLE_BYTES), "chunk")
+    source = AttachedSource.of_chunk(world.id(dataset), chunk_id, start, end - start, head.payload_digest)
     made, first = (
         ChunkIdSource(time.time).next(),
         world.metadata.reserve_versions(world.id(dataset), 9, time.time_ns()),
@@ -68,7 +68,8 @@ def put(world: World, chunk: tuple[bytes, bytes], dataset: str = "a") -> None:
 
 def refer(world: World, paths: dict[bytes, bytes], dataset: str = "a") -> None:
     """Store the files `paths` again, under new paths."""
-    put(world, asked(world, [(new, extent_of(world, old, dataset)) for old, new in paths.items()]))
+    extents = [(new, extent_of(world, old, dataset)) for old, new in paths.items()]
+    put(world, asked(world, extents, dataset=dataset), dataset)
 
 
 TWO = {b"d/x/f0": b"e/f0", b"d/x/f2": b"e/f2"}
@@ -141,6 +142,26 @@ def test_a_copy_of_a_part_of_a_payload_has_its_bytes(world: World, monkeypatch: 
         b"e/f0": FILES[b"d/x/f0"],
         b"e/f1": FILES[b"d/x/f1"],
         **copied(b"g", b"d/y"),
+    }
+
+
+def test_a_part_of_a_chunk_of_another_dataset_is_copied(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else all of its bytes would stay there for the sake of the part."""
+    monkeypatch.setattr("dieselfs_server.datasets.referring_copy.REFERENCE_BYTES_MIN", 1)
+    world.copy("a", b"d/x", "b", b"x")
+    refer(world, {b"x/f0": b"first"}, "b")
+    refer(world, {b"x/f0": b"second", b"x/f2": b"third"}, "b")
+    assert len(world.references("b")) == 1
+    refer(world, {path[2:]: b"e" + path[3:] for path in FILES if b"/x/" in path}, "b")
+    assert len(world.references("b")) == 2
+    assert world.contents("b") == {
+        **copied(b"x", b"d/x"),
+        **copied(b"e", b"d/x"),
+        b"first": FILES[b"d/x/f0"],
+        b"second": FILES[b"d/x/f0"],
+        b"third": FILES[b"d/x/f2"],
     }
 
 
