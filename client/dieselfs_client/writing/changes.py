@@ -7,6 +7,7 @@ what the base has below its path; one with a *redirect*, which was renamed, show
 
 import os
 import stat
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Set
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol, Self
@@ -108,11 +109,16 @@ class Remains:
     def __init__(self, newest: Base, done: Done) -> None:
         self._newest = newest
         begun = {path for path, source in done.begun.items() if source != path}
-        self._own = done.stored.keys() | done.moved.keys() | begun
         self._places = {source: path for path, source in done.moved.items() if path not in done.begun}
         for path, source in done.begun.items():  # a round was interrupted after or before it moved this
             if source and newest.stat(source) is None and newest.stat(path) is not None:
                 self._places[source] = path
+        self._hidden = done.stored.keys() | done.moved.keys() | begun | self._places.keys()
+        self._below = defaultdict[bytes, list[bytes]](list)  # what is elsewhere now, by the folders above it
+        for source in self._places:
+            above = source
+            while above := os.path.dirname(above):
+                self._below[above].append(source)
 
     def place(self, path: bytes) -> bytes:
         """Where the newest generation has what the base had at `path`."""
@@ -121,11 +127,11 @@ class Remains:
     def stat(self, path: bytes) -> Stat | None:
         if path in self._places:
             return self._newest.stat(self._places[path])
-        return None if path in self._own else self._newest.stat(path)
+        return None if path in self._hidden else self._newest.stat(path)
 
     def below(self, path: bytes) -> Iterable[bytes]:
-        yield from (each for each in self._newest.below(path) if each not in self._own | self._places.keys())
-        yield from (source for source in self._places if source.startswith(path + b"/"))
+        yield from (each for each in self._newest.below(path) if each not in self._hidden)
+        yield from self._below.get(path, ())
 
 
 @dataclass(frozen=True, slots=True)

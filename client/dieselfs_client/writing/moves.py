@@ -4,6 +4,7 @@ The servers copy it, without its bytes. They refuse that in an encrypted dataset
 of it may be left: a round uploads that, from the base.
 """
 
+import os
 from collections import defaultdict
 from collections.abc import Callable, Generator, Iterable, Mapping
 from contextlib import suppress
@@ -103,8 +104,11 @@ def copy(
     Raises Unavailable, StorageFull.
     """
     groups = defaultdict[tuple[bytes, bytes], list[int]](list)
+    folders = dict(work.folders)
     for path in wanted:
-        folder = next((each for each, _ in reversed(work.folders) if path.startswith(each + b"/")), b"")
+        folder = os.path.dirname(path)
+        while folder and folder not in folders:
+            folder = os.path.dirname(folder)
         place = places.get(work.moved[path], work.moved[path])
         below = path[len(folder) :]
         node = current.find(head + place)
