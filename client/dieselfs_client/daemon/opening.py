@@ -34,7 +34,7 @@ def open_dataset(dataset: str, options: CacheOptions, snapshot_file: str | None)
     """
     settings = Settings.load(options.server, options.key_file, home=options.home)
     open_one = _open_saved if is_file_path(dataset) else _open_stored
-    # Whoever starts the daemon waits for it.
+    # The program that starts the daemon waits for it.
     client = ServerClient(replace(settings, patience_s=VERB_PATIENCE_S))
     snapshot = open_one(dataset, options, snapshot_file, client)
     client.be_patient_for(READ_PATIENCE_S)

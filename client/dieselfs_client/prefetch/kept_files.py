@@ -24,8 +24,8 @@ from dieselfs_client.prefetch.tripwires import Tripwires
 if TYPE_CHECKING:  # imported in a job alone
     from dieselfs_client.cluster.job_files import JobFiles
 
-_ELSEWHERE, _HERE, _AT_PEER = range(3)
-"""Where a file was that is in the page cache now."""
+_PINNED, _ELSEWHERE, _HERE, _AT_PEER = range(4)
+"""Where a file was that is in the page cache now. Reads of those that are pinned count as without a job: not at all."""
 
 
 class KeptFiles:
@@ -74,8 +74,8 @@ class KeptFiles:
         table, budget, scored = self._table, self._budget, self.scored
         if scored is not None and self.job is not None and len(self._places):
             places = self._places[nodes]
-            scored.reads += len(nodes)
-            scored.hits += int(np.count_nonzero(places))
+            scored.reads += int(np.count_nonzero(places != _PINNED))
+            scored.hits += int(np.count_nonzero(places > _ELSEWHERE))
             scored.from_peers += int(np.count_nonzero(places == _AT_PEER))
         if not self._is_begun or scored is None or self.job is not None:
             return table.of_numbers(np.empty(0, np.int64))
@@ -105,7 +105,7 @@ class KeptFiles:
         fetched = await trio.to_thread.run_sync(self.job.fetch, nodes.tolist(), abandon_on_cancel=True)
         if not len(self._places):
             self._places = np.zeros(len(self._table.snapshot), np.uint8)
-        self._places[extents.nodes] = _ELSEWHERE
+        self._places[extents.nodes] = np.where(is_pinned, _PINNED, _ELSEWHERE)
         self._places[[*fetched.contents]] = _HERE
         self._places[[*fetched.from_peers]] = _AT_PEER
         self._wanted.update(fetched.wanted)

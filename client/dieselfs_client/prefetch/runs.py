@@ -67,9 +67,7 @@ class Runs:
         self._limiter = trio.CapacityLimiter(RUN_FETCHES_AT_ONCE)
         self._turns = trio.CapacityLimiter(RUN_FETCHES_AT_ONCE)  # of what is listed, in its order
         self._in_flight: dict[int, trio.Event] = {}
-        self._listed: OrderedDict[int, int] = (
-            OrderedDict()
-        )  # of these, with the file: those that wait for a turn
+        self._listed = OrderedDict[int, int]()  # of these, with the file: those that wait for a turn
         self._taken: set[int] = set()  # listed, and no longer waiting
         self._pushed: OrderedDict[int, Extents] = OrderedDict()  # of the window; the oldest first
         self._pushed_bytes = 0

@@ -98,3 +98,22 @@ def test_the_next_daemon_keeps_the_same_files(packed: PackedDataset) -> None:
         assert rig.prefetcher.budget.kept_bytes == len(left) * PAGE
 
     run(packed, scenario, window=1000 * PAGE, pinned=FILES // 4 * PAGE)
+
+
+def test_reads_of_pinned_chunks_are_neither_hits_nor_misses(packed: PackedDataset, job: JobFiles) -> None:
+    """The whole dataset fits, so the job keeps no files."""
+    files = np.sort(Plan(packed.snapshot, PlanSpec()).nodes()).astype(np.uint32)
+
+    async def scenario(rig: Rig) -> None:
+        kept = rig.prefetcher.kept
+        kept.scored, kept.job = job._scored, job
+        order = job._scored.order(OrderKey(b"", 1, 0), files).astype(np.int64)
+        plan = ListedPlan(packed.snapshot, order, 200 * PAGE, 200 * PAGE, spec=PlanSpec(1, policy=IMPORTANCE))
+        rig.prefetcher.declare(plan.share())
+        await rig.prefetcher.ahead_of(plan.share())
+        await read_to_the_end(rig, plan.share())
+        await trio.sleep(FINISHED_S + 1)
+        assert rig.prefetcher.budget.pinned_bytes == FILES * PAGE
+        assert (job._scored.reads, job._scored.hits) == (0, 0)
+
+    run(packed, scenario, window=1000 * PAGE, pinned=FILES * PAGE)
