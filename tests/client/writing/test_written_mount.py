@@ -352,10 +352,13 @@ def test_an_error_of_the_disk_is_told_and_what_it_lost_is_not_stored(
         with pytest.raises(OSError):
             sync(str(mountpoint))
         subprocess.run(["mount", "-o", "remount,size=300m", str(memory)], check=True)
-        is_told = False
-        while not is_told:  # the kernel has tried to write meanwhile
+
+        def is_told() -> bool:  # once the kernel has tried to write
             with suppress(OSError):
-                is_told = dict(sync(str(mountpoint)).waiting) == {"checkpoint": SUSPECT}
+                return dict(sync(str(mountpoint)).waiting) == {"checkpoint": SUSPECT}
+            return False
+
+        wait_until(is_told)
         (mountpoint / "later").write_bytes(b"written after the error")
         assert dict(sync(str(mountpoint)).waiting) == {"checkpoint": SUSPECT}
         assert stored(data) == before | {"later": b"written after the error"}
