@@ -11,6 +11,7 @@ folders in `upper` for links while it is read: each path is opened folder by fol
 """
 
 import ctypes
+import errno
 import json
 import os
 import shutil
@@ -24,8 +25,10 @@ from typing import Any
 from weakref import finalize
 
 from dieselfs.chunk.builder import ChunkBuilder
-from dieselfs.errors import Damaged, NotFound, SourceChanged
+from dieselfs.errors import AccessDenied, Damaged, NotFound, SourceChanged
 from dieselfs.process.state_dirs import check_private, locked, make_private
+from dieselfs_client import capabilities
+from dieselfs_client.capabilities import SYS_ADMIN, mask_of
 from dieselfs_client.writing.changes import Done, Found, Key
 
 UPPER, WORK = "upper", "work"
@@ -118,8 +121,15 @@ class WriteFolder:
                 shutil.rmtree(place)
 
     def locked(self, timeout_s: float) -> AbstractContextManager[int]:
-        """Hold its lock; raises BlockingIOError after `timeout_s`, and AccessDenied if others can enter the folder."""
+        """Hold its lock, to store what is there. Raises BlockingIOError after `timeout_s`, and AccessDenied if others
+        can enter the folder, or the kernel hides the marks of folders from this process.
+        """
         check_private(self.folder)
+        if os.geteuid() == 0 and not capabilities.read().effective & mask_of(SYS_ADMIN):
+            raise AccessDenied(
+                f"{self.folder}: root needs CAP_SYS_ADMIN to see which folders were renamed: "
+                "store it where the mount was, or give that capability to this process"
+            )
         return locked(self.folder / _LOCK, timeout_s)
 
     # -- the state -----------------------------------------------------------------------------------------
@@ -239,7 +249,9 @@ def _decoded(paths: Mapping[bytes, bytes]) -> dict[str, str]:
 def _mark(folder: int, name: str) -> bytes:
     try:
         return os.getxattr(folder, name)
-    except OSError:  # it has no such mark, or the file system has no such marks
+    except OSError as error:
+        if error.errno not in (errno.ENODATA, errno.EOPNOTSUPP):
+            raise
         return b""
 
 

@@ -1,5 +1,6 @@
 """The write folder as a plain folder: what is read of it, and what is not, while programs change it."""
 
+import errno
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -86,3 +87,17 @@ def test_the_state_is_read_again_by_its_user_alone(folder: WriteFolder) -> None:
     folder.remove()
     with pytest.raises(NotFound):
         folder.load()
+
+
+def test_a_mark_that_the_disk_cannot_read_is_not_taken_for_none(
+    folder: WriteFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else what a renamed folder shows would be deleted."""
+    (folder.upper / "renamed").mkdir()
+
+    def failing(*_: object) -> bytes:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    monkeypatch.setattr(os, "getxattr", failing)
+    with pytest.raises(OSError, match=os.strerror(errno.EIO)):
+        [*folder.walk()]

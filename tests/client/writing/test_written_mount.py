@@ -5,6 +5,7 @@ import os
 import shutil
 import socket
 import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, suppress
 from dataclasses import replace
@@ -255,6 +256,29 @@ def test_a_folder_that_was_renamed_before_a_crash_is_stored_whole(
     data.purge(grace_s=0)
     control.mount(f"{data.name}/exp1", mountpoint, writing)
     assert shown(mountpoint) == stored(data) == expected
+    control.unmount(mountpoint)
+
+
+def test_root_without_rights_stores_nothing_as_renamed_folders_look_empty(
+    data: Dataset, writing: MountOptions, mountpoint: Path, tmp_path: Path
+) -> None:
+    """In a container, say. Then the next mount stores it."""
+    folder = str(tmp_path / "writes")
+    used = replace(writing, write_folder=folder)
+    control.mount(f"{data.name}/exp1", mountpoint, used)
+    os.rename(mountpoint / "old", mountpoint / "new")
+    before, expected = stored(data), shown(mountpoint)
+    kill_all(mountpoint)
+    subprocess.run(["umount", "--lazy", mountpoint], check=True)
+    store = (
+        "import sys; from dieselfs_client.writing.rounds import sync; from dieselfs_client import capabilities as of;"
+        "of.keep_only(of.DAC_OVERRIDE, of.FOWNER); sync(sys.argv[1])"
+    )
+    done = subprocess.run([sys.executable, "-c", store, folder], capture_output=True, text=True)
+    assert stored(data) == before
+    assert done.returncode == 1 and "CAP_SYS_ADMIN" in done.stderr
+    control.mount(f"{data.name}/exp1", mountpoint, used)
+    assert stored(data) == expected
     control.unmount(mountpoint)
 
 
