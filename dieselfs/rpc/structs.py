@@ -25,7 +25,7 @@ class Structs:
         self._fields: dict[str, list[list[Any]]] = compiled["structs"]
 
     def __getattr__(self, name: str) -> Any:
-        """The class of this name, made now. Several threads may make one: the last stays."""
+        """The class of this name, made now. Several threads may make one: the first stays."""
         fields = self.__dict__["_fields"].get(name)
         if fields is None:
             raise AttributeError(f"dieselfs.thrift has no {name}")
@@ -39,8 +39,7 @@ class Structs:
             defaults.append((field, default.encode() if is_text else default))
         made.default_spec = defaults
         gen_init(made, spec, defaults)
-        setattr(self, name, made)
-        return made
+        return self.__dict__.setdefault(name, made)
 
     def _content(self, of: Any) -> Any:
         """What a struct, list or map has, as in a `thrift_spec`: types, and classes in place of their names."""

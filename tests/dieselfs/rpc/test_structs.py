@@ -1,12 +1,14 @@
 """The compiled IDL is that of the IDL, and its classes are those that thriftpy2 makes."""
 
+import json
 import subprocess
 import sys
+from typing import Any
 
 import pytest
-from thriftpy2.thrift import TException, TType
+from thriftpy2.thrift import TException, TType, gen_init
 
-from dieselfs.rpc.structs import thrift
+from dieselfs.rpc.structs import Structs, thrift
 from tests.support.compiled_idl import COMPILED, compiled, parsed, structs_of
 
 PARSED = structs_of(parsed())
@@ -44,6 +46,23 @@ def test_a_class_is_made_once_and_an_unknown_one_is_named() -> None:
     assert thrift.Bulk is thrift.Bulk
     with pytest.raises(AttributeError, match="no Bulky"):
         _ = thrift.Bulky
+
+
+def test_threads_that_make_a_class_at_once_get_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else a reply would have another class than the struct in it, for as long as the process lives."""
+    shared = Structs(json.loads(COMPILED.read_text(encoding="utf-8")))
+    make = gen_init
+    others: list[type] = []
+
+    def interrupted(made: type, spec: Any, defaults: Any) -> None:
+        if made.__name__ == "PayloadFile":
+            monkeypatch.undo()
+            others.append(shared.PayloadFile)  # as another thread, meanwhile
+        make(made, spec, defaults)
+
+    monkeypatch.setattr("dieselfs.rpc.structs.gen_init", interrupted)
+    _, _, files = shared.PayloadFiles.thrift_spec[1][:3]
+    assert [files[1]] == [shared.PayloadFile] == others
 
 
 def test_messages_need_no_parser() -> None:
