@@ -379,16 +379,15 @@ class TreeUpload:
             while self._error is None:
                 with self._walk_lock:
                     batch = self._take_batch(walk)
-                    last = batch[-1] if batch else None
+                    is_end, last = not batch, batch[-1] if batch else None
                     if last is not None and last.is_streamed and last.file_bytes > self._chunk_bytes:
-                        for entry in batch:  # under the lock: its content ends when the walk continues
-                            self._pack(builder, entry)
-                        continue
+                        while batch:  # under the lock: its content ends when the walk continues
+                            self._pack(builder, batch.pop(0))
                 for entry in batch:
                     self._pack(builder, entry)
-                if self._equals is not None and (self._equals.is_full or not batch):
+                if self._equals is not None and (self._equals.is_full or is_end):
                     self._refer(builder, self._equals)
-                if not batch:
+                if is_end:
                     self._sender.submit(builder.seal())
                     return
         except BaseException as error:  # `run` raises it
@@ -426,22 +425,28 @@ class TreeUpload:
             if entry.path in self._equals.waiting:  # of a path with several sources, the last one counts
                 self._refer(builder, self._equals)
             builder.put_off = partial(self._equals.put_off, entry.is_streamed)
-        self._add(builder, entry)
+        is_added = self._add(builder, entry)
         if self._equals is not None and entry.path in self._equals.waiting:
-            self._put_off[entry.path] = entry
+            if is_added:
+                self._put_off[entry.path] = entry
+            else:
+                del self._equals.waiting[entry.path]
 
-    def _add(self, builder: ChunkBuilder, entry: UploadEntry) -> None:
-        if self._is_split(entry.file_bytes):
-            self._add_extents(builder, entry)
-            return
+    def _add(self, builder: ChunkBuilder, entry: UploadEntry) -> bool:
+        """Whether it could be read; else it has failed."""
         whole = builder if self._last is None else self._last
-        self.steps += 1
         try:
             self._sender.check_path(entry.path)
-            entry.pack(whole)
+            if self._is_split(entry.file_bytes):
+                self._add_extents(builder, entry)
+            else:
+                self.steps += 1
+                entry.pack(whole)
         except ENTRY_ERRORS as error:
             self._fail_entry(entry, error)
+            return False
         self._submit(whole)
+        return True
 
     def _is_split(self, size: int) -> bool:
         """Whether a file of this size is stored in several extents."""
@@ -450,45 +455,39 @@ class TreeUpload:
         return size > self._end_bytes_max and self._last.payload_bytes + size > CHUNK_TARGET_BYTES
 
     def _add_extents(self, builder: ChunkBuilder, entry: UploadEntry) -> None:
-        """Add the extents of a file; after an interrupted upload, only missing ones."""
+        """Add the extents of a file; after an interrupted upload, only missing ones. Raises ENTRY_ERRORS."""
         size, mtime_ns, step = entry.file_bytes, entry.mtime_ns, self._chunk_bytes
         end = size if self._last is None else (size - 1) // self._end_bytes_max * self._end_bytes_max
         grid = {(place, min(step, end - place)) for place in range(0, end, step)}
         grid |= {(end, size - end)} if end < size else set()
-        try:
-            self._sender.check_path(entry.path)
-            pending = PendingFile()
-            if self._last is None:
-                pending = self._client.pending_file(self._dataset.name, entry.path)
-            is_like = pending.version and (pending.size, pending.mtime_ns) == (size, mtime_ns)
-            stored = pending.extents if is_like and pending.extents.keys() <= grid else {}
-            version = pending.version if stored else self._sender.reserve_version()
-            ranges, passed, lacks_begin = deque(sorted(grid)), list[tuple[int, int]](), False
-            with closing(entry.contents(_taken(ranges))) as contents:
-                while ranges:
-                    place, length = extent = ranges[0]
-                    content = next(contents)
-                    self.steps += 1
-                    if stored and stored.get(extent) == extent_digest_of(content):
-                        passed.append(extent)
-                        continue
-                    if (
-                        extent in stored
-                    ):  # of another file with this size and time: it is sent as a new version
-                        version, stored = self._sender.reserve_version(), {}
-                        lacks_begin = entry.is_streamed and bool(passed)
-                        ranges.extend(() if entry.is_streamed else passed)
+        pending = PendingFile()
+        if self._last is None:
+            pending = self._client.pending_file(self._dataset.name, entry.path)
+        is_like = pending.version and (pending.size, pending.mtime_ns) == (size, mtime_ns)
+        stored = pending.extents if is_like and pending.extents.keys() <= grid else {}
+        version = pending.version if stored else self._sender.reserve_version()
+        ranges, passed, lacks_begin = deque(sorted(grid)), list[tuple[int, int]](), False
+        with closing(entry.contents(_taken(ranges))) as contents:
+            while ranges:
+                place, length = extent = ranges[0]
+                content = next(contents)
+                self.steps += 1
+                if stored and stored.get(extent) == extent_digest_of(content):
                     passed.append(extent)
-                    chunk = builder if self._last is None or place + length < size else self._last
-                    if not chunk.has_room(content):
-                        self._sender.submit(chunk.seal())
-                    chunk.add_file(entry.path, content, entry.mode, mtime_ns, size, place, version)
-                    if chunk is self._last:
-                        self._submit(chunk)
-            if lacks_begin:
-                raise SourceChanged("other bytes of it were stored before; run it again")
-        except ENTRY_ERRORS as error:
-            self._fail_entry(entry, error)
+                    continue
+                if extent in stored:  # of another file with this size and time: this is sent as a new version
+                    version, stored = self._sender.reserve_version(), {}
+                    lacks_begin = entry.is_streamed and bool(passed)
+                    ranges.extend(() if entry.is_streamed else passed)
+                passed.append(extent)
+                chunk = builder if self._last is None or place + length < size else self._last
+                if not chunk.has_room(content):
+                    self._sender.submit(chunk.seal())
+                chunk.add_file(entry.path, content, entry.mode, mtime_ns, size, place, version)
+                if chunk is self._last:
+                    self._submit(chunk)
+        if lacks_begin:
+            raise SourceChanged("other bytes of it were stored before; run it again")
 
 
 def _taken(ranges: deque[tuple[int, int]]) -> Iterator[tuple[int, int]]:

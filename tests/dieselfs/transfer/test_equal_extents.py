@@ -1,15 +1,17 @@
 """Uploads of bytes that are stored already: what refers to them, and what is read again."""
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterable, Iterator, Sequence
+from itertools import islice
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from dieselfs.chunk.builder import SealedChunk
 from dieselfs.dataset import Dataset
 from dieselfs.digests import extent_digest_of
-from dieselfs.errors import AccessDenied, Damaged, DieselfsError
+from dieselfs.errors import AccessDenied, Damaged, DieselfsError, SourceChanged
 from dieselfs.limits import MIB
 from dieselfs.snapshot.reader import Snapshot
 from dieselfs.transfer import equal_extents
@@ -133,6 +135,42 @@ def test_servers_that_make_no_references_get_the_bytes(
     monkeypatch.setattr(data.client, "put_chunk", refusing)
     report = share(data, [("b", found["a"]), ("c", found["a"])])
     assert report.done_bytes == 2 * size
+
+
+def test_a_file_that_fails_counts_once_and_leaves_no_reference(
+    data: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = made(tmp_path, a=3 * MIB)
+    share(data, list(found.items()))
+    chunks = data.record().chunks
+    monkeypatch.setattr(equal_extents, "REFERENCE_BYTES_MIN", 4 * MIB)  # so it would be read again
+
+    class Changed(SourceEntry):
+        def contents(self, ranges: Iterable[tuple[int, int]]) -> Generator[bytes]:
+            yield from super().contents(islice(ranges, 2))
+            raise SourceChanged("changed while it was read")
+
+    report = share(data, [("b", found["a"])], Changed)
+    assert (report.found_files, report.failed_files, len(report.failures)) == (1, 1, 1)
+    assert data.record().chunks == chunks
+
+
+def test_large_streamed_files_wait_in_bounded_memory(
+    data: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(equal_extents, "WAITING_MAX", 3)
+    waited = list[int]()
+    references = EqualExtents.references
+
+    def counted(self: EqualExtents) -> tuple[list[SealedChunk], set[bytes]]:
+        waited.append(sum(map(len, self.waiting.values())))
+        return references(self)
+
+    monkeypatch.setattr(EqualExtents, "references", counted)
+    found = made(tmp_path, a=2 * MIB)
+    share(data, list(found.items()))
+    report = share(data, [(f"again{number}", found["a"]) for number in range(9)], Streamed)
+    assert report.shared_bytes == 18 * MIB and max(waited) <= 4
 
 
 def test_waiting_files_take_bounded_memory(
