@@ -265,7 +265,7 @@ class Compression:
         dictionary = self._trained(payload, extents, parts) if is_small else b""
         packed = self._shrunk(parts, dictionary)
         stored = b"".join(packed)
-        if len(stored) + len(dictionary) > SHRUNK_SHARE_MAX * len(payload):
+        if not payload or len(stored) + len(dictionary) > SHRUNK_SHARE_MAX * len(payload):
             return None
         stored_ends = np.cumsum([len(part) for part in packed])
         return Frames(np.array(ends), stored_ends, dictionary, self.level, digest_of(stored)), stored

@@ -39,6 +39,13 @@ def compressed(server: RunningServer, tmp_path_factory: pytest.TempPathFactory) 
         yield data
 
 
+def test_a_chunk_without_bytes_has_none_that_shrink(compressed: Dataset, tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "nothing").touch()
+    run = TreeUpload(compressed.client, compressed.create(), None, compression=Compression(5))
+    assert run.run(lambda failed: walk_source(os.fsencode(tmp_path), b"bare", failed)).done_files == 3
+
+
 def test_every_file_by_every_way(compressed: Dataset) -> None:
     data, names = compressed, list(FILES)
     assert dict(zip(names, map(bytes, data.get_many(names)), strict=True)) == FILES
