@@ -215,7 +215,7 @@ class _Layout:
 
     def inodes(self, entries: Numbers) -> Numbers:
         """The offsets of the inodes of these entries: shape (n,)."""
-        bounds = int(entries.min(initial=0)), int(entries.max(initial=0)) + 1
+        bounds = int(entries.min(initial=1 << 62)), int(entries.max(initial=0)) + 1
         skipped, last = np.searchsorted(self.inline, bounds).tolist()
         if skipped == last:  # mostly: few entries are inline
             inodes: Numbers = FIRST_INODE_OFFSET + _INODE_BYTES * (entries - skipped)

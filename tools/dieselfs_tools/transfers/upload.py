@@ -259,11 +259,9 @@ class Upload:
         self, client: ServerClient, dataset: DatasetRecord
     ) -> tuple[TreeUpload | UploadWorkers, Callable[[], object]]:
         """The upload, and what runs it: in several processes, or only in this one."""
-        is_stored, jobs, chunk_bytes = self._stored(), self.options.jobs, self.options.chunk_bytes
+        is_stored, chunk_bytes = self._stored(), self.options.chunk_bytes
         compression = self.options.compression
-
-        jobs = 1 if self.options.is_sharing else jobs
-
+        jobs = 1 if self.options.is_sharing else self.options.jobs
         opened = cache(lambda: self.session.dataset(dataset.name))  # by the process that uploads
 
         def stored() -> Snapshot:
