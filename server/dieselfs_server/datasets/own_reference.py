@@ -47,6 +47,7 @@ def completed(store: ObjectStore, dataset_id: bytes, preamble: Preamble, header:
     if not is_whole or kept is None:
         content = store.get_range(dataset_id, named, old.payload_start + start, length)
         check_extents(preamble, header, content, asked.name)
+        content = _without_gaps(header, content) if kept is None else content
         digest = digest_of(content)
     header = replace(header, source=kept)
     packed = header.encode()
@@ -79,6 +80,14 @@ def _has_all(header: ChunkHeader, length: int) -> bool:
     """Whether the extents have all bytes of the payload."""
     offsets, lengths = (column.astype(np.int64) for column in (header.offsets, header.lengths))
     return len(header) > 0 and is_covered(offsets, lengths, length)
+
+
+def _without_gaps(header: ChunkHeader, content: bytes) -> bytes:
+    """What is between the extents belongs to other files, which may be deleted: zeros are there in a copy."""
+    copied = bytearray(len(content))
+    for start, length in {*zip(header.offsets.tolist(), header.lengths.tolist(), strict=True)}:
+        copied[start : start + length] = content[start : start + length]
+    return bytes(copied)
 
 
 def _extents(header: ChunkHeader, is_file: npt.NDArray[np.bool_], start: int) -> set[tuple[int, int, bytes]]:
