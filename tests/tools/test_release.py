@@ -93,6 +93,44 @@ def test_an_image_does_not_tell_where_it_was_built() -> None:
     assert json.loads(config) == {"config": {"User": "dieselfs"}, "rootfs": {}}
 
 
+def test_a_base_is_made_of_the_packages_of_the_named_mirrors(tmp_path: Path) -> None:
+    """With programs that note how they are called: the real ones take minutes, and `make release` runs them."""
+    programs, calls = tmp_path / "bin", tmp_path / "calls"
+    programs.mkdir()
+    for name in ("dirname", "git", "mktemp", "realpath", "rm", "sed", "sh", "cp", "cat", "touch"):
+        (programs / name).symlink_to(str(shutil.which(name)))
+
+    def build(**variables: str) -> subprocess.CompletedProcess[str]:
+        command = [REPOSITORY / "deploy/container/build.sh", "dieselfs:x"]
+        settings = {"PATH": str(programs), "TMPDIR": str(tmp_path), "BASE": "debian", **variables}
+        return subprocess.run(
+            command, env=settings, cwd=tmp_path, capture_output=True, text=True, timeout=TIMEOUT_S
+        )
+
+    refused = build()
+    assert refused.returncode == 1
+    assert refused.stderr == "build.sh: BASE=debian needs the package mmdebstrap\n"
+    note = f'echo "${{0##*/}} $*" >> {calls}\n'
+    last = 'for last in "$@"; do :; done\n'
+    (programs / "buildah").write_text(f"#!/bin/sh\n{note}")
+    (programs / "mmdebstrap").write_text(
+        f'#!/bin/sh\n{note}{last}cat "$last" >> {calls}\ntouch "${{last%/*}}/base.tar"\n'
+    )
+    for name in ("buildah", "mmdebstrap"):
+        (programs / name).chmod(0o755)
+    (tmp_path / "mirrors").write_text("deb http://mirror.example.com bookworm main\n")
+    assert build(SOURCES="mirrors", SOURCE_DATE_EPOCH="7").stderr == ""
+    packages, mirror, base, built, removed = calls.read_text().splitlines()
+    assert packages.startswith("mmdebstrap ") and " bookworm " in packages
+    assert mirror == "deb http://mirror.example.com bookworm main"
+    for call in (base, built):
+        assert call.startswith("buildah build --format docker --timestamp 7 ")
+    assert "--tag localhost/dieselfs-base:bookworm " in base
+    assert "--tag dieselfs:x " in built and "--build-arg BASE=localhost/dieselfs-base:bookworm " in built
+    assert removed == "buildah rmi --force localhost/dieselfs-base:bookworm"
+    assert not list(tmp_path.glob("tmp.*"))
+
+
 def test_debian_reads_the_package(tmp_path: Path) -> None:
     """An environment that was made elsewhere: its programs and pages are where Debian looks for them."""
     environment = {

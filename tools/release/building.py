@@ -6,6 +6,7 @@ machine, nor its clock, nor the place shows in them.
 
 import io
 import json
+import os
 import platform
 import re
 import shutil
@@ -69,7 +70,8 @@ def _git(*words: str) -> str:
 def build(checkout: Checkout, out: Path) -> None:
     """Build wheel, source distribution, chart, Debian package, SBOM and image into a new folder.
 
-    Without the Python of Debian 12 there are no Debian package and SBOM, without buildah no image: one line says which.
+    Without the Python of Debian 12 there are no Debian package and SBOM, without buildah and mmdebstrap no image: one
+    line says which.
     """
     out.mkdir()
     with tempfile.TemporaryDirectory() as folder:
@@ -82,10 +84,11 @@ def build(checkout: Checkout, out: Path) -> None:
             build_debian(source, wheel, Path(folder, "locked"), out, version, checkout.time_s)
         else:
             print(f"release: no {SYSTEM_PYTHON} of Debian 12, so no Debian package and no SBOM", flush=True)
-        if shutil.which("buildah"):
+        missing = [program for program in ("buildah", "mmdebstrap") if not shutil.which(program)]
+        if not missing:
             build_image(source, Path(folder, "image.tar"), out / f"dieselfs-{version}-image.tar", checkout)
         else:
-            print("release: no buildah, so no image", flush=True)
+            print(f"release: no {' and no '.join(missing)}, so no image", flush=True)
 
 
 def _version(source: Path) -> str:
@@ -154,7 +157,11 @@ def write_sbom(python: str, path: Path) -> None:
 
 def build_image(source: Path, packed: Path, path: Path, checkout: Checkout) -> None:
     """The image as `docker load`, `podman load` and `skopeo` read it: the other format has no health checks."""
-    variables = {"SOURCE_DATE_EPOCH": str(checkout.time_s), "REVISION": checkout.commit}
+    variables = {
+        "BASE": os.environ.get("BASE", "debian"),
+        "SOURCE_DATE_EPOCH": str(checkout.time_s),
+        "REVISION": checkout.commit,
+    }
     run(str(source / "deploy/container/build.sh"), IMAGE, **variables)
     try:
         run("buildah", "push", "--quiet", IMAGE, f"docker-archive:{packed}:dieselfs:{_version(source)}")
