@@ -30,10 +30,11 @@ if [ "${BASE:-}" = debian ]; then
             echo "deb http://deb.debian.org/$each main"
         done > "$scratch/sources.list"
     fi
-    # As small as Debian's own slim image: no pages, no translations; licenses stay.
+    # As small as Debian's own slim image: no pages, no translations; licenses stay. Name and resolver are this machine's.
     mmdebstrap --quiet --variant=minbase --include=ca-certificates \
         --dpkgopt='path-exclude=/usr/share/doc/*' --dpkgopt='path-include=/usr/share/doc/*/copyright' \
         --dpkgopt='path-exclude=/usr/share/man/*' --dpkgopt='path-exclude=/usr/share/locale/*' \
+        --customize-hook='rm "$1/etc/hostname" "$1/etc/resolv.conf"' \
         bookworm "$scratch/base.tar" "$scratch/sources.list"
     printf 'FROM scratch\nADD base.tar /\n' > "$scratch/Dockerfile"
     build --quiet --tag "$BASE" --file "$scratch/Dockerfile" "$scratch" >/dev/null

@@ -77,7 +77,9 @@ def test_an_archive_has_the_bytes_of_its_files_alone(tmp_path: Path) -> None:
 def test_an_image_does_not_tell_where_it_was_built() -> None:
     def built(host: str) -> dict[str, Entry]:
         config = {"container": host, "config": {"Hostname": host, "User": "dieselfs"}, "rootfs": {}}
-        manifest = [{"Config": f"{host}.json", "RepoTags": ["dieselfs:1"], "Layers": ["1.tar"]}]
+        manifest = [
+            {"Config": f"{host}.json", "RepoTags": ["dieselfs:1", f"localhost/{host}"], "Layers": ["1.tar"]}
+        ]
         return {
             f"{host}.json": Entry(json.dumps(config).encode()),
             "manifest.json": Entry(json.dumps(manifest).encode()),
@@ -90,6 +92,7 @@ def test_an_image_does_not_tell_where_it_was_built() -> None:
     (manifest,) = json.loads(made["manifest.json"].content)
     config = made[manifest["Config"]].content
     assert manifest["Config"] == f"{sha256(config).hexdigest()}.json" and manifest["Layers"] == ["1.tar"]
+    assert manifest["RepoTags"] == ["dieselfs:1"]
     assert json.loads(config) == {"config": {"User": "dieselfs"}, "rootfs": {}}
 
 
@@ -101,7 +104,7 @@ def test_a_base_is_made_of_the_packages_of_the_named_mirrors(tmp_path: Path) -> 
         (programs / name).symlink_to(str(shutil.which(name)))
 
     def build(**variables: str) -> subprocess.CompletedProcess[str]:
-        command = [REPOSITORY / "deploy/container/build.sh", "dieselfs:x"]
+        command = [str(REPOSITORY / "deploy/container/build.sh"), "dieselfs:x"]
         settings = {"PATH": str(programs), "TMPDIR": str(tmp_path), "BASE": "debian", **variables}
         return subprocess.run(
             command, env=settings, cwd=tmp_path, capture_output=True, text=True, timeout=TIMEOUT_S

@@ -85,8 +85,8 @@ def members(archive: bytes) -> Iterator[tuple[str, Entry]]:
 
 
 def image(packed: Entries) -> dict[str, Entry]:
-    """A container image (`docker save`) without the name of the container in which it was built, and without the files
-    for programs that do not read its manifest.
+    """A container image (`docker save`) without the name of the container in which it was built, without its names but
+    the first, and without the files for programs that do not read its manifest.
     """
     (manifest,) = json.loads(packed["manifest.json"].content)
     config = json.loads(packed[manifest["Config"]].content)
@@ -94,6 +94,7 @@ def image(packed: Entries) -> dict[str, Entry]:
     for part in ("config", "container_config"):
         config.get(part, {}).pop("Hostname", None)
     content = json.dumps(config).encode()
+    manifest["RepoTags"] = manifest["RepoTags"][:1]  # another one is that of the build
     manifest["Config"] = f"{hashlib.sha256(content).hexdigest()}.json"
     layers = {name: packed[name] for name in manifest["Layers"]}
     return {
