@@ -56,7 +56,8 @@ def _answered(
         is_https = False
     if not is_https:
         raise InvalidInput(f"identity provider: {url[:200]!r} does not begin with https://")
-    headers = {"accept": "application/json", "connection": "close"}
+    # The API server of Kubernetes gives its keys as the second type, not if a client accepts the first alone.
+    headers = {"accept": "application/json, application/jwk-set+json", "connection": "close"}
     if login is not None:
         headers |= make_headers(basic_auth=":".join(map(_quoted, login)))
     if form is not None:
@@ -123,7 +124,9 @@ def fetch_keys(issuer: str, authority: str | None) -> list[dict[str, Any]]:
     url = endpoint(discover(issuer, authority), "jwks_uri")
     status, found = request(url, authority)
     keys = found.get("keys")
-    if status != 200 or not isinstance(keys, list) or len(keys) > KEYS_MAX:
+    if status != 200:
+        raise Unavailable(f"identity provider: {url}: status {status}")
+    if not isinstance(keys, list) or len(keys) > KEYS_MAX:
         raise Unavailable(f"identity provider: {url}: not a list of up to {KEYS_MAX} keys")
     return [key for key in keys if isinstance(key, dict)]
 

@@ -134,7 +134,10 @@ def test_kubernetes_knows_the_driver_by_the_name_of_the_plugin() -> None:
     assert driver["spec"]["requiresRepublish"]
     (container,) = plugin["spec"]["template"]["spec"]["containers"]
     options = {option.opts[0] for option in run.params}
-    assert {word.partition("=")[0] for word in container["args"]} <= options
+    given = dict(word.split("=", 1) for word in container["args"])
+    assert set(given) <= options
+    places = {volume["mountPath"] for volume in container["volumeMounts"]}
+    assert given["--keys"] not in places, "all users of the node could enter it"
     volumes, _, pod = (each["spec"] for each in objects((FOLDER / "volumes.yaml").read_text()))
     sources = [volumes["csi"], *(volume["csi"] for volume in pod["volumes"] if "csi" in volume)]
     assert [source["driver"] for source in sources] == [NAME, NAME]

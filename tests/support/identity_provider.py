@@ -231,7 +231,11 @@ def identity_provider(folder: Path) -> Iterator[IdentityProvider]:
 
         def do_GET(self) -> None:
             document = provider.documents().get(self.path)
-            self._answer(404 if document is None else 200, document or {})
+            # As the API server of Kubernetes: its keys have this type alone, and no other one is acceptable.
+            if self.path == "/keys" and "application/jwk-set+json" not in self.headers["Accept"]:
+                self._answer(406, {})
+            else:
+                self._answer(404 if document is None else 200, document or {})
 
         def do_POST(self) -> None:
             body = self.rfile.read(int(self.headers["Content-Length"])).decode()

@@ -22,6 +22,7 @@ from dieselfs.names import SCHEME, is_file_path, is_location, parse_location
 from dieselfs.net.auth import KEY_FILE_BYTES_MAX
 from dieselfs.net.private_file import write_private_file
 from dieselfs.oidc.grants import Tokens
+from dieselfs.process.state_dirs import make_private
 from dieselfs.rpc.login import Login, log_in, read_login
 from dieselfs.settings.table import Settings
 from dieselfs_client.daemon import control
@@ -117,6 +118,8 @@ class Volumes:
 
     - `folder`: where the keys of volumes are kept, for root alone
     - `settings`: of all volumes, with the server and the key of the node
+
+    Raises OSError, and AccessDenied if other users can enter the folder.
     """
 
     def __init__(self, folder: Path, settings: Settings) -> None:
@@ -125,7 +128,7 @@ class Volumes:
         self._pending: set[str] = set()
         self._guard = Lock()
         """Of `_pending`."""
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        make_private(folder)
 
     def publish(self, volume: Volume, timeout_s: float = MOUNT_START_TIMEOUT_S) -> None:
         """Mount the dataset of a volume on its path, which is made. A volume that is there already stays as it is; a

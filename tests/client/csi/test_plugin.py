@@ -16,6 +16,7 @@ import pytest
 
 from dieselfs import __version__
 from dieselfs.dataset import Dataset
+from dieselfs.errors import AccessDenied
 from dieselfs.net.auth import read_key_file
 from dieselfs.net.private_file import write_private_file
 from dieselfs.rpc.login import kept_beside
@@ -282,6 +283,17 @@ def test_a_plugin_that_is_not_registered_ends(folder: Path, server: RunningServe
             error="other version",
         )
         assert running.process.wait(CALL_TIMEOUT_S) == 6
+
+
+def test_a_folder_of_keys_that_others_can_enter_is_refused_at_the_start(
+    folder: Path, server: RunningServer, capfd: pytest.CaptureFixture[str]
+) -> None:
+    own = folder / "open"
+    (own / "keys").mkdir(parents=True)
+    (own / "keys").chmod(0o755)  # as the kubelet makes a folder of the node
+    with plugin(own, server.tcp) as running:
+        assert running.process.wait(CALL_TIMEOUT_S) == AccessDenied.exit_code
+    assert f"{own}/keys is not a folder that only this user can enter" in capfd.readouterr().err
 
 
 def test_maps_are_lists_of_entries_on_the_wire() -> None:
