@@ -29,7 +29,7 @@ fail() { printf '%s\n' "try.sh: $1" >&2; exit 1; }
 # wait_for SECONDS COMMAND...
 wait_for() {
     seconds=$1; shift
-    until "$@"; do
+    until "$@" 2>/dev/null; do
         seconds=$((seconds - 1)); [ "$seconds" -gt 0 ] || fail "still fails: $*"
         sleep 1
     done
@@ -163,6 +163,7 @@ has_failed_no_more_than 0
 step "the server is replaced, and accepts the service accounts of the cluster: no read fails"
 issuer=$(kubectl get --raw /.well-known/openid-configuration | sed 's/.*"issuer":"\([^"]*\)".*/\1/')
 # Pods and servers read the cluster's keys without a login: docs/guide/identity-provider.md.
+kubectl delete clusterrolebinding dieselfs-try --ignore-not-found >/dev/null   # of a run that was killed
 kubectl create clusterrolebinding dieselfs-try --clusterrole=system:service-account-issuer-discovery \
     --group=system:unauthenticated >/dev/null
 kubectl label clusterrolebinding dieselfs-try dieselfs-try= >/dev/null
