@@ -12,7 +12,6 @@ import click
 
 from dieselfs.errors import DieselfsError, InvalidInput, Unavailable
 from dieselfs.names import COLUMNS_PATH, SCHEME, Location
-from dieselfs.snapshot.pin import node_name
 from dieselfs.units import count, format_duration
 from dieselfs_tools.cli import options
 from dieselfs_tools.cli.session import Session
@@ -56,6 +55,8 @@ def _alone(data: "Dataset") -> Iterator[None]:
     The claim is a pin: each command first puts its own, and then looks for others, so of two at least one sees the
     other. Raises Unavailable.
     """
+    from dieselfs.snapshot.pin import node_name
+
     client, header, token = data.client, data.snapshot.header, token_hex(4)
     own = data.name, f"{_CLAIM}{node_name()} ({token})", header.generation, header.updated_ns
     deadline_s = time.monotonic() + CLAIM_WAIT_S
