@@ -76,7 +76,12 @@ def test_an_archive_has_the_bytes_of_its_files_alone(tmp_path: Path) -> None:
 
 def test_an_image_does_not_tell_where_it_was_built() -> None:
     def built(host: str) -> dict[str, Entry]:
-        config = {"container": host, "config": {"Hostname": host, "User": "dieselfs"}, "rootfs": {}}
+        config = {
+            "container": host,
+            "parent": f"sha256:{host}",
+            "config": {"Hostname": host, "User": "dieselfs"},
+            "rootfs": {},
+        }
         manifest = [
             {"Config": f"{host}.json", "RepoTags": ["dieselfs:1", f"localhost/{host}"], "Layers": ["1.tar"]}
         ]

@@ -91,6 +91,7 @@ def image(packed: Entries) -> dict[str, Entry]:
     (manifest,) = json.loads(packed["manifest.json"].content)
     config = json.loads(packed[manifest["Config"]].content)
     config.pop("container", None)
+    config.pop("parent", None)  # its digest covers the name of the container in which it was built
     for part in ("config", "container_config"):
         config.get(part, {}).pop("Hostname", None)
     content = json.dumps(config).encode()
