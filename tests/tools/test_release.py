@@ -220,7 +220,11 @@ def test_a_changed_file_is_no_release(tmp_path: Path, monkeypatch: pytest.Monkey
     for words in (["init", "-q"], ["add", "file"], ["commit", "-q", "-m", "x"]):
         subprocess.run([*git, *words], check=True, timeout=TIMEOUT_S)
     monkeypatch.setattr("release.building.ROOT", tmp_path)
-    assert Checkout.clean().tag_before() == ""
+    checkout = Checkout.clean()
+    assert checkout.before(None) == ""
+    assert checkout.before("HEAD") == checkout.commit
+    with pytest.raises(SystemExit, match="v9: no such commit here"):
+        checkout.before("v9")
     (tmp_path / "file").write_text("2")
     with pytest.raises(SystemExit, match="commit first: file"):
         Checkout.clean()

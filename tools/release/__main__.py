@@ -8,6 +8,7 @@ import filecmp
 import hashlib
 import os
 import shutil
+import subprocess
 import sys
 import tempfile
 from pathlib import Path
@@ -21,6 +22,14 @@ SIGNED = "dieselfs-release"
 
 
 def main() -> None:
+    try:
+        release()
+    except (subprocess.CalledProcessError, subprocess.TimeoutExpired) as error:
+        raise SystemExit(f"release: {error}") from None
+
+
+def release() -> None:
+    """Do what the command line asks. Raises SystemExit, CalledProcessError and TimeoutExpired."""
     parser = argparse.ArgumentParser(prog="make release", description=__doc__.splitlines()[0])
     parser.add_argument("--out", type=Path, default=Path("dist"))
     parser.add_argument("--key", type=Path, help="the private key of OpenSSH that signs")
@@ -29,9 +38,11 @@ def main() -> None:
     if given.key and not given.key.is_file():
         raise SystemExit(f"release: {given.key}: no such key")
     os.umask(0o022)
-    os.environ.pop("PYTHONPATH", None)  # what is tried must not import the modules of this checkout
+    # What is tried must not import the modules of this checkout, nor use the server of the one who releases.
+    for name in [each for each in os.environ if each == "PYTHONPATH" or each.startswith("DIESELFS_")]:
+        del os.environ[name]
     checkout = Checkout.clean()
-    before = given.before or checkout.tag_before()
+    before = checkout.before(given.before)
     with tempfile.TemporaryDirectory() as folder:
         first, second = Path(folder, "first"), Path(folder, "second")
         for out in (first, second):

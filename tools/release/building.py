@@ -40,14 +40,25 @@ class Checkout:
         commit, time_s = _git("show", "--no-patch", "--format=%H %ct").split()
         return cls(commit, int(time_s))
 
-    def tag_before(self) -> str:
-        """The last tag of a version before this commit, or empty."""
+    def before(self, given: str | None) -> str:
+        """The release before: the commit `given`, or else the last tag of a version before this commit, or empty.
+
+        Raises SystemExit if the given commit is not here.
+        """
+        if given:
+            try:
+                return _git("rev-parse", "--verify", f"{given}^{{commit}}")
+            except subprocess.CalledProcessError:
+                raise SystemExit(
+                    f"release: {given}: no such commit here; fetch it, or name another"
+                ) from None
         words = ("tag", "--merged", self.commit, "--no-contains", self.commit, "--sort=-v:refname", "v*")
         return next(iter(_git(*words).split()), "")
 
     def export(self, folder: Path, commit: str = "") -> None:
         """Write the files of the commit, or of another one, to a folder."""
-        words = ["git", "-C", str(ROOT), "archive", "--format=tar", commit or self.commit]
+        settings = ("-c", "tar.umask=0022", "-c", "core.autocrlf=false")  # not those of this machine
+        words = ["git", "-C", str(ROOT), *settings, "archive", "--format=tar", commit or self.commit]
         packed = subprocess.run(words, check=True, stdout=subprocess.PIPE, timeout=STEP_TIMEOUT_S).stdout
         with tarfile.open(fileobj=io.BytesIO(packed)) as archive:
             archive.extractall(folder, filter="data")
@@ -138,16 +149,16 @@ def build_debian(source: Path, wheel: Path, place: Path, out: Path, version: str
     run(*pip, "install", "--no-compile", "--require-hashes", "-r", str(source / "deploy/requirements.txt"))
     run(*pip, "install", "--no-compile", "--no-deps", str(wheel))
     run(*pip, "uninstall", "--yes", "setuptools", "pip")  # what built it
-    write_sbom(python, out / "sbom.json")
+    write_sbom(python, out / "sbom.json", time_s)
     settings = {"server.toml": (source / "deploy/server.toml").read_bytes()}
     packed = package(_entries(place), str(place), settings, version, platform.machine(), time_s)
     (out / f"dieselfs_{version}_{ARCHITECTURES[platform.machine()]}.deb").write_bytes(packed)
 
 
-def write_sbom(python: str, path: Path) -> None:
+def write_sbom(python: str, path: Path, time_s: int) -> None:
     """Describe an environment, without its places on this machine."""
-    words = ("environment", "--output-reproducible", "--of", "JSON", "-o", str(path), python)
-    run(sys.executable, "-m", "cyclonedx_py", *words)
+    words = ("environment", "--output-reproducible", "--sv", "1.6", "--of", "JSON", "-o", str(path), python)
+    run(sys.executable, "-m", "cyclonedx_py", *words, SOURCE_DATE_EPOCH=str(time_s))
     found = json.loads(path.read_text())
     for component in found["components"]:
         references = component.get("externalReferences", [])

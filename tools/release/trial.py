@@ -22,16 +22,16 @@ def run(*words: str, **variables: str) -> None:
 
 
 def available() -> Iterator[tuple[str, str]]:
-    """Version and program of each supported Python that runs here."""
+    """Version and program of each supported Python that runs here. A line names one that does not."""
     for version in VERSIONS:
         program = shutil.which(f"python{version}")
-        if program is None:
-            continue
-        tried = subprocess.run(
-            [program, "-c", "import ensurepip"], capture_output=True, timeout=STEP_TIMEOUT_S
-        )
-        if tried.returncode == 0:
+        words = [program or "", "-c", "import ensurepip"]
+        if program and not subprocess.run(words, capture_output=True, timeout=STEP_TIMEOUT_S).returncode:
             yield version, program
+        else:
+            print(
+                f"release: no Python {version} with ensurepip, so the wheel was not tried with it", flush=True
+            )
 
 
 def lowest(package: str) -> str:
@@ -74,7 +74,7 @@ def try_out(python: Path, folder: Path) -> None:
     for number in range(100):
         (source / f"{number}.bin").write_bytes(os.urandom(1000))
     # By its Python: the first line of the program of a package names the place where that will be installed.
-    dlcmd = str(python), str(python.with_name("dlcmd"))
+    dlcmd = str(python), str(python.with_name("dlcmd")), "--server", "embedded"
     for words in (
         ("put", "-q", "-r", f"{source}/", "dl://x/"),
         ("get", "-q", "-r", "dl://x/", str(target)),
