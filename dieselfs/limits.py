@@ -300,6 +300,8 @@ WARMTH_TIMEOUT_S = 1.5
 """Wait for the answers of all nodes of a job to a query of their warmth."""
 PEER_SCORES_TIMEOUT_S = 10.0
 """A node draws the order of 10 million files for the mounts of its job, and answers, in this time."""
+PEER_SCORES_PATIENCE_S = 20.0
+"""An order waits this long for the node that has the scores of a job. A crashed node is no longer listed then."""
 JOB_FILES_LEAVE_S = 2.0
 """A mount that leaves its job gives its important files to the others for this time."""
 PEER_REPORT_BYTES_MAX = 1 * MIB
@@ -349,5 +351,6 @@ assert PEER_CONNECT_TIMEOUT_S + PEER_SILENCE_S < PEER_CALL_TIMEOUT_S < PEER_PATI
 assert PEER_PATIENCE_S + PEER_CALL_TIMEOUT_S < READ_TIMEOUT_S
 assert JOB_MASTER_WAIT_S + 2 * NODE_HELLO_TIMEOUT_S < READ_TIMEOUT_S
 assert JOB_LEASE_S_MIN + JOB_INTERVAL_S_MIN < MASTER_SILENCE_S
+assert JOB_LEASE_S_MIN + JOB_INTERVAL_S_MIN < PEER_SCORES_PATIENCE_S < READ_TIMEOUT_S
 assert JOB_NODES_MAX <= PEER_CLIENTS_MAX
 assert PEER_CHUNKS_MAX * 8 + RANGES_PER_REQUEST_MAX * 8 < FRAME_BYTES_MAX

@@ -7,6 +7,7 @@ the next losses.
 
 import logging
 import struct
+import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from functools import lru_cache
@@ -25,7 +26,7 @@ from dieselfs.columns import U32
 from dieselfs.errors import DieselfsError, InvalidInput, Unavailable
 from dieselfs.importance.score_lines import LossBatch
 from dieselfs.importance.scored_files import ORDERS_KEPT, FoundLosses, OrderKey, ScoredFiles
-from dieselfs.limits import PEER_ANSWER_BYTES_MAX, PEER_SCORES_TIMEOUT_S
+from dieselfs.limits import PEER_ANSWER_BYTES_MAX, PEER_SCORES_PATIENCE_S, PEER_SCORES_TIMEOUT_S
 from dieselfs.shuffle.order import Layout
 from dieselfs.shuffle.spec import SEED_MAX
 from dieselfs.snapshot.reader import Snapshot
@@ -34,6 +35,7 @@ from dieselfs.telemetry.registry import Registry
 UNSENT_MAX = 1 << 20
 """Losses that wait for the node that has the scores, 8 bytes each; if there are more, the oldest do not count."""
 SEND_RETRY_S = 1.0
+ORDER_RETRY_S = 0.2
 
 _SUM = struct.Struct("<d")
 _log = logging.getLogger(__name__)
@@ -52,11 +54,15 @@ class JobScores:
         is_master: Callable[[], bool],
         peers: Callable[[], PeerClient],
         metrics: Registry,
+        clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], None] = time.sleep,
     ) -> None:
+        """`clock`: seconds that do not fall; `sleep` waits as many."""
         self.files = ScoredFiles(snapshot)
         """The scores, if this node has them, and the last orders."""
         self._snapshot, self._node = snapshot, node
         self._others, self._is_master, self._peers = others, is_master, peers
+        self._clock, self._sleep = clock, sleep
         self._layout = lru_cache(ORDERS_KEPT)(lambda folder: Layout.of(snapshot, folder))
         self._unsent: deque[FoundLosses] = deque()
         self._sending = Lock()
@@ -128,13 +134,25 @@ class JobScores:
     # -- orders --------------------------------------------------------------------------------------------
 
     def order(self, key: OrderKey, files: Nodes) -> Nodes:
-        """As `ScoredFiles.order`, the same on all mounts. Raises Unavailable, too."""
+        """As `ScoredFiles.order`, the same on all mounts. While the node with the scores is replaced, or leaves, the
+        request is repeated for PEER_SCORES_PATIENCE_S. Raises Unavailable, too.
+        """
+        deadline_s = self._clock() + PEER_SCORES_PATIENCE_S
+        while (known := self.files.known(key)) is None:
+            try:
+                return self._drawn(key, files)
+            except Unavailable:
+                if self._clock() + ORDER_RETRY_S > deadline_s:
+                    raise
+                self._sleep(ORDER_RETRY_S)
+        return known
+
+    def _drawn(self, key: OrderKey, files: Nodes) -> Nodes:
+        """By the node that has the scores now."""
         self.send()
         owner = self._owner()
         if owner is None:
             return self.files.order(key, files)
-        if (known := self.files.known(key)) is not None:
-            return known
         asked: dict[str, object] = {"folder": key.folder, "seed": str(key.seed), "epoch": str(key.epoch)}
         asked["has_scores"] = True
         found = self._peers().ask_aside(

@@ -101,9 +101,14 @@ class Membership:
         self._is_unavailable = False
         self._retry_s = 0.0  # interval of a node that is out of the job; 0: it is a member
 
+    @property
+    def has_joined(self) -> bool:
+        """Whether a server has answered with a list."""
+        return self._version != 0
+
     async def wait_for(self, nodes: int) -> None:
         """Wait for a first list from a server, and for this many nodes, including this one."""
-        while not self._version or len(self.members) < nodes:
+        while not self.has_joined or len(self.members) < nodes:
             await self._changed.wait()
 
     async def run(self, is_resumed: bool = False) -> None:
@@ -135,9 +140,10 @@ class Membership:
         self._on_answer()
         self._answered.value += 1
         is_first = not self._version
-        self._version, self._interval_s = membership_list.version, membership_list.interval_s
+        self._interval_s = membership_list.interval_s
         if membership_list.members is not None:
             self._take(membership_list.members)
+        self._version = membership_list.version  # last: other threads read `has_joined`
         if is_first:
             self._wake()
 

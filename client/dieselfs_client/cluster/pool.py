@@ -253,6 +253,11 @@ class Pool:
             _log.warning("job %s: %d of %d nodes have joined; not waiting for the others", name, here, nodes)
         self.gathered.set()
 
+    @property
+    def has_joined(self) -> bool:
+        """Whether a server has answered with the members."""
+        return self._membership is not None and self._membership.has_joined
+
     def _members(self) -> Members:
         return self._membership.members if self._membership else ()
 

@@ -343,7 +343,8 @@ class JobRole:
 
     def _peers(self) -> PeerClient:
         """Called from threads. Raises Unavailable before this node is in the job."""
-        part = self._part
-        if part is None:
+        part, pool = self._part, self._pool
+        # A new master that has no list yet would take itself for the whole job.
+        if part is None or (pool is not None and not pool.has_joined):
             raise Unavailable(f"job {self._config.job.name}: this node has not joined yet")
         return part.peers

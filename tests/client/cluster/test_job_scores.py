@@ -11,6 +11,7 @@ from dieselfs.cluster.peer_client import PeerClient
 from dieselfs.errors import InvalidInput, Unavailable
 from dieselfs.importance.score_lines import LossBatch
 from dieselfs.importance.scored_files import OrderKey
+from dieselfs.limits import PEER_SCORES_PATIENCE_S
 from dieselfs.telemetry.registry import Registry
 from dieselfs_client.cluster import job_scores
 from dieselfs_client.cluster.job_scores import JobScores
@@ -23,10 +24,32 @@ BATCH = LossBatch([b"1", b"2", b"3"], np.array([1.0, 2.0, 3.0]))
 SUM = np.float64(6).tobytes()
 
 
-def scores_of(others: list[str], is_master: bool = True) -> JobScores:
-    peers = PeerClient(CREDENTIAL, SNAPSHOT.digest)
-    members = [Member.named(node) for node in others]
-    return JobScores(SNAPSHOT, "me", lambda: members, lambda: is_master, lambda: peers, Registry())
+class Clock:
+    """Runs only while a caller sleeps."""
+
+    def __init__(self) -> None:
+        self.now_s = 0.0
+
+    def read(self) -> float:
+        return self.now_s
+
+    def sleep(self, wait_s: float) -> None:
+        self.now_s += wait_s
+
+
+def scores_of(others: list[str], is_master: bool = True, clock: Clock | None = None) -> JobScores:
+    """`others` can change later."""
+    peers, clock = PeerClient(CREDENTIAL, SNAPSHOT.digest), clock or Clock()
+    return JobScores(
+        SNAPSHOT,
+        "me",
+        lambda: [Member.named(node) for node in others],
+        lambda: is_master,
+        lambda: peers,
+        Registry(),
+        clock.read,
+        clock.sleep,
+    )
 
 
 def test_a_node_alone_counts_its_own_losses() -> None:
@@ -48,6 +71,30 @@ def test_losses_wait_for_the_node_that_has_the_scores(monkeypatch: pytest.Monkey
     assert scores.lost.value == 3 and not scores.files.scored
     with pytest.raises(InvalidInput, match="no file"):
         scores.take(LossBatch([b"none"], np.array([1.0])))
+
+
+def test_an_order_waits_until_a_lost_node_is_no_longer_listed() -> None:
+    clock, others = Clock(), ["lost"]
+    scores = scores_of(others, clock=clock)
+    scores._is_master = lambda: not others  # the scores are at the lost node as long as it is listed
+
+    def sleep(wait_s: float) -> None:
+        clock.sleep(wait_s)
+        if clock.now_s > 10:
+            others.clear()
+
+    scores._sleep = sleep
+    order = scores.order(OrderKey(b"", 1, 1), FILES)
+    assert len(order) == len(FILES) and 10 < clock.now_s < PEER_SCORES_PATIENCE_S
+    others.append("lost")
+    assert scores.order(OrderKey(b"", 1, 1), FILES) is order  # a drawn order stays, and nobody is asked
+
+
+def test_an_order_waits_within_a_bound() -> None:
+    clock = Clock()
+    with pytest.raises(Unavailable, match="node lost"):
+        scores_of(["lost"], is_master=False, clock=clock).order(OrderKey(b"", 1, 1), FILES)
+    assert clock.now_s <= PEER_SCORES_PATIENCE_S
 
 
 @pytest.mark.parametrize(
