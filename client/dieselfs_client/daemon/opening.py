@@ -1,4 +1,8 @@
-"""The dataset of a daemon, opened. This module calls the server, and opens files."""
+"""The dataset of a daemon, opened. This module calls the server, and opens files.
+
+What fetches, verifies and derives snapshots is imported where it is used: in a child of the first zygote, with which
+its memory ends.
+"""
 
 from contextlib import suppress
 from dataclasses import replace
@@ -8,11 +12,8 @@ from dieselfs.errors import Unavailable
 from dieselfs.limits import READ_PATIENCE_S, VERB_PATIENCE_S
 from dieselfs.names import SCHEME, is_file_path, is_location, parse_location
 from dieselfs.rpc.client import ServerClient
-from dieselfs.selection.selected import stored_selection
 from dieselfs.settings.table import CacheOptions, Settings
-from dieselfs.snapshot.derived import stored_plain, stored_subtree
 from dieselfs.snapshot.reader import Snapshot
-from dieselfs.snapshot.store import SnapshotStore
 from dieselfs.sources.disk import node_source
 from dieselfs.sources.server import ServerSource
 
@@ -50,11 +51,17 @@ def _open_stored(
     if snapshot_file is not None:  # then the dataset need not exist on the server at the moment
         snapshot = Snapshot.open(snapshot_file, location.path)
     else:
+        from dieselfs.snapshot.store import SnapshotStore
+
         record = client.dataset(location.dataset)
         snapshot = SnapshotStore.of(client.settings).get(client, record, options.generation, location.tag)
         if options.where:
+            from dieselfs.selection.selected import stored_selection
+
             snapshot = stored_selection(snapshot, client, options.where, location.path)
         elif location.path:
+            from dieselfs.snapshot.derived import stored_subtree
+
             snapshot = stored_subtree(snapshot, location.path)
     snapshot.tag = location.tag
     return snapshot
@@ -66,6 +73,10 @@ def _open_saved(
     """As `open_dataset`, for a saved snapshot. No request to the server is needed, so its metadata may be away."""
     if snapshot_file is not None:
         return Snapshot.open(snapshot_file)
+    from dieselfs.selection.selected import stored_selection
+    from dieselfs.snapshot.derived import stored_plain
+    from dieselfs.snapshot.store import SnapshotStore
+
     snapshot = SnapshotStore.of(client.settings).adopt(path, client.servers_pins)
     cipher = None
     with suppress(Unavailable):  # of a dataset that is not encrypted, nothing is needed now

@@ -19,7 +19,6 @@ from dieselfs_client.mount.points.view_choice import VIEWS, Choice, choices
 from dieselfs_client.mount.reading.core import MountCore
 from dieselfs_client.mount.reading.error_log import ErrorLog
 from dieselfs_client.mount.reading.read_path import ReadPath, Reads
-from dieselfs_client.writing.upper import WriteFolder
 
 PRIVATE_MODE = 0o700
 """Access mode of the root of a mount that is for the mounting user only."""
@@ -98,6 +97,8 @@ class OverlayView(View):
 
     def opening(self) -> None:
         if self.options.write_folder:
+            from dieselfs_client.writing.upper import WriteFolder  # for a mount that is written alone
+
             WriteFolder(self.options.write_folder).begin(self.snapshot.generation)
 
     def mount(self, layers: Layers, source: str, noexec: bool) -> None:
@@ -112,6 +113,8 @@ class OverlayView(View):
             data = f"lowerdir={':'.join(escaped)},xino=on"
             mount_kernel_file_system(source, layers.mountpoint, filesystem, noexec, data)
             return
+        from dieselfs_client.writing.upper import WriteFolder
+
         folder = WriteFolder(self.options.write_folder)
         # A renamed folder refers to what the base has of it, and rounds read that; in a user namespace no folder does.
         # The bytes of each file are in the upper folder.
