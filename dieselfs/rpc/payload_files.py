@@ -141,8 +141,7 @@ def read_opened(file: PayloadFile, length_bytes: int, parts: Callable[[], Iterat
     try:
         if file.length != length_bytes:
             return False
-        # One read from the disk: windows of read-ahead take twice the time, and twice the processor time.
-        os.posix_fadvise(file.descriptor, file.start, length_bytes, os.POSIX_FADV_WILLNEED)
+        # No advice (POSIX_FADV_WILLNEED): it makes the kernel read into single pages, not into large folios.
         offset = file.start
         for part in parts():
             if not _read_all(file.descriptor, offset, part):

@@ -194,8 +194,6 @@ def sealed_copy(opened: OpenPayload, digest: bytes, available_min_bytes: int = 0
 
 def _file_parts(opened: OpenPayload) -> Iterator[memoryview]:
     """Raises OSError, and Damaged at the end of a file that is too short."""
-    # One read from the disk: windows of read-ahead take twice the time, and twice the processor time.
-    os.posix_fadvise(opened.descriptor, opened.start, opened.length, os.POSIX_FADV_WILLNEED)
     room = memoryview(bytearray(min(PART_BYTES, opened.length)))
     offset = 0
     while offset < opened.length:
