@@ -1,13 +1,19 @@
-"""Tokens from an OpenID Connect provider: for people by a code that they enter in a browser (RFC 8628), for jobs by the
-secret of a service, and again by a refresh token. This module opens sockets.
+"""Tokens from an OpenID Connect provider: for people by a code that they enter in a browser (RFC 8628), or by a browser
+that is sent to the provider and back (RFC 6749, 4.1); for jobs by the secret of a service; and again by a refresh
+token. This module opens sockets.
 """
 
+import secrets
 import time
+from base64 import urlsafe_b64encode
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
+from hashlib import sha256
 from typing import Any
+from urllib.parse import urlencode
 
-from dieselfs.errors import AccessDenied, Unavailable
+from dieselfs.errors import AccessDenied, InvalidInput, Unavailable
 from dieselfs.oidc.provider import discover, endpoint, request
 
 SCOPES = ("openid", "profile", "email", "groups", "offline_access")
@@ -38,6 +44,21 @@ class Code:
     """The same with the code in it; empty if the provider gives none."""
 
 
+_random = partial(secrets.token_urlsafe, 32)
+
+
+@dataclass(frozen=True, slots=True)
+class Redirect:
+    """A browser that is sent to the provider, which sends it back to `page`. `state` comes back with it, `nonce` in the
+    token. Only who has `verifier` gets that (PKCE, RFC 7636).
+    """
+
+    page: str
+    state: str = field(default_factory=_random, repr=False)
+    nonce: str = field(default_factory=_random, repr=False)
+    verifier: str = field(default_factory=_random, repr=False)
+
+
 @dataclass(frozen=True, slots=True)
 class Application:
     """A client that is registered at the provider. `secret`: empty for a public one."""
@@ -58,10 +79,9 @@ class Application:
         Raises AccessDenied if the login is refused or comes too late, Unavailable, InvalidInput.
         """
         about = discover(self.issuer, self.authority)
-        offered = about.get("scopes_supported")
-        known = offered if isinstance(offered, list) else SCOPES[:1]
-        scope = " ".join(each for each in SCOPES if each in known or each == SCOPES[0])
-        begun = self._asked(endpoint(about, "device_authorization_endpoint"), {"scope": scope})
+        begun = self._asked(
+            endpoint(about, "device_authorization_endpoint"), {"scope": _scope(about, SCOPES)}
+        )
         show(
             Code(
                 *(
@@ -85,6 +105,32 @@ class Application:
             except Unavailable:  # one lost answer
                 pause_s += INTERVAL_S
         raise AccessDenied("the code was not entered in time: dlcmd login")
+
+    def address(self, redirect: Redirect) -> str:
+        """Where a browser is sent. Raises Unavailable, InvalidInput."""
+        about = discover(self.issuer, self.authority)
+        url = endpoint(about, "authorization_endpoint")
+        if not url.startswith("https://"):
+            raise InvalidInput(f"identity provider {self.issuer}: {url[:200]!r} does not begin with https://")
+        challenge = urlsafe_b64encode(sha256(redirect.verifier.encode()).digest()).decode().rstrip("=")
+        query = {
+            "response_type": "code",
+            "client_id": self.client_id,
+            "redirect_uri": redirect.page,
+            "scope": _scope(about, SCOPES[:-1]),
+            "state": redirect.state,
+            "nonce": redirect.nonce,
+            "code_challenge": challenge,
+            "code_challenge_method": "S256",
+        }
+        return f"{url}{'&' if '?' in url else '?'}{urlencode(query)}"
+
+    def by_redirect(self, redirect: Redirect, code: str) -> Tokens:
+        """For the code with which a browser has come back. Raises as `by_refresh`."""
+        about = discover(self.issuer, self.authority)
+        form = {"grant_type": "authorization_code", "code": code, "redirect_uri": redirect.page}
+        form["code_verifier"] = redirect.verifier
+        return _tokens(self._asked(endpoint(about, "token_endpoint"), form))
 
     def by_refresh(self, refresh: str) -> Tokens:
         """The next tokens. Raises AccessDenied if the provider has ended the login, Unavailable, InvalidInput."""
@@ -113,6 +159,12 @@ class Application:
                 raise _Refused(self.issuer, code, str(found.get("error_description", "")))
             raise Unavailable(f"identity provider: {url}: status {status}")
         return found
+
+
+def _scope(about: Mapping[str, Any], wanted: tuple[str, ...]) -> str:
+    offered = about.get("scopes_supported")
+    known = offered if isinstance(offered, list) else SCOPES[:1]
+    return " ".join(each for each in wanted if each in known or each == SCOPES[0])
 
 
 class _Refused(AccessDenied):

@@ -314,14 +314,14 @@ async def open_server(
         logins = None
         if settings.provider is not None:
             # Here, because few servers need its HTTP.
-            from dieselfs_server.access.provider import Provider, ProviderLogins
+            from dieselfs_server.access.provider import ProviderLogins
 
-            logins = ProviderLogins(Provider(settings.provider), service.users, settings.provider.lifetime_s)
+            logins = ProviderLogins(settings.provider, service.users)
         server = RpcServer(dispatcher, tls, metrics=metrics, share=service.share, logins=logins)
         stack.enter_context(noting_log(service.recent))
         page = service.page
         if isinstance(page, Page):
-            page.ask = dispatcher.reply_here
+            page.ask, page.provider = dispatcher.reply_here, logins
         if page is not None and settings.web is not None:
             await stack.enter_async_context(page.served())
         _serve_metrics(stack, settings, lambda: metrics.report(about))

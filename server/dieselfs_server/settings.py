@@ -56,7 +56,8 @@ class RegistrySettings:
 @dataclass(frozen=True, slots=True)
 class ProviderSettings:
     """`audiences`: the applications whose tokens count. `groups`: the group here by that of the provider; others do not
-    count. `authority`: a file of certificates that are trusted as well. `lifetime_s`: of the keys.
+    count. `authority`: a file of certificates that are trusted as well. `lifetime_s`: of the keys. `client_id` and
+    `secret_file`: of the web page.
     """
 
     issuer: str
@@ -66,6 +67,8 @@ class ProviderSettings:
     groups: Mapping[str, str] = field(default_factory=dict)
     lifetime_s: float = 8 * 3600.0
     authority: str | None = None
+    client_id: str = "dieselfs"
+    secret_file: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,7 @@
 // The npm package oidc-provider, over HTTPS on this machine: a certified provider of OpenID Connect. Its argument is
 // JSON: the folder `package`, files with `certificate` and `key`, the `host` as which it calls itself, `clients`, and
 // `people` (claims by the name that a person enters; any password is right). It prints its address. Each line of its
-// standard input is JSON with changes: `redirects` of the client "dieselfs", `rotate` for another key. It prints a
+// standard input is JSON with changes: `redirects` of clients that have any, `rotate` for another key. It prints a
 // line when they count. What it has issued stays.
 
 import { generateKeyPairSync, randomUUID } from "node:crypto";
@@ -22,7 +22,7 @@ let answer;
 function begin() {
   const provider = new Provider(issuer, {
     claims: { openid: ["sub"], profile: ["preferred_username"], groups: ["groups"] },
-    clients: given.clients.map((client) => (client.client_id === "dieselfs" ? { ...client, redirect_uris: redirects, response_types: redirects.length ? ["code"] : [] } : client)),
+    clients: given.clients.map((client) => (client.grant_types.includes("authorization_code") ? { ...client, redirect_uris: redirects, response_types: redirects.length ? ["code"] : [] } : client)),
     conformIdTokenClaims: false, // as Keycloak and Dex, it puts the claims of all scopes into the ID token
     cookies: { keys: ["of a test"] },
     extraTokenClaims: (_, token) => ({ preferred_username: `service-account-${token.clientId}` }), // as Keycloak

@@ -27,6 +27,7 @@ DEVICE = "urn:ietf:params:oauth:grant-type:device_code"
 CLIENTS: tuple[dict[str, Any], ...] = (
     {"client_id": "dieselfs", "token_endpoint_auth_method": "none"}
     | {"grant_types": ["authorization_code", "refresh_token", DEVICE]},
+    {"client_id": "page", "client_secret": "of-the-page", "grant_types": ["authorization_code"]},
     {"client_id": "train", "client_secret": "a-secret", "grant_types": ["client_credentials"]}
     | {"redirect_uris": [], "response_types": []},
     {"client_id": "another", "token_endpoint_auth_method": "none", "grant_types": [DEVICE]}
@@ -43,7 +44,7 @@ _ATTRIBUTE = re.compile(r'(name|value)="([^"]*)"')
 
 @dataclass(frozen=True)
 class CertifiedProvider:
-    """With the public client `dieselfs`, the service `train`, and `another` public client."""
+    """With the public clients `dieselfs` and `another`, the service `train`, and `page`, which has a secret."""
 
     issuer: str
     authority: Path

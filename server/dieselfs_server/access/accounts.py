@@ -20,6 +20,8 @@ TOKEN_LIFETIME_S_MAX = 31 * 86_400
 TOKEN_GRANTS_MAX = 16
 LOGINS_PER_USER_MAX = 64
 """Keys of a user whom the provider names: one for each machine, and another one while it is renewed."""
+PAGE_KEY = "page"
+"""Begins the ID of a key that such a user has for a session of the web page."""
 LOGIN_TOKEN_LIFETIME_S_MAX = 7 * 86_400
 """Of tokens that such users make. They outlive the login, so that a job can."""
 ALL_DATASETS = "*"

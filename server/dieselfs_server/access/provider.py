@@ -7,7 +7,7 @@ A token is good for one exchange: it buys a key, which expires. All that follows
 import logging
 import re
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from threading import Lock
 from typing import Any
@@ -16,9 +16,11 @@ import trio
 
 from dieselfs.errors import AccessDenied, DieselfsError, InvalidInput, Unavailable
 from dieselfs.limits import TOKEN_BYTES_MAX
-from dieselfs.net.auth import PROVIDER_MARK, Verifier, check_key_id, check_user_name
+from dieselfs.net.auth import PROVIDER_MARK, Key, Verifier, check_key_id, check_user_name
+from dieselfs.oidc.grants import Redirect
 from dieselfs.oidc.provider import SKEW_S, fetch_keys
-from dieselfs_server.access.accounts import Person, StoredKey, with_login
+from dieselfs.rpc.login import Login
+from dieselfs_server.access.accounts import PAGE_KEY, Caller, Person, StoredKey, with_login
 from dieselfs_server.access.users import UserStore
 from dieselfs_server.settings import ProviderSettings
 
@@ -90,17 +92,22 @@ class Provider:
         self._jwt, self._settings = jwt, settings
         self._keys = keys or SigningKeys(partial(fetch_keys, settings.issuer, settings.authority))
 
-    def person(self, token: bytes) -> Person:
-        """Raises AccessDenied, with the reason for the log; Unavailable. Blocks."""
+    def person(self, token: bytes, nonce: str = "") -> Person:
+        """`nonce`: of a browser that was sent to the provider; the token is then for the application of the web page.
+        Raises AccessDenied, with the reason for the log; Unavailable. Blocks.
+        """
         if len(token) > TOKEN_BYTES_MAX:
             raise AccessDenied(f"a token of {len(token):,} bytes, limit {TOKEN_BYTES_MAX:,}")
         try:
-            claims = self._claims(token)
+            claims = self._claims(token, [self._settings.client_id] if nonce else self._settings.audiences)
         except (self._jwt.PyJWTError, ValueError, TypeError, RecursionError, OverflowError) as error:
             raise AccessDenied(f"token: {error}") from None
+        page = nonce, self._settings.client_id
+        if nonce and (claims.get("nonce"), claims.get("azp", page[1])) != page:
+            raise AccessDenied("token: it is not for this login of this page")
         return self._person(claims)
 
-    def _claims(self, token: bytes) -> dict[str, Any]:
+    def _claims(self, token: bytes, audiences: Sequence[str]) -> dict[str, Any]:
         header = self._jwt.get_unverified_header(token)
         algorithm, key_id = header.get("alg"), header.get("kid")
         if algorithm not in ALGORITHMS or not isinstance(key_id, str):
@@ -112,7 +119,7 @@ class Provider:
             token,
             self._jwt.PyJWK(found, algorithm),
             algorithms=[algorithm],
-            audience=list(self._settings.audiences),
+            audience=list(audiences),
             issuer=self._settings.issuer,
             leeway=SKEW_S,
             options={"require": ["exp", "iat", "iss", "aud", "sub"], "enforce_minimum_key_length": True},
@@ -146,19 +153,40 @@ class ProviderLogins:
 
     def __init__(
         self,
-        provider: Provider,
+        settings: ProviderSettings,
         users: UserStore,
-        lifetime_s: float,
         clock: Callable[[], float] = time.time,
+        provider: Provider | None = None,
     ) -> None:
-        self._provider, self._users, self._lifetime_s, self._clock = provider, users, lifetime_s, clock
+        """Raises InvalidInput for the file with the secret of the application, or without the package for tokens."""
+        self._provider, self._users, self._clock = provider or Provider(settings), users, clock
+        self.issuer, self._lifetime_s = settings.issuer, settings.lifetime_s
+        application = settings.issuer, settings.client_id, settings.authority, settings.secret_file
+        self._application = Login(*application).application()
         self.limiter = trio.CapacityLimiter(LOGINS_AT_ONCE)
 
     def log_in(self, token: bytes, key_id: str, verifier: Verifier) -> tuple[str, int]:
         """The user, and until when the key counts, in seconds since 1970. Raises AccessDenied, Unavailable,
         InvalidInput.
         """
-        person, now_s = self._provider.person(token), int(self._clock())
-        key = StoredKey(verifier, now_s, now_s + int(self._lifetime_s))
+        return self._log_in(self._provider.person(token), key_id, verifier, self._lifetime_s)
+
+    def _log_in(self, person: Person, key_id: str, verifier: Verifier, life_s: float) -> tuple[str, int]:
+        now_s = int(self._clock())
+        key = StoredKey(verifier, now_s, now_s + int(life_s))
         self._users.change(partial(with_login, person=person, key_id=check_key_id(key_id), key=key))
         return person.name, key.expires_s
+
+    def begin(self, page: str) -> tuple[str, Redirect]:
+        """Where a browser is sent, from which it comes back to `page`. Raises Unavailable, InvalidInput."""
+        redirect = Redirect(page)
+        return self._application.address(redirect), redirect
+
+    def finish(self, redirect: Redirect, code: str, life_s: float) -> Caller:
+        """The user who has come back with a code, for `life_s` at most: with a key whose secret nobody has. Raises as
+        `log_in`.
+        """
+        token = self._application.by_redirect(redirect, code).token
+        person, key = self._provider.person(token.encode(), redirect.nonce), Key.generate("login")
+        key_id = PAGE_KEY + key.key_id
+        return Caller(self._log_in(person, key_id, key.verifier(), min(life_s, self._lifetime_s))[0], key_id)

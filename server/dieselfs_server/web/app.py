@@ -1,18 +1,15 @@
-"""Answers the requests of browsers: static files, logins, and what the views show. This module reads files."""
+"""Answers the requests of browsers: static files, and what the views show. This module reads files."""
 
-import json
-from base64 import urlsafe_b64decode, urlsafe_b64encode
 from collections.abc import Awaitable, Callable, Collection, Iterator
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
 from pathlib import Path
-from time import time, time_ns
+from time import time_ns
 from typing import Any, TypeVar
 from urllib.parse import unquote_to_bytes
 
 import trio
 from starlette.applications import Starlette
-from starlette.requests import ClientDisconnect, Request
+from starlette.requests import Request
 from starlette.responses import FileResponse, JSONResponse, Response
 from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
@@ -21,19 +18,16 @@ from starlette.types import Receive, Scope, Send
 from dieselfs import __version__
 from dieselfs.errors import AccessDenied, DieselfsError, InvalidInput, NotFound, Unavailable
 from dieselfs.names import check_path
-from dieselfs.net.auth import NONCE_BYTES, check_key_id, check_user_name
-from dieselfs.telemetry import catalogue
-from dieselfs_server.access.accounts import ALL_DATASETS, Accounts, Caller, Right
+from dieselfs_server.access.accounts import Right
 from dieselfs_server.admission.usage import shown_usage
 from dieselfs_server.leases.lease import shown_pins
 from dieselfs_server.service import Service
 from dieselfs_server.web import views
 from dieselfs_server.web.contents import Ask, Contents
+from dieselfs_server.web.entrance import Entrance, LoggedOut, address_of
 from dieselfs_server.web.facts import Facts
 from dieselfs_server.web.guard import EVENTS_PATH, Guard
 from dieselfs_server.web.live import Live
-from dieselfs_server.web.logins import SESSION_S, Logins, checked_proof
-from dieselfs_server.web.serving import LOGGED_IN
 
 STREAM_S = 3600.0
 """Then the browser connects again."""
@@ -76,8 +70,6 @@ async def _until_left(receive: Receive, scope: trio.CancelScope) -> None:
 
 
 STATIC = Path(__file__).parent / "static"
-BODY_BYTES_MAX = 4096
-BODY_S = 10.0
 SPAN_S_MAX = 24 * 3600
 HEALTH_S = 60.0
 """The checks of the server write to its stores, so all users share them for this time."""
@@ -88,42 +80,12 @@ READS_MAX = 4
 
 Value = TypeVar("Value")
 
-_TOO_MANY = "too many logins: wait a minute, then try again"
-
 _STATUS: dict[type[DieselfsError], int] = {
     InvalidInput: 400,
     AccessDenied: 403,
     NotFound: 404,
     Unavailable: 503,
 }
-
-
-class _LoggedOut(Exception):
-    """The request has no session, or that of a key that was removed."""
-
-
-@dataclass(frozen=True)
-class Viewer:
-    """Who looks, with the rights of now."""
-
-    caller: Caller
-    accounts: Accounts
-    now_s: float
-
-    def right(self, dataset: str) -> Right:
-        return self.caller.right_on(dataset, self.accounts, self.now_s)
-
-    def may_see(self, dataset: str) -> bool:
-        return self.right(dataset) >= Right.READ
-
-    def may_see_user(self, user: str) -> bool:
-        """What a user stores and has read: as in the API, administrators, and the user."""
-        return user != "" and (self.is_admin or user == self.caller.name)
-
-    @property
-    def is_admin(self) -> bool:
-        return self.right(ALL_DATASETS) >= Right.ADMIN
-
 
 Endpoint = Callable[[Request], Awaitable[Any]]
 
@@ -134,7 +96,7 @@ def _answered(endpoint: Endpoint) -> Endpoint:
     async def answer(request: Request) -> Response:
         try:
             found = await endpoint(request)
-        except _LoggedOut:
+        except LoggedOut:
             return JSONResponse({"error": "log in first"}, 401)
         except DieselfsError as error:
             status = next((code for kind, code in _STATUS.items() if isinstance(error, kind)), 500)
@@ -147,17 +109,12 @@ def _answered(endpoint: Endpoint) -> Endpoint:
 
 
 class App:
-    """`cookie`: its name; `port` is that of the listener, which cookies do not tell apart."""
+    """What browsers ask for; `entrance` knows for whom."""
 
-    def __init__(
-        self, service: Service, logins: Logins, live: Live, ask: Ask, is_encrypted: bool, port: int
-    ) -> None:
+    def __init__(self, service: Service, entrance: Entrance, live: Live, ask: Ask) -> None:
         self._service = service
-        self._logins = logins
+        self._entrance, self._viewer = entrance, entrance.viewer
         self._live = live
-        self._is_encrypted = is_encrypted
-        self._scheme = "https" if is_encrypted else "http"
-        self._cookie = "__Host-dieselfs" if is_encrypted else f"dieselfs-{port}"
         self._facts = Facts(service.metadata, service.tags, service.usages, time_ns)
         self._ask = ask
         self._contents = Contents(ask)
@@ -166,16 +123,17 @@ class App:
         self._checks_until_s = float("-inf")
         self._reads = trio.CapacityLimiter(READS_MAX)
         self._streams: list[str] = []  # the user of each
-        self._refused = service.metrics.declare(catalogue.RPC_REFUSED_LOGINS)
 
     def guarded(self, names: Collection[str]) -> Guard:
         """The app with the rules for all requests."""
-        posts = (self.challenge, self.login, self.link, self.logout)
+        entrance = self._entrance
+        logins: tuple[Endpoint, ...] = (entrance.challenge, entrance.login, entrance.link)
+        posts = (*logins, entrance.to_provider, entrance.from_provider, entrance.logout)
         gets = (self.me, self.live, self.datasets, self.usage, self.jobs, self.failures, self.health)
         routes = [
             Route("/", self.index),
             *(Route(f"/api/{post.__name__}", _answered(post), methods=["POST"]) for post in posts),
-            *(Route(f"/api/{get.__name__}", _answered(get)) for get in gets),
+            *(Route(f"/api/{get.__name__}", _answered(get)) for get in (entrance.provider, *gets)),
             Route("/api/datasets/{name}", _answered(self.dataset)),
             Route("/api/datasets/{name}/folder", _answered(self.folder)),
             Route("/api/datasets/{name}/shape", _answered(self.shape)),
@@ -186,106 +144,10 @@ class App:
             Route(EVENTS_PATH, _answered(self.events)),
             Mount("/static", StaticFiles(directory=STATIC)),
         ]
-        return Guard(Starlette(routes=routes), self._scheme, names)
+        return Guard(Starlette(routes=routes), entrance.scheme, names)
 
     async def index(self, _: Request) -> Response:
         return FileResponse(STATIC / "index.html", headers={"cache-control": "no-cache"})
-
-    # -- logins ------------------------------------------------------------------------------------------
-
-    async def challenge(self, request: Request) -> dict[str, str]:
-        fields = await _fields(request)
-        nonce = _bytes_of(fields, "client_nonce", NONCE_BYTES)
-        user, key_id = check_user_name(fields.get("user", "")), check_key_id(fields.get("key_id", ""))
-        token, challenge = self._logins.challenge(_address(request), user, key_id, nonce)
-        return {"challenge": token, "server_nonce": urlsafe_b64encode(challenge.server_nonce).decode()}
-
-    async def login(self, request: Request) -> Response:
-        fields, user = await self._tried(request), ""
-        users = self._service.users
-        try:
-            challenge = self._logins.take_challenge(fields.get("challenge", ""))
-            user = challenge.user
-            if not self._logins.rate.may_be(_address(request), user):
-                raise Unavailable(_TOO_MANY)
-            known = await trio.to_thread.run_sync(users.verifier, challenge.user, challenge.key_id)
-            origin = f"{self._scheme}://{request.headers['host']}"
-            proof = checked_proof(challenge, origin, _bytes_of(fields, "proof", 32), known, users.salt)
-        except AccessDenied as error:
-            self._logins.rate.fail(_address(request), user)
-            self._note_refusal(request, str(error))
-            raise
-        answer = self._opened(request, Caller(challenge.user, challenge.key_id), "key")
-        answer.body = answer.render({"proof": urlsafe_b64encode(proof).decode()})
-        answer.headers["content-length"] = str(len(answer.body))
-        return answer
-
-    async def link(self, request: Request) -> Response:
-        fields = await self._tried(request)
-        try:
-            caller = self._logins.take_link(fields.get("token", ""))
-        except AccessDenied as error:
-            self._note_refusal(request, str(error))
-            raise
-        return self._opened(request, caller, "link")
-
-    async def logout(self, request: Request) -> Response:
-        await _fields(request)
-        self._logins.close(request.cookies.get(self._cookie, ""))
-        answer = JSONResponse({})
-        answer.delete_cookie(
-            self._cookie, path="/", secure=self._is_encrypted, httponly=True, samesite="strict"
-        )
-        return answer
-
-    async def _tried(self, request: Request) -> dict[str, str]:
-        """The fields of an attempt to log in. Raises Unavailable if there are too many."""
-        if not self._logins.rate.take(_address(request), trio.current_time()):
-            raise Unavailable(_TOO_MANY)
-        return await _fields(request)
-
-    def _opened(self, request: Request, caller: Caller, how: str) -> JSONResponse:
-        if self._service.audit is not None:
-            self._service.audit.write(
-                "login", caller.name, _address(request), key_used=caller.key_id, page=how
-            )
-        self._logins.rate.succeed(_address(request), trio.current_time())
-        self._logins.close(request.cookies.get(self._cookie, ""))
-        answer = JSONResponse({})
-        answer.set_cookie(
-            self._cookie,
-            self._logins.open(caller),
-            max_age=int(SESSION_S),
-            path="/",
-            secure=self._is_encrypted,
-            httponly=True,
-            samesite="strict",
-        )
-        return answer
-
-    def _note_refusal(self, request: Request, reason: str) -> None:
-        self._refused.value += 1
-        if self._service.audit is not None:
-            self._service.audit.write("refused", "", _address(request), reason=reason, page="login")
-
-    async def _viewer(self, request: Request) -> Viewer:
-        """Raises _LoggedOut. Others no longer take the place of a connection that is logged in."""
-        token = request.cookies.get(self._cookie, "")
-        caller = self._logins.caller(token)
-        if caller is None:
-            raise _LoggedOut
-        accounts = Accounts()
-        if not caller.is_trusted:
-            accounts = await trio.to_thread.run_sync(self._service.users.current)
-            try:
-                caller.key(accounts, time())
-            except AccessDenied:
-                self._logins.close(token)
-                raise _LoggedOut from None
-        request.scope.get(LOGGED_IN, bool)()
-        return Viewer(caller, accounts, time())
-
-    # -- views -------------------------------------------------------------------------------------------
 
     async def me(self, request: Request) -> dict[str, Any]:
         viewer = await self._viewer(request)
@@ -313,7 +175,7 @@ class App:
             latest = await self._live.next()
             try:
                 now = await self._viewer(request)
-            except (_LoggedOut, DieselfsError):  # the next request of the browser gets the reason
+            except (LoggedOut, DieselfsError):  # the next request of the browser gets the reason
                 return None
             return latest if now.is_admin else b"{}"
 
@@ -384,21 +246,22 @@ class App:
         caller = (await self._viewer(request)).caller
         after = unquote_to_bytes(request.query_params.get("after", ""))
         named = request.path_params["name"], _path(request)
-        return await self._contents.folder(caller, _address(request), *named, after)
+        return await self._contents.folder(caller, address_of(request), *named, after)
 
     async def shape(self, request: Request) -> dict[str, Any]:
         caller = (await self._viewer(request)).caller
         named = request.path_params["name"], _path(request)
-        return await self._contents.shape(caller, _address(request), *named)
+        return await self._contents.shape(caller, address_of(request), *named)
 
     async def states(self, request: Request) -> dict[str, Any]:
         caller = (await self._viewer(request)).caller
-        return {"states": await self._contents.states(caller, _address(request), request.path_params["name"])}
+        name = request.path_params["name"]
+        return {"states": await self._contents.states(caller, address_of(request), name)}
 
     async def changes(self, request: Request) -> dict[str, Any]:
         caller, asked = (await self._viewer(request)).caller, request.query_params
         states = asked.get("old", ""), asked.get("new", "")
-        return await self._contents.changes(caller, _address(request), request.path_params["name"], *states)
+        return await self._contents.changes(caller, address_of(request), request.path_params["name"], *states)
 
     async def data(self, request: Request) -> Response:
         viewer, name = await self._viewer(request), request.path_params["name"]
@@ -407,7 +270,7 @@ class App:
         path, first = _path(request), _number(request, "first", 0)
         record = await self._read(lambda: self._facts.entry(name, path))
         asked = request.headers if request.method == "GET" else {}
-        return await self._contents.file(viewer.caller, _address(request), name, record, asked, first)
+        return await self._contents.file(viewer.caller, address_of(request), name, record, asked, first)
 
     async def usage(self, request: Request) -> dict[str, Any]:
         viewer, search = await self._viewer(request), request.query_params.get("search", "")[:200]
@@ -451,7 +314,7 @@ class App:
             raise AccessDenied("only administrators see the checks of the server")
         async with self._checking:  # one check for all users
             if trio.current_time() >= self._checks_until_s:
-                ask = self._ask(viewer.caller, _address(request), "check_server", is_whole=True)
+                ask = self._ask(viewer.caller, address_of(request), "check_server", is_whole=True)
                 async with ask as reply:
                     self._checks = [each._asdict() for each in reply.value.checks]
                 self._checks_until_s = trio.current_time() + HEALTH_S
@@ -470,10 +333,6 @@ def _no_dataset(name: str) -> NotFound:
     return NotFound(f"there is no dataset {name!r}, or you have no right to see it")
 
 
-def _address(request: Request) -> str:
-    return request.client.host if request.client else ""
-
-
 def _path(request: Request) -> bytes:
     """The path in a dataset that a request names, percent-encoded as `contents.py` gives it. Raises InvalidInput."""
     return check_path(unquote_to_bytes(request.query_params.get("path", "")))
@@ -485,38 +344,3 @@ def _number(request: Request, name: str, default: int) -> int:
     if not (text.isascii() and text.isdigit() and len(text) <= 9):
         raise InvalidInput(f"{name} is not a number")
     return int(text)
-
-
-def _bytes_of(fields: dict[str, str], name: str, length: int) -> bytes:
-    """Raises InvalidInput."""
-    try:
-        value = urlsafe_b64decode(fields.get(name, ""))
-    except ValueError:
-        value = b""
-    if len(value) != length:
-        raise InvalidInput(f"{name} must be {length} bytes in URL-safe base64")
-    return value
-
-
-async def _fields(request: Request) -> dict[str, str]:
-    """The body of a request: a JSON object of texts in ASCII. Raises InvalidInput."""
-    body = bytearray()
-    try:
-        with trio.fail_after(BODY_S):
-            async for part in request.stream():
-                body += part
-                if len(body) > BODY_BYTES_MAX:
-                    raise InvalidInput(f"a body of more than {BODY_BYTES_MAX} bytes")
-    except trio.TooSlowError:
-        raise InvalidInput(f"the body took longer than {BODY_S:g} s") from None
-    except ClientDisconnect:
-        raise InvalidInput("the browser left before the end of the body") from None
-    try:
-        fields = json.loads(body)
-    except (ValueError, RecursionError):
-        fields = None
-    if not isinstance(fields, dict) or not all(
-        isinstance(value, str) and value.isascii() for value in fields.values()
-    ):
-        raise InvalidInput("the body must be a JSON object of texts in ASCII")
-    return fields

@@ -1,4 +1,5 @@
-"""Who is logged in at the page, and how: with the proof of a key as in the API, or with a one-time link. No I/O.
+"""Who is logged in at the page, and how: with the proof of a key as in the API, with a one-time link, or at the
+identity provider. No I/O.
 
 A browser cannot see the certificate of its connection, so its proof covers the origin of the page instead: a proof that
 a page of another name has got is wrong here.
@@ -12,13 +13,16 @@ import secrets
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
 from dieselfs.errors import AccessDenied
 from dieselfs.limits import KNOWN_ADDRESS_S
 from dieselfs.net import auth
 from dieselfs.rpc.serving.slots import KNOWN_ADDRESSES_MAX, address_group
 from dieselfs_server.access.accounts import Caller
+
+if TYPE_CHECKING:  # few servers need its HTTP
+    from dieselfs.oidc.grants import Redirect
 
 WINDOW_S = 60.0
 TRIES_PER_ADDRESS = 30
@@ -153,6 +157,8 @@ SESSION_S = 12 * 3600.0
 SESSION_IDLE_S = 1800.0
 LINK_S = 600
 CHALLENGE_S = 30.0
+REDIRECT_S = 600
+"""For a person at the identity provider."""
 SESSIONS_MAX = 1024
 SESSIONS_PER_USER_MAX = 16
 LINKS_MAX = 256
@@ -196,6 +202,7 @@ class Logins:
         self.rate = LoginRate()
         self._links: CallerTokens = links or Tokens(LINKS_MAX, LINKS_PER_USER_MAX, LINK_S)
         self._challenges: Tokens[Challenge] = Tokens(CHALLENGES_MAX, CHALLENGES_PER_ADDRESS_MAX, CHALLENGE_S)
+        self._redirects: Tokens[Redirect] = Tokens(CHALLENGES_MAX, CHALLENGES_PER_ADDRESS_MAX, REDIRECT_S)
         self._sessions: CallerTokens = sessions or Tokens(
             SESSIONS_MAX, SESSIONS_PER_USER_MAX, SESSION_S, SESSION_IDLE_S
         )
@@ -225,6 +232,19 @@ class Logins:
             raise AccessDenied("the login took too long: try again")
         return challenge
 
+    def send_away(self, address: str, redirect: "Redirect") -> str:
+        """The token with which a browser at `address` proves that it was sent to the identity provider."""
+        return self._redirects.add(redirect, address_group(address), self._clock())
+
+    def take_redirect(self, token: str, state: str) -> "Redirect":
+        """Of a browser that came back, once, within REDIRECT_S. Raises AccessDenied."""
+        redirect = self._redirects.take(token, self._clock())
+        if redirect is None or not secrets.compare_digest(redirect.state, state):
+            raise AccessDenied(
+                "this login was used already, has expired, or was begun in another browser: log in again"
+            )
+        return redirect
+
     def open(self, caller: Caller) -> str:
         """Begin a session; the token is for the cookie."""
         return self._sessions.add(caller, caller.name, self._clock())
@@ -239,6 +259,7 @@ class Logins:
     def close_all(self) -> None:
         self._links.clear()
         self._challenges.clear()
+        self._redirects.clear()
         self._sessions.clear()
 
 

@@ -7,6 +7,7 @@ import logging
 import socket
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from typing import TYPE_CHECKING
 
 import trio
 
@@ -20,6 +21,9 @@ from dieselfs_server.service import Service
 from dieselfs_server.web.guard import Guard
 from dieselfs_server.web.live import Live
 from dieselfs_server.web.logins import LINK_S, Logins
+
+if TYPE_CHECKING:  # few servers need its HTTP
+    from dieselfs_server.access.provider import ProviderLogins
 
 LEASE_S_MAX = 60
 START_S = 20.0
@@ -51,7 +55,8 @@ class Page:
         logins: Logins | None = None,
     ) -> None:
         self.ask: Callable[..., AbstractAsyncContextManager[Reply]] | None = None
-        """`Dispatcher.reply_here`, set before the page is served."""
+        """`Dispatcher.reply_here`, set before the page is served, as is `provider`."""
+        self.provider: ProviderLogins | None = None
         self._service = service
         self._address = address
         self._tls = tls
@@ -70,6 +75,7 @@ class Page:
         """Serve until the end of the block; yields the URL. Raises Unavailable."""
         try:
             from dieselfs_server.web.app import App
+            from dieselfs_server.web.entrance import Entrance
             from dieselfs_server.web.serving import serving
         except ModuleNotFoundError as error:
             raise Unavailable(
@@ -80,8 +86,9 @@ class Page:
 
         def make_app(port: int) -> Guard:
             assert self.ask is not None
-            app = App(self._service, self._logins, self._live, self.ask, self._tls is not None, port)
-            return app.guarded(self._names)
+            known = self._service, self._logins, self.ask, self.provider
+            entrance = Entrance(*known, self._tls is not None, port)
+            return App(self._service, entrance, self._live, self.ask).guarded(self._names)
 
         async with serving(make_app, address, self._tls) as port, trio.open_nursery() as nursery:
             nursery.start_soon(self._live.run)

@@ -5,6 +5,7 @@ import hmac
 import json
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -84,6 +85,20 @@ def test_a_token_names_a_user_and_the_groups_that_the_table_maps() -> None:
     assert (person.name, person.groups) == ("oidc:train@lab", frozenset({"vision"}))
     late_s = int(time.time()) - SKEW_S / 2
     assert provider().person(signed(exp=late_s)).name == "oidc:ada"
+
+
+def test_a_token_of_the_page_is_for_its_login_and_its_application() -> None:
+    of_page = provider(replace(SETTINGS, client_id="page"))
+    for azp in (None, "page"):
+        assert of_page.person(signed(aud=["page", "x"], nonce="n", azp=azp), "n").name == "oidc:ada"
+    for other in (
+        signed(aud="page", nonce="m"),
+        signed(aud="page"),
+        signed(aud="page", nonce="n", azp="x"),
+        signed(aud="dieselfs", nonce="n"),
+    ):
+        with pytest.raises(AccessDenied):
+            of_page.person(other, "n")
 
 
 def test_a_name_that_people_choose_is_no_service_account() -> None:
@@ -188,7 +203,7 @@ def test_a_login_makes_a_user_with_a_key_that_expires() -> None:
     users.change(
         lambda _: with_grant(with_members(table(), "vision", []), "group:vision", "scans", Right.WRITE)
     )
-    logins = ProviderLogins(provider(), users, 600.0, lambda: 1000.0)
+    logins = ProviderLogins(replace(SETTINGS, lifetime_s=600.0), users, lambda: 1000.0, provider())
     key = Key.generate("login")
     assert logins.log_in(signed(groups=["/ml"]), key.key_id, key.verifier()) == ("oidc:ada", 1600)
     assert users.verifier("oidc:ada", key.key_id) == key.verifier()

@@ -6,11 +6,13 @@ import pytest
 
 from dieselfs.errors import AccessDenied
 from dieselfs.net import auth
+from dieselfs.oidc.grants import Redirect
 from dieselfs_server.access.accounts import Caller
 from dieselfs_server.web.logins import (
     CHALLENGE_S,
     FAILURES_OF_USER,
     LINK_S,
+    REDIRECT_S,
     SESSION_IDLE_S,
     SESSION_S,
     TRIES_OF_ALL,
@@ -106,6 +108,20 @@ def test_a_session_ends_when_it_is_not_used_and_when_it_is_old() -> None:
     assert logins.caller(idle) is None
     time.now_s += SESSION_IDLE_S / 2
     assert logins.caller(used) is None
+
+
+def test_a_browser_comes_back_from_the_provider_once_in_time_with_its_own_state() -> None:
+    time, redirect = Clock(), Redirect("https://storage-1:7071/")
+    logins = Logins(time)
+    ours = [logins.send_away("10.0.0.1", redirect) for _ in range(4)]
+    time.now_s = REDIRECT_S - 1
+    assert logins.take_redirect(ours[0], redirect.state) == redirect
+    for token, state in ((ours[0], redirect.state), (ours[1], "x"), (ours[1], redirect.state), ("", "")):
+        with pytest.raises(AccessDenied, match="log in again"):
+            logins.take_redirect(token, state)
+    time.now_s = REDIRECT_S
+    with pytest.raises(AccessDenied, match="has expired"):
+        logins.take_redirect(ours[2], redirect.state)
 
 
 def test_a_closed_session_is_over() -> None:

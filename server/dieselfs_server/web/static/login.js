@@ -1,6 +1,6 @@
-// The login: with the proof of a key, which never leaves this page, or with a one-time link.
+// The login: at the identity provider, with the proof of a key, which never leaves this page, or with a one-time link.
 
-import { post } from "./api.js";
+import { get, post } from "./api.js";
 import { h } from "./dom.js";
 
 const encoder = new TextEncoder();
@@ -49,11 +49,30 @@ async function loginWithKey(line) {
 
 export const loginWithLink = (token) => post("/api/link", { token });
 
+/** With the query of the address to which the identity provider leads back. */
+export const loginWithAnswer = (answer) =>
+  post("/api/from_provider", Object.fromEntries(["state", "code", "iss", "error"].filter((name) => answer.has(name)).map((name) => [name, answer.get(name)])));
+
+/** The button that leads to the identity provider; it shows itself if there is one. */
+function providerButton(fail) {
+  const leave = () => post("/api/to_provider").then(({ address }) => location.assign(address), fail);
+  const button = h("button", { type: "button", class: "primary", hidden: true, on: { click: leave } });
+  get("/api/provider").then(({ issuer }) => {
+    button.hidden = !issuer;
+    button.textContent = issuer && `Log in at ${new URL(issuer).host}`;
+  }, fail);
+  return button;
+}
+
 export function loginView(main, done, error = "") {
   const message = h("p", { class: "message", role: "alert", hidden: !error }, error);
   const file = h("input", { type: "file", id: "key-file" });
   const line = h("input", { type: "password", id: "key-line", autocomplete: "off", spellcheck: "false", placeholder: "dieselfs-key …" });
   const button = h("button", { type: "submit", class: "primary" }, "Log in");
+  const fail = (failure) => {
+    message.textContent = failure.message;
+    message.hidden = false;
+  };
   const submit = async (event) => {
     event.preventDefault();
     button.disabled = true;
@@ -62,8 +81,7 @@ export function loginView(main, done, error = "") {
       line.value = "";
       done();
     } catch (failure) {
-      message.textContent = failure.message;
-      message.hidden = false;
+      fail(failure);
       line.focus();
     } finally {
       button.disabled = false;
@@ -72,6 +90,7 @@ export function loginView(main, done, error = "") {
   main.replaceChildren(h("section", { class: "login panel", "aria-labelledby": "login-title" },
     h("h1", { id: "login-title", tabindex: "-1" }, "dieselfs"),
     message,
+    providerButton(fail),
     h("p", {}, "Use the link that ", h("code", {}, "dlcmd dashboard"), " prints, or your key. The key stays in this browser: only a proof is sent."),
     h("form", { on: { submit } },
       h("label", { for: "key-file" }, "Key file"), file,

@@ -1,11 +1,12 @@
-// The pages, by the part of the address behind `#`. A one-time link is `#login=TOKEN`.
+// The pages, by the part of the address behind `#`. A one-time link is `#login=TOKEN`; the identity provider leads back
+// to `?code=…&state=…`.
 
 import { LoggedOut, follow, get, post, stop } from "./api.js";
 import { datasetView, datasetsView } from "./datasets.js";
 import { h, say } from "./dom.js";
 import { failuresView } from "./failures.js";
 import { jobView, jobsView } from "./jobs.js";
-import { loginView, loginWithLink } from "./login.js";
+import { loginView, loginWithAnswer, loginWithLink } from "./login.js";
 import { nowView } from "./now.js";
 import { usageView } from "./usage.js";
 
@@ -104,12 +105,12 @@ document.getElementById("logout").addEventListener("click", async () => {
 document.querySelector(".skip").addEventListener("click", (event) => { event.preventDefault(); main.focus(); });
 addEventListener("hashchange", () => { if (!takeLink() && me) show(); });
 
-/** Log in with the token in the address, if there is one; it is removed from the address first. */
+/** Log in with what the address has, a token or an answer, if it has any; it is removed from the address first. */
 function takeLink() {
-  const token = /^#login=([\w-]+)$/.exec(location.hash)?.[1];
-  if (!token) return false;
+  const token = /^#login=([\w-]+)$/.exec(location.hash)?.[1], answer = new URLSearchParams(location.search);
+  if (!token && !answer.has("state")) return false;
   history.replaceState(null, "", location.pathname + "#/");
-  loginWithLink(token).then(start, (failure) => logIn(failure.message));
+  (token ? loginWithLink(token) : loginWithAnswer(answer)).then(start, (failure) => logIn(failure.message));
   return true;
 }
 
