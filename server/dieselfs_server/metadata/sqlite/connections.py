@@ -16,7 +16,14 @@ from contextlib import contextmanager, suppress
 from threading import Lock
 
 from dieselfs.errors import Damaged, DieselfsError, InvalidInput, StorageFull, Unavailable
-from dieselfs_server.metadata.sqlite.schema import APPLICATION_ID, CHANGED, SCHEMA_VERSION, STAGED, TABLES
+from dieselfs_server.metadata.sqlite.schema import (
+    APPLICATION_ID,
+    CHANGED,
+    OLDEST_VERSION,
+    SCHEMA_VERSION,
+    STAGED,
+    missing,
+)
 
 MEMORY = ":memory:"
 
@@ -74,7 +81,7 @@ class FairLock:
 
 
 class Connections:
-    """Thread-safe. Opening creates the database, or checks an existing one.
+    """Thread-safe. Opening creates the database, or checks and upgrades an existing one.
 
     Every method raises Unavailable, StorageFull or Damaged; opening also raises InvalidInput, for a database of another
     program or of a newer schema.
@@ -296,14 +303,16 @@ def _connect(path: str) -> sqlite3.Connection:
 
 
 def _prepare(connection: sqlite3.Connection, path: str) -> None:
-    """Create the tables if the database is empty, else check the schema; then create the temporary tables."""
+    """Create the tables that an empty or an older database lacks; then the temporary tables."""
     with _writing(connection):  # of processes that start together, only one creates
-        if _number(connection, "SELECT count(*) FROM sqlite_schema") == 0:
+        present = {name for (name,) in connection.execute("SELECT name FROM sqlite_schema")}
+        if present:
+            _check_schema(connection, path)
+        if not present or _number(connection, "PRAGMA user_version") < SCHEMA_VERSION:
             connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
             connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
-            for statement in TABLES:
+            for statement in missing(present):
                 connection.execute(statement)
-        _check_schema(connection, path)
     if path != MEMORY and _switch_to_log(connection) != "wal":
         raise Unavailable(
             f"metadata database {path}: this file system does not support a write-ahead log; use a local disk"
@@ -343,7 +352,7 @@ def _check_schema(connection: sqlite3.Connection, path: str) -> None:
             f"metadata database {path}: its schema {version} is newer than {SCHEMA_VERSION}, the newest known here; "
             "start a newer dieselfs, or rebuild into another file"
         )
-    if version < SCHEMA_VERSION:
+    if version < OLDEST_VERSION:
         raise Damaged(f"metadata database {path}: unknown schema {version}; {_REBUILD_ADVICE}")
 
 

@@ -4,10 +4,15 @@
 numbers, its halves, because `group_concat` joins numbers.
 """
 
+import re
+from collections.abc import Container, Iterator
+
 from dieselfs.chunk.format import PREAMBLE_BYTES
 
 APPLICATION_ID = 0x44534C4D  # "DSLM"; `file` shows it; distinguishes our databases from others
-SCHEMA_VERSION = 3
+SCHEMA_VERSION = 4
+OLDEST_VERSION = 3
+"""Databases since then are upgraded. Those of version 3 may lack the last tables and the triggers."""
 
 _BYTES = f"{PREAMBLE_BYTES} + {{row}}header_length + {{row}}payload_length"
 
@@ -155,6 +160,27 @@ TABLES = (
     ) STRICT
     """,
 )
+
+FILLED = {
+    "stored": f"INSERT INTO stored SELECT dataset, sum({_BYTES.format(row='')}) FROM chunk GROUP BY dataset",
+    "counted": """
+    INSERT INTO counted SELECT number, generation, (SELECT count(*) FROM entry WHERE dataset = number),
+        (SELECT count(*) FROM folder WHERE dataset = number) FROM dataset WHERE chunks > 0
+    """,
+}
+"""What an upgrade puts into tables that it makes."""
+
+_NAME = re.compile(r"CREATE (?:TABLE|TRIGGER) (\w+)")
+
+
+def missing(present: Container[str]) -> Iterator[str]:
+    """The statements that make the tables and triggers that are not `present`, with what is in them."""
+    for statement in TABLES:
+        if (found := _NAME.search(statement)) is not None and found[1] not in present:
+            yield statement
+            if found[1] in FILLED:
+                yield FILLED[found[1]]
+
 
 COMMON = 0
 """In place of the number of a dataset: of notes that belong to none."""

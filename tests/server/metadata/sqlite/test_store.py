@@ -16,6 +16,7 @@ from threading import Event
 
 import pytest
 
+from dieselfs.chunk.format import Op
 from dieselfs.errors import (
     AlreadyExists,
     Damaged,
@@ -41,6 +42,7 @@ from tests.support.metadata_chunks import (
     apply_to_copy,
     chunk_id,
     delete,
+    list_all,
     pack,
 )
 from tests.support.strace import KILL, KILLED, needs_strace, run_with_fault
@@ -306,6 +308,44 @@ def test_processes_share_a_database(tmp_path: Path) -> None:
     errors = [program.communicate(timeout=60)[1] for program in programs]
     assert [program.returncode for program in programs] == [0] * len(programs), errors
     assert check_is_prefix(path, at_least=len(CHUNKS)) == len(CHUNKS)
+
+
+def columns_of(path: Path) -> dict[str, list[str]]:
+    """The columns of each table; of triggers, the tables."""
+    with closing(sqlite3.connect(path)) as connection:
+        made = connection.execute("SELECT type || ' ' || name, tbl_name FROM sqlite_schema").fetchall()
+        return {
+            kind: [column[1] for column in connection.execute(f"PRAGMA table_info({table})")]
+            for kind, table in made
+        }
+
+
+def test_a_database_of_before_is_upgraded(tmp_path: Path) -> None:
+    """One that was made before there were counts: `tests/samples/README.md`."""
+    old, new = tmp_path / "old.db", tmp_path / "new.db"
+    with closing(sqlite3.connect(old)) as connection:
+        connection.executescript((Path(__file__).parents[3] / "samples" / "sqlite-3.sql").read_text())
+    for _ in range(2):  # the second time it is a present one
+        SqliteMetadata(old).close()
+    chunks = [
+        [
+            *(Put(path, 1, Op.DIRECTORY) for path in (b"", b"empty")),
+            *(Put(path, 1, size=size) for path, size in ((b"d/a", 9), (b"d/e/b", 5))),
+            Put(b"l", 1, Op.SYMLINK, target=b"d/a"),
+        ],
+        [Put(b"d/a", 2, size=7), delete(b"gone", 2), Put(b"large", 3, size=8, length=4)],
+    ]
+    added = [Put(b"large", 3, size=8, place=4, length=4), Put(b"f/new", 4, size=3)]
+    with closing(SqliteMetadata(new)) as expected, closing(SqliteMetadata(old)) as store:
+        expected.create_dataset(DATASET, DATASET_ID)
+        for number, puts in enumerate(chunks, 1):
+            apply(expected, puts, chunk_id(number))
+        assert store.usage([DATASET]) == expected.usage([DATASET])
+        for each in store, expected:
+            apply(each, added, chunk_id(3))
+        assert store.usage([DATASET]) == expected.usage([DATASET])
+        assert list_all(store, b"") == list_all(expected, b"")
+    assert columns_of(old) == columns_of(new)
 
 
 def rows(path: Path) -> list[str]:
