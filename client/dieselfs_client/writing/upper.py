@@ -37,6 +37,10 @@ TICK_NS = 20_000_000
 """Two changes of a file or folder within this time may give it the same times."""
 _libc = ctypes.CDLL(None, use_errno=True)
 _STATE, _LOCK = "state.json", "lock"
+FORMAT_VERSION = 2
+"""Of `state.json`, in its state, where releases without versions refuse it as an unknown field: they would delete
+renamed folders. States without a version are of format 1.
+"""
 _OPAQUE = "trusted.overlay.opaque", "user.overlay.opaque"
 """The mark of an opaque folder; the second in a user namespace."""
 _REDIRECT = "trusted.overlay.redirect"
@@ -142,7 +146,13 @@ class WriteFolder:
             stored = {os.fsencode(path): Key(*key) for path, key in fields.pop("stored").items()}
             deleted = set(map(os.fsencode, fields.pop("deleted")))
             moved, begun = (_encoded(fields.pop(name, {})) for name in ("moved", "begun"))
-            return State(**fields.pop("state")), Done(stored, deleted, moved, begun)
+            state = fields.pop("state")
+            if (version := state.pop("format", 1)) > FORMAT_VERSION:
+                raise ValueError(
+                    f"a newer dieselfs has written it (format {version}, the newest known here is {FORMAT_VERSION}): "
+                    "store what is there with that release: dlcmd sync"
+                )
+            return State(**state), Done(stored, deleted, moved, begun)
         except FileNotFoundError:
             raise NotFound(f"{self.folder}: no mount has written there") from None
         except (ValueError, TypeError, KeyError, AttributeError) as error:
@@ -151,14 +161,12 @@ class WriteFolder:
     def save(self, state: State, done: Done, is_durable: bool = True) -> None:
         """Replace the state, in one step. `is_durable`: it survives a power cut."""
         content: dict[str, Any] = {
-            "state": asdict(state),
+            "state": asdict(state) | {"format": FORMAT_VERSION},
             "stored": {os.fsdecode(path): key for path, key in done.stored.items()},
             "deleted": [os.fsdecode(path) for path in sorted(done.deleted)],
             "moved": _decoded(done.moved),
             "begun": _decoded(done.begun),
         }
-        if not state.suspects:  # an earlier release does not know them
-            del content["state"]["suspects"]
         aside = self.folder / f"{_STATE}.new"
         with aside.open("w") as file:
             json.dump(content, file)

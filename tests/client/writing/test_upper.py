@@ -1,6 +1,7 @@
 """The write folder as a plain folder: what is read of it, and what is not, while programs change it."""
 
 import errno
+import json
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -86,6 +87,24 @@ def test_the_state_is_read_again_by_its_user_alone(folder: WriteFolder) -> None:
     folder.folder.chmod(0o700)
     folder.remove()
     with pytest.raises(NotFound):
+        folder.load()
+
+
+def test_a_state_has_a_version_that_older_releases_refuse(folder: WriteFolder) -> None:
+    state, place = State("/mnt/exp1", "runs/exp1", base=7), folder.folder / "state.json"
+    moved = Done(moved={b"new": b"old"})
+    folder.save(state, moved)
+    content = json.loads(place.read_bytes())
+    with pytest.raises(TypeError, match="'format'"):
+        State(**content["state"])  # as a release from before versions reads it
+    version = content["state"].pop("format")
+    place.write_text(json.dumps(content))
+    assert folder.load() == (state, moved)
+    content["state"] |= {"format": version + 1, "other": 1}
+    place.write_text(json.dumps(content))
+    with pytest.raises(
+        Damaged, match=r"state\.json: a newer dieselfs has written it \(format 3, .*: dlcmd sync$"
+    ):
         folder.load()
 
 
