@@ -56,6 +56,7 @@ from dieselfs_server.reloading import Live, LiveSettings, changes_of
 from dieselfs_server.service import Service
 from dieselfs_server.settings import ServerSettings, split_url
 from dieselfs_server.store.attached import Sources
+from dieselfs_server.store.bundled import BundledStore
 from dieselfs_server.store.large_reads import LARGE_READS_NOTE, LargeReads, SharedTurns
 from dieselfs_server.store.opening import folders, is_one_disk, open_store
 from dieselfs_server.store.wrapper import MeasuredStore
@@ -366,7 +367,7 @@ async def _open_service(
     bounds = settings.bounds
     large_reads = LargeReads(bounds.large_reads_max)
     options = settings.store, settings.is_new, bounds, metrics, large_reads
-    store = await trio.to_thread.run_sync(open_store, *options)
+    store = BundledStore(MeasuredStore(await trio.to_thread.run_sync(open_store, *options), metrics))
     stack.callback(store.close)
     opened_metadata = await trio.to_thread.run_sync(open_metadata, settings.metadata)
     stack.callback(opened_metadata.close)
@@ -399,7 +400,7 @@ async def _open_service(
     checksums = await trio.to_thread.run_sync(KeptChecksums, settings.state / "blocks.db")
     stack.callback(checksums.close)
     service = Service(
-        MeasuredStore(store, metrics),
+        store,
         metadata,
         users,
         identity,

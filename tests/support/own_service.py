@@ -13,6 +13,7 @@ from dieselfs_server.datasets.snapshots import SnapshotCache
 from dieselfs_server.datasets.tags import TagStore
 from dieselfs_server.metadata.interface import MetadataStore
 from dieselfs_server.service import Service
+from dieselfs_server.store.bundled import BundledStore
 from dieselfs_server.store.interface import ObjectStore
 from tests.support.identity import IDENTITY
 
@@ -21,7 +22,7 @@ TRUSTED = Caller("root", "", True)
 
 def own_service(folder: Path, store: ObjectStore, metadata: MetadataStore) -> Service:
     return Service(
-        store,
+        BundledStore(store),
         metadata,
         UserStore(store),
         IDENTITY,

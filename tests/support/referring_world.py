@@ -12,6 +12,7 @@ from dieselfs_server.datasets.commit import ChunkWriter, read_header
 from dieselfs_server.maintenance.purge import purge
 from dieselfs_server.metadata.interface import MetadataStore
 from dieselfs_server.store.attached import AttachedStore, Sources
+from dieselfs_server.store.bundled import BundledStore
 from dieselfs_server.store.interface import ObjectStore
 from tests.support.own_service import call, own_service
 
@@ -23,7 +24,7 @@ class World:
 
     def __init__(self, folder: Path, metadata: MetadataStore, store: ObjectStore) -> None:
         self.folder, self.metadata, self.objects = folder, metadata, store
-        self.store = AttachedStore(store, Sources())
+        self.store = AttachedStore(BundledStore(store), Sources())
         self.chunk = b"", b""  # what a test puts later: ID and object
         self.service = own_service(folder, store, metadata)
         for name in "abc":
@@ -78,7 +79,7 @@ class World:
         return self.store.get_range(*chunk, start + offset, length)
 
     def chunks(self, dataset: str) -> list[bytes]:
-        return list(self.objects.list_chunks(self.id(dataset)))
+        return list(self.store.list_chunks(self.id(dataset)))
 
     def references(self, dataset: str) -> list[tuple[bytes, bytes]]:
         """IDs: of the chunks that refer to others, and of these."""
@@ -87,13 +88,13 @@ class World:
         return [(each, source.chunk[1]) for each, source in sources.items() if source and source.is_chunk]
 
     def stored_bytes(self, dataset: str) -> int:
-        return sum(self.objects.size(self.id(dataset), chunk_id) for chunk_id in self.chunks(dataset))
+        return sum(self.store.size(self.id(dataset), chunk_id) for chunk_id in self.chunks(dataset))
 
     def records(self) -> list[str]:
         return [
             name
             for name in self.objects.list_records("")
-            if name.startswith(("refers-", "erasing-", "remains-"))
+            if name.startswith(("refers-", "erasing-", "remains-", "erased-"))
         ]
 
 

@@ -238,14 +238,21 @@ class Quotas:
 
     @contextmanager
     def admitted(
-        self, dataset: DatasetRecord, preamble: Preamble, header: ChunkHeader, wait_s: float = QUOTA_WAIT_S
+        self,
+        dataset: DatasetRecord,
+        preamble: Preamble,
+        header: ChunkHeader,
+        wait_s: float = QUOTA_WAIT_S,
+        others: Sequence[tuple[Preamble, ChunkHeader]] = (),
     ) -> Iterator[None]:
-        """Store a chunk in the block. Raises QuotaExceeded before it, StorageFull for a full disk, and Unavailable.
-        With a `wait_s` of 0 it does not wait for the holds of others: the caller does, after RoomAwaited.
+        """Store a chunk, and `others` before it, in the block. Raises QuotaExceeded before it, StorageFull for a full
+        disk, and Unavailable. With a `wait_s` of 0 it does not wait for the holds of others: the caller does, after
+        RoomAwaited.
 
         Deletes of what exists always fit, and chunks that are applied already.
         """
-        self._room.check(preamble, header)
+        for each in (*others, (preamble, header)):
+            self._room.check(*each)
         accounts, name = self._table(), dataset.name
         owner = accounts.owners.get(name, "")
         is_limited = accounts.quotas.get(dataset_account(name)) or (owner and accounts.quota_of_user(owner))
@@ -256,7 +263,9 @@ class Quotas:
         ):
             yield
             return
-        asked = Amount.of_chunk(preamble, header, self._new_folders(dataset, header))
+        asked = Amount()
+        for each in (*others, (preamble, header)):
+            asked = asked.plus(Amount.of_chunk(*each, self._new_folders(dataset, each[1])))
         # With the digest: a client that sends two chunks of one ID must not replace the hold of the larger one.
         chunk = f"{dataset.dataset_id.hex()}/{chunk_name(preamble.chunk_id)}/{preamble.header_digest.hex()}"
         note = f"quota/{owner}"

@@ -6,11 +6,12 @@ server starts, and when the metadata store may have lost some. All functions blo
 
 import logging
 import time
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, nullcontext, suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, closing, contextmanager, nullcontext, suppress
 from functools import partial
 
 from dieselfs.chunk.builder import ChunkBuilder, SealedChunk
+from dieselfs.chunk.bundle import bundled_id, encode_bundle
 from dieselfs.chunk.cost import check_cost
 from dieselfs.chunk.format import (
     PREAMBLE_BYTES,
@@ -24,11 +25,18 @@ from dieselfs.chunk.format import (
 from dieselfs.chunk.frames import Compression, Frames
 from dieselfs.chunk.ids import ChunkIdSource, chunk_name, chunk_time_s
 from dieselfs.errors import AlreadyExists, Damaged, InvalidInput, NotFound, StorageFull, Unavailable
-from dieselfs.limits import CHUNK_AHEAD_S_MAX, CHUNK_PAYLOAD_BYTES_MAX, CHUNK_TARGET_BYTES
+from dieselfs.limits import (
+    CHUNK_AHEAD_S_MAX,
+    CHUNK_ENTRIES_MAX,
+    CHUNK_PAYLOAD_BYTES_MAX,
+    CHUNK_TARGET_BYTES,
+)
 from dieselfs.records import DatasetRecord
 from dieselfs_server.datasets.dataset_names import DatasetNames, other_owner
 from dieselfs_server.metadata.interface import MetadataStore
 from dieselfs_server.store.interface import ObjectStore
+from dieselfs_server.store.ordered_reads import read_in_order
+from dieselfs_server.store.wrapper import FORMAT_WITH_BUNDLES, keep_older_servers_out
 
 VERSION_AHEAD_NS_MAX = 24 * 3600 * 10**9
 """Versions follow the clock. One that is further ahead must have been reserved: it wins over all writes until then."""
@@ -40,6 +48,9 @@ LATE_S = CATCH_UP_OVERLAP_S - CHUNK_AHEAD_S_MAX
 """A chunk whose ID is older could be missed by that, beside chunks that are CHUNK_AHEAD_S_MAX ahead. It leaves a record
 in the object store, and from then on all chunks of its dataset are compared."""
 
+APPLIED_AT_ONCE = 4
+"""Chunks of a bundle, to a metadata store that answers late."""
+
 log = logging.getLogger(__name__)
 
 
@@ -47,10 +58,14 @@ class StoreFull(StorageFull):
     """The object store has no room for a chunk. It is not stored."""
 
 
-Admission = Callable[[Preamble, ChunkHeader], AbstractContextManager[object]]
+Chunk = tuple[Preamble, ChunkHeader]
+Admission = Callable[..., AbstractContextManager[object]]
+"""Gets preamble and header of a chunk, and of a bundle those of the `others`."""
 
 
-def any_chunk(_preamble: Preamble, _header: ChunkHeader) -> AbstractContextManager[object]:
+def any_chunk(
+    _preamble: Preamble, _header: ChunkHeader, others: Sequence[Chunk] = ()
+) -> AbstractContextManager[object]:
     return nullcontext()
 
 
@@ -125,29 +140,68 @@ def _store(
     data: bytearray | bytes,
     now_ns: int,
 ) -> int:
-    chunk_id, source = preamble.chunk_id, f"chunk {chunk_name(preamble.chunk_id)}"
-    if now_ns // 10**9 - chunk_time_s(chunk_id) > LATE_S:
+    # The preamble has the digests of all other bytes.
+    _put(store, dataset_id, preamble.chunk_id, data, PREAMBLE_BYTES, now_ns)
+    with _undone(store, dataset_id, preamble.chunk_id, header.dataset):
+        return metadata.apply(dataset_id, preamble, header, now_ns)
+
+
+def _put(
+    store: ObjectStore, dataset_id: bytes, object_id: bytes, data: bytearray | bytes, head: int, now_ns: int
+) -> None:
+    """Store a chunk or a bundle. `head`: so many of the first bytes tell it from all others."""
+    if now_ns // 10**9 - chunk_time_s(object_id) > LATE_S:
         store.create_record(late_record(dataset_id), b"")
     try:
-        store.put(dataset_id, chunk_id, [data])
+        store.put(dataset_id, object_id, [data])
     except AlreadyExists:
-        # The reply to an earlier attempt may have been lost. The preamble has the digests of all other bytes.
-        stored = store.get_range(dataset_id, chunk_id, 0, PREAMBLE_BYTES)
-        if stored != bytes(data[:PREAMBLE_BYTES]):
+        # The reply to an earlier attempt may have been lost.
+        if store.get_range(dataset_id, object_id, 0, head) != bytes(data[:head]):
             raise
     except StorageFull as error:
         raise StoreFull(str(error)) from error
+
+
+@contextmanager
+def _undone(store: ObjectStore, dataset_id: bytes, object_id: bytes, name: str) -> Iterator[None]:
+    """A block that applies what was stored. If there is no such dataset, what was stored is removed."""
     try:
-        return metadata.apply(dataset_id, preamble, header, now_ns)
+        yield
     except NotFound:
         # Its metadata is lost, and perhaps being rebuilt; or it was dropped, and nothing else would find this chunk.
-        if DatasetNames(store).find(header.dataset) == dataset_id:
+        if DatasetNames(store).find(name) == dataset_id:
             raise Unavailable(
-                f"{source} is stored, but the metadata of dataset {header.dataset} is lost; rebuild it: "
-                f"dlcmd rebuild dl://{header.dataset}"
+                f"chunk {chunk_name(object_id)} is stored, but the metadata of dataset {name} is lost; rebuild it: "
+                f"dlcmd rebuild dl://{name}"
             ) from None
-        store.delete(dataset_id, chunk_id)
+        store.delete(dataset_id, object_id)
         raise
+
+
+def store_bundle(
+    store: ObjectStore,
+    metadata: MetadataStore,
+    dataset_id: bytes,
+    bundle_id: bytes,
+    chunks: Sequence[Chunk],
+    data: bytes,
+    now_ns: int,
+    admitted: Admission = any_chunk,
+) -> int:
+    """As `store_chunk`, all chunks of a bundle: they are stored together, then applied one by one."""
+    headers = {preamble.chunk_id: (preamble, header) for preamble, header in chunks}
+
+    def applied(_store: ObjectStore, _dataset_id: bytes, chunk_id: bytes) -> int:
+        return metadata.apply(dataset_id, *headers[chunk_id], now_ns)
+
+    with admitted(*chunks[-1], others=chunks[:-1]):
+        keep_older_servers_out(store, FORMAT_WITH_BUNDLES)
+        _put(store, dataset_id, bundle_id, data, len(data), now_ns)
+        with (
+            _undone(store, dataset_id, bundle_id, chunks[0][1].dataset),
+            closing(read_in_order(applied, store, dataset_id, headers, APPLIED_AT_ONCE)) as done,
+        ):
+            return max(generation.result() for _, generation in done)
 
 
 def late_record(dataset_id: bytes) -> str:
@@ -240,29 +294,46 @@ class ChunkWriter:
     def write(self) -> None:
         """Store and apply the entries so far. Raises StorageFull, Unavailable; then they are not visible."""
         if len(self.builder):
-            self.put(self.builder.seal(), iter(self._ids.next, None))
+            sealed = self.builder.seal()
+            while True:
+                with suppress(AlreadyExists):  # another writer has used the same ID: take the next one
+                    return self.put(sealed, self._ids.next())
 
-    def put(self, sealed: SealedChunk, ids: Iterator[bytes]) -> None:
-        """As `write`, a chunk with the first of these IDs that is free."""
+    def put(self, sealed: SealedChunk, chunk_id: bytes) -> None:
+        """As `write`, a chunk with this ID. Raises AlreadyExists if another one has it."""
         dataset = self._dataset
         if self._compression is not None:
             sealed = sealed.compressed(self._compression)
         first = 1 if self._has_versions else self.reserve(len(sealed.entries))
-        for chunk_id in ids:
-            data = b"".join(sealed.encode(chunk_id, dataset.name, dataset.dataset_id, first))
-            stores = self._store, self._metadata
-            with suppress(AlreadyExists):  # another writer has used the same ID: take the next one
-                self.generation = commit_chunk(
-                    *stores,
-                    dataset.dataset_id,
-                    chunk_id,
-                    data,
-                    self._now_ns(),
-                    None if self._has_versions else dataset.name,
-                    self._admitted,
-                )
-                break
+        data = b"".join(sealed.encode(chunk_id, dataset.name, dataset.dataset_id, first))
+        self.generation = commit_chunk(
+            *(self._store, self._metadata, dataset.dataset_id, chunk_id, data, self._now_ns()),
+            None if self._has_versions else dataset.name,
+            self._admitted,
+        )
         self._stored(sealed.whole_entries, sealed.extents_bytes)
+
+    def put_bundle(self, bundle_id: bytes, chunks: Sequence[SealedChunk]) -> None:
+        """As `put`, chunks that refer to others, in one object. Raises AlreadyExists if there is such a bundle."""
+        dataset, heads, made = self._dataset, list[bytes](), list[Chunk]()
+        left, first, end = sum(len(chunk.entries) for chunk in chunks), 0, 0
+        for number, sealed in enumerate(chunks, 1):
+            entries = len(sealed.entries)
+            if first + entries > end:  # versions for many chunks, and for no more entries than one may have
+                reserved = max(entries, min(left, CHUNK_ENTRIES_MAX))
+                first = self.reserve(reserved)
+                end = first + reserved
+            chunk_id = bundled_id(bundle_id, number)
+            heads.append(b"".join(sealed.encode(chunk_id, dataset.name, dataset.dataset_id, first)))
+            identity = self._metadata, dataset.dataset_id, chunk_id, heads[-1]
+            made.append(verified_chunk(*identity, self._now_ns(), dataset.name))
+            first, left = first + entries, left - entries
+        stores, data = (self._store, self._metadata), encode_bundle(bundle_id, heads)
+        self.generation = store_bundle(
+            *stores, dataset.dataset_id, bundle_id, made, data, self._now_ns(), self._admitted
+        )
+        for sealed in chunks:
+            self._stored(sealed.whole_entries, sealed.extents_bytes)
 
 
 def read_header(store: ObjectStore, dataset_id: bytes, chunk_id: bytes) -> tuple[Preamble, ChunkHeader]:

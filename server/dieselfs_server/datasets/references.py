@@ -19,14 +19,16 @@ from collections import defaultdict
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
+from itertools import groupby
 
+from dieselfs.chunk.bundle import bundle_of, is_bundled
 from dieselfs.chunk.format import ChunkHeader
 from dieselfs.chunk.ids import CHUNK_ID_BYTES
 from dieselfs.digests import EXTENT_DIGEST_BYTES, extent_digest_of
 from dieselfs.errors import Damaged, DieselfsError, NotFound, Unavailable
 from dieselfs_server.store.interface import ObjectStore
 from dieselfs_server.store.ordered_reads import read_in_order
-from dieselfs_server.store.wrapper import keep_older_servers_out
+from dieselfs_server.store.wrapper import delete_chunks, keep_older_servers_out
 
 CLAIM_S = 24 * 3600
 """How long a record counts before its chunks are stored, and how long an interrupted purge keeps copies away."""
@@ -57,7 +59,13 @@ class _Record:
     target_id: bytes
     time_s: int
     is_settled: bool
-    pairs: tuple[Pair, ...]
+    body: bytes
+
+    @property
+    def pairs(self) -> list[Pair]:
+        """Made when they are needed: they take several times as much memory as the body."""
+        ids = _split(self.body)
+        return list(zip(ids[::2], ids[1::2], strict=True))
 
 
 class Claim:
@@ -141,7 +149,7 @@ class References:
                 found.setdefault(chunk_id, set()).add(record.target_id)
             if is_swept and not chunk_ids:
                 self._store.delete_record(record.name)
-            elif is_swept and record.is_settled and len(record.pairs) < PAIRS_MAX:
+            elif is_swept and record.is_settled and len(record.body) < 2 * CHUNK_ID_BYTES * PAIRS_MAX:
                 merged[record.target_id].append(record)
         for target_id, several in merged.items():
             if len(several) > RECORDS_MAX:
@@ -164,14 +172,16 @@ class References:
             part = chunk_ids[first : first + PAIRS_MAX]
             with self._announced(source_id, part, now_s) as until_s:
                 referred = self._to(source_id, now_s, is_swept=True)
-                for chunk_id in part:
-                    if chunk_id in referred:
-                        continue
-                    proceed()
+                free = [chunk_id for chunk_id in part if chunk_id not in referred]
+                for _, several in groupby(free, lambda each: bundle_of(each) if is_bundled(each) else each):
+                    together = list(several)
+                    for _ in together:
+                        proceed()
                     if time.monotonic() > until_s:
                         raise Unavailable("the object store is too slow for a purge; the next one continues")
-                    self._store.delete(source_id, chunk_id)
-                    erased(chunk_id)
+                    delete_chunks(self._store, source_id, together)
+                    for chunk_id in together:
+                        erased(chunk_id)
 
     def drop(self, dataset_id: bytes, name: str, now_s: int) -> None:
         """Erase a dataset that is removed, but for the chunks to which others refer, which stay as its remains; and
@@ -206,9 +216,8 @@ class References:
                 self._store.delete_record(_remains(dataset_id))
                 return
             self._store.create_record(_remains(dataset_id), name.encode())
-            for chunk_id in self._store.list_chunks(dataset_id):
-                if chunk_id not in kept:
-                    self._store.delete(dataset_id, chunk_id)
+            chunk_ids = self._store.list_chunks(dataset_id)
+            delete_chunks(self._store, dataset_id, [each for each in chunk_ids if each not in kept])
 
     @contextmanager
     def _announced(self, source_id: bytes, chunk_ids: Iterable[bytes], now_s: int) -> Iterator[float]:
@@ -249,21 +258,17 @@ class References:
                 self._store.put_record(name, _packed(_SETTLED, pairs[first : first + PAIRS_MAX]))
 
     def _records(self, prefix: str) -> Iterator[_Record]:
-        for name, content in self._contents(prefix).items():
-            state, body = _unpacked(name, content)
-            ids = _split(body)
-            _, source, target, time_s, _ = name.split("-")
-            pairs = tuple(zip(ids[::2], ids[1::2], strict=True))
-            source_id, target_id = bytes.fromhex(source), bytes.fromhex(target)
-            yield _Record(name, source_id, target_id, int(time_s, 16), state == _SETTLED, pairs)
-
-    def _contents(self, prefix: str) -> dict[str, bytes]:
-        """The records of one instant. One that is removed meanwhile may be part of another that came after the list."""
+        """All that are there. One that is removed meanwhile may be part of another that came after the list."""
+        seen, store = set[str](), self._store
         for _ in range(TRIES_MAX):
-            found = {name: self._store.get_record(name) for name in self._store.list_records(prefix)}
-            there = {name: content for name, content in found.items() if content is not None}
-            if len(there) == len(found):
-                return there
+            names = [name for name in store.list_records(prefix) if name not in seen]
+            with closing(read_in_order(_record, store, b"", names)) as records:
+                for name, found in records:
+                    if (record := found.result()) is not None:
+                        seen.add(name)
+                        yield record
+            if seen.issuperset(names):
+                return
         raise Unavailable("the references between chunks change too fast; try again")
 
 
@@ -272,6 +277,16 @@ def note_reference(found: defaultdict[bytes, list[Pair]], chunk_id: bytes, heade
     if header.source is not None and header.source.is_chunk:
         source_id, source_chunk = header.source.chunk
         found[source_id].append((chunk_id, source_chunk))
+
+
+def _record(store: ObjectStore, _dataset_id: bytes, name: str) -> _Record | None:
+    """None if it is not there. Raises Damaged."""
+    if (content := store.get_record(name)) is None:
+        return None
+    state, body = _unpacked(name, content)
+    _, source, target, time_s, _ = name.split("-")
+    ids = bytes.fromhex(source), bytes.fromhex(target)
+    return _Record(name, *ids, int(time_s, 16), state == _SETTLED, body)
 
 
 def _size(store: ObjectStore, dataset_id: bytes, chunk_id: bytes) -> int:

@@ -2,34 +2,57 @@
 
 A chunk is referred to if all bytes of its payload are copied. Otherwise who may read the copy could read the rest of
 the payload as well, and bytes of deleted files would stay for the sake of the copy. A chunk that refers to another one
-is not referred to: its copy refers to the other one too.
+is not referred to: its copy refers to the other one too. New chunks are stored many at once, in bundles.
 """
 
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing
+from contextlib import closing, suppress
+from dataclasses import dataclass, field
+from itertools import pairwise
 
 import numpy as np
 
 from dieselfs.arrays import Numbers
 from dieselfs.chunk.builder import ChunkBuilder, SealedChunk
-from dieselfs.chunk.format import Preamble
+from dieselfs.chunk.bundle import BUNDLE_BYTES, BUNDLE_CHUNKS_MAX, bundled_id, new_bundle_id
+from dieselfs.chunk.format import ENTRY_BYTES, Preamble
 from dieselfs.chunk.source import AttachedSource
+from dieselfs.errors import AlreadyExists
 from dieselfs.limits import CHUNK_EXTENTS_PER_PAYLOAD_MAX, MIB
 from dieselfs.records import DatasetRecord
 from dieselfs.transfer.copy_plan import CopyPlan
 from dieselfs_server.datasets.commit import ChunkWriter, read_header, read_preamble
-from dieselfs_server.datasets.references import BeingErased, Claim, Pair, References
+from dieselfs_server.datasets.references import BeingErased, References
 from dieselfs_server.store.interface import ObjectStore
 from dieselfs_server.store.ordered_reads import read_in_order
 
 REFERENCE_BYTES_MIN = 1 * MIB
 """Bytes of smaller chunks are copied: many of them become one."""
-REFERENCES_AT_ONCE = 64
-"""Chunks that are referred to between two chances to be cancelled."""
+REFERENCES_AT_ONCE, EXTENTS_AT_ONCE = 1024, 65_536
+"""Chunks that are referred to between two chances to be cancelled, and their extents, of several chunks."""
 
 Span = tuple[int, int]
 """The positions of the extents of one chunk in the order of a plan."""
+
+
+@dataclass(eq=False)
+class _Group:
+    """Chunks that are stored together, with the extents in them."""
+
+    spans: list[Span] = field(default_factory=list)
+    chunks: list[SealedChunk] = field(default_factory=list)
+    _bytes: int = 0
+
+    def add(self, span: Span, chunk: SealedChunk) -> None:
+        self.spans.append(span)
+        self.chunks.append(chunk)
+        self._bytes += sum(ENTRY_BYTES + len(entry[0]) for entry in chunk.entries)
+
+    @property
+    def is_full(self) -> bool:
+        return len(self.chunks) >= BUNDLE_CHUNKS_MAX or self._bytes >= BUNDLE_BYTES
 
 
 class ReferringCopy:
@@ -51,28 +74,33 @@ class ReferringCopy:
         """Store references to the chunks with these extents; returns those whose bytes must be copied. Raises as
         `ChunkWriter.write`.
         """
-        sealed: dict[bytes, list[SealedChunk]] = {}
-        found: dict[bytes, list[Span]] = {}
         copied: list[Span] = []
-        heads = self._heads(spans)
+        sources = self._sources(spans)
+        groups = defaultdict[bytes, _Group](_Group)
         for span in spans:
-            source = self._whole_source(span, heads[span]) if span in heads else None
-            if source is None:
+            if span not in sources:
                 copied.append(span)
                 continue
-            dataset_id = source.chunk[0]
-            found.setdefault(dataset_id, []).append(span)
-            sealed.setdefault(dataset_id, []).extend(self._sealed(span, source))
-        for dataset_id, chunks in sealed.items():
-            try:
-                self._store_all(dataset_id, chunks)
-            except BeingErased:  # the copy of a tag, or of what was deleted since
-                copied += found[dataset_id]
-        return sorted(copied)
+            dataset_id = sources[span].chunk[0]
+            for chunk in self._sealed(span, sources[span]):
+                groups[dataset_id].add(span, chunk)
+                if groups[dataset_id].is_full:
+                    copied += self._store_group(dataset_id, groups.pop(dataset_id))
+        for dataset_id, group in groups.items():
+            copied += self._store_group(dataset_id, group)
+        return sorted({*copied})
 
-    def _heads(self, spans: Sequence[Span]) -> dict[Span, Preamble]:
-        """The preambles of the chunks that may be referred to: they alone say where a payload begins in its object, and
-        whether it is there. A slow store is asked for several at once.
+    def _store_group(self, dataset_id: bytes, group: "_Group") -> list[Span]:
+        """Store chunks that refer to this dataset; returns the extents that must be copied instead."""
+        try:
+            self._store_all(dataset_id, group.chunks)
+        except BeingErased:  # the copy of a tag, or of what was deleted since
+            return group.spans
+        return []
+
+    def _sources(self, spans: Sequence[Span]) -> dict[Span, AttachedSource]:
+        """The payloads of the chunks that can be referred to. Their heads alone say where a payload begins in its
+        object, and whether it is there. A slow store is asked for several at once.
         """
         snapshot, extents = self._plan.source, self._plan.order.extents
         lengths, chunks = snapshot.column("extent_lengths"), snapshot.column("extent_chunks")
@@ -81,11 +109,16 @@ class ReferringCopy:
             for span in spans
             if lengths[extents[slice(*span)]].sum(dtype=np.int64) >= REFERENCE_BYTES_MIN
         }
-        with closing(read_in_order(read_preamble, self._store, self._source_id, named)) as heads:
-            return {named[chunk_id]: head.result() for chunk_id, head in heads}
+        with closing(read_in_order(_head, self._store, self._source_id, named)) as heads:
+            found = {named[each]: self._whole_source(named[each], *head.result()) for each, head in heads}
+        return {span: source for span, source in found.items() if source is not None}
 
-    def _whole_source(self, span: Span, preamble: Preamble) -> AttachedSource | None:
-        """The payload of a chunk, if all its bytes are copied, and can be referred to."""
+    def _whole_source(
+        self, span: Span, preamble: Preamble, referred: AttachedSource | None
+    ) -> AttachedSource | None:
+        """The payload of a chunk, if all its bytes are copied, and can be referred to. `referred`: the source of an
+        attached one.
+        """
         snapshot, extents = self._plan.source, self._plan.order.extents[slice(*span)]
         offsets, lengths = (
             snapshot.column(f"extent_{name}")[extents].astype(np.int64) for name in ("offsets", "lengths")
@@ -99,10 +132,9 @@ class ReferringCopy:
         if not preamble.is_attached:
             place = self._source_id, chunk_id, preamble.payload_start
             return AttachedSource.of_chunk(*place, length, preamble.payload_digest)
-        source = read_header(self._store, self._source_id, chunk_id)[1].source
-        if source is None or not source.is_chunk or source.payload_digest != preamble.payload_digest:
+        if referred is None or not referred.is_chunk or referred.payload_digest != preamble.payload_digest:
             return None  # of a foreign object, or a part of a payload
-        return source
+        return referred
 
     def _sealed(self, span: Span, source: AttachedSource) -> Iterator[SealedChunk]:
         """Chunks with the new entries of the extents; more than one if their paths are longer."""
@@ -128,25 +160,39 @@ class ReferringCopy:
 
     def _store_all(self, dataset_id: bytes, chunks: Sequence[SealedChunk]) -> None:
         """Raises BeingErased before the first one is stored."""
-        pairs = [
-            (self._writer.new_id(), chunk.source.chunk[1]) for chunk in chunks if chunk.source is not None
-        ]
-        claim = self._claim(dataset_id, pairs)
-        for chunk, pair in zip(chunks, pairs, strict=True):
-            claim.check()
-            self._writer.put(chunk, self._ids(dataset_id, pair))
-        claim.settle()
-
-    def _claim(self, dataset_id: bytes, pairs: Sequence[Pair]) -> Claim:
-        return self._references.claim(dataset_id, self._writer.dataset_id, pairs, int(time.time()))
-
-    def _ids(self, dataset_id: bytes, pair: Pair) -> Iterator[bytes]:
-        """The ID of a claimed reference, and others if another writer has used it."""
-        yield pair[0]
+        sources = [chunk.source.chunk[1] for chunk in chunks if chunk.source is not None]
         while True:
             chunk_id = self._writer.new_id()
-            self._claim(dataset_id, [(chunk_id, pair[1])])
-            yield chunk_id
+            bundle_id = new_bundle_id(chunk_id)
+            ids = [bundled_id(bundle_id, number) for number in range(1, len(chunks) + 1)]
+            pairs = list(zip(ids if len(ids) > 1 else [chunk_id], sources, strict=True))
+            claim = self._references.claim(dataset_id, self._writer.dataset_id, pairs, int(time.time()))
+            claim.check()
+            with suppress(AlreadyExists):  # another writer has used the same ID: take the next one
+                if len(chunks) == 1:
+                    self._writer.put(chunks[0], chunk_id)
+                else:
+                    self._writer.put_bundle(bundle_id, chunks)
+                claim.settle()
+                return
+
+
+def batches(starts: Sequence[int]) -> Iterator[list[Span]]:
+    """The spans between `starts`, REFERENCES_AT_ONCE at a time, or fewer with EXTENTS_AT_ONCE together."""
+    batch: list[Span] = []
+    for span in pairwise(starts):
+        if len(batch) == REFERENCES_AT_ONCE or (batch and span[1] - batch[0][0] > EXTENTS_AT_ONCE):
+            yield batch
+            batch = []
+        batch.append(span)
+    if batch:
+        yield batch
+
+
+def _head(store: ObjectStore, dataset_id: bytes, chunk_id: bytes) -> tuple[Preamble, AttachedSource | None]:
+    """The preamble of a chunk, and its source if it is attached."""
+    preamble = read_preamble(store, dataset_id, chunk_id)
+    return preamble, read_header(store, dataset_id, chunk_id)[1].source if preamble.is_attached else None
 
 
 def is_covered(offsets: Numbers, lengths: Numbers, length: int) -> bool:

@@ -12,7 +12,6 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mappin
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import pairwise
 from secrets import token_hex
 from typing import TypeVar
 
@@ -42,7 +41,7 @@ from dieselfs_server.datasets.catalog import Catalog
 from dieselfs_server.datasets.commit import ChunkWriter
 from dieselfs_server.datasets.dataset_keys import DatasetKeys
 from dieselfs_server.datasets.mirrors import MIRROR_TAG, Mirrors
-from dieselfs_server.datasets.referring_copy import REFERENCES_AT_ONCE, ReferringCopy, Span
+from dieselfs_server.datasets.referring_copy import ReferringCopy, Span, batches
 from dieselfs_server.datasets.snapshots import SnapshotCache
 from dieselfs_server.datasets.tags import TagStore
 from dieselfs_server.leases.lease import Pin, put_pin_of, remove_pin
@@ -293,11 +292,10 @@ class _TreeCopy:
         for kind in (order.folders, order.links, order.empty_files):
             for start in range(0, len(kind), NODES_AT_ONCE):
                 await self._in_thread(self._add_empty, kind[start : start + NODES_AT_ONCE].tolist())
-        spans = list(pairwise(order.starts))
         referring = ReferringCopy(self._parts.store, self._writer, self._source, self._plan, self._version)
         copied: list[Span] = []
-        for first in range(0, len(spans), REFERENCES_AT_ONCE):
-            copied += await self._in_thread(referring.refer, spans[first : first + REFERENCES_AT_ONCE])
+        for spans in batches(order.starts):
+            copied += await self._in_thread(referring.refer, spans)
         for span in copied:
             await self._in_thread(self._add_files, await self._read(span))
         await self._in_thread(self._writer.write)

@@ -10,7 +10,7 @@ Which sources may be read is the operator's decision (`attach_roots`): the serve
 """
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass
 from threading import Lock
@@ -32,7 +32,7 @@ from dieselfs.chunk.ids import chunk_name
 from dieselfs.chunk.source import AttachedSource
 from dieselfs.errors import AccessDenied, Damaged, InvalidInput, NotFound, Unavailable
 from dieselfs_server.store.interface import Buffer, ObjectStore, OpenPayload
-from dieselfs_server.store.wrapper import StoreWrapper
+from dieselfs_server.store.wrapper import StoreWrapper, delete_chunks
 
 _REFUSED = "this server attaches nothing: see its setting attach_roots; dlcmd import copies the bytes instead"
 _OUTSIDE = "it is not below attach_roots of this server; dlcmd import copies the bytes instead"
@@ -178,9 +178,14 @@ class AttachedStore(StoreWrapper):
         return head + self._read(attached, max(offset - begin, 0), length - head_bytes)
 
     def delete(self, dataset_id: bytes, chunk_id: bytes) -> None:
+        self.delete_chunks(dataset_id, [chunk_id])
+
+    def delete_chunks(self, dataset_id: bytes, chunk_ids: Iterable[bytes]) -> None:
+        chunk_ids = list(chunk_ids)
         with self._lock:
-            self._known.pop((dataset_id, chunk_id), None)
-        self.store.delete(dataset_id, chunk_id)
+            for chunk_id in chunk_ids:
+                self._known.pop((dataset_id, chunk_id), None)
+        delete_chunks(self.store, dataset_id, chunk_ids)
 
     def _find(self, dataset_id: bytes, chunk_id: bytes) -> _Attached | None:
         """The source of a chunk; None if it is not attached, or no chunk. Raises NotFound, Unavailable; Damaged for the

@@ -4,6 +4,7 @@ Above this wrapper, a compressed chunk is read as any other, by offsets of its p
 frames that it lies in. What the chunk takes in the store (`size`) and its file (`open_chunk`) stay as they are stored.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from threading import Lock
 
@@ -13,7 +14,7 @@ from dieselfs.chunk.ids import chunk_name
 from dieselfs.errors import Damaged
 from dieselfs.limits import MIB
 from dieselfs_server.store.interface import ObjectStore
-from dieselfs_server.store.wrapper import StoreWrapper
+from dieselfs_server.store.wrapper import StoreWrapper, delete_chunks
 
 KNOWN_MAX = 65_536
 """Limit of chunks of which is remembered whether they are compressed."""
@@ -55,9 +56,14 @@ class CompressedStore(StoreWrapper):
         return head + self._read(key, found, offset + head_bytes - begin, length - head_bytes)
 
     def delete(self, dataset_id: bytes, chunk_id: bytes) -> None:
+        self.delete_chunks(dataset_id, [chunk_id])
+
+    def delete_chunks(self, dataset_id: bytes, chunk_ids: Iterable[bytes]) -> None:
+        chunk_ids = list(chunk_ids)
         with self._lock:
-            self._known.pop((dataset_id, chunk_id), None)
-        self.store.delete(dataset_id, chunk_id)
+            for chunk_id in chunk_ids:
+                self._known.pop((dataset_id, chunk_id), None)
+        delete_chunks(self.store, dataset_id, chunk_ids)
 
     def stored_payload(self, dataset_id: bytes, chunk_id: bytes) -> tuple[Frames, bytes] | None:
         """The frames of a chunk, as they are stored; None if it is not compressed. Raises as `get_range`."""

@@ -22,23 +22,25 @@ PAYLOADS_AT_ONCE = 2
 SLOW_READ_S = 0.002
 """After a read that took this long, the following chunks are read ahead."""
 
+Key = TypeVar("Key")
 Result = TypeVar("Result")
 
 
 def read_in_order(
-    read: Callable[[ObjectStore, bytes, bytes], Result],
+    read: Callable[[ObjectStore, bytes, Key], Result],
     store: ObjectStore,
     dataset_id: bytes,
-    chunk_ids: Iterable[bytes],
+    chunk_ids: Iterable[Key],
     at_once: int = HEADERS_AT_ONCE,
     clock: Callable[[], float] = time.monotonic,
-) -> Generator[tuple[bytes, Future[Result]]]:
-    """`(chunk ID, result or error of read(store, dataset_id, chunk ID))` for each chunk, in the order of `chunk_ids`.
+) -> Generator[tuple[Key, Future[Result]]]:
+    """`(chunk ID, result or error of read(store, dataset_id, chunk ID))` for each chunk, in the order of `chunk_ids`,
+    which may be other keys.
 
     The generator ends its reads when it is closed.
     """
     threads = ThreadPoolExecutor(at_once, thread_name_prefix="chunks")  # starts them when they are needed
-    waiting: deque[tuple[bytes, Future[Result]]] = deque()
+    waiting: deque[tuple[Key, Future[Result]]] = deque()
     is_slow = False
     try:
         for chunk_id in chunk_ids:
@@ -58,10 +60,10 @@ def read_in_order(
 
 
 def _read_now(
-    read: Callable[[ObjectStore, bytes, bytes], Result],
+    read: Callable[[ObjectStore, bytes, Key], Result],
     store: ObjectStore,
     dataset_id: bytes,
-    chunk_id: bytes,
+    chunk_id: Key,
 ) -> Future[Result]:
     done: Future[Result] = Future()
     try:

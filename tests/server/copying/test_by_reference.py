@@ -24,6 +24,7 @@ from dieselfs.snapshot.builder import build_snapshot
 from dieselfs.snapshot.reader import Snapshot
 from dieselfs_server.call import Call
 from dieselfs_server.datasets.commit import any_chunk, catch_up_dataset, read_chunk, read_header
+from dieselfs_server.datasets.references import References
 from dieselfs_server.datasets.referring_copy import is_covered
 from dieselfs_server.leases.lease import live_pins, remove_pin
 from dieselfs_server.maintenance.jobs import Proceed
@@ -32,6 +33,7 @@ from dieselfs_server.metadata.interface import MetadataStore
 from dieselfs_server.metadata.sqlite.store import SqliteMetadata
 from dieselfs_server.reading.executor import open_payload
 from dieselfs_server.store.attached import AttachedStore, Sources
+from dieselfs_server.store.bundled import BundledStore
 from dieselfs_server.store.compressed import CompressedStore
 from dieselfs_server.store.memory import MemoryStore
 from dieselfs_server.store.wrapper import MARKER_RECORD, open_marked
@@ -150,8 +152,11 @@ def test_a_store_with_references_keeps_servers_from_before_them_out(world: World
     world.objects.put_record(MARKER_RECORD, b'{"format": 1, "id": "x"}')
     world.copy("a", b"d/x/f0", "b", b"one")
     assert world.objects.get_record(MARKER_RECORD) == b'{"format": 1, "id": "x"}'
-    world.copy("a", b"d", "b", b"d")
+    dataset_id, (chunk_id, _) = world.id("a"), world.chunks("a")
+    References(world.objects).claim(dataset_id, dataset_id, [(bytes(16), chunk_id)], 0)
     assert world.objects.get_record(MARKER_RECORD) == b'{"format": 2, "id": "x"}'
+    world.copy("a", b"d", "b", b"d")
+    assert world.objects.get_record(MARKER_RECORD) == b'{"format": 3, "id": "x"}'
     assert open_marked(world.objects, "memory:", is_new=False).get_record("other") is None
 
 
@@ -355,7 +360,7 @@ def test_a_copy_refers_to_a_compressed_chunk_and_reads_plain_bytes(world: World)
     for path, content in text.items():
         writer.builder.add_file(path, content, 0o640, 5)
     writer.write()
-    world.store = AttachedStore(CompressedStore(world.objects), Sources())
+    world.store = AttachedStore(CompressedStore(BundledStore(world.objects)), Sources())
     world.copy("b", b"t", "c", b"t")
     ((copied, source),) = world.references("c")
     assert world.contents("c") == text

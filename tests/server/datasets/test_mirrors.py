@@ -327,6 +327,8 @@ class Promotion:
 
 @pytest.fixture
 def promotion(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Promotion:
+    """Each of its chunks is an object, so that it can be interrupted between them."""
+    monkeypatch.setattr("dieselfs_server.datasets.referring_copy.BUNDLE_CHUNKS_MAX", 1)
     return Promotion(tmp_path, monkeypatch)
 
 

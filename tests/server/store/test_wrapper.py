@@ -435,7 +435,7 @@ def test_a_marker_is_made_once(root: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "content", [b"", b"{}", b"[]", b'{"format": 3, "id": "x"}', b'{"format": 1, "id": 7}']
+    "content", [b"", b"{}", b"[]", b'{"format": 4, "id": "x"}', b'{"format": 1, "id": 7}']
 )
 def test_an_invalid_marker_is_damage(content: bytes) -> None:
     store = MemoryStore()

@@ -1,0 +1,134 @@
+"""Copies that refer to many chunks: how much they write, and what is left when nothing but the chunks is."""
+
+import os
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from dieselfs.chunk.bundle import bundle_of, is_bundled
+from dieselfs.chunk.format import ENTRY_BYTES
+from dieselfs_server.datasets import referring_copy
+from dieselfs_server.datasets.commit import catch_up_dataset
+from dieselfs_server.datasets.referring_copy import batches
+from dieselfs_server.metadata.interface import MetadataStore
+from dieselfs_server.metadata.sqlite.store import SqliteMetadata
+from dieselfs_server.store.memory import MemoryStore
+from tests.support.counted_calls import CountedCalls
+from tests.support.own_service import call, own_service
+from tests.support.referring_world import World
+
+CHUNKS = 300
+
+
+@pytest.fixture(autouse=True)
+def any_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(referring_copy, "REFERENCE_BYTES_MIN", 1)
+
+
+class ManyWorld(World):
+    """Dataset `a` also has CHUNKS chunks of one file each."""
+
+    def __init__(self, folder: Path, metadata: MetadataStore, chunks: int = CHUNKS) -> None:
+        self.counted = CountedCalls(MemoryStore())
+        super().__init__(folder, metadata, self.counted)
+        self.many = {b"m/%03d" % number: os.urandom(20 + number) for number in range(chunks)}
+        writer = self.writer("a")
+        for path, content in self.many.items():
+            writer.builder.add_file(path, content, 0o640, 5)
+            writer.write()
+        self.counted.writes()
+
+    def copied(self, new: bytes) -> dict[bytes, bytes]:
+        return {new + path[1:]: content for path, content in self.many.items()}
+
+
+def test_a_copy_of_many_chunks_writes_a_few_objects(tmp_path: Path, metadata: MetadataStore) -> None:
+    world = ManyWorld(tmp_path, metadata)
+    world.copy("a", b"m", "b", b"n")
+    assert world.counted.calls["put"] == 2, "the bundle, and a chunk with the folder"
+    assert world.counted.writes() <= 5
+    assert world.contents("b") == world.copied(b"n")
+    bundled = [each for each in world.chunks("b") if is_bundled(each)]
+    assert len(bundled) == CHUNKS and len({*map(bundle_of, bundled)}) == 1
+    world.counted.calls.clear()
+    world.copy("b", b"n", "c", b"o", is_move=True)
+    assert world.counted.writes() <= 6
+    assert world.contents("c") == world.copied(b"o")
+    assert {source for _, source in world.references("c")} == {source for _, source in world.references("b")}
+    world.counted.calls.clear()
+    assert world.purge("b").chunks_removed == CHUNKS + 1, "with that of the folder"
+    assert world.counted.calls["delete"] == 2 and world.counted.writes() <= 8
+    assert world.contents("c") == world.copied(b"o")
+
+
+def test_a_purge_of_some_chunks_of_a_bundle_leaves_the_others(tmp_path: Path) -> None:
+    with closing(SqliteMetadata(":memory:")) as metadata:
+        world = ManyWorld(tmp_path, metadata, 40)
+        world.copy("a", b"m", "b", b"m")
+        world.remove("b", b"m/01")
+        world.purge("b")
+        left = {path: content for path, content in world.many.items() if not path.startswith(b"m/01")}
+        assert world.contents("b") == left
+        bundled = [each for each in world.chunks("b") if is_bundled(each)]
+        assert len(bundled) == len(left) == 30
+        checked = call(world.service, "fsck", dataset="b", is_deep=True, is_repair=False)
+        assert checked.problems == () and checked.chunks == len(world.chunks("b"))
+        world.remove("a")
+        world.remove("b")
+        for name in "bab":
+            world.purge(name)
+        assert world.records() == [] and not any(map(is_bundled, world.objects.list_chunks(world.id("b"))))
+
+
+def test_lost_metadata_is_rebuilt_from_bundles(tmp_path: Path) -> None:
+    """Also without the records of references, and of a copy that has applied none of its chunks."""
+    with closing(SqliteMetadata(":memory:")) as metadata:
+        world = ManyWorld(tmp_path, metadata, 20)
+        for target in "bc":
+            world.copy("a", b"m", target, b"m")
+        names = {world.id(name): name for name in "abc"}
+        for name in world.records():
+            world.objects.delete_record(name)
+        with closing(SqliteMetadata(":memory:")) as empty:
+            world.metadata, world.service = empty, own_service(tmp_path / "new", world.objects, empty)
+            for dataset_id, name in names.items():
+                if name == "c":
+                    empty.create_dataset(name, dataset_id)
+                    record = empty.dataset(name)
+                    assert catch_up_dataset(world.store, empty, record, record.updated_ns, 0) == (21, None)
+                else:
+                    call(world.service, "rebuild", dataset=name, since_s=-1, is_forced=False)
+            call(world.service, "rebuild", dataset="c", since_s=-1, is_forced=False)
+            assert world.contents("b") == world.contents("c") == world.many
+            world.remove("a")
+            assert world.purge("a").chunks_removed == 2, "those that nobody refers to"
+            assert world.contents("b") == world.many
+
+
+def test_bundles_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By chunks, by bytes, and by what is copied between two chances to be cancelled."""
+    entry_bytes = ENTRY_BYTES + len(b"m/000")
+    limits = {"BUNDLE_CHUNKS_MAX": 5, "BUNDLE_BYTES": 4 * entry_bytes + 1, "REFERENCES_AT_ONCE": 5}
+    for name, limit in limits.items():
+        with monkeypatch.context() as patch, closing(SqliteMetadata(":memory:")) as metadata:
+            world = ManyWorld(tmp_path / name, metadata, 20)
+            patch.setattr(referring_copy, name, limit)
+            world.copy("a", b"m", "b", b"m")
+            assert world.contents("b") == world.many
+            bundles = [bundle_of(each) for each in world.chunks("b") if is_bundled(each)]
+            assert [bundles.count(each) for each in sorted({*bundles})] == [5, 5, 5, 5]
+
+
+def test_batches_have_all_spans_within_both_limits(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(referring_copy, "REFERENCES_AT_ONCE", 3)
+    monkeypatch.setattr(referring_copy, "EXTENTS_AT_ONCE", 10)
+    assert list(batches([0])) == []
+    assert list(batches([0, 1, 2, 3, 4, 14, 30, 35, 40, 41])) == [
+        [(0, 1), (1, 2), (2, 3)],
+        [(3, 4)],
+        [(4, 14)],
+        [(14, 30)],
+        [(30, 35), (35, 40)],
+        [(40, 41)],
+    ]
