@@ -16,12 +16,22 @@ from dieselfs.chunk.ids import chunk_name
 from dieselfs.chunk.source import AttachedSource
 from dieselfs.digests import digest_of
 from dieselfs.errors import InvalidInput
-from dieselfs_server.datasets.commit import read_header
+from dieselfs_server.datasets.commit import read_header, read_preamble
 from dieselfs_server.datasets.references import Claim, References
 from dieselfs_server.datasets.referring_copy import is_covered
 from dieselfs_server.store.interface import ObjectStore
 
 Completed = tuple[tuple[Preamble, ChunkHeader], bytes, Claim | None]
+
+
+def read_bytes(store: ObjectStore, dataset_id: bytes, preamble: Preamble, header: ChunkHeader) -> int:
+    """How much `completed` reads at most: the header of the chunk that is named, and the range, unless it is the whole
+    payload of a chunk that has it itself. Raises NotFound, Damaged.
+    """
+    assert header.source is not None
+    old = read_preamble(store, dataset_id, header.source.chunk[1])
+    is_whole = (header.source.offset, preamble.payload_length) == (0, old.payload_length)
+    return old.header_length + (0 if is_whole and not old.is_attached else preamble.payload_length)
 
 
 def completed(store: ObjectStore, dataset_id: bytes, preamble: Preamble, header: ChunkHeader) -> Completed:

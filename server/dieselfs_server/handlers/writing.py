@@ -26,7 +26,7 @@ from dieselfs_server.call import Call
 from dieselfs_server.datasets.commit import Admission, store_chunk, verified_chunk
 from dieselfs_server.datasets.dataset_keys import DatasetKeys
 from dieselfs_server.datasets.mirrors import Mirrors
-from dieselfs_server.datasets.own_reference import completed
+from dieselfs_server.datasets.own_reference import completed, read_bytes
 from dieselfs_server.datasets.refresh import Refresh
 from dieselfs_server.metadata.interface import MetadataStore
 from dieselfs_server.reading.kept_checksums import KeptChecksums
@@ -109,9 +109,9 @@ class WriteCalls:
         if (source := chunk[1].source) is None:
             return await self._commit(call, dataset, chunk, call.bulk)
         if source.is_chunk and source.chunk[0] == dataset.dataset_id:
-            chunk, data, claim = await self._in_thread(
-                call, completed, self.store, dataset.dataset_id, *chunk
-            )
+            named = self.store, dataset.dataset_id, *chunk
+            await call.hold_reply(await self._in_thread(call, read_bytes, *named))
+            chunk, data, claim = await self._in_thread(call, completed, *named)
             generation = await self._commit(call, dataset, chunk, data)
             if claim is not None:
                 await self._in_thread(call, claim.settle)

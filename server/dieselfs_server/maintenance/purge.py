@@ -80,13 +80,16 @@ def purge(
         chunk for chunk in chunks if 0 < chunk.deleted_entries < chunk.entries and chunk.chunk_id not in tied
     ]
     # A chunk of a foreign source takes no room for what was deleted, so it stays.
-    with_gaps = [chunk for chunk in with_holes if not _is_foreign(store, dataset.dataset_id, chunk.chunk_id)]
+    with closing(read_in_order(_is_foreign, store, dataset.dataset_id, _by_id(with_holes))) as found:
+        foreign = {chunk_id for chunk_id, is_foreign in found if is_foreign.result()}
+    with_gaps = [chunk for chunk in with_holes if chunk.chunk_id not in foreign]
     # A chunk that a tag or a reference needs stays, so copies of what is live in it would only take more room.
     held = [chunk for chunk in with_gaps if chunk.chunk_id in needed]
     holed = [chunk for chunk in with_gaps if chunk.chunk_id not in needed]
     rewritten = len(holed) + len(split)
     expired = removable(dead, pins, needed, died_before_ns)
-    lengths = {chunk.chunk_id: _size(store, dataset.dataset_id, chunk.chunk_id) for chunk in expired}
+    with closing(read_in_order(_size, store, dataset.dataset_id, _by_id(expired))) as sizes:
+        lengths = {chunk_id: size.result() for chunk_id, size in sizes}
     if not is_dry_run:
         proceed = proceed or Proceed()
         proceed.expect(len(expired))
@@ -117,6 +120,10 @@ def purge(
             [chunk for chunk in dead if chunk.updated_ns <= died_before_ns], held, pins, tagged, referred
         ),
     )
+
+
+def _by_id(chunks: Iterable[ChunkRecord]) -> list[bytes]:
+    return [chunk.chunk_id for chunk in chunks]
 
 
 def _groups(chunks: Sequence[ChunkRecord], own: Mapping[bytes, Set[bytes]]) -> list[list[ChunkRecord]]:
@@ -152,7 +159,8 @@ def _has_dead_bytes(store: ObjectStore, dataset_id: bytes, group: Sequence[Chunk
     starts, ends, is_counted = list[Numbers](), list[Numbers](), list[npt.NDArray[np.bool_]]()
     try:
         begin = read_preamble(store, dataset_id, group[0].chunk_id).payload_start
-        headers = [read_header(store, dataset_id, chunk.chunk_id)[1] for chunk in group]
+        with closing(read_in_order(read_header, store, dataset_id, _by_id(group))) as found:
+            headers = [header.result()[1] for _, header in found]
     except NotFound:  # fsck tells which files are lost
         return False
     for chunk, header in zip(group, headers, strict=True):
