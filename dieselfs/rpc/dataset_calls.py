@@ -25,6 +25,7 @@ class DatasetCalls(Calls):
         """As of `ServerConnections`."""
         super().__init__(settings, start)
         self._ciphers: dict[str, DatasetCipher | None] = {}  # by dataset; changed in single steps
+        self._sealed: set[str] = set()
 
     def create_dataset(self, name: str, dataset_id: bytes = b"") -> DatasetRecord:
         """`dataset_id`: for a mirror, that of its origin. Raises InvalidInput, AlreadyExists."""
@@ -105,8 +106,15 @@ class DatasetCalls(Calls):
 
         Raises AccessDenied without a key for it, Damaged if it is not the one of before.
         """
+        if dataset.name in self._sealed:
+            return None
         found = self._ciphers[dataset.name] = cipher_of(self.settings, dataset, self.keys(dataset.name))
         return found
+
+    def leave_sealed(self, dataset: str) -> None:
+        """Read names and bytes of a dataset as its servers have them, also if it is encrypted. No key is needed."""
+        self._sealed.add(dataset)
+        self._ciphers.pop(dataset, None)
 
     def known_cipher(self, dataset: str) -> "DatasetCipher | None":
         """As `cipher`; asks the server once for each dataset."""

@@ -182,7 +182,8 @@ class DatasetCalls:
 
     async def put_keys(self, call: Call) -> None:
         dataset, arguments = await call.dataset(), call.arguments
-        await trio.to_thread.run_sync(self.mirrors.check_writable, dataset)
+        if await trio.to_thread.run_sync(self.mirrors.is_mirror, dataset):
+            await call.require_right(Right.ADMIN)  # as for its chunks: it gets the record of its origin
         await trio.to_thread.run_sync(self.keys.put, dataset, arguments.content, arguments.known)
 
     async def put_tag(self, call: Call) -> TagRecord:

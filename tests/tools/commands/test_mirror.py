@@ -186,6 +186,80 @@ def test_a_mirror_is_promoted_when_its_origin_is_away(dlcmd: Dlcmd, origin: Orig
     assert digest(dlcmd, here) == digest(dlcmd, "tree")
 
 
+class Sealed:
+    """An encrypted dataset of `anna` at the remote `site1` of `dlcmd`, whose user has no key. `there`, `here`: how she
+    reads both.
+    """
+
+    def __init__(self, dlcmd: Dlcmd, server: RunningServer, name: str) -> None:
+        self.dlcmd, self.name = dlcmd, name
+        self.place, self.mirror = f"dl://{name}", ("mirror", "--once", "--json", f"dl://site1:{name}")
+        self.files = {"a/small": os.urandom(5_000), "a/large": os.urandom(3_000_000)}
+        self.there, self.here = self.user("anna", {"DIESELFS_SERVER": server.unix}), self.user("anna")
+        for path, content in self.files.items():
+            (self.here.folder / path).parent.mkdir(exist_ok=True)
+            (self.here.folder / path).write_bytes(content)
+        self.there("put", "-r", "--encrypt", "a", f"{self.place}/")
+        key_file = server.user(name[-50:].strip("-"), **{name: "read"})
+        config = dlcmd.folder / ".config/dieselfs/config.toml"
+        config.parent.mkdir(parents=True)
+        config.write_text(f'[remotes.site1]\nserver = "{server.tcp}"\nkey_file = "{key_file}"\n')
+
+    def user(self, name: str, variables: dict[str, str] | None = None) -> Dlcmd:
+        folder = self.dlcmd.folder / name
+        folder.mkdir(exist_ok=True)
+        return Dlcmd(self.dlcmd.home, folder, variables or {})
+
+    def assert_is_here(self, reader: Dlcmd) -> None:
+        for path, content in self.files.items():
+            assert reader("cat", f"{self.place}/{path}").stdout == content
+
+
+@pytest.fixture
+def sealed(dlcmd: Dlcmd, server: RunningServer, dataset: str) -> Iterator[Sealed]:
+    yield Sealed(dlcmd, server, dataset)
+    dlcmd.forked(["rb", "-y", "--with-tags", dataset])
+
+
+def test_an_encrypted_dataset_is_mirrored_and_promoted_without_its_key(sealed: Sealed) -> None:
+    dlcmd, place = sealed.dlcmd, sealed.place
+    dlcmd(*sealed.mirror)
+    assert "not wrapped for you" in dlcmd("ls", place, exit_code=EXIT_REFUSED).stderr
+    sealed.assert_is_here(sealed.here)
+    assert (
+        "is a mirror of site1:" in sealed.here("put", "a/small", f"{place}/", exit_code=EXIT_REFUSED).stderr
+    )
+    stored = [path.read_bytes() for path in (dlcmd.home / "chunks").rglob("*") if path.is_file()]
+    assert not any(word in content for word in (b"small", sealed.files["a/small"][:32]) for content in stored)
+
+    bert = sealed.user("bert")
+    public = bert("key", "show", "--json").objects[0]["recipient"].split()
+    (sealed.there.folder / "public").write_text(f"dieselfs-recipient bert {public[2]}\n")
+    sealed.there("key", "add", place, "public")
+    sealed.files["new"] = os.urandom(70_000)
+    (sealed.there.folder / "new").write_bytes(sealed.files["new"])
+    sealed.there("put", "new", f"{place}/")
+    dlcmd(*sealed.mirror)
+    sealed.assert_is_here(bert)
+
+    dlcmd("mirror", "--promote", "--force", place)
+    sealed.assert_is_here(bert)
+    sealed.files["own"] = b"written here"
+    (bert.folder / "own").write_bytes(sealed.files["own"])
+    bert("put", "own", f"{place}/")
+    dlcmd("purge", "--grace", "0s", place)
+    assert "clean" in dlcmd("fsck", "--deep", place).text
+    sealed.assert_is_here(sealed.here)
+
+
+def test_the_key_of_a_mirror_is_destroyed_with_that_of_its_origin(sealed: Sealed) -> None:
+    sealed.dlcmd(*sealed.mirror)
+    sealed.there("erase", "-y", sealed.place)
+    sealed.assert_is_here(sealed.here)
+    sealed.dlcmd(*sealed.mirror)
+    assert "erase" in sealed.here("cat", f"{sealed.place}/a/small", exit_code=EXIT_REFUSED).stderr
+
+
 def test_what_a_hostile_site_sends_is_refused(
     dlcmd: Dlcmd, origin: Origin, monkeypatch: pytest.MonkeyPatch
 ) -> None:

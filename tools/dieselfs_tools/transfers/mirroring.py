@@ -2,7 +2,8 @@
 module waits for sockets, and starts threads.
 
 Chunks keep their IDs and payloads, and get a header without entries; so the snapshot of the origin is valid here, with
-its digest and the signature of its servers.
+its digest and the signature of its servers. An encrypted dataset stays encrypted: names and bytes are copied as they
+are, with the record of the key, which no site can use.
 """
 
 from collections.abc import Callable
@@ -13,6 +14,7 @@ import numpy as np
 
 from dieselfs.chunk.builder import SealedChunk
 from dieselfs.dataset.dataset import Dataset, connect_with
+from dieselfs.encryption.key_record import KeyRecord
 from dieselfs.errors import InvalidInput, NotFound
 from dieselfs.names import SCHEME, Location
 from dieselfs.records import DatasetRecord
@@ -33,6 +35,7 @@ class Mirroring:
         self._here = session
         self._origin = session.at(place.remote)
         self._place = place
+        self._key_id = b""
         self.done_bytes = self.total_bytes = 0
 
     @property
@@ -48,26 +51,32 @@ class Mirroring:
         """
         place, client, here = self._place, self._origin.client, self._here.client
         record, newest = client.dataset(place.dataset), 0
-        if client.keys(place.dataset):
-            raise InvalidInput(f"{place} is encrypted: mirrors of encrypted datasets are not possible yet")
         if place.tag:
             newest = next((tag.generation for tag in client.tags(place.dataset) if tag.name == place.tag), 0)
             if not newest:
                 raise NotFound(f"{place}: there is no such tag")
         _ensure(here, record)
+        self._keep_keys(client.keys(place.dataset))
         state = here.keep_mirror(place.dataset, self.name, newest or record.generation)
         if state.generation == state.newest:
             return state
-        with closing(connect_with(self._origin.settings(), place.state)) as data:
+        with closing(_sealed(self._origin, place.state)) as data:
             with pinned(data) as renew_pin:
                 self._store(data, self._shown(state), renew_pin)
             return here.put_mirror(place.dataset, data.snapshot.content)
+
+    def _keep_keys(self, content: bytes) -> None:
+        """The record of the key is that of the origin, also when recipients come and go, or the key is destroyed."""
+        here, name = self._here.client, self._place.dataset
+        if (present := here.keys(name)) != content:
+            here.put_keys(name, content, present)
+        self._key_id = KeyRecord.decode(content).key_id if content else b""
 
     def _shown(self, state: MirrorRecord) -> set[bytes]:
         """IDs of the chunks that the mirror has for certain."""
         if not state.generation:
             return set()
-        with closing(connect_with(self._here.settings(), state.dataset)) as data:
+        with closing(_sealed(self._here, state.dataset)) as data:
             return {data.snapshot.chunk_id(chunk) for chunk in range(data.snapshot.chunk_count)}
 
     def _store(self, data: Dataset, known: set[bytes], renew_pin: Callable[[], None]) -> None:
@@ -94,8 +103,16 @@ class Mirroring:
             here.ranges(name, chunk_id, _FIRST_BYTE)
         except NotFound:
             sealed = SealedChunk((), b"", bytes(data.chunks.fetch_chunk(chunk)))
-            here.put_chunk(name, chunk_id, sealed.encode(chunk_id, name, tree.header.dataset_id, 1))
+            parts = sealed.encode(chunk_id, name, tree.header.dataset_id, 1)
+            here.put_chunk(name, chunk_id, parts, self._key_id)
         return tree.chunk_payload_length(chunk)
+
+
+def _sealed(session: Session, state: str) -> Dataset:
+    """A dataset, read as its servers have it."""
+    data = connect_with(session.settings(), state)
+    data.client.leave_sealed(data.name)
+    return data
 
 
 def _ensure(here: ServerClient, origin: DatasetRecord) -> None:
