@@ -137,9 +137,10 @@ class ExtentTable:
         _, _, owners = self._by_chunk
         return [(int(self._chunks[number]), int(owners[number])) for number in numbers]
 
-    def first_number(self, node: int) -> int | None:
-        """The number of the first extent of a file; None if it is empty."""
-        return int(self._firsts[node]) if self._counts[node] else None
+    def numbers(self, node: int) -> range:
+        """The numbers of the extents of a file, in their order; none if it is empty."""
+        first = int(self._firsts[node])
+        return range(first, first + int(self._counts[node]))
 
     def of_chunk(self, chunk: int) -> Extents:
         """All extents in a chunk, ordered by offset."""

@@ -3,27 +3,41 @@
 Each sample has one owner among the nodes whose ranks share the pool: the placement of chunks, with equal weights, by
 the number of the sample's file. Only its store keeps the sample, and the other nodes fetch it there. A rank that has
 read a sample which the cache keeps gives it to its owner. Where an owner does not answer, samples are read from their
-source.
+source. Stores, and what nodes exchange, have the files of an encrypted dataset encrypted.
 """
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from typing import Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
+from dieselfs.arrays import Numbers
 from dieselfs.cluster.chunk_requests import ChunkAvailability
 from dieselfs.cluster.member import Member
 from dieselfs.cluster.peer_client import PeerClient
 from dieselfs.cluster.placement import Placement
 from dieselfs.cluster.pooled_source import PEER_BATCH_BYTES
-from dieselfs.errors import Unavailable
+from dieselfs.errors import Damaged, Unavailable
 from dieselfs.limits import PEER_ANSWER_BYTES_MAX, PEER_CHUNKS_MAX
 from dieselfs.rpc.wire import Buffer
 from dieselfs.samples.sample_store import name_on
 from dieselfs.snapshot.reader import Snapshot
 from dieselfs.sources.interface import Slices
 from dieselfs.sources.server import first_damaged
+
+if TYPE_CHECKING:  # imported for an encrypted dataset alone
+    from dieselfs.sources.decrypted import Decryption
+
+
+def pooled_sizes(snapshot: Snapshot, files: Numbers) -> Numbers:
+    """The bytes of files as they are stored in a pool: shape (n,)."""
+    sizes: Any = snapshot.column("sizes")[files].astype(np.int64)
+    if snapshot.header.is_encrypted:
+        from dieselfs.encryption.segments import sealed_length
+
+        sizes = sealed_length(sizes)
+    return np.asarray(sizes, np.int64)
 
 
 class Nodes(Protocol):
@@ -47,7 +61,8 @@ class Store(Protocol):
 
 class SamplePool:
     """Blocks, each wait bounded. `name`: the same on all `nodes`, whose ranks share the pool; `store`: that of the node
-    `me`, which may be none of them; `attached`: returns the access to the nodes, in the process that calls it.
+    `me`, which may be none of them; `attached`: returns the access to the nodes, in the process that calls it;
+    `decryption`: of an encrypted dataset.
     """
 
     def __init__(
@@ -58,9 +73,10 @@ class SamplePool:
         store: Store,
         snapshot: Snapshot,
         attached: Callable[[], Nodes],
+        decryption: "Decryption | None" = None,
     ) -> None:
         self._name, self._me, self._store, self._snapshot = name, me, store, snapshot
-        self._attached = attached
+        self._attached, self._decryption = attached, decryption
         self._placement = Placement.of_names({*nodes})
 
     def owners(self, files: Sequence[int]) -> list[str]:
@@ -83,10 +99,10 @@ class SamplePool:
             with suppress(Unavailable):  # logged; the peer is avoided for a while
                 to, store = self._attached(), name_on(self._name, owner)
                 contents = to.peers.samples(to.peer(owner), store, batch, sizes)
-                for file, content in zip(batch, contents, strict=True):
-                    if isinstance(content, memoryview) and self.is_intact(file, content):
-                        found[file] = bytes(content)
-                    elif content != ChunkAvailability.ELSEWHERE:  # wanted, or damaged there
+                for file, stored in zip(batch, contents, strict=True):
+                    if isinstance(stored, memoryview) and (content := self.opened(file, stored)) is not None:
+                        found[file] = content
+                    elif stored != ChunkAvailability.ELSEWHERE:  # wanted, or damaged there
                         wanted.append(file)
         return found, wanted
 
@@ -98,7 +114,7 @@ class SamplePool:
             self._store.drop(batch)
 
     def send(self, contents: Mapping[int, Buffer]) -> None:
-        """Send files to the nodes that keep them, if these are other nodes."""
+        """Send files, as they are stored, to the nodes that keep them, if these are other nodes."""
         for owner, batch, _ in self._of_others([*contents]):
             self._send(owner, {file: contents[file] for file in batch})
 
@@ -112,7 +128,7 @@ class SamplePool:
         """Files that other nodes own, in requests: owner, files, sizes. A request has PEER_BATCH_BYTES at most, or one
         file. Files without bytes, or larger than a reply may be, stay where they are.
         """
-        sizes = self._snapshot.column("sizes")[np.array(files, np.int64)].tolist()
+        sizes = pooled_sizes(self._snapshot, np.array(files, np.int64)).tolist()
         by_owner: dict[str, list[tuple[int, int]]] = {}
         for file, size, owner in zip(files, sizes, self.owners(files), strict=True):
             if owner != self._me and 0 < size <= PEER_ANSWER_BYTES_MAX:
@@ -124,8 +140,17 @@ class SamplePool:
                 batch, pairs = pairs[:count], pairs[count:]
                 yield owner, [file for file, _ in batch], [size for _, size in batch]
 
-    def is_intact(self, file: int, content: Buffer) -> bool:
-        """Whether these are the bytes of a file."""
+    def stored(self, file: int, content: Buffer) -> Buffer:
+        """The bytes of a file as they are stored."""
+        return content if self._decryption is None else self._decryption.seal_file(file, content)
+
+    def opened(self, file: int, stored: Buffer) -> bytes | None:
+        """The inverse of `stored`; None if these are not the bytes of this file."""
+        if self._decryption is not None:
+            with suppress(Damaged):
+                return self._decryption.open_file(file, stored)
+            return None
         extents = self._snapshot.extents(file)
         places, lengths = [extent.place for extent in extents], [extent.length for extent in extents]
-        return first_damaged(extents, Slices(memoryview(content), places, lengths)) is None
+        damaged = first_damaged(extents, Slices(memoryview(stored), places, lengths))
+        return bytes(stored) if damaged is None else None

@@ -24,11 +24,13 @@ from dieselfs.encryption.segments import (
     TRAILER_BYTES,
     extent_context,
     open_extent,
+    seal_extent,
     sealed_length,
     segments_of,
 )
 from dieselfs.errors import Damaged, DieselfsError
 from dieselfs.names import printable
+from dieselfs.rpc.wire import Buffer
 from dieselfs.snapshot.reader import ExtentRef, Snapshot
 from dieselfs.snapshot.storage_order import StorageOrder
 from dieselfs.sources.interface import Arrival, Slices, Source, Wanted
@@ -45,6 +47,7 @@ class Decryption:
     def __init__(self, snapshot: Snapshot, cipher: Callable[[], DatasetCipher]) -> None:
         """`snapshot`: with plain names. `cipher` is called at the first use."""
         self._snapshot = snapshot
+        self._folder = snapshot.folder + b"/" if snapshot.folder else b""
         self._make = cipher
         self._cipher: DatasetCipher | None = None
         order = StorageOrder.of(snapshot, np.arange(len(snapshot)))
@@ -105,6 +108,23 @@ class Decryption:
         plain = (destination[at : at + length] for at, length in zip(offsets, lengths, strict=True))
         self._open(chunk, self._owners[here], zip(places, lengths, sealed, plain, strict=True))
 
+    def seal_file(self, file: int, content: Buffer) -> bytes:
+        """A file of 64 MiB at most as one encrypted extent, for memory that other processes may read."""
+        return seal_extent(self._key, self._context(file), memoryview(content))
+
+    def open_file(self, file: int, sealed: Buffer) -> bytes:
+        """The inverse of `seal_file`. Raises Damaged."""
+        plain = memoryview(bytearray(int(self._snapshot.column("sizes")[file])))
+        if len(sealed) != sealed_length(len(plain)):
+            raise Damaged(f"an encrypted file of {len(sealed)} bytes")
+        open_extent(self._key, self._context(file), memoryview(sealed), plain)
+        return bytes(plain)
+
+    def _context(self, file: int) -> bytes:
+        snapshot = self._snapshot
+        size, mtime_ns = (int(snapshot.column(name)[file]) for name in ("sizes", "mtimes_ns"))
+        return extent_context(self._folder + snapshot.path(file), size, 0, size, mtime_ns)
+
     def _open(
         self,
         chunk: int,
@@ -115,14 +135,13 @@ class Decryption:
         """Decrypt extents: place, length, ciphertext, and memory for the plain bytes. `owners`: their files."""
         snapshot, key = self._snapshot, self._key
         sizes, times = (snapshot.column(name)[owners].tolist() for name in ("sizes", "mtimes_ns"))
-        folder = snapshot.folder + b"/" if snapshot.folder else b""
         paths = snapshot.path_many(owners)
         with METER.timed("verification"):
             for size, mtime_ns, path, (place, length, sealed, plain) in zip(
                 sizes, times, paths, extents, strict=True
             ):
                 try:
-                    context = extent_context(folder + path, size, place, length, mtime_ns)
+                    context = extent_context(self._folder + path, size, place, length, mtime_ns)
                     open_extent(key, context, sealed, plain, first)
                 except Damaged as error:
                     where = f"dl://{snapshot.location}/{printable(path)}"

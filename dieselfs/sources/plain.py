@@ -12,6 +12,7 @@ from dieselfs.sources.server import ServerSource
 
 if TYPE_CHECKING:
     from dieselfs.encryption.cipher import DatasetCipher
+    from dieselfs.sources.decrypted import DecryptedSource
 
 
 def readable(source: ServerSource, client: ServerClient) -> ServerSource:
@@ -32,7 +33,7 @@ def readable(source: ServerSource, client: ServerClient) -> ServerSource:
     return DecryptedServerSource(source, Decryption(snapshot, cipher))
 
 
-def decrypted(inner: Callable[[], Source], reader: ServerSource) -> Source | None:
+def decrypted(inner: Callable[[], Source], reader: ServerSource) -> "DecryptedSource | None":
     """A source of plain bytes over the nodes of a job; None if the dataset is not encrypted. `reader`: the source of
     other chunks.
     """

@@ -6,6 +6,7 @@ import signal
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import suppress
+from functools import partial
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from dieselfs.cluster.job import Job
 from dieselfs.cluster.node_client import job_socket_path
 from dieselfs.cluster.secret import read_secret_file
 from dieselfs.dataset import Dataset
+from dieselfs.encryption.segments import sealed_length
 from dieselfs.limits import KIB, MIB
 from dieselfs.process.state_dirs import runtime_folder
 from dieselfs.samples.sample_store import name_for
@@ -36,24 +38,35 @@ pytestmark = pytest.mark.skipif(
 FILES, FILE_BYTES, CHUNK_BYTES = 2000, 16 * KIB, 512 * KIB
 MEMORY_BYTES = 16 * MIB
 """Half of the dataset."""
+LARGE_FILES, LARGE_BYTES, SMALL_CHUNK_BYTES = 400, 80 * KIB, 64 * KIB
+"""Of an encrypted dataset; each of its files spans two chunks."""
 TIMEOUT_S = 60.0
 
 
 def content_of(path: str) -> bytes:
-    return path.encode().rjust(16, b"-") * (FILE_BYTES // 16)
+    size = LARGE_BYTES if path.startswith("large") else FILE_BYTES
+    return path.encode().rjust(16, b"-") * (size // 16)
 
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
-    folder = tmp_path_factory.mktemp("files")
-    (folder / "train").mkdir()
-    for number in range(FILES):
-        path = f"train/{number:06d}"
-        (folder / path).write_bytes(content_of(path))
-    with running_server(tmp_path_factory.mktemp("server")) as running:
-        with Dataset(running.settings(), "images", must_exist=False) as data:
-            upload = TreeUpload(data.client, data.create(), None, jobs=1, chunk_bytes=CHUNK_BYTES)
-            assert not upload.run(lambda failed: walk_source(os.fsencode(folder), b"", failed)).failures
+    with running_server(tmp_path_factory.mktemp("server")) as running, pytest.MonkeyPatch.context() as patch:
+        patch.setenv("DIESELFS_IDENTITY", str(running.settings().home / "identity"))
+        for name, part, files, chunk_bytes in (
+            ("images", "train", FILES, CHUNK_BYTES),
+            ("secret", "large", LARGE_FILES, SMALL_CHUNK_BYTES),
+        ):
+            folder = tmp_path_factory.mktemp(name)
+            (folder / part).mkdir()
+            for path in (f"{part}/{number:06d}" for number in range(files)):
+                (folder / path).write_bytes(content_of(path))
+            with Dataset(running.settings(), name, must_exist=False) as data:
+                record = data.create()
+                if name == "secret":
+                    data.client.encrypt(record)
+                upload = TreeUpload(data.client, record, None, jobs=1, chunk_bytes=chunk_bytes)
+                walk = partial(walk_source, os.fsencode(folder), b"")
+                assert not upload.run(walk).failures
         yield running
 
 
@@ -180,17 +193,22 @@ def keeping(server: RunningServer, tmp_path: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
     with job_mounts(server, "images", tmp_path, NODES, memory_bytes=KEEPING_BYTES) as mounts:
         for epoch in range(2):
-            for mount, share in zip(mounts, read_together(mounts, shares_of(mounts, epoch)), strict=True):
-                with open(mount / ".dieselfs/scores", "w") as scores:
-                    scores.writelines(f"{int(path[-6:]) / FILES} {path}\n" for path in share)
-                    scores.write("\n")
+            train(mounts, epoch)
         yield mounts
 
 
-def shares_of(mounts: list[Path], epoch: int) -> list[list[str]]:
+def train(mounts: list[Path], epoch: int, folder: str = "train") -> None:
+    """Read an epoch, and write the losses."""
+    for mount, share in zip(mounts, read_together(mounts, shares_of(mounts, epoch, folder)), strict=True):
+        with open(mount / ".dieselfs/scores", "w") as scores:
+            scores.writelines(f"{int(path[-6:]) / FILES} {path}\n" for path in share)
+            scores.write("\n")
+
+
+def shares_of(mounts: list[Path], epoch: int, folder: str = "train") -> list[list[str]]:
     """The paths that each of the mounts reads."""
     world = len(mounts)
-    name = f"policy=importance,seed=1,folder=train,epoch={epoch},world={world},batch={10 * world}"
+    name = f"policy=importance,seed=1,folder={folder},epoch={epoch},world={world},batch={10 * world}"
     return [
         (mount / f".dieselfs/shuffle/{name},rank={rank}").read_text().splitlines()
         for rank, mount in enumerate(mounts)
@@ -204,13 +222,16 @@ def read_together(mounts: list[Path], shares: list[list[str]]) -> list[list[str]
     return shares
 
 
-def kept_on(mount: Path, node: str) -> set[int]:
-    """The files that a mount keeps for the job."""
+def store_of(mount: Path, node: str, dataset: str = "images") -> Path:
+    """Where a mount keeps files for the job."""
     digest = bytes.fromhex(json.loads((mount / ".dieselfs/info").read_text())["digest"])
     fingerprint = read_secret_file(mount.parent / "secret").fingerprint()
-    path = job_socket_path(runtime_folder(), "images", digest, Job(JOB, 0, 1, node), fingerprint)
-    folder = Path("/dev/shm", name_for(f"{path} {fingerprint.hex()}"))
-    return {int(each.name) for each in folder.iterdir() if each.name.isdecimal()}
+    path = job_socket_path(runtime_folder(), dataset, digest, Job(JOB, 0, 1, node), fingerprint)
+    return Path("/dev/shm", name_for(f"{path} {fingerprint.hex()}"))
+
+
+def kept_on(mount: Path, node: str) -> set[int]:
+    return {int(each.name) for each in store_of(mount, node).iterdir() if each.name.isdecimal()}
 
 
 def used_files(mount: Path) -> int:
@@ -279,3 +300,22 @@ def test_a_lost_mount_is_done_without(is_killed: bool, keeping: list[Path]) -> N
     read_together(rest, shares_of(rest, 3))
     kept = [*map(kept_on, rest, NODES)]
     assert kept[0].isdisjoint(kept[1]) and min(map(len, kept)) > FILES // 60
+
+
+def test_what_is_kept_of_an_encrypted_dataset_is_encrypted(
+    server: RunningServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also files that span chunks; readers get plain bytes, from this node and from others."""
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    with job_mounts(server, "secret", tmp_path, NODES, memory_bytes=KEEPING_BYTES) as mounts:
+        for epoch in range(3):
+            before = importance_of(mounts)
+            train(mounts, epoch, "large")
+        counted = importance_of(mounts) - before
+        stores = [store_of(mount, node, "secret") for mount, node in zip(mounts, NODES, strict=True)]
+        kept = [path.read_bytes() for store in stores for path in store.iterdir() if path.name.isdecimal()]
+        assert kept and {*map(len, kept)} == {sealed_length(LARGE_BYTES)}
+        assert not any(b"large/" in content for content in kept)
+        assert counted["hits"] > counted["from_peers"] > 0
+        # Drawn by score, so more often than at random.
+        assert counted["hits"] / counted["reads"] > len(kept) / LARGE_FILES

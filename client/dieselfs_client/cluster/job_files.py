@@ -4,26 +4,29 @@ nodes, and reads and writes files of memory.
 The node master of each node keeps the files that are its own in the placement of `SamplePool`: those that its cache
 (`ScoredFiles`) chooses when a reader of any mount is about to read them. A reader asks the owner first. What the owner
 wants and does not have is sent to it as soon as it came from elsewhere. Where an owner does not answer, files come from
-elsewhere. Files of several extents are not kept.
+elsewhere. Of an encrypted dataset, the files here are encrypted, as the chunks in the memory of the job are.
 """
 
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from threading import RLock
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import trio
 
 from dieselfs.arrays import Numbers
-from dieselfs.cluster.member import Member
-from dieselfs.cluster.peer_client import PeerClient
 from dieselfs.errors import InvalidInput, Unavailable
 from dieselfs.importance.scored_files import ScoredFiles
+from dieselfs.limits import PEER_ANSWER_BYTES_MAX
 from dieselfs.rpc.wire import Buffer
-from dieselfs.samples.sample_pool import SamplePool
+from dieselfs.samples.sample_pool import SamplePool, pooled_sizes
 from dieselfs.samples.sample_store import SampleStore, name_on
 from dieselfs.snapshot.reader import Snapshot
+from dieselfs_client.cluster.job_nodes import JobNodes
+
+if TYPE_CHECKING:  # imported for an encrypted dataset alone
+    from dieselfs.sources.decrypted import Decryption
 
 _NAME = "kept"
 _log = logging.getLogger(__name__)
@@ -38,32 +41,25 @@ class Found(NamedTuple):
 
 
 class JobFiles:
-    """Blocks, each wait bounded; thread-safe. `others`: the masters of the job in other processes; `is_master`: whether
-    this process is that of this node; `peers` asks them, and raises Unavailable. `folder`: the name of the store in
-    memory. `close` releases the memory.
-    """
+    """Blocks, each wait bounded; thread-safe. `folder`: name of the store in memory. `close` releases the memory."""
 
-    def __init__(
-        self,
-        snapshot: Snapshot,
-        node: str,
-        others: Callable[[], Sequence[Member]],
-        is_master: Callable[[], bool],
-        peers: Callable[[], PeerClient],
-        scored: ScoredFiles,
-        folder: str,
-    ) -> None:
-        self.store_name = name_on(_NAME, node)
+    def __init__(self, snapshot: Snapshot, job: JobNodes, scored: ScoredFiles, folder: str) -> None:
+        self.store_name = name_on(_NAME, job.node)
         self.begin: Callable[[], None] = lambda: None
         """Makes room for them, with `open`, in the trio thread of the mount. Set by its prefetcher."""
-        self._snapshot, self._node, self._folder = snapshot, node, folder
-        self._others, self.is_master, self._peers = others, is_master, peers
-        self._scored = scored
+        self.decryption: Decryption | None = None
+        """Of an encrypted dataset; before it is set, no files are asked for or given."""
+        self.is_master = job.is_master
+        self._snapshot, self._job, self._folder, self._scored = snapshot, job, folder, scored
         self._lock = RLock()  # guards all below; what the cache does not have is not in the store
         self._room: tuple[int, Numbers] | None = None
         self._store: SampleStore | None = None
         self._pool: tuple[tuple[frozenset[str], str], SamplePool] | None = None
         self._wake = trio.Event()
+
+    def sizes(self) -> Numbers:
+        """The bytes that each entry of the snapshot takes here: shape (entries,)."""
+        return pooled_sizes(self._snapshot, np.arange(len(self._snapshot)))
 
     def open(self, capacity: int, sizes: Numbers) -> None:
         """Keep files from now on, as `ScoredFiles.keep`."""
@@ -78,16 +74,17 @@ class JobFiles:
     # -- for readers of this mount -------------------------------------------------------------------------
 
     def fetch(self, files: Sequence[int]) -> Found:
-        """Files that this node or others keep."""
+        """Files that this node or others keep; nobody keeps those that are larger than a reply may be."""
+        sizes = pooled_sizes(self._snapshot, np.array(files, np.int64)).tolist()
+        files = [file for file, size in zip(files, sizes, strict=True) if 0 < size <= PEER_ANSWER_BYTES_MAX]
         pool = self._pool_now() if files else None
         if pool is None:
             return Found({}, (), ())
-        own = [file for file, owner in zip(files, pool.owners(files), strict=True) if owner == self._node]
-        own = own if self.is_master() else []
+        owners = zip(files, pool.owners(files), strict=True)
+        own = [file for file, owner in owners if owner == self._job.node] if self.is_master() else []
         wanted = self.admit(own)
-        here = {
-            file: content for file in own if (content := self.read(file)) and pool.is_intact(file, content)
-        }
+        stored = ((file, content) for file in own if (content := self.read(file)))
+        here = {file: content for file, kept in stored if (content := pool.opened(file, kept)) is not None}
         from_peers, of_others = pool.ask(files)
         return Found(here | from_peers, from_peers, wanted.difference(here).union(of_others))
 
@@ -95,9 +92,10 @@ class JobFiles:
         """Keep wanted files, each at its owner."""
         pool = self._pool_now()
         if pool is not None:
-            pool.send(contents)
-            for (file, content), owner in zip(contents.items(), pool.owners([*contents]), strict=True):
-                if owner == self._node and self.is_master():
+            stored = {file: pool.stored(file, content) for file, content in contents.items()}
+            pool.send(stored)
+            for (file, content), owner in zip(stored.items(), pool.owners([*stored]), strict=True):
+                if owner == self._job.node and self.is_master():
                     self.write(file, content)
 
     # -- as their owner, also for other nodes --------------------------------------------------------------
@@ -112,11 +110,11 @@ class JobFiles:
             return {*files}.difference(released)
 
     def read(self, file: int) -> bytes | None:
-        """The bytes of a file, unverified."""
+        """The bytes of a file as they are stored, unverified."""
         return None if self._store is None else self._store.read(file)
 
     def write(self, file: int, content: Buffer) -> None:
-        """Keep a file, if the cache takes it and there is space."""
+        """Keep a file, given as it is stored, if the cache takes it and there is space."""
         with self._lock:
             store, is_kept = self._opened(), file in self.admit([file])
             if is_kept and store is not None and not store.write(file, memoryview(content)):
@@ -164,28 +162,17 @@ class JobFiles:
 
     def _pool_now(self, is_leaving: bool = False) -> SamplePool | None:
         """The files of the job, by its present members; None before this node is in the job."""
+        if self._snapshot.header.is_encrypted and self.decryption is None:
+            return None
         try:
-            self._peers()
+            masters = self._job.masters(is_leaving)
         except Unavailable:
             return None
-        nodes = frozenset(member.node for member in self._others())
-        me = self._node if self.is_master() and not is_leaving else ""
-        key = nodes | {me} if me else nodes, me
-        if not key[0]:
-            return None
+        me = next((node for node, member in masters.items() if member is None), "")
+        key = frozenset(masters), me
         with self._lock:
             if self._pool is None or self._pool[0] != key:
-                self._pool = key, SamplePool(_NAME, key[0], me, self, self._snapshot, lambda: self)
+                job = self._job
+                pool = SamplePool(_NAME, key[0], me, self, self._snapshot, lambda: job, self.decryption)
+                self._pool = key, pool
             return self._pool[1]
-
-    @property
-    def peers(self) -> PeerClient:
-        """Raises Unavailable."""
-        return self._peers()
-
-    def peer(self, node: str) -> Member:
-        """Raises Unavailable."""
-        for member in self._others():
-            if member.node == node:
-                return member
-        raise Unavailable(f"node {node} has no master in the job now")

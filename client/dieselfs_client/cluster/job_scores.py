@@ -9,7 +9,7 @@ import logging
 import struct
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import lru_cache
 from math import isfinite
 from threading import Lock
@@ -20,7 +20,6 @@ import trio
 
 from dieselfs.arrays import Nodes
 from dieselfs.cluster.member import Member
-from dieselfs.cluster.peer_client import PeerClient
 from dieselfs.cluster.placement import Placement
 from dieselfs.columns import U32
 from dieselfs.errors import DieselfsError, InvalidInput, Unavailable
@@ -31,6 +30,7 @@ from dieselfs.shuffle.order import Layout
 from dieselfs.shuffle.spec import SEED_MAX
 from dieselfs.snapshot.reader import Snapshot
 from dieselfs.telemetry.registry import Registry
+from dieselfs_client.cluster.job_nodes import JobNodes
 
 UNSENT_MAX = 1 << 20
 """Losses that wait for the node that has the scores, 8 bytes each; if there are more, the oldest do not count."""
@@ -42,17 +42,12 @@ _log = logging.getLogger(__name__)
 
 
 class JobScores:
-    """`take` and `run`: in one trio thread; the others block, and are thread-safe. `others`: the masters of the job in
-    other processes; `is_master`: whether this process is that of this node; `peers` asks them, and raises Unavailable.
-    """
+    """`take` and `run`: in one trio thread; the others block, and are thread-safe."""
 
     def __init__(
         self,
         snapshot: Snapshot,
-        node: str,
-        others: Callable[[], Sequence[Member]],
-        is_master: Callable[[], bool],
-        peers: Callable[[], PeerClient],
+        job: JobNodes,
         metrics: Registry,
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
@@ -60,8 +55,7 @@ class JobScores:
         """`clock`: seconds that do not fall; `sleep` waits as many."""
         self.files = ScoredFiles(snapshot)
         """The scores, if this node has them, and the last orders."""
-        self._snapshot, self._node = snapshot, node
-        self._others, self._is_master, self._peers = others, is_master, peers
+        self._snapshot, self._job = snapshot, job
         self._clock, self._sleep = clock, sleep
         self._layout = lru_cache(ORDERS_KEPT)(lambda folder: Layout.of(snapshot, folder))
         self._unsent: deque[FoundLosses] = deque()
@@ -71,14 +65,10 @@ class JobScores:
 
     def _owner(self) -> Member | None:
         """The node that has the scores; None for this process. Raises Unavailable before this node is in the job."""
-        self._peers()
-        members = {member.node: member for member in self._others()}
-        nodes = {*members, self._node} if self._is_master() else members
-        if not nodes:
-            raise Unavailable("no node of the job is known")
-        placement = Placement.of_names(nodes)
+        masters = self._job.masters()
+        placement = Placement.of_names(masters)
         (place,) = placement.owners(np.frombuffer(self._snapshot.digest[:16], np.uint8)).tolist()
-        return members.get(placement.members[place].node)
+        return masters[placement.members[place].node]
 
     # -- losses --------------------------------------------------------------------------------------------
 
@@ -126,7 +116,7 @@ class JobScores:
                 asked: dict[str, object] = {"loss_sum": packed, "losses": losses, "bulk_length": length}
                 if accuracy is not None:
                     asked["accuracy"] = _SUM.pack(accuracy)
-                self._peers().ask_aside(owner, "put_scores", asked, PEER_SCORES_TIMEOUT_S, bulk)
+                self._job.peers.ask_aside(owner, "put_scores", asked, PEER_SCORES_TIMEOUT_S, bulk)
             for each in some:
                 if self._unsent and self._unsent[0] is each:  # else it was dropped meanwhile
                     self._unsent.popleft()
@@ -155,7 +145,7 @@ class JobScores:
             return self.files.order(key, files)
         asked: dict[str, object] = {"folder": key.folder, "seed": str(key.seed), "epoch": str(key.epoch)}
         asked["has_scores"] = True
-        found = self._peers().ask_aside(
+        found = self._job.peers.ask_aside(
             owner, "get_order", asked, PEER_SCORES_TIMEOUT_S, bytes_max=PEER_ANSWER_BYTES_MAX
         )
         order, scores = np.split(np.frombuffer(found[: len(found) // 4 * 4], U32), [len(files)])

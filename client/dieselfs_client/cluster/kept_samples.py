@@ -11,6 +11,7 @@ from dieselfs.cluster.chunk_requests import ChunkAvailability
 from dieselfs.columns import U32
 from dieselfs.errors import InvalidInput
 from dieselfs.limits import PEER_ANSWER_BYTES_MAX, PEER_CHUNKS_MAX
+from dieselfs.samples.sample_pool import pooled_sizes
 from dieselfs.samples.sample_store import MEMORY_FOLDER, SampleStore
 from dieselfs.snapshot.reader import Snapshot
 from dieselfs_client.cluster.job_files import JobFiles
@@ -61,7 +62,7 @@ def _files(snapshot: Snapshot, encoded: bytes) -> tuple[list[int], list[int]]:
     files = np.frombuffer(encoded, U32)
     if int(files.max()) >= len(snapshot):
         raise InvalidInput(f"the snapshot has no entry {files.max()}")
-    sizes = snapshot.column("sizes")[files].tolist()
+    sizes = pooled_sizes(snapshot, files.astype(np.int64)).tolist()
     if sum(sizes) > PEER_ANSWER_BYTES_MAX:
         raise InvalidInput(f"{sum(sizes)} bytes of samples, limit {PEER_ANSWER_BYTES_MAX}")
     return files.tolist(), sizes

@@ -7,7 +7,7 @@ A change of the role does not interrupt readers. A master stays master until it 
 """
 
 import logging
-from contextlib import closing, nullcontext
+from contextlib import closing
 from typing import Any
 
 import numpy as np
@@ -40,6 +40,7 @@ from dieselfs.telemetry import catalogue
 from dieselfs.telemetry.registry import Registry
 from dieselfs.telemetry.series import Window
 from dieselfs_client.cluster.job_files import JobFiles
+from dieselfs_client.cluster.job_nodes import JobNodes
 from dieselfs_client.cluster.job_scores import JobScores
 from dieselfs_client.cluster.job_warmth import JobWarmth, answers_of, job_fields
 from dieselfs_client.cluster.local_service import LocalService, bound
@@ -137,22 +138,12 @@ class JobRole:
         """Set when the expected nodes are members, or after JOB_GATHER_TIMEOUT_S."""
         self.refusal: DieselfsError | None = None
         """Why this node cannot join; the nursery is cancelled then."""
-        self.scores = JobScores(
-            snapshot, self.node, self._others, lambda: self._pool is not None, self._peers, self.metrics
-        )
+        nodes = JobNodes(self.node, self._others, lambda: self._pool is not None, self._peers)
+        self.scores = JobScores(snapshot, nodes, self.metrics)
         """Those of all mounts of the job."""
-        self.files: JobFiles | None = None
-        """The files that its mounts keep; None if they are encrypted, so each mount keeps its own."""
-        if not snapshot.header.is_encrypted:
-            self.files = JobFiles(
-                snapshot,
-                self.node,
-                self._others,
-                lambda: self._pool is not None,
-                self._peers,
-                self.scores.files,
-                name_for(f"{self._socket} {config.secret.fingerprint().hex()}"),
-            )
+        folder = name_for(f"{self._socket} {config.secret.fingerprint().hex()}")
+        self.files = JobFiles(snapshot, nodes, self.scores.files, folder)
+        """The files that its mounts keep."""
         self._declare_metrics(self.metrics)
         if self._election.try_take():
             self._make_pool()
@@ -203,11 +194,10 @@ class JobRole:
         self._host.nursery.start_soon(self._run)
         self._host.nursery.start_soon(self._warmth.run)
         self._host.nursery.start_soon(self.scores.run)
-        if self.files is not None:
-            self._host.nursery.start_soon(self.files.run)
+        self._host.nursery.start_soon(self.files.run)
 
     async def _run(self) -> None:
-        with closing(self._election), closing(self.files) if self.files else nullcontext():
+        with closing(self._election), closing(self.files):
             if self._pool is None:
                 await self._run_attached()
             assert self._pool is not None
@@ -288,8 +278,7 @@ class JobRole:
             self.gathered.set()
 
     def _share_members(self, members: Members) -> None:
-        if self.files is not None:
-            self.files.look_again()
+        self.files.look_again()
         if self._sharing is not None:
             try:
                 self._sharing.change_members(members)

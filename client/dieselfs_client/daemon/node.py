@@ -160,7 +160,7 @@ class Node:
         keep = partial(ProgressKeeper, snapshot, handover, self._prefetcher, self.control)
         self._progress = keep(self.share, self._orders, None if job is None else job.scores)
         self._prefetcher.kept.scored = self._progress.scores.files
-        if job is not None and job.files is not None:
+        if job is not None:
             self._prefetcher.kept.job, job.files.begin = job.files, self._prefetcher.begin_keeping
         nursery.start_soon(self._progress.run)
         self._declare_metrics()

@@ -98,6 +98,8 @@ class Service:
         """The current source of bytes for readers: of the job, if there is one, and decrypted."""
         reader = self.plain_reader()
         pooled = reader and decrypted(lambda: self.source if self.role is None else self.role.source, reader)
+        if pooled and self.role is not None:
+            self.role.files.decryption = pooled.decryption
 
         def current() -> Source:
             if self.role is None:

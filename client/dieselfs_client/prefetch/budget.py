@@ -274,8 +274,8 @@ class PrefetchBudget:
 
     def has_first(self, node: int) -> bool:
         """Whether the first extent of a file was stored, and not dropped."""
-        number = self._table.first_number(node)
-        return number is not None and bool(self._is_stored[number])
+        numbers = self._table.numbers(node)
+        return bool(numbers) and bool(self._is_stored[numbers.start])
 
     def lose(self, extents: Extents) -> None:
         """The kernel has reclaimed the pages of extents, which are about to be stored again."""

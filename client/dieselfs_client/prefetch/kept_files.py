@@ -4,10 +4,11 @@
 such order on, if it is less than the dataset: chunks that were pinned become files of the cache.
 
 In a job, its mounts keep them together (`JobFiles`), in memory of the node masters. From there they are stored in the
-page cache ahead of their readers, as files that are fetched.
+page cache ahead of their readers, as files that are fetched. Parts of files that span chunks, which are fetched at
+different times, wait for each other here.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -15,7 +16,9 @@ import trio
 
 from dieselfs.arrays import Numbers, distinct
 from dieselfs.importance.scored_files import ScoredFiles
+from dieselfs.limits import PEER_ANSWER_BYTES_MAX
 from dieselfs.prefetch.extent_table import PAGE_BYTES, Extents, ExtentTable
+from dieselfs.rpc.wire import Buffer
 from dieselfs_client.memory.budget import Allotment
 from dieselfs_client.prefetch.batches import Arrived, Batch
 from dieselfs_client.prefetch.budget import PrefetchBudget
@@ -25,7 +28,9 @@ if TYPE_CHECKING:  # imported in a job alone
     from dieselfs_client.cluster.job_files import JobFiles
 
 _PINNED, _ELSEWHERE, _HERE, _AT_PEER = range(4)
-"""Where a file was that is in the page cache now. Reads of those that are pinned count as without a job: not at all."""
+"""Where a file was that is in the page cache now, by its first extent. Reads of those that are pinned count as without
+a job: not at all.
+"""
 
 
 class KeptFiles:
@@ -42,6 +47,8 @@ class KeptFiles:
         self._is_begun = False
         self._places = np.zeros(0, np.uint8)  # of each file, in a job
         self._wanted: set[int] = set()  # by their owners
+        waiting_bytes = min(allotment.evictable, PEER_ANSWER_BYTES_MAX)
+        self._found, self._came = _Parts(waiting_bytes), _Parts(waiting_bytes)  # of files that span chunks
 
     def begin(self) -> Extents:
         """An order by importance is about to be read; returns extents to drop."""
@@ -53,10 +60,11 @@ class KeptFiles:
             return nothing
         self._is_begun = True
         chunks = budget.pinned()
-        capacity, pages = self._pinned_bytes // PAGE_BYTES, table.page_bytes(np.arange(len(table.snapshot)))
+        capacity = self._pinned_bytes // PAGE_BYTES
         if self.job is not None:
-            self.job.open(capacity, pages // PAGE_BYTES)
+            self.job.open(capacity, -(-self.job.sizes() // PAGE_BYTES))
             return budget.unpin(chunks, nothing)
+        pages = table.page_bytes(np.arange(len(table.snapshot)))
         pinned = Extents.joined([nothing, *map(table.of_chunk, chunks)])
         left = np.array(scored.left, np.int64)
         first = distinct(np.concatenate([pinned.nodes[budget.is_stored(pinned)], left]))
@@ -93,36 +101,92 @@ class KeptFiles:
     # -- in a job ------------------------------------------------------------------------------------------
 
     async def found(self, due: Batch) -> tuple[Batch, Arrived]:
-        """The extents of a batch whose files the job keeps, and their content. If cancelled, requests in flight are
-        abandoned.
+        """The extents of a batch whose files the job keeps, and their content. The job is asked for a file when its
+        first extent is due. If cancelled, requests in flight are abandoned.
         """
         if self.job is None or not due:
             return Batch(), {}
         extents = Extents.joined([*due.values()])
-        is_whole = (extents.lengths == extents.sizes) & (extents.sizes > 0)
         is_pinned = np.array([self._budget.is_pinned(chunk) for chunk in extents.chunks.tolist()], np.bool_)
-        nodes = extents.nodes[is_whole & ~is_pinned]
-        fetched = await trio.to_thread.run_sync(self.job.fetch, nodes.tolist(), abandon_on_cancel=True)
         if not len(self._places):
             self._places = np.zeros(len(self._table.snapshot), np.uint8)
-        self._places[extents.nodes] = np.where(is_pinned, _PINNED, _ELSEWHERE)
+        self._places[extents.nodes[is_pinned & (extents.places == 0)]] = _PINNED
+        extents = extents[~is_pinned]
+        asked = extents.nodes[extents.places == 0]
+        fetched = await trio.to_thread.run_sync(self.job.fetch, asked.tolist(), abandon_on_cancel=True)
+        self._places[asked] = _ELSEWHERE
         self._places[[*fetched.contents]] = _HERE
         self._places[[*fetched.from_peers]] = _AT_PEER
+        self._wanted.difference_update(fetched.contents)
         self._wanted.update(fetched.wanted)
+        parts = self._cut(fetched.contents, extents)
         found, came = Batch(), Arrived()
-        for chunk, of_chunk in extents[np.isin(extents.nodes, [*fetched.contents])].by_chunk():
-            contents = [fetched.contents[node] for node in of_chunk.nodes.tolist()]
+        for chunk, of_chunk in extents[np.isin(extents.numbers, [*parts])].by_chunk():
+            contents = [parts[number] for number in of_chunk.numbers.tolist()]
             found[chunk] = of_chunk
             came[chunk] = memoryview(b"".join(contents)), np.cumsum(of_chunk.lengths) - of_chunk.lengths
         return found, came
 
-    def wanted(self, extents: Extents, payload: memoryview, starts: Numbers) -> Mapping[int, bytes]:
-        """Files that came from elsewhere, and that their owners want: to be given to `job`."""
-        if not self._wanted:
-            return {}
-        columns = zip(extents.nodes.tolist(), starts.tolist(), extents.lengths.tolist(), strict=True)
-        found = {
-            node: bytes(payload[at : at + length]) for node, at, length in columns if node in self._wanted
+    def _cut(self, contents: Mapping[int, bytes], due: Extents) -> Mapping[int, Buffer]:
+        """The extents of whole files that are due, by number, and those that are due of files that were found before.
+        Those that plans will need soon wait.
+        """
+        extents = self._table.of_files(np.array([*contents], np.int64))
+        columns = (extents.numbers, extents.nodes, extents.places, extents.places + extents.lengths)
+        parts = {
+            number: memoryview(contents[node])[place:end]
+            for number, node, place, end in zip(*(column.tolist() for column in columns), strict=True)
         }
+        others = extents[~np.isin(extents.numbers, due.numbers)]
+        others = self._budget.missing(others[self._budget.is_wanted(others)])
+        self._found.add({number: bytes(parts[number]) for number in others.numbers.tolist()})
+        return {**self._found.take(due.numbers.tolist()), **parts}
+
+    def wanted(self, extents: Extents, payload: memoryview, starts: Numbers) -> Mapping[int, bytes]:
+        """Files that came from elsewhere, and that their owners want: to be given to `job`. A file that spans chunks
+        comes with its last extent.
+        """
+        is_part = extents.lengths < extents.sizes
+        if not self._wanted and not is_part.any():
+            return {}
+        found = {}
+        columns = (extents.numbers, extents.nodes, starts, extents.lengths, is_part)
+        for number, node, at, length, is_one in zip(*(column.tolist() for column in columns), strict=True):
+            if is_one or node in self._wanted:
+                content = bytes(payload[at : at + length])
+                whole = self._joined(node, number, content) if is_one else content
+                if whole and node in self._wanted:
+                    found[node] = whole
         self._wanted.difference_update(found)
+        return found
+
+    def _joined(self, node: int, number: int, content: bytes) -> bytes:
+        """All bytes of a file, if this is its last part; before, nothing."""
+        self._came.add({number: content})
+        numbers = self._table.numbers(node)
+        parts = self._came.take(numbers)
+        if len(parts) == len(numbers):
+            return b"".join(parts.values())
+        self._came.add(parts)
+        return b""
+
+
+class _Parts:
+    """The bytes of extents, by number; of more than `bytes_max`, the oldest are dropped."""
+
+    def __init__(self, bytes_max: int) -> None:
+        self._contents: dict[int, bytes] = {}
+        self._bytes, self._bytes_max = 0, bytes_max
+
+    def add(self, contents: Mapping[int, bytes]) -> None:
+        self.take(contents)
+        self._contents.update(contents)
+        self._bytes += sum(map(len, contents.values()))
+        while self._bytes > self._bytes_max:
+            self.take([next(iter(self._contents))])
+
+    def take(self, numbers: Iterable[int]) -> dict[int, bytes]:
+        """Those that are there, in this order; they are here no longer."""
+        found = {number: self._contents.pop(number) for number in numbers if number in self._contents}
+        self._bytes -= sum(map(len, found.values()))
         return found

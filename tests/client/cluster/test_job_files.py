@@ -4,105 +4,29 @@ import random
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import ExitStack
-from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from dieselfs.cluster.member import Member
-from dieselfs.cluster.peer_client import PeerClient
-from dieselfs.errors import Unavailable
 from dieselfs.importance.score_lines import LossBatch
-from dieselfs.importance.scored_files import ScoredFiles
-from dieselfs.samples.sample_store import SampleStore, name_for
-from dieselfs_client.cluster.job_files import JobFiles
-from tests.support.dataset import PackedDataset, TreeEntry, pack_entries
-from tests.support.peer_nodes import CREDENTIAL, PeerNode, running_node
+from dieselfs.samples.sample_store import SampleStore
+from tests.support.dataset import PackedDataset
+from tests.support.job_mount_files import FILE_BYTES, Job, Mount, name_of, packed_files
+from tests.support.peer_nodes import running_node
 
 FILES, CAPACITY = 300, 30
 
 
-def name_of(number: int) -> bytes:
-    return b"%03d" % number
-
-
-def content_of(number: int) -> bytes:
-    return name_of(number) * 20
-
-
-@pytest.fixture(scope="module")
-def packed() -> PackedDataset:
-    entries = [TreeEntry(name_of(n), 0o100644, 0, content_of(n)) for n in range(FILES)]
-    return pack_entries(entries, chunk_bytes=1000)
-
-
-class Job:
-    """The mounts of a job on nodes of their own, and what its members are."""
-
-    def __init__(self, packed: PackedDataset, secret: str, stack: ExitStack) -> None:
-        self.packed, self.secret, self.stack = packed, secret, stack
-        self.by_file = {packed.snapshot.find(name_of(n)): content_of(n) for n in range(FILES)}
-        self.nodes: dict[str, PeerNode] = {}
-        self.members: set[str] = set()
-        self.mounts: dict[str, Mount] = {}
-
-    def add(self, *names: str) -> "list[Mount]":
-        for name in names:
-            mount = self.mounts[name] = Mount(self, name)
-            self.nodes[name] = self.stack.enter_context(
-                running_node(self.packed, name, room_bytes=1 << 20, files=mount.files)
-            )
-        self.members.update(names)
-        return [self.mounts[name] for name in names]
-
-    def others(self, name: str) -> list[Member]:
-        return [self.nodes[node].member for node in sorted(self.members - {name})]
-
-    def held(self) -> list[int]:
-        """The files in the memory of all members."""
-        return sorted(file for name in self.members for file in self.mounts[name].held())
-
-
-class Mount:
-    def __init__(self, job: Job, name: str) -> None:
-        self.job = job
-        self.scored = ScoredFiles(job.packed.snapshot)
-        self.peers = PeerClient(CREDENTIAL, job.packed.snapshot.digest)
-        self.folder = name_for(f"{job.secret} {name}")
-        self.files = JobFiles(
-            job.packed.snapshot,
-            name,
-            partial(job.others, name),
-            lambda: True,
-            lambda: self.peers,
-            self.scored,
-            self.folder,
-        )
-        self.files.open(CAPACITY, np.ones(len(job.packed.snapshot), np.int64))
-        job.stack.callback(self.peers.close)
-        job.stack.callback(self.files.close)
-
-    def read(self, files: list[int]) -> Counter[str]:
-        """As the prefetcher: what the job keeps, and the rest from elsewhere. Returns where the files were."""
-        found = self.files.fetch(files)
-        assert all(content == self.job.by_file[file] for file, content in found.contents.items())
-        assert set(found.wanted).isdisjoint(found.contents)
-        self.files.give({file: self.job.by_file[file] for file in found.wanted})
-        peers = len([*found.from_peers])
-        return +Counter(
-            own=len(found.contents) - peers, peers=peers, elsewhere=len(files) - len(found.contents)
-        )
-
-    def held(self) -> list[int]:
-        store = Path("/dev/shm", self.folder)
-        return [int(path.name) for path in store.iterdir() if path.name.isdecimal()] if store.exists() else []
+@pytest.fixture(scope="module", params=[False, True], ids=["plain", "encrypted"])
+def packed(request: pytest.FixtureRequest) -> PackedDataset:
+    return packed_files(FILES, 1000, request.param)
 
 
 @pytest.fixture
 def job(packed: PackedDataset, tmp_path: Path) -> Iterator[Job]:
     with ExitStack() as stack:
-        yield Job(packed, str(tmp_path), stack)
+        yield Job(packed, str(tmp_path), stack, CAPACITY)
 
 
 def test_each_file_is_kept_once_and_hits_are_counted_where_they_are(job: Job) -> None:
@@ -119,6 +43,11 @@ def test_each_file_is_kept_once_and_hits_are_counted_where_they_are(job: Job) ->
     found = [mount.read(held) for mount in mounts]
     assert found == [{"own": CAPACITY, "peers": 2 * CAPACITY}] * 3
     assert job.held() == held
+    stored = {
+        file: content for mount in mounts for file in mount.held() if (content := mount.files.read(file))
+    }
+    is_plain = [content == job.by_file[file] for file, content in stored.items()]
+    assert len(is_plain) == len(held) and {*is_plain} == {not job.packed.snapshot.header.is_encrypted}
 
 
 def test_important_files_take_the_place_of_others(job: Job) -> None:
@@ -131,7 +60,7 @@ def test_important_files_take_the_place_of_others(job: Job) -> None:
     for first in range(0, FILES, 50):
         mounts[first % 3].read(files[first : first + 50])
     held = job.held()
-    numbers = [int(job.by_file[file][:3]) for file in held]
+    numbers = [int(job.by_file[file][:5]) for file in held]
     assert len(held) == 3 * CAPACITY and min(numbers) > FILES - 4 * CAPACITY
     assert mounts[0].read(held)["elsewhere"] == 0
 
@@ -156,10 +85,7 @@ def test_a_node_that_is_gone_is_done_without(job: Job) -> None:
 def test_no_node_is_asked_before_the_job_is_known(job: Job) -> None:
     (mount,) = job.add("a")
 
-    def no_peers() -> PeerClient:
-        raise Unavailable("not yet")
-
-    mount.files._peers = no_peers
+    mount.client = None
     assert mount.read([*job.by_file])["elsewhere"] == FILES and not mount.held()
 
 
@@ -185,7 +111,7 @@ def test_wrong_bytes_are_replaced(job: Job) -> None:
     first.read([*job.by_file])
     own, other = first.held()[0], second.held()[0]
     for mount, file in ((first, own), (second, other)):
-        assert mount.files._store is not None and mount.files._store.write(file, b"x" * 60)
+        assert mount.files._store is not None and mount.files._store.write(file, b"x" * FILE_BYTES)
     assert first.read([own, other]) == {"elsewhere": 2}
     assert first.read([own, other]) == {"own": 1, "peers": 1}
 

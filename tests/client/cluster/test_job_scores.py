@@ -14,6 +14,7 @@ from dieselfs.importance.scored_files import OrderKey
 from dieselfs.limits import PEER_SCORES_PATIENCE_S
 from dieselfs.telemetry.registry import Registry
 from dieselfs_client.cluster import job_scores
+from dieselfs_client.cluster.job_nodes import JobNodes
 from dieselfs_client.cluster.job_scores import JobScores
 from tests.support.dataset import TreeEntry, pack_entries
 from tests.support.peer_nodes import CREDENTIAL
@@ -40,16 +41,8 @@ class Clock:
 def scores_of(others: list[str], is_master: bool = True, clock: Clock | None = None) -> JobScores:
     """`others` can change later."""
     peers, clock = PeerClient(CREDENTIAL, SNAPSHOT.digest), clock or Clock()
-    return JobScores(
-        SNAPSHOT,
-        "me",
-        lambda: [Member.named(node) for node in others],
-        lambda: is_master,
-        lambda: peers,
-        Registry(),
-        clock.read,
-        clock.sleep,
-    )
+    nodes = JobNodes("me", lambda: [*map(Member.named, others)], lambda: is_master, lambda: peers)
+    return JobScores(SNAPSHOT, nodes, Registry(), clock.read, clock.sleep)
 
 
 def test_a_node_alone_counts_its_own_losses() -> None:
@@ -76,7 +69,7 @@ def test_losses_wait_for_the_node_that_has_the_scores(monkeypatch: pytest.Monkey
 def test_an_order_waits_until_a_lost_node_is_no_longer_listed() -> None:
     clock, others = Clock(), ["lost"]
     scores = scores_of(others, clock=clock)
-    scores._is_master = lambda: not others  # the scores are at the lost node as long as it is listed
+    scores._job.is_master = lambda: not others  # the scores are at the lost node as long as it is listed
 
     def sleep(wait_s: float) -> None:
         clock.sleep(wait_s)
@@ -137,7 +130,7 @@ def test_an_order_brings_the_scores_of_the_job(is_old: bool) -> None:
         return owner.order_for_peer(SimpleNamespace(**asked | ({"has_scores": False} if is_old else {})))
 
     peers: Any = SimpleNamespace(ask_aside=ask_aside)
-    other._peers = lambda: peers
+    other._job._peers = lambda: peers
     other.files.keep(3, np.ones(len(SNAPSHOT), np.int64), FILES[4:7].tolist())
     key = OrderKey(b"", 1, 1)
     order, known = other.order(key, np.sort(FILES)), owner.files.known(key)

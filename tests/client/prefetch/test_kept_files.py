@@ -17,6 +17,7 @@ from dieselfs.shuffle.plan import Plan
 from dieselfs.shuffle.policies import IMPORTANCE
 from dieselfs.shuffle.spec import PlanSpec
 from dieselfs_client.cluster.job_files import JobFiles
+from dieselfs_client.cluster.job_nodes import JobNodes
 from dieselfs_client.prefetch.prefetcher import FINISHED_S
 from tests.support.dataset import PackedDataset
 from tests.support.peer_nodes import CREDENTIAL
@@ -29,9 +30,11 @@ pytestmark = pytest.mark.usefixtures("threads_take_no_time")
 def job(packed: PackedDataset, tmp_path: Path) -> Iterator[JobFiles]:
     """Of one node."""
     scored, name = ScoredFiles(packed.snapshot), name_for(str(tmp_path))
+    peers = PeerClient(CREDENTIAL, packed.snapshot.digest)
+    nodes = JobNodes("a", list, lambda: True, lambda: peers)
     with (
-        closing(PeerClient(CREDENTIAL, packed.snapshot.digest)) as peers,
-        closing(JobFiles(packed.snapshot, "a", list, lambda: True, lambda: peers, scored, name)) as one,
+        closing(peers),
+        closing(JobFiles(packed.snapshot, nodes, scored, name)) as one,
     ):
         yield one
 
