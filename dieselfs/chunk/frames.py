@@ -7,6 +7,7 @@ do not shrink are stored as they are.
 Frames are hostile bytes: a frame gets memory for the plain length in the table of the chunk, if it states the same.
 """
 
+import struct
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -60,6 +61,16 @@ SAMPLED_EVERY = 4
 _WINDOW_BYTES_MAX = 8 * MIB
 _SEGMENT, _MATCH = 64, 8
 """Parameters of the training (COVER); without them, zstd tries many."""
+_TABLE_LENGTH = struct.Struct("<I")
+_HEAD_BYTES = 64 * KIB
+"""Read at once from the beginning of a packed payload: the table of most chunks of 4 MiB, with its dictionary."""
+
+Read = Callable[[int, int], Buffer]
+"""Returns a range: offset and length in bytes."""
+
+
+def new_room(length_bytes: int) -> memoryview:
+    return memoryview(bytearray(length_bytes))
 
 
 @dataclass(frozen=True, eq=False)
@@ -143,6 +154,20 @@ class Frames:
                 decompressor = _decompressor(self.dictionary, where)
             yield _unpacked(decompressor, packed, length, f"{where}: frame that ends at {stop}")
 
+    def part(self, read: Read, offset: int, length: int, where: str) -> bytes:
+        """A range of the plain payload, from the frames that it lies in; `read` returns ranges of the stored payload.
+        Raises Damaged, which begins with `where`, and as `read`.
+        """
+        if offset + length > self.ends[-1]:
+            raise Damaged(f"{where}: {length} bytes at {offset} of a payload of {self.ends[-1]}")
+        first, end = self.spanning(offset, length)
+        (plain_start, start), (_, stop) = self.start(first), self.start(end)
+        if start == stop:
+            return b""
+        plain = b"".join(self.plain(read(start, stop - start), where, first, end))
+        at = offset - plain_start
+        return plain if len(plain) == length else plain[at : at + length]
+
     def digest_of_plain(self, stored: Buffer, where: str) -> bytes:
         """Check the digest of the stored payload; returns that of the plain one, which is not held in memory. Raises
         Damaged.
@@ -156,20 +181,26 @@ class Frames:
 
 
 def received(
-    bulk_length: int, table_length: int, length: int, parts: Callable[[], Iterator[memoryview]], where: str
+    bulk_length: int,
+    table_length: int,
+    length: int,
+    parts: Callable[[], Iterator[memoryview]],
+    where: str,
+    room_of: Callable[[int], memoryview] = new_room,
 ) -> Iterator[memoryview]:
     """Receive a compressed payload of `length` plain bytes: yields a buffer for the table and the stored payload, which
     is full when the next is requested, and fills the buffers of `parts()` with the plain bytes. Raises Damaged.
+
+    `room_of` is called once, before `parts`, with the length of the packed payload: that of the table (u32), the table,
+    and the stored payload. It returns memory for it, where it is complete when `parts` is called.
     """
     if not 0 < table_length < bulk_length <= table_length + length or table_length > _TABLE_BYTES_MAX:
         raise Damaged(f"{where}: {bulk_length} bytes with a table of {table_length}, of {length} plain ones")
-    room = memoryview(bytearray(bulk_length))
+    packed = room_of(_TABLE_LENGTH.size + bulk_length)
+    _TABLE_LENGTH.pack_into(packed, 0, table_length)
+    room = packed[_TABLE_LENGTH.size :]
     yield room
-    try:
-        fields = unpack_fields(room[:table_length], FRAME_FIELDS)
-        frames = Frames.of_fields(fields, length, bulk_length - table_length)
-    except FieldsFault as fault:
-        raise Damaged(f"{where}: {fault}") from None
+    frames = _frames_of(room[:table_length], length, bulk_length - table_length, where)
     pieces, piece = frames.plain(room[table_length:], where), memoryview(b"")
     for part in parts():
         while part:
@@ -177,6 +208,29 @@ def received(
             size = min(len(part), len(piece))
             part[:size] = piece[:size]
             part, piece = part[size:], piece[size:]
+
+
+def unpacking(read: Read, packed_length: int, length: int, where: str) -> Read:
+    """Reads ranges of the `length` plain bytes of a packed payload (`received`), of which `read` returns ranges.
+    Raises Damaged, which begins with `where`, here and when it reads; and as `read`.
+    """
+    start = _TABLE_LENGTH.size
+    head = memoryview(read(0, min(_HEAD_BYTES, packed_length)))
+    table_length = _TABLE_LENGTH.unpack_from(head)[0] if len(head) >= start else 0
+    begin = start + table_length
+    if not 0 < table_length <= _TABLE_BYTES_MAX or begin >= packed_length:
+        raise Damaged(f"{where}: {packed_length} bytes with a table of {table_length}")
+    table = head[start:begin] if begin <= len(head) else memoryview(read(start, table_length))
+    frames = _frames_of(table, length, packed_length - begin, where)
+    return lambda offset, size: frames.part(lambda at, count: read(begin + at, count), offset, size, where)
+
+
+def _frames_of(table: memoryview, length: int, stored_length: int, where: str) -> Frames:
+    """Raises Damaged."""
+    try:
+        return Frames.of_fields(unpack_fields(table, FRAME_FIELDS), length, stored_length)
+    except FieldsFault as fault:
+        raise Damaged(f"{where}: {fault}") from None
 
 
 def _unpacked(

@@ -5,7 +5,7 @@
         users                         locked shared by each process that stores chunks
         DATASET/lock                  locked shared by each process that reads the dataset; its time is the last use,
                                       its content the name of the dataset
-        DATASET/CHUNK                 a payload, and nothing else; immutable
+        DATASET/CHUNK                 a payload, plain or packed, and nothing else; immutable
         DATASET/.PROCESS-RANDOM       a payload that is being written, with its final length
 
 The kernel releases locks when a process ends. The first process that opens the folder counts the files again, and

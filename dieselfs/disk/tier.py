@@ -11,12 +11,9 @@ twice.
 """
 
 import errno
-import fcntl
 import logging
-import mmap
 import os
 import re
-import stat
 import time
 from collections.abc import Callable, Container, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -25,92 +22,38 @@ from pathlib import Path
 from threading import Lock
 from typing import NamedTuple
 
+from dieselfs.disk.chunk_file import (
+    Range,
+    ReadFile,
+    Torn,
+    bypass_page_cache,
+    ranges_in,
+    read_ranges_of,
+    write_all,
+)
 from dieselfs.disk.outage import Outage
 from dieselfs.disk.space import (
-    ALIGNMENT_BYTES,
     FORMAT_FOLDER,
     DatasetHold,
     DiskSpace,
     NewFile,
-    aligned_bytes,
     check_folder,
     default_size_bytes,
 )
 from dieselfs.disk.write_behind import DISK_QUEUE_BYTES, UnwrittenPayload, WriteBehind
 from dieselfs.errors import DieselfsError
 from dieselfs.forks import renew_after_fork
-from dieselfs.limits import FETCHES_AT_ONCE_MAX, KIB
+from dieselfs.limits import FETCHES_AT_ONCE_MAX
 from dieselfs.telemetry import catalogue
 from dieselfs.telemetry.registry import Registry
-
-
-def new_buffer(length_bytes: int) -> memoryview:
-    """New memory for direct I/O: `aligned_bytes` of this length, which is at least 1."""
-    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
-    return memoryview(mmap.mmap(-1, aligned_bytes(length_bytes), flags=flags))
-
-
-def bypass_page_cache(descriptor: int) -> None:
-    """Make I/O on an open file direct. No effect on a file system without direct I/O, as overlays and old tmpfs."""
-    with suppress(OSError):
-        fcntl.fcntl(descriptor, fcntl.F_SETFL, fcntl.fcntl(descriptor, fcntl.F_GETFL) | os.O_DIRECT)
-
-
-def read_at(descriptor: int, length_bytes: int, offset: int) -> memoryview:
-    """`length_bytes` of a file from `offset` on; fewer only where it ends. Raises OSError."""
-    start = offset - offset % ALIGNMENT_BYTES
-    end = offset + length_bytes
-    buffer = new_buffer(max(end - start, 1))
-    done = 0
-    while start + done < end:
-        count = _undirected(descriptor, os.preadv, buffer[done:], start + done)
-        done += count
-        if not count:
-            break
-    return buffer[offset - start : max(min(done, end - start), offset - start)]
-
-
-def write_all(descriptor: int, buffer: memoryview) -> None:
-    """Write a `new_buffer` from the beginning of a file on. Raises OSError."""
-    done = 0
-    while done < len(buffer):
-        done += _undirected(descriptor, os.pwritev, buffer[done:], done)
-
-
-def _undirected(
-    descriptor: int, transfer: Callable[[int, list[memoryview], int], int], part: memoryview, offset: int
-) -> int:
-    """One transfer; again through the page cache, if the file system takes the flag but not the request."""
-    try:
-        return transfer(descriptor, [part], offset)
-    except OSError as error:
-        flags = fcntl.fcntl(descriptor, fcntl.F_GETFL)
-        if error.errno != errno.EINVAL or not flags & os.O_DIRECT:
-            raise
-        fcntl.fcntl(descriptor, fcntl.F_SETFL, flags & ~os.O_DIRECT)
-        return transfer(descriptor, [part], offset)
-
 
 DISK_READ_TIMEOUT_S = 3.0
 """A reader that has no bytes of the disk after this time asks a server."""
 DISK_RETRY_S = 60.0
 """After a failure the disk is not used for this time; after it was found full, nothing is stored for it."""
-GAP_BYTES = 64 * KIB
-"""Ranges with smaller gaps between them are one read."""
-
-Range = tuple[int, int]
-"""Offset in the payload, and length; both in bytes."""
-
 _CHUNK = re.compile("[0-9a-f]{32}")
 
-ReadFile = Callable[[Path, int, Sequence[Range]], memoryview | None]
-"""As `read_ranges_of`."""
-
 _log = logging.getLogger(__name__)
-
-
-class Torn(Exception):
-    """The file cannot be the payload."""
 
 
 class _Threads(NamedTuple):
@@ -155,7 +98,7 @@ class DiskTier:
         self._hit_bytes = metrics.declare(catalogue.DISK_HIT_BYTES)
         self._misses = metrics.counter("disk.misses", "Requests for chunks that were not on the disk.")
         self._written = metrics.counter("disk.written_chunks", "Chunks written to the disk.")
-        self._written_bytes = metrics.counter("disk.written_bytes", "Bytes of these chunks.")
+        self._written_bytes = metrics.counter("disk.written_bytes", "Bytes of these chunks, as on the disk.")
         self._damaged = metrics.counter("disk.damaged_chunks", "Damaged chunks that were dropped.")
         self._skipped = metrics.counter("disk.skipped_chunks", "Chunks not stored: no room, or a slow disk.")
         self._failures = metrics.declare(catalogue.DISK_FAILURES)
@@ -199,12 +142,12 @@ class DiskTier:
         if threads is None or not length_bytes:
             return None
         waiting = threads.writer.waiting(chunk_id)
-        if waiting is not None:
-            return _joined([waiting[start : start + length] for start, length in ranges])
-        if threads.writer.is_removing(chunk_id):
+        if waiting is None and threads.writer.is_removing(chunk_id):
             return None
         file = self._path / FORMAT_FOLDER / self._dataset / chunk_id.hex()
         try:
+            if waiting is not None:
+                return ranges_in(lambda at, size: waiting[at : at + size], len(waiting), length_bytes, ranges)
             with suppress(RuntimeError):  # it is being closed
                 return self._within_time(
                     threads.readers.submit(self._read_checked, file, length_bytes, ranges)
@@ -258,12 +201,10 @@ class DiskTier:
             and not threads.writer.is_stalled
         )
 
-    def store(self, chunk_id: bytes, buffer: memoryview, length_bytes: int) -> None:
-        """Write a verified payload soon: the first bytes of `buffer` (`direct_io.new_buffer`), which is not changed any
-        more. Waits DISK_QUEUE_WAIT_S at most.
-        """
-        threads = self._in_use() if length_bytes else None
-        if threads is not None and not threads.writer.put(chunk_id, UnwrittenPayload(buffer, length_bytes)):
+    def store(self, chunk_id: bytes, payload: UnwrittenPayload) -> None:
+        """Write a verified payload soon, plain or packed. Waits DISK_QUEUE_WAIT_S at most."""
+        threads = self._in_use() if payload.length_bytes else None
+        if threads is not None and not threads.writer.put(chunk_id, payload):
             self.metrics.add(self._skipped)
 
     def drop(self, chunk_id: bytes) -> None:
@@ -438,45 +379,3 @@ def _write_file(space: DiskSpace, new: NewFile, payload: UnwrittenPayload, name:
         with suppress(OSError):
             space.abandon(new)
         raise
-
-
-def read_ranges_of(file: Path, length_bytes: int, ranges: Sequence[Range]) -> memoryview | None:
-    """Ranges of a file of this length, joined; None without the file. Raises Torn, OSError."""
-    try:
-        descriptor = os.open(file, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
-    except FileNotFoundError:
-        return None
-    try:
-        status = os.fstat(descriptor)
-        if not stat.S_ISREG(status.st_mode) or status.st_size != length_bytes:
-            raise Torn
-        bypass_page_cache(descriptor)
-        found = []
-        for start, length, inner in merged(ranges):
-            content = read_at(descriptor, length, start)
-            if len(content) != length:
-                raise Torn
-            found += [content[first - start : first - start + size] for first, size in inner]
-        return _joined(found)
-    finally:
-        os.close(descriptor)
-
-
-def merged(ranges: Sequence[Range], gap_bytes: int = GAP_BYTES) -> list[tuple[int, int, list[Range]]]:
-    """Reads that cover ranges in their order: offset, length, and the ranges within. Neighbours with a small gap are
-    one read.
-    """
-    reads: list[tuple[int, int, list[Range]]] = []
-    for offset, length in ranges:
-        if reads:
-            start, read_bytes, inner = reads[-1]
-            if offset >= start and offset - start - read_bytes <= gap_bytes:
-                inner.append((offset, length))
-                reads[-1] = start, max(read_bytes, offset + length - start), inner
-                continue
-        reads.append((offset, length, [(offset, length)]))
-    return reads
-
-
-def _joined(views: Sequence[memoryview]) -> memoryview:
-    return views[0] if len(views) == 1 else memoryview(b"".join(views))

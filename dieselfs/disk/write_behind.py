@@ -19,7 +19,7 @@ DISK_CLOSE_TIMEOUT_S = 5.0
 
 
 class UnwrittenPayload(NamedTuple):
-    """A payload at the beginning of a `direct_io.new_buffer`. Not changed any more once it is put."""
+    """A payload, plain or packed, at the beginning of a `chunk_file.new_buffer`. Not changed once it is put."""
 
     buffer: memoryview
     length_bytes: int

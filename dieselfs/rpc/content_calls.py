@@ -107,6 +107,7 @@ class ContentCalls(DatasetCalls):
         parts: Callable[[], Iterator[memoryview]],
         is_sent: bool = False,
         ahead: Sequence[bytes] = (),
+        room_of: Callable[[int], memoryview] | None = None,
     ) -> None:
         """Receive the payload of a chunk, unverified, into the buffers of `parts()`. Each buffer is full when the next
         one is requested, or the iterator ends; it may be the same buffer again. A retry calls `parts()` again and
@@ -115,7 +116,8 @@ class ContentCalls(DatasetCalls):
         An own server on this machine passes the descriptor of the chunk's file, if it has files; this process reads
         the file. It also opens the files of the chunks `ahead`, SHARED_PAYLOADS_MAX at most, for later calls; its
         errors are not raised. `is_sent` makes the server read and send the payload.
-        A server sends a compressed chunk as it is stored; its frames are decompressed here.
+        A server sends a compressed chunk as it is stored; its frames are decompressed here. `room_of`: memory for them,
+        see `frames.received`.
         Raises NotFound, Damaged (also if the length differs); then buffers may be partly filled.
         """
         if ahead:
@@ -128,7 +130,9 @@ class ContentCalls(DatasetCalls):
 
         def fetch(connection: Connection, wait_s: float) -> None:
             name = f"chunk {chunk_id.hex()} of the server at {connection.address}"
-            destination = partial(received_payload, length_bytes=length_bytes, parts=parts, name=name)
+            destination = partial(
+                received_payload, length_bytes=length_bytes, parts=parts, name=name, room_of=room_of
+            )
             may_read = connection.gives_files and not is_sent
             if not (may_read and read_payload_file(connection, arguments, length_bytes, parts, wait_s)):
                 connection.call("get_payload", sent, (), wait_s, destination)

@@ -103,15 +103,20 @@ def read_payload_file(
 
 
 def received_payload(
-    reply: Any, length_bytes: int, parts: Callable[[], Iterator[memoryview]], name: str
+    reply: Any,
+    length_bytes: int,
+    parts: Callable[[], Iterator[memoryview]],
+    name: str,
+    room_of: Callable[[int], memoryview] | None = None,
 ) -> Iterator[memoryview]:
-    """The buffers for what follows a reply to `get_payload`: those of `parts()`, or one for a compressed chunk. Raises
-    Damaged for a payload of another length, and for frames that are damaged.
+    """The buffers for what follows a reply to `get_payload`: those of `parts()`, or one for a compressed chunk, in the
+    memory of `room_of` (`frames.received`). Raises Damaged for a payload of another length, and for damaged frames.
     """
     if reply.table_length:
         from dieselfs.chunk import frames  # with numpy, which dlcmd starts without
 
-        yield from frames.received(reply.bulk_length, reply.table_length, length_bytes, parts, name)
+        lengths = reply.bulk_length, reply.table_length, length_bytes
+        yield from frames.received(*lengths, parts, name, room_of or frames.new_room)
         return
     if reply.bulk_length != length_bytes:
         raise Damaged(f"{name} has {reply.bulk_length} bytes, {length_bytes} in the snapshot")

@@ -4,7 +4,8 @@
     missing, there is room      the whole chunk from a server, which is then written behind the reader
     missing, no room            what is needed, from a server
 
-So each chunk comes from a server once, and later readers of it, jobs and mounts, find it here.
+So each chunk comes from a server once, and later readers of it, jobs and mounts, find it here. A chunk that a server
+sends compressed stays so on the disk.
 """
 
 import mmap
@@ -15,8 +16,9 @@ from blake3 import blake3
 
 from dieselfs.chunk.blocks import block_checksums, bytes_of
 from dieselfs.chunk.ids import CHUNK_ID_BYTES
-from dieselfs.disk.tier import DiskTier, new_buffer
-from dieselfs.disk.write_behind import DISK_QUEUE_BYTES
+from dieselfs.disk.chunk_file import new_buffer
+from dieselfs.disk.tier import DiskTier
+from dieselfs.disk.write_behind import DISK_QUEUE_BYTES, UnwrittenPayload
 from dieselfs.errors import Damaged
 from dieselfs.forks import SingleFlight
 from dieselfs.rpc.client import ServerClient
@@ -107,19 +109,30 @@ class DiskSource(ServerSource):
         self._tier.count_miss()
         length_bytes = self.snapshot.chunk_payload_length(chunk)
         if not length_bytes or not self._tier.has_room:
-            super().fetch_parts(chunk, parts, digest)
+            self._receive(chunk, parts, digest)
             return
-        copy = new_buffer(length_bytes)
+        # Takes memory when it is written to.
+        kept = plain = UnwrittenPayload(new_buffer(length_bytes), length_bytes)
+        packed: UnwrittenPayload | None = None
+
+        def room_of(packed_bytes: int) -> memoryview:
+            nonlocal packed
+            packed = UnwrittenPayload(new_buffer(packed_bytes), packed_bytes)
+            return packed.buffer[:packed_bytes]
 
         def copied() -> Iterator[memoryview]:
+            nonlocal kept, packed
+            # One that is not shorter would be taken for the plain payload.
+            kept, packed = packed if packed and packed.length_bytes < length_bytes else plain, None
             start = 0
             for part in parts():
                 yield part
-                copy[start : start + len(part)] = part
+                if kept is plain:
+                    plain.buffer[start : start + len(part)] = part
                 start += len(part)
 
-        super().fetch_parts(chunk, copied, digest)
-        self._tier.store(chunk_id, copy, length_bytes)
+        self._receive(chunk, copied, digest, room_of)
+        self._tier.store(chunk_id, kept)
         self._is_on_disk[chunk] = True
 
     def fetch_joined(self, chunk: int, extents: Sequence[ExtentRef]) -> Slices:

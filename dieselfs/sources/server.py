@@ -147,13 +147,25 @@ class ServerSource:
         """Fetch a payload into `parts()`, which has its `digest` worked out by its end. All methods for whole payloads
         come here. Raises as `fetch_chunk`.
         """
+        self._receive(chunk, parts, digest)
+
+    def _receive(
+        self,
+        chunk: int,
+        parts: Callable[[], Iterator[memoryview]],
+        digest: blake3,
+        room_of: Callable[[int], memoryview] | None = None,
+    ) -> None:
+        """As `fetch_parts`, from a server. `room_of`: memory for a payload that comes compressed, see
+        `frames.received`.
+        """
         chunk_id, length_bytes = self.snapshot.chunk_id(chunk), self.snapshot.chunk_payload_length(chunk)
         ahead = self._chunks_ahead(chunk) if self._opens_ahead else ()
         for number in range(FETCHES_MAX):
             # A local file may be damaged where the server has another copy.
             with METER.timed("server", but=["verification"]):
                 self._client.payload_in_parts(
-                    self.snapshot.dataset, chunk_id, length_bytes, parts, is_sent=number > 0, ahead=ahead
+                    self.snapshot.dataset, chunk_id, length_bytes, parts, number > 0, ahead, room_of
                 )
             ahead = ()
             self.metrics.add(self._received, length_bytes)

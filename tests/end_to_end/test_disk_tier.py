@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from dieselfs.chunk.frames import Compression
 from dieselfs.dataset import Dataset
 from dieselfs.errors import EXIT_NOT_FOUND, EXIT_PARTIAL, EXIT_USAGE, AccessDenied, InvalidInput
 from dieselfs.limits import MIB
@@ -44,14 +45,21 @@ def content(number: int) -> bytes:
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
     with running_server(tmp_path_factory.mktemp("server")) as server:
-        with Dataset(server.settings(), "disk", must_exist=False) as data:
-            folder = tmp_path_factory.mktemp("files")
-            for number in range(FILES):
-                (folder / f"{number}").write_bytes(content(number))
-            chunk_bytes = FILES_PER_CHUNK * FILE_BYTES
-            upload = TreeUpload(data.client, data.create(), None, jobs=1, chunk_bytes=chunk_bytes)
-            assert not upload.run(lambda failed: walk_source(os.fsencode(folder), b"", failed)).failures
-        server.user("reader", disk="read")
+        folder = tmp_path_factory.mktemp("files")
+        for number in range(FILES):
+            (folder / f"{number}").write_bytes(content(number))
+        for name, compression in (("disk", None), ("packed", Compression())):
+            with Dataset(server.settings(), name, must_exist=False) as data:
+                upload = TreeUpload(
+                    data.client,
+                    data.create(),
+                    None,
+                    jobs=1,
+                    chunk_bytes=FILES_PER_CHUNK * FILE_BYTES,
+                    compression=compression,
+                )
+                assert not upload.run(lambda failed: walk_source(os.fsencode(folder), b"", failed)).failures
+        server.user("reader", disk="read", packed="read")
         yield server
 
 
@@ -241,6 +249,27 @@ def test_the_second_job_on_the_same_nodes_reads_nothing_from_the_server(
                 control.unmount(each)
         received.append(sent_bytes(server) - before)
     assert received[0] >= DATASET_BYTES and received[1] == 0
+
+
+@needs_fuse
+def test_what_a_job_moves_and_keeps_of_compressed_chunks(server: RunningServer, tmp_path: Path) -> None:
+    nodes = ["node-0", "node-1"]
+    disks = [tmp_path / f"disk-{number}" for number in range(len(nodes))]
+    more = {"memory_bytes": SMALL_MEMORY_BYTES, "key_file": key_file(server), "workers": 1}
+    before = sent_bytes(server)
+    with job_mounts(server, "packed", tmp_path, nodes, disks, **more) as places:
+        read_job(places, 0)
+        wait_until(lambda: sum(stats_of(place)["disk"]["written_chunks"] for place in places) >= CHUNKS)
+        stats = [stats_of(place) for place in places]
+        for each in places:
+            control.unmount(each)
+    files = [file for disk in disks for file in disk.glob("dieselfs-1/*/" + "[0-9a-f]" * 32)]
+    kept = sum(file.stat().st_size for file in files)
+    assert len(files) >= CHUNKS and kept < len(files) * FILES_PER_CHUNK * FILE_BYTES / 20
+    assert 0 < sent_bytes(server) - before < DATASET_BYTES / 10
+    # Each node reads each file twice, and owns about half of them. Memory has plain bytes, and peers send these.
+    assert sum(each["peers"]["received_bytes"] for each in stats) > DATASET_BYTES / 2
+    assert [each["requested"]["failed"] for each in stats] == [0, 0]
 
 
 _PROGRAM = """

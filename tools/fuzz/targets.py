@@ -27,7 +27,7 @@ from dieselfs.chunk.format import (
     decode_preamble,
     decode_stored,
 )
-from dieselfs.chunk.frames import Compression, Frames, received
+from dieselfs.chunk.frames import Compression, Frames, received, unpacking
 from dieselfs.chunk.ids import parse_chunk_name
 from dieselfs.chunk.source import AttachedSource
 from dieselfs.cluster import node_messages
@@ -135,6 +135,17 @@ def _parse_received_frames(data: bytes) -> object:
     bulk = received(len(content), table_length, len(room), lambda: iter([room]), SOURCE)
     next(bulk)[:] = content
     return next(bulk, None)
+
+
+def _packed_frames() -> bytes:
+    table, content = int.from_bytes(_received_frames()[:2], "little"), _received_frames()[2:]
+    return table.to_bytes(4, "little") + content
+
+
+def _parse_packed_frames(data: bytes) -> object:
+    """What a file of the disk tier has of a compressed chunk."""
+    length = int(_frames()[0].ends[-1])
+    return unpacking(lambda at, size: data[at : at + size], len(data), length, SOURCE)(1, length - 1)
 
 
 def _attached_header() -> bytes:
@@ -295,6 +306,7 @@ TARGETS = (
     Target("compressed-chunk", lambda data: decode_stored(data, SOURCE), [_compressed_chunk()]),
     Target("compressed-frames", _parse_resealed_frames, [_frames()[1]]),
     Target("received-frames", _parse_received_frames, [_received_frames()]),
+    Target("packed-frames", _parse_packed_frames, [_packed_frames()]),
     Target("chunk-name", of_text(parse_chunk_name), [b"OO7-V-81f03--V--9V--0k"]),
     Target("snapshot", _parse_snapshot, [small_snapshot()]),
     Target("snapshot-resealed", _parse_resealed_snapshot, [small_snapshot()]),

@@ -111,15 +111,7 @@ class CompressedStore(StoreWrapper):
 
     def _read(self, key: tuple[bytes, bytes], found: _Compressed, offset: int, length: int) -> bytes:
         """A range of the plain payload. Raises Damaged, NotFound, Unavailable."""
-        preamble, frames = found.preamble, self._frames(key, found)
-        where = f"chunk {chunk_name(key[1])}: offset {preamble.payload_start}"
-        if offset + length > preamble.payload_length:
-            raise Damaged(f"{where}: {length} bytes at {offset} of a payload of {preamble.payload_length}")
-        first, end = frames.spanning(offset, length)
-        (plain_start, start), (_, stop) = frames.start(first), frames.start(end)
-        if start == stop:
-            return b""
-        stored = self.store.get_range(*key, preamble.payload_start + start, stop - start)
-        plain = b"".join(frames.plain(stored, where, first, end))
-        at = offset - plain_start
-        return plain if len(plain) == length else plain[at : at + length]
+        begin, frames = found.preamble.payload_start, self._frames(key, found)
+        where = f"chunk {chunk_name(key[1])}: offset {begin}"
+        read = self.store.get_range
+        return frames.part(lambda at, size: read(*key, begin + at, size), offset, length, where)

@@ -52,6 +52,7 @@ class MemoryClient(ServerClient):
         parts: Callable[[], Iterator[memoryview]],
         is_sent: bool = False,
         ahead: Sequence[bytes] = (),
+        room_of: Callable[[int], memoryview] | None = None,
     ) -> None:
         if chunk_id == self.stuck:
             os.read(self.pipe, 1)

@@ -231,6 +231,50 @@ def test_a_server_that_lies_is_refused() -> None:
             receive(content, table_length)
 
 
+@pytest.mark.parametrize("head_bytes", [4, 100, 64 * KIB])
+def test_a_packed_payload_is_read_by_ranges(monkeypatch: pytest.MonkeyPatch, head_bytes: int) -> None:
+    monkeypatch.setattr(frames, "_HEAD_BYTES", head_bytes)
+    files = [*records(4000), noise(300_000), b"line of a text\n" * 40_000]
+    sealed = sealed_of(files).compressed(Compression())
+    assert sealed.frames is not None
+    table, payload = msgpack.packb(sealed.frames.fields()), sealed.payload
+    room = memoryview(bytearray(len(payload)))
+    kept: list[memoryview] = []
+
+    def room_of(length: int) -> memoryview:
+        kept.append(frames.new_room(length))
+        return kept[0]
+
+    bulk_bytes = len(table) + len(sealed.stored)
+    bulk = frames.received(bulk_bytes, len(table), len(payload), lambda: iter([room]), SOURCE, room_of)
+    next(bulk)[:] = table + sealed.stored
+    assert next(bulk, None) is None and room == payload
+    (packed,) = kept
+    assert packed == struct.pack("<I", len(table)) + table + sealed.stored
+    reads: list[tuple[int, int]] = []
+
+    def read(offset: int, length: int) -> memoryview:
+        reads.append((offset, length))
+        return packed[offset : offset + length]
+
+    plain = frames.unpacking(read, len(packed), len(payload), SOURCE)
+    for _ in range(100):
+        start, end = sorted(CHANCE.choices(range(len(payload) + 1), k=2))
+        assert plain(start, end - start) == payload[start:end]
+    reads.clear()
+    assert plain(len(payload) - 5, 5) == payload[-5:] and plain(0, 0) == b""
+    assert len(reads) == 1 and reads[0][1] < 1000, "the frame alone"
+    for offset, length in ((len(payload), 1), (0, len(payload) + 1)):
+        with pytest.raises(Damaged):
+            plain(offset, length)
+    for length in range(0, len(packed), 997):
+        with pytest.raises(Damaged):
+            frames.unpacking(read, length, len(payload), SOURCE)
+    for length in (len(payload) - 1, len(payload) + 1):
+        with pytest.raises(Damaged):
+            frames.unpacking(read, len(packed), length, SOURCE)
+
+
 @pytest.mark.parametrize("text", ["", "gzip", "zstd:0", "zstd:23", "zstd:x", "zstd:-1", "ZSTD"])
 def test_what_names_no_compression(text: str) -> None:
     with pytest.raises(InvalidInput, match="write zstd or zstd:LEVEL"):

@@ -14,10 +14,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from dieselfs.disk.space import ALIGNMENT_BYTES, DiskSpace, aligned_bytes, check_folder
-from dieselfs.disk.tier import (
-    DISK_RETRY_S,
-    DiskTier,
+from dieselfs.disk.chunk_file import (
     Range,
     ReadFile,
     bypass_page_cache,
@@ -27,6 +24,9 @@ from dieselfs.disk.tier import (
     read_ranges_of,
     write_all,
 )
+from dieselfs.disk.space import ALIGNMENT_BYTES, DiskSpace, aligned_bytes, check_folder
+from dieselfs.disk.tier import DISK_RETRY_S, DiskTier
+from dieselfs.disk.write_behind import UnwrittenPayload
 from tests.support.descriptors import descriptor_count
 from tests.support.small_disk import small_disk
 
@@ -35,6 +35,7 @@ ONE, TWO, THREE = (bytes([number]) * 16 for number in (1, 2, 3))
 PAYLOAD = os.urandom(100_001)
 BUFFER = new_buffer(len(PAYLOAD))
 BUFFER[: len(PAYLOAD)] = PAYLOAD
+UNWRITTEN = UnwrittenPayload(BUFFER, len(PAYLOAD))
 CURRENT = {chunk_id.hex() for chunk_id in (ONE, TWO, THREE)}
 PATIENCE_S = 60.0
 
@@ -84,7 +85,7 @@ def make(tmp_path: Path) -> Iterator[Make]:
 
 def stored(tier: DiskTier, *chunk_ids: bytes) -> DiskTier:
     for chunk_id in chunk_ids:
-        tier.store(chunk_id, BUFFER, len(PAYLOAD))
+        tier.store(chunk_id, UNWRITTEN)
     assert tier.flush(PATIENCE_S)
     return tier
 
@@ -106,7 +107,7 @@ def counted(tier: DiskTier) -> dict[str, int]:
 def test_a_chunk_comes_back_at_once_and_after_a_restart(make: Make, tmp_path: Path) -> None:
     tier = make()
     assert got(tier, ONE) is None
-    tier.store(ONE, BUFFER, len(PAYLOAD))
+    tier.store(ONE, UNWRITTEN)
     assert got(tier, ONE) == PAYLOAD, "from the queue or from the disk"
     tier.close()
     assert got(tier, ONE) is None
@@ -148,7 +149,7 @@ def test_a_dropped_chunk_is_not_seen_and_can_be_stored_again(make: Make) -> None
     assert got(tier, ONE) is None
     other = new_buffer(5)
     other[:5] = b"other"
-    tier.store(ONE, other, 5)
+    tier.store(ONE, UnwrittenPayload(other, 5))
     assert tier.flush(PATIENCE_S)
     assert got(tier, ONE, 5) == b"other" and got(tier, TWO) == PAYLOAD
 
@@ -239,7 +240,7 @@ def test_a_forked_child_uses_the_disk_with_threads_and_locks_of_its_own(make: Ma
     child = os.fork()
     if not child:
         is_right = got(tier, ONE) == PAYLOAD
-        tier.store(TWO, BUFFER, len(PAYLOAD))
+        tier.store(TWO, UNWRITTEN)
         is_right = is_right and tier.flush(PATIENCE_S)
         tier.close()
         os._exit(0 if is_right else 1)
@@ -300,7 +301,7 @@ def test_many_threads_share_a_tier(make: Make) -> None:
 
     def use(chunk_id: bytes) -> None:
         for _ in range(20):
-            tier.store(chunk_id, BUFFER, len(PAYLOAD))
+            tier.store(chunk_id, UNWRITTEN)
             found = got(tier, chunk_id)
             if found is not None and found != PAYLOAD:
                 wrong.append(chunk_id)

@@ -48,6 +48,7 @@ class DamagingClient(ServerClient):
         parts: Callable[[], Iterator[memoryview]],
         is_sent: bool = False,
         ahead: Sequence[bytes] = (),
+        room_of: Callable[[int], memoryview] | None = None,
     ) -> None:
         def damaged_parts() -> Iterator[memoryview]:
             for number, part in enumerate(parts()):
@@ -57,7 +58,7 @@ class DamagingClient(ServerClient):
 
         is_damaged, self.damaged = self.damaged > 0, self.damaged - 1
         super().payload_in_parts(
-            dataset, chunk_id, length_bytes, damaged_parts if is_damaged else parts, is_sent, ahead
+            dataset, chunk_id, length_bytes, damaged_parts if is_damaged else parts, is_sent, ahead, room_of
         )
 
 

@@ -19,6 +19,7 @@ from dieselfs.chunk.frames import Compression
 from dieselfs.dataset import Dataset
 from dieselfs.limits import KIB, MIB
 from dieselfs.settings import Settings
+from dieselfs.sources.disk import node_source
 from dieselfs.transfer.upload import TreeUpload, walk_source
 from lab.server import RunningServer, running_server
 
@@ -146,7 +147,20 @@ def _stored(
         sent = _upload(dataset, source, side)
         folder = server.folder / "chunks" / dataset.record().dataset_id.hex()
         stored = sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
-    return {"files": title, "side": side, "payloads": sent, "chunks in the store": stored}
+        dataset.refresh()
+        kept = _kept(dataset, server.folder.parent / "disk" / f"{side}-{source.name}")
+    sizes = {"payloads": sent, "chunks in the store": stored, "on the disk of a node": kept}
+    return {"files": title, "side": side, **sizes}
+
+
+def _kept(dataset: Dataset, disk: Path) -> int:
+    """The bytes that a disk tier has of a dataset after each chunk was fetched."""
+    disk.mkdir(parents=True)
+    snapshot = dataset.snapshot
+    with closing(node_source(dataset.client, snapshot, str(disk))) as source:
+        for chunk in range(snapshot.chunk_count):
+            source.fetch_chunk(chunk)
+    return sum(file.stat().st_size for file in disk.glob("dieselfs-1/*/" + "[0-9a-f]" * 32))
 
 
 def _read(settings: Settings, file_bytes: int, passes: int, side: str) -> Run:
