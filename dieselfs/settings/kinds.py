@@ -76,6 +76,12 @@ def _host_names(text: str) -> tuple[str, ...]:
     return names
 
 
+def _expression(text: str) -> str:
+    if not text.strip():
+        raise InvalidInput("it has no expression: write one as width >= 512")
+    return text
+
+
 def choice(names: tuple[str, ...]) -> Kind:
     """One of a few words."""
 
@@ -88,7 +94,7 @@ def choice(names: tuple[str, ...]) -> Kind:
 
 
 NAME, ADDRESS, HOST, URL = Kind("NAME"), Kind("ADDRESS"), Kind("HOST"), Kind("URL")
-FILE, FOLDER, EXPRESSION = Kind("FILE"), Kind("FOLDER"), Kind("EXPRESSION")
+FILE, FOLDER, EXPRESSION = Kind("FILE"), Kind("FOLDER"), Kind("EXPRESSION", _expression)
 NUMBER = Kind("N", parse_whole_number)
 MEMORY = Kind("SIZE", _memory, "_bytes")
 SIZE = Kind("SIZE", parse_size, "_bytes")

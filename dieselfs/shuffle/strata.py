@@ -55,18 +55,24 @@ def is_even(counts: Numbers, totals: Numbers) -> bool:
 
 def strata_of_classes(snapshot: Snapshot, pattern: str | None = None) -> Strata:
     """By the first folder of each path; with a regular expression, by what its first group, or all of it, matches in
-    the path. Paths without a match are one stratum. As `column_of`. Raises InvalidInput.
+    the path. Paths without a match are one stratum. As `column_of`. Raises InvalidInput, also if no path has a match.
     """
     try:
         expression = re.compile(pattern if pattern is not None else "^([^/]*)/")
     except re.error as error:
         raise InvalidInput(f"{pattern!r} is no regular expression: {error}") from None
 
+    names: set[str | None] = set()
+
     def name(path: bytes) -> str | None:
         found = expression.search(path.decode("utf-8", "surrogateescape"))
-        return None if found is None else found[1 if expression.groups else 0]
+        names.add(own := None if found is None else found[1 if expression.groups else 0])
+        return own
 
-    return column_of(snapshot, name)
+    strata = column_of(snapshot, name)
+    if pattern is not None and names == {None}:
+        raise InvalidInput(f"{pattern!r} matches no path of {snapshot.dataset}")
+    return strata
 
 
 def strata_of_lengths(snapshot: Snapshot) -> Strata:

@@ -67,8 +67,12 @@ def test_verbs_select_files(dlcmd: Dlcmd, labelled: str) -> None:
 def test_a_mounted_selection_has_its_files_alone(dlcmd: Dlcmd, labelled: str, tmp_path: Path) -> None:
     place = tmp_path / "mnt"
     place.mkdir()
-    wrong = dlcmd("mount", labelled, place, "--where", "wide > 1", exit_code=EXIT_USAGE)
-    assert "there is no column 'wide': did you mean width?" in wrong.stderr
+    for where, fault in (
+        ("wide > 1", "there is no column 'wide': did you mean width?"),
+        (" ", "no expression"),
+    ):
+        for verb in (("mount", labelled, place), ("find", labelled)):
+            assert fault in dlcmd(*verb, "--where", where, exit_code=EXIT_USAGE).stderr
     dlcmd("mount", labelled, place, "-o", "where=width >= 512 and lang in ('de'\\,'fr')")
     try:
         found = sorted(str(path.relative_to(place)) for path in place.rglob("*"))

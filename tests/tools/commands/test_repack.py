@@ -146,6 +146,7 @@ def test_what_cannot_be_is_said_in_a_line(dlcmd: Dlcmd, pets: str) -> None:
     strata.write_text("none\t1\nsome\t1\n")
     for options, fault in (
         (("--class-of", "("), "'(' is no regular expression"),
+        (("--class-of", "^val/"), f"'^val/' matches no path of {pets}"),
         (("--stratify", "length", "--class-of", "x"), "--class-of is for --stratify class"),
         (("--stratify", "class", "--strata", "strata.tsv"), "leave out --stratify, --class-of and --column"),
         (("--stratify", "column"), "--stratify column needs --column NAME"),
