@@ -1,5 +1,6 @@
 """dlcmd attach: files of every format's own writer, without their bytes; and sources that are not what they were."""
 
+import gzip
 import os
 import shutil
 import tarfile
@@ -14,6 +15,8 @@ import pytest
 
 from dieselfs.errors import EXIT_DAMAGED, EXIT_NOT_FOUND, EXIT_PARTIAL, EXIT_REFUSED, EXIT_USAGE
 from dieselfs.raw_array import raw_form, raw_name
+from dieselfs.samples.tokens import TokenSamples
+from dieselfs.settings.table import EMBEDDED
 from tests.support.dlcmd import Dlcmd
 from tests.support.documents import REPOSITORY
 from tests.support.http_files import web_file
@@ -199,6 +202,32 @@ def test_arrays_on_the_web(dlcmd: Dlcmd, dataset: str, write: Callable[[Path], d
         name, array = next(iter(arrays.items()))
         path = raw_name(name, str(array.dtype), array.shape)
         assert dlcmd("cat", f"dl://{dataset}/{path}").stdout == array.tobytes()
+
+
+def test_tokens_are_attached_as_they_are(dlcmd: Dlcmd, dataset: str) -> None:
+    """Files that no format divides, also compressed and empty ones."""
+    np.save(dlcmd.folder / "a.npy", np.arange(5_000_000, dtype=np.uint16))
+    (dlcmd.folder / "a.gz").write_bytes(gzip.compress(b"1" * 9_000))
+    (dlcmd.folder / "empty").touch()
+    for verb in ("import", "attach"):
+        own = f"dl://{dataset}-{verb}"
+        summary = dlcmd(verb, "--format", "file", "--json", "a.npy", "a.gz", "empty", f"{own}/").summary
+        assert summary["failed"] == 0 and (verb == "import" or summary["attached"] == 2)
+        for name in ("a.npy", "a.gz", "empty"):
+            assert dlcmd("cat", f"{own}/{name}").stdout == (dlcmd.folder / name).read_bytes()
+    for name, root in (("megatron", "megatron/tokens.bin"), ("litdata-tokens", "litdata-tokens")):
+        files = [str(path) for path in (SAMPLES / name).iterdir()]
+        dlcmd("attach", "--format", "file", *files, f"dl://{dataset}/{name}/")
+        with (
+            TokenSamples(SAMPLES / root, 32) as local,
+            TokenSamples(f"{dataset}/{root}", 32, server=EMBEDDED, home=dlcmd.home) as attached,
+        ):
+            wanted, found = (each.__getitems__(range(len(each))) for each in (local, attached))
+            assert wanted and np.array_equal(wanted, found)
+    ran = dlcmd(
+        "attach", "--format", "file", str(SAMPLES / "megatron"), f"dl://{dataset}/", exit_code=EXIT_PARTIAL
+    )
+    assert ran.stderr.rstrip().endswith("megatron: it is a folder: name the files in it")
 
 
 def test_a_tar_file_on_the_web(dlcmd: Dlcmd, dataset: str) -> None:

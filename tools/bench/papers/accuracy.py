@@ -26,7 +26,9 @@ REPACKED = "stored class by class, repacked"
 
 def accuracy(folder: Path, scale: Scale) -> Generator[Iterable[Row]]:
     found = []
-    for storing in storings(folder, scale, ways={**WAYS, REPACKED: by_class}):
+    ways = {**WAYS, REPACKED: by_class}
+    wanted = {title: entries for title, entries in ways.items() if scale.wants(title)}
+    for storing in storings(folder, scale, ways=wanted):
         found.append(storing)
         yield storing_rows(storing)
     if scale.figure is not None:

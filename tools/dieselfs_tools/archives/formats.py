@@ -16,6 +16,8 @@ from dieselfs.errors import InvalidInput
 from dieselfs.names import printable
 
 AUTO = "auto"
+AS_IT_IS = "file"
+"""The format of a source that is one record, with its bytes, also compressed ones."""
 STANDARD_OUTPUT = "-"
 EXTRA = "import"
 """The extra of the distribution with the packages that formats need."""
@@ -210,6 +212,7 @@ FORMATS = {
             is_attachable=False,
             has_check=True,
         ),
+        Format(name=AS_IT_IS, title="file as it is", reader="array_files.file"),
         Format(name="folder", title="folder", writer="export.export_folder"),
     )
 }
@@ -237,7 +240,7 @@ def format_of(source: Recognizable, name: str = AUTO) -> Format:
     raise InvalidInput(
         f"{printable(source.name.encode('utf-8', 'surrogateescape'))}: the format is not recognized by {what}; "
         f"name it: --format {'|'.join(IMPORTED)}"
-        + (" (plain folders: dlcmd put -r)" if source.is_folder else "")
+        + (" (plain folders: dlcmd put -r)" if source.is_folder else f" ({AS_IT_IS}: as it is)")
     )
 
 

@@ -224,9 +224,7 @@ human = flag("-h", "--human", expose_value=False, text="Print sizes as 4.0 MiB (
 
 
 def _keep_where(context: click.Context, _: click.Parameter, value: str | None) -> None:
-    if value is not None and not value.strip():
-        raise InvalidInput("--where has no expression: write one as width >= 512")
-    context.obj.where = value or ""
+    context.obj.where = "" if value is None else BY_NAME["where"].read(value, "--where")
 
 
 where = click.option(
@@ -248,7 +246,7 @@ def records(formats: Sequence[str], template: str) -> Callable[[Function], Funct
             type=click.Choice(["auto", *formats]),
             default="auto",
             show_default=True,
-            help="Format of the sources; auto looks at their first bytes.",
+            help="Format of the sources; auto looks at their first bytes, file takes each as it is.",
         )
         named = click.option("--name", "template", metavar="TEMPLATE", help=template)
         return chosen(named(_renaming(_by_row(function))))

@@ -4,6 +4,7 @@ import os
 import warnings
 from pathlib import Path
 
+import numpy as np
 import torch
 
 from dieselfs.dataset import connect
@@ -25,6 +26,7 @@ def test_tensors_are_the_bytes_of_the_files_without_a_copy(tmp_path: Path) -> No
         assert {tensor.dtype for tensor in tensors} == {torch.uint8}
         first = torch.frombuffer(data.views(["0"])[0], dtype=torch.uint8)
         assert tensors[0].data_ptr() == first.data_ptr()
+        assert np.from_dlpack(tensors[0]).ctypes.data == first.data_ptr()
     assert bytes(tensors[0].numpy()) == contents[0], "the memory stays while it is in use"
     assert int(tensors[0].float().add_(1).sum()) == sum(contents[0]) + 5000
 

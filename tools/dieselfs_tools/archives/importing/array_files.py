@@ -1,6 +1,6 @@
-"""Arrays of NumPy's .npy files, and tensors of safetensors files. This module opens files.
+"""Arrays of NumPy's .npy files, tensors of safetensors files, and files as they are. This module opens files.
 
-Their headers say types, shapes and places; all of it is compared with the length of the file.
+Headers say types, shapes and places; all of it is compared with the length of the file.
 """
 
 import json
@@ -14,7 +14,7 @@ import numpy as np
 from dieselfs.errors import Damaged, InvalidInput, parse_fault
 from dieselfs.raw_array import raw_name
 from dieselfs_tools.archives.importing.arrays import Array, Block, imported, in_place
-from dieselfs_tools.archives.importing.inputs import Input, label_of
+from dieselfs_tools.archives.importing.inputs import Input, base_of, label_of
 from dieselfs_tools.archives.importing.record import Record
 
 HEADER_BYTES_MAX = 100_000_000
@@ -31,6 +31,16 @@ _TENSOR_TYPES = {
 
 ITEM_BYTES = {**dict(_TENSOR_TYPES.values()), "complex128": 16}
 """Bytes of a number, by the name of its type."""
+
+
+def read_file(source: Input) -> Iterator[Record]:
+    """The whole source, with its own name. Raises InvalidInput for a folder."""
+    if source.is_folder:
+        raise InvalidInput("it is a folder: name the files in it")
+    with open(source.file(), "rb") as file:
+        name, size = os.fsencode(base_of(source.name)), os.fstat(file.fileno()).st_size
+        content, place = (None, source.place(0)) if size else (b"", None)
+        yield Record(name, source.mtime_ns, size, content, partial(_at, file, 0), place=place)
 
 
 def read_npy(source: Input) -> Iterator[Record]:

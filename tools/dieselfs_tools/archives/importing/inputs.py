@@ -196,14 +196,19 @@ class Input:
         return self.path
 
 
-def label_of(name: str) -> str:
-    """The name of a source without folder and suffix, for templates."""
+def base_of(name: str) -> str:
+    """The name of a source without its folder."""
     if name == STANDARD_INPUT:
         return "stdin"
     path = unquote(urlsplit(name).path) if is_web_url(name) else name
     if is_object_url(name):
         _, path = parse_object(name)
-    base = os.path.basename(path.rstrip("/")) or "source"
+    return os.path.basename(path.rstrip("/")) or "source"
+
+
+def label_of(name: str) -> str:
+    """The name of a source without folder and suffix, for templates."""
+    base = base_of(name)
     return _SUFFIX.sub("", base) or base
 
 

@@ -23,7 +23,7 @@ from dieselfs.errors import EXIT_BUG, EXIT_OK, Damaged, DieselfsError, NotFound
 from dieselfs.limits import GIB
 from dieselfs.process import sandbox
 from dieselfs_client import capabilities
-from dieselfs_tools.archives.formats import FORMATS, format_of
+from dieselfs_tools.archives.formats import AS_IT_IS, FORMATS, format_of
 from dieselfs_tools.archives.importing.channel import ANOTHER, receive_answer, record_message
 from dieselfs_tools.archives.importing.inputs import MAPS, Found, Input
 from dieselfs_tools.archives.importing.record import COPIED_BYTES_MAX, ArrayForm, Content, Record
@@ -105,7 +105,7 @@ def _read(writer: Writer, end: socket.socket) -> None:
     kind, text = DieselfsError.__name__, ""
     try:
         with ExitStack() as stack:
-            source = Input(name, stack, opener)
+            source = Input(name, stack, opener, is_packed=False if format_name == AS_IT_IS else None)
             source.begin, source.end, *form = part_and_form
             source.form = ArrayForm(*form)
             _send_all(writer, opener, source, format_name, has_contents, jobs)
