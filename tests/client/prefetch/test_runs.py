@@ -269,3 +269,22 @@ def test_a_plan_gets_the_room_of_runs(packed: PackedDataset) -> None:
         assert not await rig.prefetcher.runs.give_back()
 
     run(packed, scenario, WINDOW_BYTES)
+
+
+def test_a_reader_waits_at_a_chunk_that_is_not_pushed_yet(packed: PackedDataset) -> None:
+    """Also if its read begins in the chunk before: in an image, reads begin anywhere in a file. One that asks for what
+    is pushed does not wait, as the push waits for its pages.
+    """
+    across = MIB - 32 * KIB
+
+    async def scenario(rig: Rig) -> None:
+        async with rig.prefetcher.pushing:
+            await rig.read(0, STEPS - 1)
+            assert rig.reads.at_once(LARGE, across, STEP_BYTES) is None
+            assert rig.reads.at_once(LARGE, across + STEP_BYTES, STEP_BYTES) is not None
+        found = await rig.reads.fetch(LARGE, across, STEP_BYTES)
+        assert b"".join(found) == CONTENT[across : across + STEP_BYTES]
+        assert rig.pages.stored_bytes, "the chunk is pushed by then"
+        assert rig.reads.at_once(LARGE, FILE_BYTES, STEP_BYTES) == []
+
+    run(packed, scenario, WINDOW_BYTES)

@@ -247,13 +247,12 @@ class ReadPath:
             self._chunk_cache.prefetch(chunks[0])
 
     def _is_early(self, parts: list[ExtentPart]) -> bool:
-        """Whether a sequential reader comes to a chunk before it is pushed, and has asked for nothing that is pushed: a
-        push waits for pages for which the kernel has asked.
+        """Whether a sequential reader comes to a chunk before it is pushed, perhaps with the end of the one before, and
+        has asked for nothing that is pushed: a push waits for pages for which the kernel has asked.
         """
-        return (
-            len(parts) == 1
-            and parts[0].start + parts[0].length <= RUN_WIRE_BYTES
-            and self._ahead.runs.is_coming(parts[0].extent.chunk)
+        return any(
+            last.start + last.length <= RUN_WIRE_BYTES and self._ahead.runs.is_coming(last.extent.chunk)
+            for last in parts[-1:]
         )
 
     def _held(self, parts: list[ExtentPart]) -> Buffers | None:
@@ -319,7 +318,7 @@ class ReadPath:
             self._prefetch(parts[1:])
             if self._is_early(parts):
                 with trio.move_on_after(HELD_BACK_S):
-                    await self._ahead.runs.arrival(parts[0].extent.chunk)
+                    await self._ahead.runs.arrival(parts[-1].extent.chunk)
             with trio.move_on_after(self._timeout_s):
                 buffers = _checked(parts, [await self._fetch_part(part) for part in parts])
                 is_done = True
