@@ -1,5 +1,6 @@
 """Rows of Parquet, as `pyarrow` and Hugging Face `datasets` write them."""
 
+import base64
 import datetime
 import json
 from contextlib import suppress
@@ -117,6 +118,82 @@ def test_numbers_in_place_are_those_of_pyarrow(tmp_path: Path, version: str) -> 
         assert row == 3000
 
 
+def lists(values: Any, *sizes: int) -> Any:
+    """Lists of fixed sizes, the innermost first."""
+    made = pyarrow.array(values)
+    for size in sizes:
+        made = pyarrow.FixedSizeListArray.from_arrays(made, size)
+    return made
+
+
+@pytest.mark.parametrize("version", ["1.0", "2.0"])
+def test_lists_of_fixed_sizes_in_place_are_those_of_pyarrow(tmp_path: Path, version: str) -> None:
+    import pyarrow.parquet
+
+    rng = np.random.default_rng(1)
+    columns: dict[str, Any] = {
+        "point": lists(rng.random(9000).astype(np.float32), 3),
+        "one": lists(rng.integers(0, 9, 3000), 1),
+        "patch": lists(rng.random(36000).astype(np.float16), 3, 2, 2),
+        "large": lists(rng.integers(0, 9, 3000 * 500, np.int32), 500),
+        "text": [*map(str, range(3000))],
+    }
+    kind = pyarrow.list_(pyarrow.field("element", pyarrow.float64(), False), 5)
+    columns["whole"] = pyarrow.array(rng.random((3000, 5)).tolist(), kind)
+    table, path = pyarrow.table(columns), tmp_path / "x.parquet"
+    fields = [field.with_nullable(field.name != "whole") for field in table.schema]
+    pyarrow.parquet.write_table(
+        table.cast(pyarrow.schema(fields)),
+        path,
+        row_group_size=2000,
+        data_page_size=9000,
+        data_page_version=version,
+        compression="none",
+        use_dictionary=False,
+    )
+    found = contents(path, is_in_place=True, is_by_row=False)
+    assert json.loads(found.pop("00000007.json")) == {"text": "7"}
+    shapes = {"point": (3,), "one": (1,), "patch": (2, 2, 3), "large": (500,), "whole": (5,)}
+    for name, values in pyarrow.parquet.read_table(path).drop(["text"]).to_pydict().items():
+        parts = sorted(part for part in found if part.startswith(f"{name}/"))
+        assert len(parts) > 2
+        row = 0
+        for part in parts:
+            dtype, (length, *shape) = raw_form(part)
+            assert part.startswith(f"{name}/{row:08}.") and tuple(shape) == shapes[name]
+            part_values = np.frombuffer(found[part], dtype).reshape(length, *shape)
+            assert part_values.tolist() == values[row : row + length]
+            row += length
+        assert row == 3000
+
+
+def test_lists_whose_sizes_lie(tmp_path: Path) -> None:
+    """The levels say lists of 2 and 4 numbers, the schema of Arrow lists of 3, or of a billion."""
+    import pyarrow.parquet
+
+    path = tmp_path / "x.parquet"
+    stored = pyarrow.table({"n": [[0.0, 1.0], [2.0, 3.0, 4.0, 5.0]]})
+
+    def claim(size: int, **more: int) -> None:
+        kind = pyarrow.list_(pyarrow.float64(), size)
+        schema = base64.b64encode(pyarrow.schema({"n": kind}).serialize()).decode()
+        options = {"compression": "none", "use_dictionary": False, "store_schema": False, **more}
+        with pyarrow.parquet.ParquetWriter(path, stored.schema, **options) as writer:
+            writer.write_table(stored)
+            writer.add_key_value_metadata({"ARROW:schema": schema})
+        assert pyarrow.parquet.read_schema(path).field("n").type == kind
+
+    claim(3)
+    with pytest.raises(Damaged, match="n in row group 0: its lists are not of the size that the file says"):
+        read_all(path, is_in_place=True, is_by_row=False)
+    claim(1 << 30)
+    (record,) = read_all(path, is_in_place=True, is_by_row=False)
+    assert record.fault.startswith("it has rows without a value")
+    claim(3, data_page_size=1, write_batch_size=1)  # a page for each row
+    (record,) = read_all(path, is_in_place=True, is_by_row=False)
+    assert record.fault.startswith("a row is in two pages")
+
+
 @pytest.mark.parametrize(
     ("options", "fault"),
     [
@@ -126,6 +203,15 @@ def test_numbers_in_place_are_those_of_pyarrow(tmp_path: Path, version: str) -> 
         ({"column_encoding": "BYTE_STREAM_SPLIT", "data_page_version": "2.0"}, "its numbers are encoded"),
         ({"values": [1.5, None]}, "it has rows without a value"),
         ({"values": [[1.5], [2.5]]}, "it is nested"),
+        ({"values": [[[1.5]], [[2.5]]], "kind": [None, 1]}, "it is nested"),
+        ({"values": [[1.5, 2.5], None], "kind": [2]}, "it has rows without a value"),
+        ({"values": [[1.5, None], [1.5, 2.5]], "kind": [2]}, "it has rows without a value"),
+        ({"values": [[[1.5], None], [[1.5], [2.5]]], "kind": [1, 2]}, "it has rows without a value"),
+        (
+            {"values": [[1.5, None]] * 2, "kind": [2], "data_page_version": "2.0"},
+            "it has rows without a value",
+        ),
+        ({"values": [[1.5, 2.5]], "kind": [2], "compression": "zstd"}, "it is compressed"),
         ({"values": np.zeros(2, np.int8)}, "its type has no form in place"),
     ],
 )
@@ -133,20 +219,26 @@ def test_numbers_that_are_not_attached(tmp_path: Path, options: dict[str, Any], 
     import pyarrow.parquet
 
     values, path = options.pop("values", [1.5, 2.5]), tmp_path / "x.parquet"
+    if sizes := options.pop("kind", []):
+        kind = pyarrow.float64()
+        for size in sizes:  # the innermost first
+            kind = pyarrow.list_(kind, size or -1)
+        values = pyarrow.array(values, kind)
     options = {"compression": "none", "use_dictionary": False, **options}
     pyarrow.parquet.write_table(pyarrow.table({"n": values}), path, **options)
     (record,) = read_all(path, is_in_place=True, is_by_row=False)
     assert (record.name, record.fault) == (b"n", f"{fault}; store its rows with dlcmd import")
 
 
-def test_pages_that_lie(tmp_path: Path) -> None:
+@pytest.mark.parametrize("values", [np.arange(1000), lists(np.arange(1000), 2, 5)], ids=["flat", "lists"])
+def test_pages_that_lie(tmp_path: Path, values: Any) -> None:
     import pyarrow.parquet
 
     path = tmp_path / "x.parquet"
-    table = pyarrow.table({"n": np.arange(1000)})
+    table = pyarrow.table({"n": values})
     pyarrow.parquet.write_table(table, path, compression="none", use_dictionary=False)
     whole = path.read_bytes()
-    for place in range(4, 60):  # the header of the page
+    for place in range(4, 120):  # the header of the page, and levels
         path.write_bytes(whole[:place] + bytes([whole[place] ^ 255]) + whole[place + 1 :])
         with suppress(Damaged):
             for record in read_all(path, is_in_place=True, is_by_row=False):

@@ -43,7 +43,8 @@ _REPEATED_RATIO = 64
 def read(source: Input) -> Iterator[Record]:
     """Row 7 has the files `00000007.jpg` and `00000007.json`; with several columns of bytes, `00000007.COLUMN.jpg`.
 
-    In place and without rows, numbers are files of their own: `COLUMN/00000064.20.float32` are 20 from row 64 on.
+    In place and without rows, numbers are files of their own: `COLUMN/00000064.20.float32` are 20 from row 64 on, and
+    `COLUMN/00000064.20x3.float32` are 20 lists of three.
 
     Fields for templates: the columns of numbers and text, and `path`. Raises Damaged,
     and InvalidInput for what cannot be attached.
@@ -54,8 +55,8 @@ def read(source: Input) -> Iterator[Record]:
             rows = Rows(pyarrow, file.schema_arrow, source.mtime_ns)
             if source.form.is_in_place and source.form.is_by_row is False:
                 rows.numbers = _number_types(pyarrow.types, file.schema_arrow)
-                for name, kind in rows.numbers.items():
-                    yield from _numbers(source, file, name, kind)
+                for name, form in rows.numbers.items():
+                    yield from _numbers(source, file, name, *form)
             first = 0
             if rows.numbers and len(rows.numbers) == len(file.schema_arrow):
                 return
@@ -123,24 +124,25 @@ class _Places:
         return self._source.place(self._begin + at)
 
 
-def _number_types(types: Any, schema: Any) -> dict[str, Any]:
-    """The columns of numbers by their names: the type, None of lists of numbers."""
+def _number_types(types: Any, schema: Any) -> dict[str, tuple[Any, tuple[int, ...]]]:
+    """The columns of numbers by their names: the type, and the shape of a row; -1 for lists of any size."""
     found = {}
     for field in schema:
-        kind = field.type
+        kind, sizes = field.type, []
         while types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind):
+            sizes.append(kind.list_size if types.is_fixed_size_list(kind) else -1)
             kind = kind.value_type
         if types.is_integer(kind) or types.is_floating(kind):
-            found[field.name] = kind if kind is field.type else None
+            found[field.name] = kind, tuple(sizes)
     return found
 
 
-def _numbers(source: Input, file: Any, name: str, kind: Any) -> Iterator[Record]:
+def _numbers(source: Input, file: Any, name: str, kind: Any, row_shape: tuple[int, ...]) -> Iterator[Record]:
     """A column as files in place, one for each page; or why not."""
     try:
-        if kind is None:
+        if min(row_shape, default=1) < 1:
             raise NotPlain("it is nested")
-        array = Array.of(name, np.dtype(kind.to_pandas_dtype()), (file.metadata.num_rows,))
+        array = Array.of(name, np.dtype(kind.to_pandas_dtype()), (file.metadata.num_rows, *row_shape))
         found = [*_pages(source, file, array)]
     except NotPlain as error:
         fault = f"{error}; store its rows with dlcmd import"
@@ -148,22 +150,28 @@ def _numbers(source: Input, file: Any, name: str, kind: Any) -> Iterator[Record]
         return
     row = 0
     for page in found:
-        shape = (page.rows,)
+        shape = (page.rows, *row_shape)
         part = array._replace(name=f"{name}/{number(row)}", shape=shape)
-        yield from in_place(source, part, [Block((0,), shape, page.offset, source)])
+        yield from in_place(source, part, [Block((0,) * len(shape), shape, page.offset, source)])
         row += page.rows
 
 
 def _pages(source: Input, file: Any, array: Array) -> Iterator[Page]:
     """Of a column, through all row groups. Raises NotPlain, Damaged."""
-    columns = [place for place, column in enumerate(file.schema) if column.path == array.name]
+    row_shape, paths = array.shape[1:], [column.path for column in file.schema]
+    inner = array.name + "."
+    columns = [
+        place
+        for place, path in enumerate(paths)
+        if path == array.name or (row_shape and path.startswith(inner))
+    ]
     if len(columns) != 1:
         raise NotPlain("its name is not unique")
-    levels = file.schema.column(columns[0]).max_definition_level
+    form = file.schema.column(columns[0])
     for index in range(file.num_row_groups):
         column = file.metadata.row_group(index).column(columns[0])
         try:
-            yield from pages(source, column, levels, array.item_bytes)
+            yield from pages(source, column, form, array.item_bytes, row_shape)
         except Damaged as error:
             raise Damaged(f"{array.name} in row group {index}: {error}") from None
 
@@ -197,7 +205,7 @@ class Rows:
         types = pyarrow.types
         self._mtime_ns = mtime_ns
         self.places: dict[str, _Places] = {}
-        self.numbers: dict[str, Any] = {}
+        self.numbers: dict[str, tuple[Any, tuple[int, ...]]] = {}
         self.contents = [
             field.name
             for field in schema
