@@ -40,12 +40,12 @@ def picture(side: int = 8) -> bytes:
     return b"\x89PNG\r\n\x1a\n" + part(b"IHDR", header) + part(b"IDAT", rows) + part(b"IEND", b"")
 
 
-def sound() -> bytes:
-    """A second of silence, as a WAV file."""
+def sound(seconds: int = 1) -> bytes:
+    """Silence, as a WAV file of 8,000 bytes a second."""
     file = io.BytesIO()
     with wave.open(file, "wb") as written:
         written.setparams((1, 1, 8000, 8000, "NONE", ""))
-        written.writeframes(b"\x80" * 8000)
+        written.writeframes(b"\x80" * 8000 * seconds)
     return file.getvalue()
 
 

@@ -11,7 +11,7 @@ from urllib.parse import quote, urlsplit
 
 import pytest
 from axe_playwright_python.sync_playwright import Axe
-from playwright.sync_api import Browser, Error, Locator, Page, expect, sync_playwright
+from playwright.sync_api import Browser, Error, Locator, Page, Response, expect, sync_playwright
 
 from dieselfs.cluster.member import Member
 from dieselfs.cluster.node_progress import NodeProgress
@@ -25,7 +25,7 @@ from dieselfs.rpc.members import JobId
 from dieselfs_client.daemon import control
 from dieselfs_client.mount.points.options import MountOptions
 from lab.network import clear
-from tests.support import hostile_files
+from tests.support import hostile_files, webm
 from tests.support.dlcmd import wait_until
 from tests.support.many_datasets import add_datasets
 from tests.support.server import RunningServer, running_server
@@ -58,6 +58,14 @@ FETCHED = """async () => {
     return Math.max(...live.mount_bytes);
 }"""
 """The largest rate at which mounts have fetched, as the chart has it."""
+GREY = """video => {
+    const canvas = document.createElement("canvas").getContext("2d");
+    canvas.drawImage(video, 0, 0);
+    return canvas.getImageData(5, 5, 1, 1).data[0];
+}"""
+"""How light the picture is that a video shows."""
+SECONDS = 40
+CLIP_BYTES = SECONDS * 400_000
 
 pytestmark = [
     pytest.mark.skipif(CHROMIUM is None, reason="needs chromium: apt-get install chromium"),
@@ -313,6 +321,45 @@ def test_folders_pictures_text_and_sound_are_looked_at(page: Page, server: Runni
     files.get_by_role("button", name="sound.wav").click()
     sound = page.get_by_label("sound.wav", exact=True)
     wait_until(lambda: sound.evaluate("sound => sound.duration") == 1)
+
+
+@pytest.fixture(scope="module")
+def watched(server: RunningServer) -> Iterator[str]:
+    """A dataset with a video and a sound, of which a browser does not fetch all before it is asked to."""
+    with Dataset(server.settings(), "watched", must_exist=False) as data:
+        greys = [40 + 5 * second for second in range(SECONDS)]
+        data.put("clip.webm", webm.video(greys, (64, 48), CLIP_BYTES // SECONDS))
+        data.put("long.wav", hostile_files.sound(seconds=1200))
+        data.flush()
+        yield data.name
+        data.delete_dataset()
+
+
+@pytest.mark.parametrize(("name", "duration", "later"), [("clip.webm", 40, 31.5), ("long.wav", 1200, 1100.5)])
+def test_a_player_plays_and_seeks_by_ranges(
+    page: Page, server: RunningServer, watched: str, name: str, duration: int, later: float
+) -> None:
+    """The fixture `page` fails for what the policy of the page has blocked."""
+    fetched: list[Response] = []
+    page.on("response", lambda answer: fetched.append(answer) if "/data/" in answer.url else None)
+    show(page, log_in(page, server), f"datasets/{watched}")
+    page.get_by_role("button", name=name, exact=True).click()
+    player = page.get_by_label(name, exact=True)
+    wait_until(lambda: player.evaluate("player => player.readyState >= 1"))
+    assert player.evaluate("player => player.duration") == duration
+    player.evaluate("player => player.play()")
+    wait_until(lambda: player.evaluate("player => player.currentTime > 0.3"))
+    assert fetched[0].status == 206 and "sandbox" in fetched[0].headers["content-security-policy"]
+    before = len(fetched)
+    player.evaluate("(player, later) => { player.currentTime = later; }", later)
+    wait_until(lambda: player.evaluate("(player, later) => player.currentTime > later + 0.3", later))
+    asked = [(answer.status, answer.request.all_headers()["range"]) for answer in fetched[before:]]
+    size = CLIP_BYTES if name == "clip.webm" else 8000 * duration
+    assert any(status == 206 and int(text[6:].split("-")[0]) > size // 2 for status, text in asked), asked
+    if name == "clip.webm":
+        assert player.evaluate("video => [video.videoWidth, video.videoHeight]") == [64, 48]
+        player.evaluate("video => { video.pause(); video.currentTime = 20.5; }")
+        wait_until(lambda: abs(player.evaluate(GREY) - (40 + 5 * 20)) <= 2)
 
 
 def test_classes_and_changes_are_shown_on_request(page: Page, server: RunningServer) -> None:
