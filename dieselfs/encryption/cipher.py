@@ -28,3 +28,9 @@ class DatasetCipher:
         names_key = HKDFExpand(SHA256(), 64, b"dieselfs names 1").derive(self.data_key)
         object.__setattr__(self, "key_id", key_id_of(self.data_key))
         object.__setattr__(self, "names", NameCipher(names_key))
+
+    def proof_key(self, digest: bytes) -> bytes:
+        """Hides what proofs of use state of one generation, of whose signed snapshot this is the digest. It opens
+        nothing of the dataset: 32 bytes.
+        """
+        return HKDFExpand(SHA256(), 32, b"dieselfs proof 1" + digest).derive(self.data_key)

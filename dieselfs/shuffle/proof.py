@@ -3,9 +3,14 @@
 
 A user states it, and signs it; the servers' signature in it is that of the snapshot. A reader of the proof
 with the snapshot computes when a file was read; of an opportunistic order, with the log of the run, too.
+
+Of an encrypted dataset, digests of plain names and of logs are stated as HMACs, since anybody could compare a
+digest with that of guessed names. A reader computes with the names, which `NamesFile` has with the key of the HMACs.
 """
 
+import hmac
 import re
+import stat
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import NamedTuple, Self
@@ -16,15 +21,17 @@ import numpy as np
 from dieselfs.errors import AccessDenied, Damaged, InvalidInput
 from dieselfs.limits import CURSOR_CHARACTERS_MAX, SKIP_RANGES_MAX
 from dieselfs.net.auth import check_signature, pin_of
-from dieselfs.shuffle.cursor import Cursor
+from dieselfs.shuffle.cursor import DIGEST_CHARACTERS, Cursor
 from dieselfs.shuffle.order import Layout
 from dieselfs.shuffle.plan import Plan
 from dieselfs.shuffle.policies import NAME_BY_KIND
 from dieselfs.shuffle.run_log import RunLog, ServedPlan
 from dieselfs.shuffle.skips import NO_SKIPS
+from dieselfs.shuffle.spec import PlanSpec
 from dieselfs.snapshot.format import SnapshotHeader
+from dieselfs.snapshot.names_file import NamesFile
 from dieselfs.snapshot.reader import Snapshot
-from dieselfs.snapshot.signature import UNSIGNED, check_snapshot_signature, message_of
+from dieselfs.snapshot.signature import check_snapshot_signature, message_of
 
 READS_MAX = 4096
 """Orders in one proof: usually one for each epoch."""
@@ -34,8 +41,9 @@ _CONTEXT = b"dieselfs proof\0"
 """Before the text that is signed, so that a signature of something else is never one of a proof."""
 _HEX32 = "[0-9a-f]{64}"
 _TEXT = re.compile(
-    rf"dieselfs-proof [12]\ndataset ([!-~]{{1,255}}) ([0-9a-f]{{32}}) (\d{{1,19}}) (\d{{1,19}}) ({_HEX32})\n"
-    rf"servers ({_HEX32}) ([0-9a-f]{{128}})\nfolder (/[!-~]*)\nbatch (\d{{1,10}})\n((?:read [!-~]+(?: {_HEX32})?\n)+)"
+    rf"dieselfs-proof [123]\ndataset ([!-~]{{1,255}}) ([0-9a-f]{{32}}) (\d{{1,19}}) (\d{{1,19}}) ({_HEX32})\n"
+    rf"servers ({_HEX32}) ([0-9a-f]{{128}})\n(?:folder (/[!-~]*)|names ({_HEX32}))\n"
+    rf"batch (\d{{1,10}})\n((?:read [!-~]+(?: {_HEX32})?\n)+)"
     rf"stated (\d{{1,12}})\nsigner ([!-~]{{1,64}}) ({_HEX32})\nsignature ([0-9a-f]{{128}})\n"
 )
 _CURSORS = re.compile(
@@ -111,7 +119,8 @@ class Reading:
 @dataclass(frozen=True, slots=True)
 class Proof:
     """`reads`: what was read of each order, by all readers together, as files below `folder`. `batch`: files of a step,
-    0 if it is unknown. `stated_s`: when, in seconds since 1970, by the clock of the signer.
+    0 if it is unknown. `stated_s`: when, in seconds since 1970, by the clock of the signer. `names`: of an encrypted
+    dataset, the HMAC of the plain snapshot and the folder; then `folder` is empty. `digest` is that of the servers.
     """
 
     dataset: str
@@ -128,6 +137,7 @@ class Proof:
     signer: str
     public_key: bytes
     signature: bytes = b""
+    names: bytes = b""
 
     @classmethod
     def of(
@@ -140,14 +150,9 @@ class Proof:
         signer: str,
         public_key: bytes,
     ) -> Self:
-        """Not signed yet. Raises InvalidInput if nothing was read, or in too many orders, or from a snapshot without
-        the signature of the servers.
+        """Not signed yet. `header`: of the snapshot that the servers have signed. Raises InvalidInput if nothing was
+        read, or in too many orders.
         """
-        if header.signer == UNSIGNED:
-            raise InvalidInput(
-                f"{header.dataset} is encrypted: the servers have signed its snapshot with encrypted names only, and "
-                "not what a run has read"
-            )
         orders = tuple(reads)
         if not 0 < len(orders) <= READS_MAX:
             raise InvalidInput(f"a proof has 1 to {READS_MAX} orders, not {len(orders)}")
@@ -155,14 +160,26 @@ class Proof:
         server = header.signer, header.signature
         return cls(*state, *server, folder, batch, orders, stated_s, signer, public_key)
 
+    def hidden(self, key: bytes, plain: bytes) -> Self:
+        """As it is stated of an encrypted dataset. `key`: `DatasetCipher.proof_key`; `plain`: the digest of the
+        snapshot with plain names.
+        """
+        names = _hidden_names(key, plain, self.folder)
+        shown = names.hex()[:DIGEST_CHARACTERS]
+        reads = tuple(
+            Read(replace(cursor, snapshot=shown), log and _hidden_log(key, log)) for cursor, log in self.reads
+        )
+        return replace(self, folder=b"", names=names, reads=reads)
+
     def _text(self) -> str:
         reads = "".join(f"read {read}\n" for read in self.reads)
-        version = 2 if any(read.log for read in self.reads) else 1
+        version = 3 if self.names else 2 if any(read.log for read in self.reads) else 1
+        files = f"names {self.names.hex()}" if self.names else f"folder /{quote(self.folder, safe='/')}"
         return (
             f"dieselfs-proof {version}\n"
             f"dataset {self.dataset} {self.dataset_id.hex()} {self.generation} {self.updated_ns} {self.digest.hex()}\n"
             f"servers {self.server.hex()} {self.server_signature.hex()}\n"
-            f"folder /{quote(self.folder, safe='/')}\nbatch {self.batch}\n{reads}"
+            f"{files}\nbatch {self.batch}\n{reads}"
             f"stated {self.stated_s}\nsigner {self.signer} {self.public_key.hex()}\n"
         )
 
@@ -182,11 +199,20 @@ class Proof:
         match = _TEXT.fullmatch(content[: PROOF_BYTES_MAX + 1].decode("ascii", "replace"))
         if match is None:
             raise Damaged(f"{source}: not a proof of this version, or not whole")
-        dataset, dataset_id, generation, updated_ns, digest, server, server_signature, folder, batch = (
-            match.groups()[:9]
-        )
+        (
+            dataset,
+            dataset_id,
+            generation,
+            updated_ns,
+            digest,
+            server,
+            server_signature,
+            folder,
+            names,
+            batch,
+        ) = match.groups("")[:10]
         try:
-            reads = tuple(Read.parse(line.removeprefix("read ")) for line in match[10].splitlines())
+            reads = tuple(Read.parse(line.removeprefix("read ")) for line in match[11].splitlines())
         except InvalidInput as error:
             raise Damaged(f"{source}: {error}") from None
         proof = cls(
@@ -200,12 +226,14 @@ class Proof:
             unquote_to_bytes(folder.removeprefix("/")),
             int(batch),
             reads,
-            int(match[11]),
-            match[12],
-            bytes.fromhex(match[13]),
+            int(match[12]),
+            match[13],
             bytes.fromhex(match[14]),
+            bytes.fromhex(match[15]),
+            bytes.fromhex(names),
         )
-        if proof.encode() != content or len(reads) > READS_MAX:
+        is_shown = not names or all(names.startswith(read.cursor.snapshot) for read in reads)
+        if proof.encode() != content or len(reads) > READS_MAX or not is_shown:
             raise Damaged(f"{source}: not written as a proof is")
         try:
             check_signature(
@@ -217,10 +245,8 @@ class Proof:
             raise Damaged(f"{source}: a signature is wrong: the proof was changed") from None
         return proof
 
-    def plans(self, snapshot: Snapshot, logs: Mapping[bytes, RunLog]) -> list[Plan | ServedPlan]:
-        """The order of each read. `logs`: by their digests. Raises InvalidInput for a snapshot of another state, and if
-        a log is missing or of another order; Damaged for a damaged snapshot.
-        """
+    def check_snapshot(self, snapshot: Snapshot) -> None:
+        """Raises InvalidInput for a snapshot of another state, Damaged for a damaged one or one without signature."""
         header = snapshot.header
         if (header.dataset_id, header.digest) != (self.dataset_id, self.digest):
             raise InvalidInput(
@@ -235,17 +261,44 @@ class Proof:
             self.updated_ns,
         ):
             raise Damaged(f"{snapshot.source}: the snapshot has another name or generation than the proof")
-        layout = Layout.of(snapshot, self.folder)
+
+    def plans(self, saved: Snapshot | NamesFile, logs: Mapping[bytes, RunLog]) -> list[Plan | ServedPlan]:
+        """The order of each read; none of an encrypted dataset without its names. `logs`: by their digests. Raises as
+        `check_snapshot`, InvalidInput for other names, and if a log is missing or of another order.
+        """
+        if isinstance(saved, NamesFile):
+            snapshot, folder = saved.snapshot, self._named_folder(saved)
+            logs = {_hidden_log(saved.key, digest): run for digest, run in logs.items()}
+        else:
+            snapshot, folder = saved, self.folder
+            self.check_snapshot(snapshot)
+            if self.names:
+                return []
+        layout = Layout.of(snapshot, folder)
+        named = Plan(snapshot, PlanSpec(folder=folder), layout).cursor(0).snapshot
         plans: list[Plan | ServedPlan] = []
         for cursor, log in self.reads:
-            plan = Plan.at(snapshot, cursor, layout)
+            plan = Plan.at(snapshot, replace(cursor, snapshot=named) if self.names else cursor, layout)
             if log and log not in logs:
                 raise InvalidInput(
                     f"epoch {cursor.spec.epoch} has an opportunistic order: give --log FILE, a state of the sampler of "
-                    f"that epoch, whose log has the SHA-256 {log.hex()}"
+                    f"that epoch, whose log has the {'HMAC' if self.names else 'SHA-256'} {log.hex()}"
                 )
             plans.append(ServedPlan.of(plan, logs[log]) if log else plan)
         return plans
+
+    def _named_folder(self, file: NamesFile) -> bytes:
+        """The folder whose files were ordered. Raises InvalidInput for names of another state, Damaged."""
+        snapshot = file.snapshot
+        snapshot.verify()
+        is_folder = (snapshot.column("modes") & np.uint32(0o170000)) == stat.S_IFDIR
+        for folder in snapshot.path_many(np.flatnonzero(is_folder)):
+            if hmac.compare_digest(_hidden_names(file.key, snapshot.digest, folder), self.names):
+                return folder
+        raise InvalidInput(
+            f"{snapshot.source} has not the names that the proof is about: save them with dlcmd snapshot save --names "
+            f"--generation {self.generation}"
+        )
 
     def readings(self, plans: Iterable[Plan | ServedPlan], path: bytes) -> list[Reading]:
         """When a file was read, in the order of the reads; none: never in what the proof states."""
@@ -256,6 +309,14 @@ class Proof:
                 step = position // self.batch if self.batch else None
                 found.append(Reading(cursor.spec.seed, cursor.spec.epoch, position, step))
         return found
+
+
+def _hidden_names(key: bytes, plain: bytes, folder: bytes) -> bytes:
+    return hmac.digest(key, b"names " + plain + folder, "sha256")
+
+
+def _hidden_log(key: bytes, log: bytes) -> bytes:
+    return hmac.digest(key, b"log " + log, "sha256")
 
 
 def whole_epochs(first: int, newest: Cursor, plan: Plan, known: Iterable[Cursor]) -> Iterator[Cursor]:

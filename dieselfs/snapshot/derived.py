@@ -41,6 +41,13 @@ def stored_plain(snapshot: Snapshot, cipher: "DatasetCipher") -> Snapshot:
     return Snapshot.open(path)
 
 
+def signed_of(plain: Snapshot) -> Snapshot:
+    """The signed snapshot, with encrypted names, of which a stored one with plain names was made. Raises NotFound,
+    Damaged.
+    """
+    return Snapshot.open(Path(plain.source).with_suffix("").with_suffix(".snapshot"))
+
+
 def stored_subtree(
     snapshot: Snapshot, folder: bytes, where: str = "", select: Callable[[], Numbers] | None = None
 ) -> Snapshot:

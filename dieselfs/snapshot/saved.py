@@ -11,6 +11,7 @@ from pathlib import Path
 from dieselfs.errors import Damaged, DieselfsError, NotFound, os_errors_as
 from dieselfs.net.auth import pin_of
 from dieselfs.records import DatasetRecord
+from dieselfs.snapshot.derived import signed_of
 from dieselfs.snapshot.files import file_name, state_of
 from dieselfs.snapshot.freshness import STATEMENT_BYTES_MAX, Statement
 from dieselfs.snapshot.reader import Snapshot
@@ -73,7 +74,7 @@ def save_snapshot(snapshot: Snapshot, path: str | os.PathLike[str]) -> str:
     """
     target = os.fspath(path)
     if snapshot.header.is_encrypted:
-        snapshot = Snapshot.open(Path(snapshot.source).with_suffix("").with_suffix(".snapshot"))
+        snapshot = signed_of(snapshot)
     if os.path.isdir(target):
         folder = os.path.join(target, snapshot.header.dataset_id.hex())
         target = os.path.join(folder, file_name(*state_of(snapshot.header)))

@@ -45,7 +45,7 @@ _PURGED = (
 _CHECKED = "dataset deep repair dry_run chunks entries bytes problems unmended"
 _REBUILT = "dataset chunks entries files generation damaged_chunks"
 _PLAN = "dataset *folder? seed epoch positions group_chunks? skipped? files? cursor?"
-_PROOF = "dataset generation *folder? orders stated_s signer public_key server_key"
+_PROOF = "dataset generation *folder? names_digest? orders stated_s signer public_key server_key"
 _SETTING = "name value origin where"
 
 VERB_LINES: Mapping[str, Mapping[str, list[str]]] = {

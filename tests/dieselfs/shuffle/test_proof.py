@@ -4,13 +4,15 @@ import json
 from collections.abc import Iterable
 from dataclasses import replace
 from functools import cache
+from pathlib import Path
 
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dieselfs.errors import Damaged, InvalidInput
+from dieselfs.encryption.cipher import DatasetCipher
+from dieselfs.errors import Damaged, InvalidInput, NotFound
 from dieselfs.shuffle.cursor import Cursor
 from dieselfs.shuffle.opportunistic import Parts, log_ahead, served
 from dieselfs.shuffle.plan import Plan
@@ -18,6 +20,8 @@ from dieselfs.shuffle.proof import Proof, Read, Reading, cursors_in, furthest, r
 from dieselfs.shuffle.run_log import RunLog
 from dieselfs.shuffle.skips import Skips
 from dieselfs.shuffle.spec import PlanSpec, ReaderSpec
+from dieselfs.snapshot.names_file import NamesFile
+from dieselfs.snapshot.plain import plain_snapshot
 from dieselfs.snapshot.reader import Snapshot
 from dieselfs_server.datasets.snapshots import signed
 from tests.support.dataset import TreeEntry, pack_entries
@@ -127,13 +131,23 @@ def test_the_samples() -> None:
     plans = proof.plans(Snapshot.open(SAMPLES / "packed.snapshot"), {run.digest: run})
     assert proof.readings(plans, b"train/07.png") == [Reading(1, 0, 14, 1)]
 
+    content = (SAMPLES / "encrypted.proof").read_bytes()
+    proof = Proof.decode(content, "encrypted.proof")
+    assert replace(proof, signature=b"").signed(KEY.sign).encode() == content
+    names = NamesFile.open(SAMPLES / "encrypted.names")
+    assert names is not None and names.key == CIPHER.proof_key(proof.digest)
+    plans = proof.plans(names, {})
+    assert proof.readings(plans, b"train/07.png") == [Reading(1, 0, 26, 3)]
+    assert proof.readings(plans, b"train/05.png") == []
+
 
 @given(st.data())
 def test_no_change_goes_unnoticed(data: st.DataObject) -> None:
-    place = data.draw(st.integers(0, len(CONTENT) - 1))
+    content = data.draw(st.sampled_from([CONTENT, encrypted_proof().encode()]))
+    place = data.draw(st.integers(0, len(content) - 1))
     removed = data.draw(st.integers(0, 40))
-    changed = CONTENT[:place] + data.draw(st.binary(max_size=40)) + CONTENT[place + removed :]
-    if changed != CONTENT:
+    changed = content[:place] + data.draw(st.binary(max_size=40)) + content[place + removed :]
+    if changed != content:
         with pytest.raises(Damaged, match=r"^here: "):
             Proof.decode(changed, "here")
 
@@ -163,6 +177,113 @@ def test_a_signer_who_names_another_generation_is_found_with_the_snapshot() -> N
     proof = Proof.decode(replace(PROOF, generation=PROOF.generation + 1).signed(KEY.sign).encode(), "here")
     with pytest.raises(Damaged, match="another name or generation"):
         proof.plans(snapshot_of(), {})
+
+
+CIPHER = DatasetCipher(bytes(range(32)))
+
+
+@cache
+def encrypted(files: int = FILES) -> tuple[Snapshot, Snapshot]:
+    """As the servers sign it, and with plain names."""
+    paths = [*(b"train/%02d.png" % number for number in range(files)), b"val/0.png"]
+    sealed = b"x" * (9 + 32)  # one segment, and its trailer
+    entries = [TreeEntry(CIPHER.names.seal_path(path), 0o100644, 0, sealed) for path in paths]
+    content = signed(bytes(pack_entries(entries, chunk_bytes=410).snapshot.content), IDENTITY)
+    snapshot = Snapshot(content, "encrypted")
+    return snapshot, Snapshot(plain_snapshot(snapshot, CIPHER), "plain")
+
+
+def names_of(files: int = FILES) -> NamesFile:
+    snapshot, plain = encrypted(files)
+    return NamesFile(CIPHER.proof_key(snapshot.digest), plain)
+
+
+def hidden(*reads: Read, folder: bytes = b"train", files: int = FILES) -> Proof:
+    snapshot, plain = encrypted(files)
+    key = KEY.public_key().public_bytes_raw()
+    made = Proof.of(snapshot.header, folder, BATCH, reads, 1_790_000_000, "anna", key)
+    return made.hidden(names_of(files).key, plain.digest).signed(KEY.sign)
+
+
+def encrypted_plan(epoch: int) -> Plan:
+    return Plan(encrypted()[1], PlanSpec(1, epoch, folder=b"train"))
+
+
+def encrypted_run() -> RunLog:
+    return RunLog(BATCH, (log_ahead(encrypted_plan(1), ReaderSpec(0, 1), None, 2),))
+
+
+def encrypted_proof() -> Proof:
+    """Epoch 0 to its end, and 20 positions of an opportunistic order of epoch 1."""
+    return hidden(
+        Read(encrypted_plan(0).cursor(FILES)), Read(encrypted_plan(1).cursor(20), encrypted_run().digest)
+    )
+
+
+def test_a_proof_of_an_encrypted_dataset_answers_with_the_names(tmp_path: Path) -> None:
+    content = encrypted_proof().encode()
+    assert content.startswith(b"dieselfs-proof 3\n") and b"folder" not in content
+    proof = Proof.decode(content, "run.proof")
+    assert proof == encrypted_proof()
+    path = tmp_path / "scans.names"
+    names_of().save(path)
+    assert path.stat().st_mode & 0o777 == 0o600
+    names = NamesFile.open(path)
+    assert names is not None and names.snapshot.digest == encrypted()[1].digest
+    run = encrypted_run()
+    plans = proof.plans(names, {run.digest: run})
+    order = [encrypted()[1].path(int(node)) for node in encrypted_plan(0).nodes()]
+    drawn = [encrypted()[1].path(int(node)) for node in served_nodes(run)]
+    for place, name in enumerate(order):
+        later = drawn.index(name)
+        expected = [Reading(1, 0, place, place // BATCH)]
+        expected += [Reading(1, 1, later, later // BATCH)] if later < 20 else []
+        assert proof.readings(plans, name) == expected
+    assert proof.readings(plans, b"val/0.png") == []
+    assert proof.plans(encrypted()[0], {}) == []  # what the servers have signed is right, and has no names
+    with pytest.raises(InvalidInput, match=r"give --log FILE.* whose log has the HMAC [0-9a-f]{64}"):
+        proof.plans(names, {})
+    path.write_bytes(path.read_bytes()[:-1])
+    with pytest.raises(Damaged):
+        NamesFile.open(path)
+    path.write_bytes(b"text")
+    assert NamesFile.open(path) is None
+    with pytest.raises(NotFound):
+        NamesFile.open(tmp_path / "none")
+
+
+def served_nodes(run: RunLog) -> list[int]:
+    return [*map(int, served(Parts.of(encrypted_plan(1), ReaderSpec(0, 1)), run.logs[0]).nodes)]
+
+
+def test_nothing_in_a_proof_of_an_encrypted_dataset_confirms_guessed_names() -> None:
+    """Whoever guesses all plain names has the plain snapshot, its digest and its cursors, but not the key."""
+    text = encrypted_proof().encode().decode()
+    plain, cursor, run = encrypted()[1], encrypted_plan(0).cursor(FILES), encrypted_run()
+    for guessed in (plain.digest.hex()[:16], cursor.snapshot[:16], run.digest.hex()[:16], "train", "png"):
+        assert guessed not in text
+    other = DatasetCipher(bytes(32)).proof_key(encrypted()[0].digest)
+    with pytest.raises(InvalidInput, match="has not the names that the proof is about"):
+        encrypted_proof().plans(NamesFile(other, plain), {run.digest: run})
+    later = CIPHER.proof_key(encrypted(FILES + 1)[0].digest)  # of another generation: it opens no other
+    assert later != names_of().key
+
+
+def test_other_names_and_another_folder_are_found() -> None:
+    run = encrypted_run()
+    with pytest.raises(InvalidInput, match="has not the names that the proof is about"):
+        encrypted_proof().plans(names_of(FILES + 1), {run.digest: run})
+    with pytest.raises(InvalidInput, match="is not generation"):
+        encrypted_proof().plans(encrypted(FILES + 1)[0], {})
+    with pytest.raises(InvalidInput, match="has not the names"):
+        PROOF.plans(names_of(), {})
+    beyond = hidden(Read(encrypted_plan(0).cursor(FILES)), folder=b"val")  # which has one file
+    with pytest.raises(InvalidInput, match="no position 50"):
+        beyond.plans(names_of(), {})
+    cursor = replace(encrypted_proof().reads[0].cursor, snapshot="0" * 24)
+    forged = replace(encrypted_proof(), reads=(Read(cursor),)).signed(KEY.sign)
+    with pytest.raises(Damaged, match="not written as a proof is"):
+        Proof.decode(forged.encode(), "here")
 
 
 def test_cursors_are_found_in_any_content() -> None:

@@ -126,6 +126,36 @@ def test_an_opportunistic_order_is_proved_with_its_log(dlcmd: Dlcmd, many: str) 
     assert (answers[0]["position"], answers[0]["step"]) == (BATCH + 3, 1)
 
 
+def test_the_proof_of_an_encrypted_dataset_has_no_names(dlcmd: Dlcmd) -> None:
+    root = dlcmd.folder / "scans/ward-b"
+    root.mkdir(parents=True)
+    for number in range(FILES):
+        (root / f"patient-{number:02}").write_bytes(b"x")
+    dlcmd("put", "-rq", "--encrypt", "scans/", "dl://scans/")
+    shuffle = ("shuffle", "dl://scans/ward-b", "--seed", "4", "--epoch", "1")
+    order = dlcmd(*shuffle).lines
+    (dlcmd.folder / "log").write_text(dlcmd(*shuffle, "--start", str(FILES - 1), "--json").summary["cursor"])
+    dlcmd("prove", "dl://scans/ward-b", "log", "--batch", str(BATCH), "-o", "run.proof")
+    dlcmd("snapshot", "save", "scans", "./signed.snapshot")
+    dlcmd("snapshot", "save", "--names", "scans", "./scans.names")
+    for name in ("run.proof", "signed.snapshot"):
+        content = (dlcmd.folder / name).read_bytes()
+        assert b"ward" not in content and b"patient" not in content
+    away = Dlcmd(dlcmd.folder / "nothing", dlcmd.folder, {"DIESELFS_SERVER": "tcp://127.0.0.1:1"})
+    check = ("prove", "--check", "run.proof", "--snapshot")
+    told = away(*check, "./signed.snapshot", "--json").summary
+    assert "folder" not in told and len(told["names_digest"]) == 64
+    asked = ("--file", order[9], "--file", order[-1])
+    refused = away(*check, "./signed.snapshot", *asked, exit_code=EXIT_USAGE)
+    assert "scans is encrypted: --file needs the names" in refused.stderr
+    lines = away(*check, "./scans.names", *asked).lines
+    assert f"{order[9]}: seed 4, epoch 1, position 9, step 1" in lines
+    assert f"{order[-1]}: never, in what the proof states" in lines
+    dlcmd("put", "-q", "log", "dl://plain/")
+    plain = dlcmd("snapshot", "save", "--names", "plain", "./plain.names", exit_code=EXIT_USAGE)
+    assert "is not encrypted" in plain.stderr
+
+
 def test_what_cannot_be_proved(dlcmd: Dlcmd, many: str) -> None:
     with dieselfs.connect(many, server=EMBEDDED, home=dlcmd.home) as data:
         Path(dlcmd.folder, "start").write_text(str(data.plan(1, 2).cursor(0)))

@@ -53,7 +53,8 @@ _LOG_BYTES_MAX = 1 << 26
     "--snapshot",
     type=click.Path(path_type=Path),
     metavar="FILE",
-    help="The saved snapshot of the generation; answers need it.",
+    help="The saved snapshot of the generation; answers need it. Of an encrypted dataset, its names: 'dlcmd snapshot "
+    "save --names'.",
 )
 @click.option(
     "--log",
@@ -81,7 +82,8 @@ def prove(
 
     FILEs are states of samplers, checkpoints, logs, and .dieselfs/cursor of mounts: each cursor in them counts. Of an
     opportunistic order, the proof has the digest of the log in the state; keep that for the check. The check needs no
-    server. It answers when a file was read, and whether it never was.
+    server. It answers when a file was read, and whether it never was. The proof of an encrypted dataset has no names;
+    answers need the file of 'dlcmd snapshot save --names'.
     """
     if proof is not None:
         if dataset is not None or sources or since is not None or batch is not None or out is not None:
@@ -109,8 +111,11 @@ def _prove(
     from dieselfs.rpc.encrypted import keyring
     from dieselfs.shuffle.proof import Proof, Read, furthest, whole_epochs
     from dieselfs.shuffle.spec import PlanSpec
+    from dieselfs.snapshot.derived import signed_of
+    from dieselfs.snapshot.names_file import NamesFile
 
-    plan = session.dataset(location.state, job="").plan_of(PlanSpec(folder=location.path))
+    data = session.dataset(location.state, job="")
+    plan = data.plan_of(PlanSpec(folder=location.path))
     found = {read for source in sources for read in _reads(source)}
     if not found:
         raise InvalidInput("there is no cursor in the files: a state of a sampler, or a log, has one")
@@ -140,9 +145,13 @@ def _prove(
     keys = keyring(session.settings())
     signer, key = keys.recipient().name, keys.signing_key()
     public_key = key.public_key().public_bytes_raw()
-    made = Proof.of(
-        plan.snapshot.header, location.path, batch, reads, int(time.time()), signer, public_key
-    ).signed(key.sign)
+    is_encrypted = plan.snapshot.header.is_encrypted
+    header = (signed_of(plan.snapshot) if is_encrypted else plan.snapshot).header
+    made = Proof.of(header, location.path, batch, reads, int(time.time()), signer, public_key)
+    if is_encrypted:
+        names = NamesFile.of(plan.snapshot, data.client.known_cipher(data.name))
+        made = made.hidden(names.key, names.snapshot.digest)
+    made = made.signed(key.sign)
     text = made.encode().decode()
     if out is not None:
         replace_file(out, text)
@@ -199,6 +208,7 @@ def _fields(proof: "Proof") -> dict[str, object]:
         "dataset": proof.dataset,
         "generation": proof.generation,
         **(name_fields(proof.folder, "folder") if proof.folder else {}),
+        **({"names_digest": proof.names.hex()} if proof.names else {}),
         "orders": len(proof.reads),
         "stated_s": proof.stated_s,
         "signer": proof.signer,
@@ -216,6 +226,7 @@ def _check(
     files: Sequence[str],
 ) -> int:
     from dieselfs.shuffle.proof import PROOF_BYTES_MAX, Proof
+    from dieselfs.snapshot.names_file import NamesFile
     from dieselfs.snapshot.reader import Snapshot
 
     with os_errors_as(NotFound, path), open(path, "rb") as file:
@@ -233,7 +244,12 @@ def _check(
         fields |= {"log": log.hex()} if log else {}
         output.detail("read", text, {**fields, "skipped": len(spec.skips)})
     logs = {run.digest: run for source in sources for run in _found_in(source)[1]}
-    plans = proof.plans(Snapshot.open(saved), logs) if saved is not None else []
+    plans = proof.plans(NamesFile.open(saved) or Snapshot.open(saved), logs) if saved is not None else []
+    if files and not plans:
+        raise InvalidInput(
+            f"{proof.dataset} is encrypted: --file needs the names, which 'dlcmd snapshot save --names' writes for who "
+            "has its key; give them as --snapshot"
+        )
     for name in files:
         name_bytes = user_path(name)
         readings = proof.readings(plans, name_bytes)
@@ -251,7 +267,7 @@ def _check(
             output.record(
                 "never", f"{printable(name_bytes)}: {why}", {**name_fields(name_bytes), "is_there": is_there}
             )
-    folder = f"/{printable(proof.folder)}" if proof.folder else ""
+    folder = f"/{printable(proof.folder)}" if proof.folder else " (encrypted)" if proof.names else ""
     whose = "" if signer else " (compare the key, or give --signer)"
     text = (
         f"{SCHEME}{proof.dataset}{folder}, generation {proof.generation}: stated {format_time(proof.stated_s)} by "

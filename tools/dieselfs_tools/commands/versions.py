@@ -104,18 +104,27 @@ snapshot = options.verb_group(
     "save",
     "dlcmd snapshot save dl://pets pets.snapshot",
     "dlcmd snapshot save dl://pets@v1 /shared/snapshots/    # for DIESELFS_SNAPSHOTS",
+    "dlcmd snapshot save --names dl://scans@v1 scans.names     # encrypted; for dlcmd prove --check",
     group=snapshot,
 )
 @click.argument("dataset", type=options.STATE, metavar="dl://DATASET[@TAG]")
 @click.argument("target", type=click.Path(), metavar="FILE|FOLDER/")
 @click.option("--generation", type=click.IntRange(0), default=0, help="The generation. [the newest]")
+@options.flag(
+    "--names",
+    "with_names",
+    text="Of an encrypted dataset, save the plain names, and what checks proofs with them.",
+)
 @options.dry_run
-def snapshot_save(session: Session, dataset: str, target: str, generation: int, is_dry_run: bool) -> int:
+def snapshot_save(
+    session: Session, dataset: str, target: str, generation: int, with_names: bool, is_dry_run: bool
+) -> int:
     """Save a snapshot as a file, which 'dlcmd mount ./FILE' mounts while the metadata of the servers is away.
 
     In a folder, it gets the place where the setting 'snapshots' looks for it. The servers' signed statement that it is
-    the newest is in FILE.statement.
+    the newest is in FILE.statement. A file of --names has mode 0600: it shows the names, but opens no contents.
     """
+    from dieselfs.snapshot.names_file import NamesFile
     from dieselfs.snapshot.saved import save_snapshot, saved_statement
 
     data = session.dataset(dataset, generation, job="")
@@ -123,6 +132,10 @@ def snapshot_save(session: Session, dataset: str, target: str, generation: int, 
     if is_dry_run:
         text = f"would save generation {data.generation} of {dataset} to {target}"
         return session.output.summary(text, {**fields, "file": target, "dry_run": True})
+    if with_names:
+        NamesFile.of(data.snapshot, data.client.known_cipher(data.name)).save(target)
+        text = f"the names of generation {data.generation} of {dataset} are saved to {target}"
+        return session.output.summary(text, {**fields, "file": target})
     path = save_snapshot(data.snapshot, target)
     text = f"generation {data.generation} of {dataset} is saved to {path}"
     if (statement := saved_statement(path)) is not None:
