@@ -387,3 +387,21 @@ def test_covered_bytes_of_ranges_are_those_of_a_bitmap() -> None:
         ends = starts + source.integers(0, 20, len(starts))
         expected = {byte for start, end in zip(starts, ends, strict=True) for byte in range(start, end)}
         assert _covered_bytes(starts, ends) == len(expected)
+
+
+def test_what_is_read_for_a_reference_is_held_first(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a whole payload only the header is read; of a part, also its bytes."""
+    monkeypatch.setattr("dieselfs_server.call.SMALL_REPLY_BYTES", 0)
+    chunk_id = extent_of(world, b"d/x/f0").chunk_id
+    header_bytes = read_header(world.store, world.id("a"), chunk_id)[0].header_length
+    held = list[int]()
+
+    async def hold(size_bytes: int) -> None:
+        held.append(size_bytes)
+
+    for paths in ([b"d/x/f0", b"d/x/f1", b"d/x/f2"], [b"d/x/f1"]):
+        made, data = asked(world, [(b"new/" + path, extent_of(world, path)) for path in paths])
+        named = thrift.put_chunk_args(dataset="a", chunk_id=made, bulk_length=len(data))
+        put_chunk = parts_of(world.service, "put_chunk").put_chunk
+        trio.run(put_chunk, Call(world.service.access, TRUSTED, "put_chunk", named, data, hold))
+    assert held == [header_bytes, header_bytes + 700]

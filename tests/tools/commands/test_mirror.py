@@ -9,6 +9,7 @@ from contextlib import closing
 import pytest
 
 from dieselfs.chunk.builder import ChunkBuilder, SealedChunk
+from dieselfs.chunk.bundle import is_bundled
 from dieselfs.dataset import Dataset
 from dieselfs.errors import (
     EXIT_NOT_FOUND,
@@ -127,6 +128,25 @@ def test_a_mirror_does_not_begin_again_while_copies_use_its_chunks(dlcmd: Dlcmd,
     dlcmd("rb", "-y", f"{origin.name}-copy")
     dlcmd("mirror", "--once", origin.place)
     assert dlcmd("cat", f"{here}/large.bin").stdout == content
+
+
+def test_copies_without_bytes_of_their_own_are_mirrored_and_promoted(dlcmd: Dlcmd, origin: Origin) -> None:
+    """The origin has their chunks in a bundle, the mirror each as an object with the same ID."""
+    here = f"dl://{origin.name}"
+    (origin.folder / "large.bin").write_bytes(content := os.urandom(9_000_000))
+    origin.sync()
+    origin.dlcmd("cp", f"{here}/large.bin", f"{here}/copy.bin")
+    with closing(Dataset(origin.server.settings(), origin.name)) as data:
+        tree = data.snapshot
+        bundled = [each for each in map(tree.chunk_id, range(tree.chunk_count)) if is_bundled(each)]
+    assert len(bundled) > 1
+    dlcmd("mirror", "--once", origin.place)
+    assert dlcmd("cat", f"{here}/copy.bin").stdout == content
+    dlcmd("mirror", "--promote", "--force", here)
+    dlcmd("rm", f"{here}/large.bin")
+    dlcmd("purge", "--grace", "0s", here)
+    assert dlcmd("cat", f"{here}/copy.bin").stdout == content
+    assert "clean" in dlcmd("fsck", "--deep", here).text
 
 
 def test_nobody_else_writes_a_mirror(dlcmd: Dlcmd, origin: Origin) -> None:
