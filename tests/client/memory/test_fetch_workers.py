@@ -205,6 +205,7 @@ def test_workers_use_the_disk_of_the_node(packed: PackedDataset, tmp_path: Path)
 
 
 def test_without_a_forker_the_daemon_fetches(rig: Rig) -> None:
+    wait_until(lambda: bool(processes("dieselfs-forker")))  # it gives itself the name
     (forker,) = processes("dieselfs-forker")
     os.kill(forker, signal.SIGKILL)
     wait_until(lambda: not processes("dieselfs-forker"))
