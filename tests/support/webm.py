@@ -9,6 +9,18 @@ from collections.abc import Iterable
 from PIL import Image
 
 STEP_MS = 1000
+SIZE = 64, 48
+SECONDS = 40
+CLIP_BYTES = SECONDS * 400_000
+
+
+def grey_at(second: int) -> int:
+    return 40 + 5 * second
+
+
+def clip() -> bytes:
+    """A video of SECONDS and about CLIP_BYTES, of which the picture of each second is lighter than the last one."""
+    return video(map(grey_at, range(SECONDS)), SIZE, CLIP_BYTES // SECONDS)
 
 
 def element(name: str, content: bytes) -> bytes:

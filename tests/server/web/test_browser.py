@@ -64,8 +64,6 @@ GREY = """video => {
     return canvas.getImageData(5, 5, 1, 1).data[0];
 }"""
 """How light the picture is that a video shows."""
-SECONDS = 40
-CLIP_BYTES = SECONDS * 400_000
 
 pytestmark = [
     pytest.mark.skipif(CHROMIUM is None, reason="needs chromium: apt-get install chromium"),
@@ -325,10 +323,9 @@ def test_folders_pictures_text_and_sound_are_looked_at(page: Page, server: Runni
 
 @pytest.fixture(scope="module")
 def watched(server: RunningServer) -> Iterator[str]:
-    """A dataset with a video and a sound, of which a browser does not fetch all before it is asked to."""
+    """A dataset with a video and a sound of 16 and 9.6 MB, of which a browser does not fetch all at first."""
     with Dataset(server.settings(), "watched", must_exist=False) as data:
-        greys = [40 + 5 * second for second in range(SECONDS)]
-        data.put("clip.webm", webm.video(greys, (64, 48), CLIP_BYTES // SECONDS))
+        data.put("clip.webm", webm.clip())
         data.put("long.wav", hostile_files.sound(seconds=1200))
         data.flush()
         yield data.name
@@ -339,14 +336,12 @@ def watched(server: RunningServer) -> Iterator[str]:
 def test_a_player_plays_and_seeks_by_ranges(
     page: Page, server: RunningServer, watched: str, name: str, duration: int, later: float
 ) -> None:
-    """The fixture `page` fails for what the policy of the page has blocked."""
     fetched: list[Response] = []
     page.on("response", lambda answer: fetched.append(answer) if "/data/" in answer.url else None)
     show(page, log_in(page, server), f"datasets/{watched}")
     page.get_by_role("button", name=name, exact=True).click()
     player = page.get_by_label(name, exact=True)
-    wait_until(lambda: player.evaluate("player => player.readyState >= 1"))
-    assert player.evaluate("player => player.duration") == duration
+    wait_until(lambda: player.evaluate("player => player.duration") == duration)
     player.evaluate("player => player.play()")
     wait_until(lambda: player.evaluate("player => player.currentTime > 0.3"))
     assert fetched[0].status == 206 and "sandbox" in fetched[0].headers["content-security-policy"]
@@ -354,12 +349,11 @@ def test_a_player_plays_and_seeks_by_ranges(
     player.evaluate("(player, later) => { player.currentTime = later; }", later)
     wait_until(lambda: player.evaluate("(player, later) => player.currentTime > later + 0.3", later))
     asked = [(answer.status, answer.request.all_headers()["range"]) for answer in fetched[before:]]
-    size = CLIP_BYTES if name == "clip.webm" else 8000 * duration
-    assert any(status == 206 and int(text[6:].split("-")[0]) > size // 2 for status, text in asked), asked
+    assert any(status == 206 and int(text[6:].split("-")[0]) > 5_000_000 for status, text in asked), asked
     if name == "clip.webm":
-        assert player.evaluate("video => [video.videoWidth, video.videoHeight]") == [64, 48]
+        assert player.evaluate("video => [video.videoWidth, video.videoHeight]") == [*webm.SIZE]
         player.evaluate("video => { video.pause(); video.currentTime = 20.5; }")
-        wait_until(lambda: abs(player.evaluate(GREY) - (40 + 5 * 20)) <= 2)
+        wait_until(lambda: abs(player.evaluate(GREY) - webm.grey_at(20)) <= 2)
 
 
 def test_classes_and_changes_are_shown_on_request(page: Page, server: RunningServer) -> None:
