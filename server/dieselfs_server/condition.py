@@ -224,7 +224,7 @@ def keys(accounts: Accounts, now_s: float) -> CheckRecord:
 
 
 def maintenance(store: ObjectStore, now_s: float) -> CheckRecord:
-    """When the data were last copied and checked. Copies that were made once should be made on."""
+    """When the data were last copied, checked and purged. Copies that were made once should be made on."""
     return _asked("maintenance", lambda: _maintenance(history.last_times_s(store), now_s))
 
 

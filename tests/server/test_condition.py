@@ -60,13 +60,17 @@ def test_a_disk_that_fills_up(free: int, state: str) -> None:
 
 def test_a_backup_that_is_no_longer_made() -> None:
     store, day_s = MemoryStore(), 86_400
-    assert condition.maintenance(store, 0).text == "no backup yet, no fsck of a dataset yet"
+    assert condition.maintenance(store, 0).text == (
+        "no backup yet, no fsck of a dataset yet, no purge of a dataset yet"
+    )
     history.note(store, history.BACKUP, 10 * day_s)
     history.note(store, history.FSCK, 11 * day_s)
+    history.note(store, history.PURGE, 12 * day_s - 60)
     found = condition.maintenance(store, 12 * day_s)
     assert (found.state, found.text) == (
         OK,
-        "last backup 48 h 0 min ago, last fsck of a dataset 24 h 0 min ago",
+        "last backup 48 h 0 min ago, last fsck of a dataset 24 h 0 min ago, "
+        "last purge of a dataset 1 min 0 s ago",
     )
     assert condition.maintenance(store, 14 * day_s).state == WARNING
     store.put_record(history.HISTORY_RECORD, b"\xc1")

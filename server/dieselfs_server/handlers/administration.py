@@ -248,7 +248,10 @@ class MaintenanceCalls:
             raise InvalidInput(f"grace time of {grace_s} s is out of range (0 to {GRACE_S_MAX - 1})")
         asked = time.time_ns(), grace_s, is_dry_run, self.room.for_purge
         work = purging.purge, dataset, self.tags, *asked
-        return await self._run(call, dataset.dataset_id, f"purge of {dataset.name}", *work)
+        report = await self._run(call, dataset.dataset_id, f"purge of {dataset.name}", *work)
+        if not is_dry_run:
+            await self._note(history.PURGE)
+        return report
 
     async def list_attached(self, call: Call) -> Sequence[AttachedRecord]:
         dataset = await call.dataset()  # it names files of the server
@@ -329,8 +332,11 @@ class MaintenanceCalls:
         await trio.to_thread.run_sync(self.mirrors.check_settled, dataset.dataset_id, dataset.name)
         work = checking.fsck, self.snapshots, self.tags, dataset, self.scratch, time.time_ns(), *asked
         report = await self._run(call, dataset.dataset_id, f"fsck of {dataset.name}", *work)
-        await trio.to_thread.run_sync(history.note, self.store, history.FSCK, time.time())
+        await self._note(history.FSCK)
         return report
+
+    async def _note(self, kind: str) -> None:
+        await trio.to_thread.run_sync(history.note, self.store, kind, time.time())
 
     async def promote_mirror(self, call: Call) -> MirrorRecord:
         dataset = await call.dataset()

@@ -1,4 +1,4 @@
-"""When the data of a store were last copied and checked. This module reads and writes a record of the store.
+"""When the data of a store were last copied, checked and purged. This module reads and writes a record of the store.
 
 The record is for people alone. Of two changes at the same time, one may be lost.
 """
@@ -11,8 +11,8 @@ from dieselfs.errors import DieselfsError
 from dieselfs_server.store.interface import ObjectStore
 
 HISTORY_RECORD = "maintenance-history"
-BACKUP, FSCK = "backup", "fsck"
-KINDS = {BACKUP: "backup", FSCK: "fsck of a dataset"}
+BACKUP, FSCK, PURGE = "backup", "fsck", "purge"
+KINDS = {BACKUP: "backup", FSCK: "fsck of a dataset", PURGE: "purge of a dataset"}
 """With what each is called."""
 _TIME_S_MAX = 1 << 40
 
