@@ -1,8 +1,8 @@
 """Runs: pushes the chunks of a large file into the page cache ahead of its reader, without a plan.
 
 In the view `image`, and for ordinary users, the kernel asks the daemon for 128 KiB at most, and each request costs as
-much as pushing several times that. So the chunks ahead are pushed whole, except their first bytes: the read of these
-shows where the reader is. A reader of parts of files in another order lists the extents that it needs next; these are
+much as pushing several times that. So the chunks ahead are pushed whole, except their first bytes: the reads of these
+show where the reader is. A reader of parts of files in another order lists the extents that it needs next; these are
 pushed whole.
 
 Chunks that are pinned stay. Others take room in the window, and are dropped when later ones need it.
@@ -23,8 +23,10 @@ from dieselfs_client.memory.chunk_cache import ChunkCache
 from dieselfs_client.prefetch.budget import PrefetchBudget
 
 RUN_WIRE_BYTES = 128 * KIB
-"""The first bytes of a file's part of a chunk are not pushed. The kernel asks for as many at once, unless root has
-raised it.
+"""The kernel asks for as many bytes at once, unless root has raised it."""
+RUN_HEAD_BYTES = 2 * RUN_WIRE_BYTES
+"""The first bytes of a file's part of a chunk are not pushed. Wherever reads begin, one of them is within these bytes,
+without the end of the chunk before. In an image, a file may begin anywhere.
 """
 RUN_AHEAD_BYTES = 4 * CHUNK_TARGET_BYTES
 """How far ahead of the reader chunks are pushed."""
@@ -84,7 +86,7 @@ class Runs:
         if self._budget.is_pushed(chunk):  # and reclaimed, at least in part
             return
         self._in_flight[chunk] = trio.Event()
-        self._nursery.start_soon(self._bring, node, chunk, RUN_WIRE_BYTES, RUN_ROOM_SHARE)
+        self._nursery.start_soon(self._bring, node, chunk, RUN_HEAD_BYTES, RUN_ROOM_SHARE)
 
     def read_ahead(self, numbers: list[int]) -> None:
         """Fetch and push the chunks of these extents, which a reader needs next, in their order."""
@@ -131,7 +133,7 @@ class Runs:
             if chunk in self._pushed or self._budget.is_pushed(chunk):
                 self._passed(chunk)
 
-    async def _bring(self, node: int, chunk: int, wire_bytes: int, room_share: float) -> None:
+    async def _bring(self, node: int, chunk: int, head_bytes: int, room_share: float) -> None:
         try:
             extents = self._table.of_chunk(chunk)
             is_pinned = self._budget.pin(chunk)
@@ -144,7 +146,7 @@ class Runs:
                 if self._budget.was_just_pushed(chunk):
                     return
                 self._budget.push(chunk)
-            beheaded = _beheaded(extents, node, wire_bytes)
+            beheaded = _beheaded(extents, node, head_bytes)
             await self._put(beheaded, payload, beheaded.offsets)
         except DieselfsError:
             pass  # its readers fetch it, and report the error

@@ -21,8 +21,8 @@ from dieselfs_client.prefetch.prefetcher import Prefetcher
 from dieselfs_client.prefetch.runs import (
     RUN_AHEAD_BYTES,
     RUN_FETCHES_AT_ONCE,
+    RUN_HEAD_BYTES,
     RUN_ROOM_BYTES_MIN,
-    RUN_WIRE_BYTES,
 )
 from tests.support.dataset import MemoryChunkSource, PackedDataset, TreeEntry, pack_entries
 
@@ -134,8 +134,8 @@ async def all_of_it(rig: Rig) -> None:
 def test_a_sequential_reader_asks_for_the_first_bytes_of_each_chunk(packed: PackedDataset) -> None:
     rig = run(packed, all_of_it, WINDOW_BYTES)
     assert sorted(rig.source.fetched_chunks) == list(range(CHUNKS)), "each chunk once"
-    assert rig.requests <= CHUNKS + 2 * MIB // STEP_BYTES
-    assert rig.pages.stored_bytes >= FILE_BYTES - CHUNKS * RUN_WIRE_BYTES - 2 * MIB
+    assert rig.requests <= (CHUNKS * RUN_HEAD_BYTES + 2 * MIB) // STEP_BYTES
+    assert rig.pages.stored_bytes >= FILE_BYTES - CHUNKS * RUN_HEAD_BYTES - 2 * MIB
 
 
 def test_chunks_behind_the_reader_are_dropped(packed: PackedDataset) -> None:
@@ -168,7 +168,7 @@ def test_what_can_be_pinned_stays(packed: PackedDataset) -> None:
 
     rig = run(packed, scenario, 0, FILE_BYTES)
     assert sorted(rig.source.fetched_chunks) == list(range(CHUNKS)), "each chunk once"
-    assert rig.requests <= CHUNKS + 2 * MIB // STEP_BYTES
+    assert rig.requests <= (CHUNKS * RUN_HEAD_BYTES + 2 * MIB) // STEP_BYTES
 
 
 def test_without_room_nothing_is_pushed(packed: PackedDataset) -> None:
@@ -272,18 +272,20 @@ def test_a_plan_gets_the_room_of_runs(packed: PackedDataset) -> None:
 
 
 def test_a_reader_waits_at_a_chunk_that_is_not_pushed_yet(packed: PackedDataset) -> None:
-    """Also if its read begins in the chunk before: in an image, reads begin anywhere in a file. One that asks for what
-    is pushed does not wait, as the push waits for its pages.
+    """Wherever its reads begin: in an image, a file begins anywhere. One that asks for what is pushed, or still to be
+    pushed of the chunk before, does not wait, as the push waits for its pages.
     """
     across = MIB - 32 * KIB
+    within = across + STEP_BYTES
 
     async def scenario(rig: Rig) -> None:
         async with rig.prefetcher.pushing:
             await rig.read(0, STEPS - 1)
-            assert rig.reads.at_once(LARGE, across, STEP_BYTES) is None
-            assert rig.reads.at_once(LARGE, across + STEP_BYTES, STEP_BYTES) is not None
-        found = await rig.reads.fetch(LARGE, across, STEP_BYTES)
-        assert b"".join(found) == CONTENT[across : across + STEP_BYTES]
+            assert rig.reads.at_once(LARGE, across, STEP_BYTES) is not None
+            assert rig.reads.at_once(LARGE, within, STEP_BYTES) is None
+            assert rig.reads.at_once(LARGE, within + STEP_BYTES, STEP_BYTES) is not None
+        found = await rig.reads.fetch(LARGE, within, STEP_BYTES)
+        assert b"".join(found) == CONTENT[within : within + STEP_BYTES]
         assert rig.pages.stored_bytes, "the chunk is pushed by then"
         assert rig.reads.at_once(LARGE, FILE_BYTES, STEP_BYTES) == []
 

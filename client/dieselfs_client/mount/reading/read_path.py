@@ -30,7 +30,7 @@ from dieselfs_client.memory.chunk_cache import Blocks, ChunkCache
 from dieselfs_client.mount.reading.core import ExtentPart, MountCore
 from dieselfs_client.mount.reading.read_around import ReadAround
 from dieselfs_client.prefetch.prefetcher import Prefetcher
-from dieselfs_client.prefetch.runs import RUN_AHEAD_BYTES, RUN_WIRE_BYTES
+from dieselfs_client.prefetch.runs import RUN_AHEAD_BYTES, RUN_HEAD_BYTES, RUN_WIRE_BYTES
 
 READ_AHEAD_BYTES = 2 * CHUNK_TARGET_BYTES
 """How far ahead of a sequential reader of one file its chunks are fetched."""
@@ -247,12 +247,13 @@ class ReadPath:
             self._chunk_cache.prefetch(chunks[0])
 
     def _is_early(self, parts: list[ExtentPart]) -> bool:
-        """Whether a sequential reader comes to a chunk before it is pushed, perhaps with the end of the one before, and
-        has asked for nothing that is pushed: a push waits for pages for which the kernel has asked.
+        """Whether a sequential reader comes to a chunk before it is pushed, and has asked for nothing that is pushed: a
+        push waits for pages for which the kernel has asked.
         """
-        return any(
-            last.start + last.length <= RUN_WIRE_BYTES and self._ahead.runs.is_coming(last.extent.chunk)
-            for last in parts[-1:]
+        return (
+            len(parts) == 1
+            and parts[0].start + parts[0].length <= RUN_HEAD_BYTES
+            and self._ahead.runs.is_coming(parts[0].extent.chunk)
         )
 
     def _held(self, parts: list[ExtentPart]) -> Buffers | None:
@@ -318,7 +319,7 @@ class ReadPath:
             self._prefetch(parts[1:])
             if self._is_early(parts):
                 with trio.move_on_after(HELD_BACK_S):
-                    await self._ahead.runs.arrival(parts[-1].extent.chunk)
+                    await self._ahead.runs.arrival(parts[0].extent.chunk)
             with trio.move_on_after(self._timeout_s):
                 buffers = _checked(parts, [await self._fetch_part(part) for part in parts])
                 is_done = True
