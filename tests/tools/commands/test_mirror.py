@@ -271,6 +271,11 @@ def test_an_encrypted_dataset_is_mirrored_and_promoted_without_its_key(sealed: S
     assert "clean" in dlcmd("fsck", "--deep", place).text
     sealed.assert_is_here(sealed.here)
 
+    sealed.there("erase", "-y", place)
+    refused = dlcmd(*sealed.mirror, exit_code=EXIT_USAGE)
+    assert "has content of its own" in refused.stderr
+    sealed.assert_is_here(sealed.here)
+
 
 def test_the_key_of_a_mirror_is_destroyed_with_that_of_its_origin(sealed: Sealed) -> None:
     sealed.dlcmd(*sealed.mirror)

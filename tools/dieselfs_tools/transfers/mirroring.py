@@ -56,8 +56,9 @@ class Mirroring:
             if not newest:
                 raise NotFound(f"{place}: there is no such tag")
         _ensure(here, record)
-        self._keep_keys(client.keys(place.dataset))
+        # First: a promoted mirror is refused here, and keeps its keys.
         state = here.keep_mirror(place.dataset, self.name, newest or record.generation)
+        self._keep_keys(client.keys(place.dataset))
         if state.generation == state.newest:
             return state
         with closing(_sealed(self._origin, place.state)) as data:
