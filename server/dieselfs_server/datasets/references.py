@@ -144,7 +144,9 @@ class References:
         for record in records:
             is_claim = not record.is_settled and record.time_s >= now_s - CLAIM_S
             there = stored[record.target_id]
-            chunk_ids = [chunk_id for reference, chunk_id in record.pairs if is_claim or reference in there]
+            chunk_ids = [
+                chunk_id for reference, chunk_id in record.pairs if is_claim or _is_in(there, reference)
+            ]
             for chunk_id in chunk_ids:
                 found.setdefault(chunk_id, set()).add(record.target_id)
             if is_swept and not chunk_ids:
@@ -153,7 +155,8 @@ class References:
                 merged[record.target_id].append(record)
         for target_id, several in merged.items():
             if len(several) > RECORDS_MAX:
-                pairs = [pair for record in several for pair in record.pairs if pair[0] in stored[target_id]]
+                there = stored[target_id]
+                pairs = [pair for record in several for pair in record.pairs if _is_in(there, pair[0])]
                 self.record(target_id, {source_id: pairs}, now_s)
                 for record in several:
                     self._store.delete_record(record.name)
@@ -287,6 +290,11 @@ def _record(store: ObjectStore, _dataset_id: bytes, name: str) -> _Record | None
     _, source, target, time_s, _ = name.split("-")
     ids = bytes.fromhex(source), bytes.fromhex(target)
     return _Record(name, *ids, int(time_s, 16), state == _SETTLED, body)
+
+
+def _is_in(stored: Container[bytes], reference: bytes) -> bool:
+    """Whether a chunk is stored. A damaged bundle is listed itself: its chunks may be saved, so they count."""
+    return reference in stored or (is_bundled(reference) and bundle_of(reference) in stored)
 
 
 def _size(store: ObjectStore, dataset_id: bytes, chunk_id: bytes) -> int:

@@ -106,6 +106,23 @@ def test_lost_metadata_is_rebuilt_from_bundles(tmp_path: Path) -> None:
             assert world.contents("b") == world.many
 
 
+def test_a_damaged_bundle_keeps_the_chunks_that_it_refers_to(tmp_path: Path) -> None:
+    """It may be brought back from a copy of the store."""
+    with closing(SqliteMetadata(":memory:")) as metadata:
+        world = ManyWorld(tmp_path, metadata, 20)
+        world.copy("a", b"m", "b", b"m")
+        (bundle_id,) = {bundle_of(each) for each in world.chunks("b") if is_bundled(each)}
+        place = world.id("b"), bundle_id
+        sound = world.objects.get_range(*place, 0, world.objects.size(*place))
+        world.objects.delete(*place)
+        world.objects.put(*place, [sound[:50] + bytes([sound[50] ^ 1]) + sound[51:]])
+        world.remove("a")
+        world.purge("a")
+        world.objects.delete(*place)
+        world.objects.put(*place, [sound])
+        assert world.contents("b") == world.many
+
+
 def test_bundles_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """By chunks, by bytes, and by what is copied between two chances to be cancelled."""
     entry_bytes = ENTRY_BYTES + len(b"m/000")

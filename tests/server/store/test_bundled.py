@@ -2,7 +2,7 @@
 
 import random
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -15,7 +15,7 @@ from dieselfs_server.store.bundled import BundledStore
 from dieselfs_server.store.interface import ObjectStore
 from dieselfs_server.store.memory import MemoryStore
 from dieselfs_server.store.posix import PosixStore
-from dieselfs_server.store.wrapper import delete_chunks
+from dieselfs_server.store.wrapper import StoreWrapper, delete_chunks
 from tests.conformance.chunk_store_suite import DATASET_ID, OTHER_ID, ChunkStoreSuite, chunk_at
 from tests.support.counted_calls import CountedCalls
 
@@ -100,6 +100,44 @@ def test_a_range_behind_the_end_of_a_head_is_damage() -> None:
     for missing in (bundled_id(bundle_id, 3), bundled_id(new_bundle_id(chunk_at(5)), 1)):
         with pytest.raises(NotFound, match=chunk_name(missing)):
             store.get_range(DATASET_ID, missing, 0, 1)
+
+
+def test_a_range_behind_all_heads_asks_the_store_for_nothing(tmp_path: Path) -> None:
+    """A payload is asked for as if each chunk had its own; a file system refuses negative lengths."""
+    store, (bundle_id, chunks) = BundledStore(PosixStore(tmp_path)), bundle_at(5, [b"12345", b"6789"])
+    put(store, bundle_id, chunks)
+    for chunk_id in chunks:
+        with pytest.raises(Damaged, match=f"chunk {chunk_name(chunk_id)}: offset 1000:"):
+            store.get_range(DATASET_ID, chunk_id, 1000, 7)
+
+
+class Disturbed(StoreWrapper):
+    """`disturbs`: gets what the first read gives, and returns what its reader gets."""
+
+    def __init__(self, store: ObjectStore, disturbs: Callable[[bytes], bytes]) -> None:
+        super().__init__(store)
+        self._disturbs: list[Callable[[bytes], bytes]] = [disturbs]
+
+    def get_range(self, dataset_id: bytes, chunk_id: bytes, offset: int, length: int) -> bytes:
+        content = super().get_range(dataset_id, chunk_id, offset, length)
+        return self._disturbs.pop()(content) if self._disturbs else content
+
+
+def test_wrong_bytes_of_one_read_hide_no_chunks() -> None:
+    below, (bundle_id, chunks) = MemoryStore(), bundle_at(5, heads(3))
+    put(below, bundle_id, chunks)
+    assert content(BundledStore(Disturbed(below, lambda data: data[:-1] + bytes([data[-1] ^ 1])))) == chunks
+
+
+def test_a_bundle_that_is_deleted_while_it_is_listed_is_not_there() -> None:
+    below, (bundle_id, chunks) = MemoryStore(), bundle_at(5, heads(3))
+    put(below, bundle_id, chunks)
+
+    def erased(data: bytes) -> bytes:
+        below.delete(DATASET_ID, bundle_id)
+        return data
+
+    assert list(BundledStore(Disturbed(below, erased)).list_chunks(DATASET_ID)) == []
 
 
 def test_a_pass_over_many_heads_takes_few_requests(monkeypatch: pytest.MonkeyPatch) -> None:
