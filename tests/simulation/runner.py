@@ -25,6 +25,7 @@ from dieselfs_server.maintenance.rebuild import rebuild
 from dieselfs_server.metadata.interface import MetadataStore
 from dieselfs_server.metadata.redis.store import RedisMetadata
 from dieselfs_server.metadata.sqlite.store import SqliteMetadata
+from dieselfs_server.store.bundled import BundledStore
 from dieselfs_server.store.memory import MemoryStore
 from tests.simulation import clients, seams
 from tests.simulation.actors import DATASET, Cluster, act, check_files, create, in_process
@@ -352,7 +353,7 @@ def _check_dataset(
 ) -> None:
     with closing(SqliteMetadata(":memory:")) as rebuilt:
         name = dataset.name
-        rebuild(objects, rebuilt, name, dataset.dataset_id, 0)
+        rebuild(BundledStore(objects), rebuilt, name, dataset.dataset_id, 0)
         there, expected = (_rows(each.entry_table(dataset.dataset_id)) for each in (metadata, rebuilt))
         for path, _ in sorted(there.items() ^ expected.items(), key=str):
             cluster.world.violated(f"{host}: {path} of {name} differs from the chunks")
