@@ -192,15 +192,16 @@ def received(
     is full when the next is requested, and fills the buffers of `parts()` with the plain bytes. Raises Damaged.
 
     `room_of` is called once, before `parts`, with the length of the packed payload: that of the table (u32), the table,
-    and the stored payload. It returns memory for it, where it is complete when `parts` is called.
+    and the stored payload. It returns memory of zeros, where it is complete when `parts` is called. The length of the
+    table comes last: it is 0 in what was received in part.
     """
     if not 0 < table_length < bulk_length <= table_length + length or table_length > _TABLE_BYTES_MAX:
         raise Damaged(f"{where}: {bulk_length} bytes with a table of {table_length}, of {length} plain ones")
     packed = room_of(_TABLE_LENGTH.size + bulk_length)
-    _TABLE_LENGTH.pack_into(packed, 0, table_length)
     room = packed[_TABLE_LENGTH.size :]
     yield room
     frames = _frames_of(room[:table_length], length, bulk_length - table_length, where)
+    _TABLE_LENGTH.pack_into(packed, 0, table_length)
     pieces, piece = frames.plain(room[table_length:], where), memoryview(b"")
     for part in parts():
         while part:
@@ -208,6 +209,11 @@ def received(
             size = min(len(part), len(piece))
             part[:size] = piece[:size]
             part, piece = part[size:], piece[size:]
+
+
+def is_packed(packed: memoryview) -> bool:
+    """Whether a packed payload has been received as a whole."""
+    return any(packed[: _TABLE_LENGTH.size])
 
 
 def unpacking(read: Read, packed_length: int, length: int, where: str) -> Read:

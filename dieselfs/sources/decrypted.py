@@ -57,8 +57,8 @@ class Decryption:
         offsets = snapshot.column("extent_offsets")[order.extents].astype(np.int64)
         self._keys: Numbers = chunks << 32 | offsets
 
-    @property
-    def _key(self) -> bytes:
+    def load_key(self) -> bytes:
+        """The key, from now on without a request. Raises as `cipher`."""
         if self._cipher is None:
             self._cipher = self._make()
         return self._cipher.data_key
@@ -110,14 +110,14 @@ class Decryption:
 
     def seal_file(self, file: int, content: Buffer) -> bytes:
         """A file of 64 MiB at most as one encrypted extent, for memory that other processes may read."""
-        return seal_extent(self._key, self._context(file), memoryview(content))
+        return seal_extent(self.load_key(), self._context(file), memoryview(content))
 
     def open_file(self, file: int, sealed: Buffer) -> bytes:
         """The inverse of `seal_file`. Raises Damaged."""
         plain = memoryview(bytearray(int(self._snapshot.column("sizes")[file])))
         if len(sealed) != sealed_length(len(plain)):
             raise Damaged(f"an encrypted file of {len(sealed)} bytes")
-        open_extent(self._key, self._context(file), memoryview(sealed), plain)
+        open_extent(self.load_key(), self._context(file), memoryview(sealed), plain)
         return bytes(plain)
 
     def _context(self, file: int) -> bytes:
@@ -133,7 +133,7 @@ class Decryption:
         first: int = 0,
     ) -> None:
         """Decrypt extents: place, length, ciphertext, and memory for the plain bytes. `owners`: their files."""
-        snapshot, key = self._snapshot, self._key
+        snapshot, key = self._snapshot, self.load_key()
         sizes, times = (snapshot.column(name)[owners].tolist() for name in ("sizes", "mtimes_ns"))
         paths = snapshot.path_many(owners)
         with METER.timed("verification"):

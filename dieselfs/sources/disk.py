@@ -15,6 +15,7 @@ import numpy as np
 from blake3 import blake3
 
 from dieselfs.chunk.blocks import block_checksums, bytes_of
+from dieselfs.chunk.frames import is_packed
 from dieselfs.chunk.ids import CHUNK_ID_BYTES
 from dieselfs.disk.chunk_file import new_buffer
 from dieselfs.disk.tier import DiskTier
@@ -122,8 +123,9 @@ class DiskSource(ServerSource):
 
         def copied() -> Iterator[memoryview]:
             nonlocal kept, packed
-            # One that is not shorter would be taken for the plain payload.
-            kept, packed = packed if packed and packed.length_bytes < length_bytes else plain, None
+            # One that is not shorter would be taken for the plain payload. A retry may bring the plain one.
+            is_right = packed and packed.length_bytes < length_bytes and is_packed(packed.buffer)
+            kept, packed = packed if packed and is_right else plain, None
             start = 0
             for part in parts():
                 yield part

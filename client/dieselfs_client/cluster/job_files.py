@@ -16,7 +16,7 @@ import numpy as np
 import trio
 
 from dieselfs.arrays import Numbers
-from dieselfs.errors import InvalidInput, Unavailable
+from dieselfs.errors import DieselfsError, InvalidInput, Unavailable
 from dieselfs.importance.scored_files import ScoredFiles
 from dieselfs.limits import PEER_ANSWER_BYTES_MAX
 from dieselfs.rpc.wire import Buffer
@@ -78,7 +78,7 @@ class JobFiles:
         sizes = pooled_sizes(self._snapshot, np.array(files, np.int64)).tolist()
         files = [file for file, size in zip(files, sizes, strict=True) if 0 < size <= PEER_ANSWER_BYTES_MAX]
         pool = self._pool_now() if files else None
-        if pool is None:
+        if pool is None or not self._has_key():
             return Found({}, (), ())
         owners = zip(files, pool.owners(files), strict=True)
         own = [file for file, owner in owners if owner == self._job.node] if self.is_master() else []
@@ -87,6 +87,15 @@ class JobFiles:
         here = {file: content for file, kept in stored if (content := pool.opened(file, kept)) is not None}
         from_peers, of_others = pool.ask(files)
         return Found(here | from_peers, from_peers, wanted.difference(here).union(of_others))
+
+    def _has_key(self) -> bool:
+        """Whether files can be decrypted. The first use of the key asks a server, which may be away."""
+        try:
+            if self.decryption is not None:
+                self.decryption.load_key()
+            return True
+        except DieselfsError:  # readers meet it
+            return False
 
     def give(self, contents: Mapping[int, Buffer]) -> None:
         """Keep wanted files, each at its owner."""

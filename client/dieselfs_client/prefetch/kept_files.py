@@ -146,8 +146,8 @@ class KeptFiles:
         """Files that came from elsewhere, and that their owners want: to be given to `job`. A file that spans chunks
         comes with its last extent.
         """
-        is_part = extents.lengths < extents.sizes
-        if not self._wanted and not is_part.any():
+        is_part = (extents.lengths < extents.sizes) & (extents.sizes <= PEER_ANSWER_BYTES_MAX)
+        if not len(self._places) or not (self._wanted or is_part.any()):  # the job was asked for no files yet
             return {}
         found = {}
         columns = (extents.numbers, extents.nodes, starts, extents.lengths, is_part)

@@ -9,10 +9,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from dieselfs.encryption.cipher import DatasetCipher
+from dieselfs.errors import Unavailable
 from dieselfs.importance.score_lines import LossBatch
 from dieselfs.samples.sample_store import SampleStore
+from dieselfs.sources.decrypted import Decryption
+from dieselfs_client.cluster.job_files import Found
 from tests.support.dataset import PackedDataset
-from tests.support.job_mount_files import FILE_BYTES, Job, Mount, name_of, packed_files
+from tests.support.job_mount_files import CIPHER, FILE_BYTES, Job, Mount, name_of, packed_files
 from tests.support.peer_nodes import running_node
 
 FILES, CAPACITY = 300, 30
@@ -80,6 +84,25 @@ def test_a_node_that_is_gone_is_done_without(job: Job) -> None:
     job.members.remove("c")
     mounts[0].read(files)
     assert mounts[0].read(files)["peers"] == CAPACITY
+
+
+def test_files_come_from_elsewhere_while_there_is_no_key(tmp_path: Path) -> None:
+    """Of the next daemon, which asks a server for it: a reader meets the error when it reads."""
+    with ExitStack() as stack:
+        job = Job(packed_files(FILES, 1000, True), str(tmp_path), stack, CAPACITY)
+        mounts = job.add("a", "b")
+        mounts[0].read([*job.by_file])
+        again, answers = Mount(job, "a"), iter([None, None, CIPHER])
+
+        def cipher() -> DatasetCipher:
+            if (answer := next(answers)) is None:
+                raise Unavailable("no server answers")
+            return answer
+
+        again.files.decryption = Decryption(job.packed.snapshot, cipher)
+        for _ in range(2):  # asks once for all files
+            assert again.files.fetch([*job.by_file]) == Found({}, (), ())
+        assert again.read(job.held()) == {"own": CAPACITY, "peers": CAPACITY}
 
 
 def test_no_node_is_asked_before_the_job_is_known(job: Job) -> None:

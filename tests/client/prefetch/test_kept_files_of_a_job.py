@@ -11,6 +11,7 @@ import pytest
 
 from dieselfs.importance.score_lines import LossBatch
 from dieselfs.samples.sample_pool import pooled_sizes
+from dieselfs_client.prefetch import kept_files
 from tests.support.job_mount_files import Job, Mount, PlanReader, name_of, packed_files
 
 SPANNING, SPANNING_CHUNK_BYTES = 40, 50
@@ -45,6 +46,27 @@ def test_files_that_span_chunks_are_kept(
             assert held == files and received == sent  # each once
         parts = [parts for reader in (first, second) for parts in (reader.kept._found, reader.kept._came)]
         assert all(sum(map(len, each._contents.values())) == each._bytes <= waiting_bytes for each in parts)
+
+
+def test_parts_that_nobody_may_want_do_not_wait(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Before an order by importance, and of files that are too large for the job."""
+    packed = packed_files(SPANNING, SPANNING_CHUNK_BYTES)
+    with ExitStack() as stack:
+        (mount,) = Job(packed, str(tmp_path), stack, SPANNING).add("a")
+        reader, payloads = PlanReader(mount), packed.source().payloads
+        of_chunk = reader.table.of_chunk(0)
+
+        def waiting() -> int:
+            assert not reader.kept.wanted(of_chunk, memoryview(payloads[0]), of_chunk.offsets)
+            return reader.kept._came._bytes
+
+        assert waiting() == 0
+        reader.read(reader.table.of_chunk(5).nodes.tolist())
+        assert waiting() > 0
+        reader.kept._came.take(of_chunk.numbers.tolist())
+        before = reader.kept._came._bytes
+        monkeypatch.setattr(kept_files, "PEER_ANSWER_BYTES_MAX", int(of_chunk.sizes.min()) - 1)
+        assert waiting() == before
 
 
 NODES, FILES, CAPACITY = 8, 10_000, 1_000

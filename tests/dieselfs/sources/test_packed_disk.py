@@ -1,7 +1,8 @@
 """Chunks that come compressed stay so on the disk: less room for the same bytes, by every way of reading."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import hypothesis
 import pytest
@@ -10,7 +11,8 @@ from hypothesis import strategies as st
 
 from dieselfs.chunk.frames import Compression
 from dieselfs.dataset import Dataset
-from dieselfs.sources.server import ServerSource
+from dieselfs.rpc.client import ServerClient
+from dieselfs.sources.server import PART_BYTES, ServerSource
 from tests.dieselfs.sources.test_disk import (
     ALL,
     DATASET_BYTES,
@@ -27,6 +29,8 @@ from tests.support.server import running_server
 from tests.support.small_chunks import CHUNKS, store
 
 TABLE_LENGTH_BYTES = 4
+
+Parts = Callable[[], Iterator[memoryview]]
 
 
 @pytest.fixture(scope="module")
@@ -75,6 +79,32 @@ def test_what_waits_to_be_written_is_read(packed: Dataset, tmp_path: Path) -> No
             contents = [whole[each.offset : each.offset + each.length] for each in chosen]
             assert source.fetch_extents(chunk, chosen) == contents
         assert counted(source)["misses"] == CHUNKS
+
+
+@pytest.mark.parametrize("is_cut", [True, False])
+def test_a_retry_that_brings_plain_bytes_is_kept_as_such(
+    packed: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_cut: bool
+) -> None:
+    """As of an earlier version of the server, after a reply of frames that was cut, or has come with damage."""
+    payload, receive = payloads_of(packed)[0], ServerClient.payload_in_parts
+
+    def received(
+        self: ServerClient, dataset: str, chunk_id: bytes, length: int, parts: Parts, *rest: Any
+    ) -> None:
+        room_of = rest[-1]
+        if is_cut:
+            room_of(length // 2)[4:] = bytes([1]) * (length // 2 - 4)  # no byte behind comes
+        else:
+            receive(self, dataset, chunk_id, length, parts, *rest)
+        for part, start in zip(parts(), range(0, length, PART_BYTES), strict=True):
+            part[:] = payload[start : start + len(part)]
+
+    monkeypatch.setattr(ServerClient, "payload_in_parts", received)
+    with source_on(packed, tmp_path) as source:
+        assert source.fetch_chunk(0) == payload
+    assert files_of(packed, tmp_path)[0].read_bytes() == payload
+    with source_on(packed, tmp_path) as source:
+        assert source.fetch_chunk(0) == payload and counted(source)["damaged_chunks"] == 0
 
 
 def test_a_tier_has_room_for_more(packed: Dataset, tmp_path: Path) -> None:
