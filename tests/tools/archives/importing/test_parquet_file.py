@@ -239,10 +239,11 @@ def test_pages_that_lie(tmp_path: Path, values: Any) -> None:
     pyarrow.parquet.write_table(table, path, compression="none", use_dictionary=False)
     whole = path.read_bytes()
     for place in range(4, 120):  # the header of the page, and levels
-        path.write_bytes(whole[:place] + bytes([whole[place] ^ 255]) + whole[place + 1 :])
-        with suppress(Damaged):
-            for record in read_all(path, is_in_place=True, is_by_row=False):
-                assert record.fault or len(record.content or b"") <= 8000
+        for lie in (bytes([whole[place] ^ 255]), b"\xff" * 9 + b"\x01"):  # the second: a number of 64 bits
+            path.write_bytes(whole[:place] + lie + whole[place + len(lie) :])
+            with suppress(Damaged):
+                for record in read_all(path, is_in_place=True, is_by_row=False):
+                    assert record.fault or len(record.content or b"") <= 8000
 
 
 def test_as_datasets_writes_it(tmp_path: Path) -> None:

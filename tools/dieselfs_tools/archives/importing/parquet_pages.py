@@ -101,7 +101,7 @@ def _levels(content: bytes, bits: int, count: int) -> npt.NDArray[np.uint8]:
     while found < count:
         run = header.varint()
         if run & 1:
-            length = (run >> 1) * bits
+            length = min(run >> 1, len(content)) * bits
             packed = np.frombuffer(content, np.uint8, length, header.position)
             header.position += length
             each = np.packbits(np.unpackbits(packed, bitorder="little").reshape(-1, bits), 1, "little")[:, 0]
