@@ -28,7 +28,7 @@ from dieselfs_server.access.users import UserStore
 from dieselfs_server.settings import ProviderSettings
 from dieselfs_server.store.memory import MemoryStore
 from tests.support.certified_provider import CertifiedProvider, certified_provider
-from tests.support.dlcmd import TIMEOUT_S, Dlcmd
+from tests.support.dlcmd import TIMEOUT_S, Dlcmd, wait_until
 from tests.support.server import RunningServer, running_server
 
 CHROMIUM = shutil.which("chromium")
@@ -152,7 +152,8 @@ def test_a_token_for_another_application_is_refused(site: Site, tmp_path: Path) 
             replace(settings, server=site.server.tcp), tmp_path / "key", login, tokens, parse_pin(site.pin)
         )
     assert not (tmp_path / "key").exists()
-    assert "token: Audience doesn't match" in site.server.log()
+    # The server writes its log after it has refused the client.
+    wait_until(lambda: "token: Audience doesn't match" in site.server.log())
 
 
 class Visitor(httpx.Client):
@@ -333,6 +334,6 @@ def test_without_the_provider_the_page_says_so_in_one_line(site: Site) -> None:
         answer = user.send_fields("/api/to_provider")
     assert (answer.status_code, answer.json()["error"]) == (
         503,
-        "the identity provider does not answer now; the server's log has the reason",
+        "the server cannot log in at the identity provider now; its log has the reason",
     )
     assert "identity provider: https://127.0.0.1" in site.server.log()

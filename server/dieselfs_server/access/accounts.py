@@ -22,6 +22,8 @@ LOGINS_PER_USER_MAX = 64
 """Keys of a user whom the provider names: one for each machine, and another one while it is renewed."""
 PAGE_KEY = "page"
 """Begins the ID of a key that such a user has for a session of the web page."""
+PAGE_KEYS_PER_USER_MAX = 16
+"""The oldest gives way: most sessions end without a logout, and their keys must not keep the user from other logins."""
 LOGIN_TOKEN_LIFETIME_S_MAX = 7 * 86_400
 """Of tokens that such users make. They outlive the login, so that a job can."""
 ALL_DATASETS = "*"
@@ -238,7 +240,8 @@ def with_key(accounts: Accounts, name: str, key_id: str, key: StoredKey) -> Acco
 
 def with_login(accounts: Accounts, person: Person, key_id: str, key: StoredKey) -> Accounts:
     """`accounts` with one more key for a user whom the provider names, who is created if missing. Raises AccessDenied
-    if the user is barred, or the name was that of another person; as `with_key`.
+    if the user is barred, or the name was that of another person; as `with_key`. A key of the page takes the place of
+    the oldest one.
     """
     user = accounts.users.get(person.name, User(subject=person.subject))
     if user.is_barred:
@@ -248,7 +251,11 @@ def with_login(accounts: Accounts, person: Person, key_id: str, key: StoredKey) 
             f"user {person.name} is another person at the identity provider: an administrator removes the former one "
             "with 'dlcmd user rm'"
         )
-    named = _with_user(accounts, person.name, replace(user, groups=person.groups))
+    keys = dict(user.keys)
+    of_page = [old_id for old_id in keys if old_id.startswith(PAGE_KEY)]
+    if key_id.startswith(PAGE_KEY) and key_id not in keys and len(of_page) >= PAGE_KEYS_PER_USER_MAX:
+        del keys[min(of_page, key=lambda old_id: keys[old_id].created_s)]
+    named = _with_user(accounts, person.name, replace(user, keys=keys, groups=person.groups))
     return _with_added(named, person.name, key_id, key, LOGINS_PER_USER_MAX)
 
 

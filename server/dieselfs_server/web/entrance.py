@@ -31,6 +31,8 @@ if TYPE_CHECKING:  # few servers need its HTTP
 
 BODY_BYTES_MAX = 4096
 BODY_S = 10.0
+ASKING_MAX = 4
+"""Threads that ask the provider for browsers: strangers begin logins, and must not take those that check tokens."""
 
 Value = TypeVar("Value")
 
@@ -87,6 +89,7 @@ class Entrance:
         self._cookie = "__Host-dieselfs" if is_encrypted else f"dieselfs-{port}"
         self._away = f"{self._cookie}-away"
         """The cookie of a browser that was sent to the provider."""
+        self._asking = trio.CapacityLimiter(ASKING_MAX)
         self._refused = service.metrics.declare(catalogue.RPC_REFUSED_LOGINS)
 
     async def challenge(self, request: Request) -> dict[str, str]:
@@ -168,13 +171,11 @@ class Entrance:
         if provider is None:
             raise NotFound("this server has no identity provider")
         try:
-            return await trio.to_thread.run_sync(
-                ask, provider, abandon_on_cancel=True, limiter=provider.limiter
-            )
+            return await trio.to_thread.run_sync(ask, provider, abandon_on_cancel=True, limiter=self._asking)
         except Unavailable as error:
             log.warning("page: %s", error)
             raise Unavailable(
-                "the identity provider does not answer now; the server's log has the reason"
+                "the server cannot log in at the identity provider now; its log has the reason"
             ) from None
 
     async def logout(self, request: Request) -> Response:

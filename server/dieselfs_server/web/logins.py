@@ -159,6 +159,9 @@ LINK_S = 600
 CHALLENGE_S = 30.0
 REDIRECT_S = 600
 """For a person at the identity provider."""
+REDIRECTS_MAX = 3000
+REDIRECTS_PER_ADDRESS_MAX = 300
+"""As many as LoginRate allows within REDIRECT_S: those behind one address push nobody's login out."""
 SESSIONS_MAX = 1024
 SESSIONS_PER_USER_MAX = 16
 LINKS_MAX = 256
@@ -202,7 +205,7 @@ class Logins:
         self.rate = LoginRate()
         self._links: CallerTokens = links or Tokens(LINKS_MAX, LINKS_PER_USER_MAX, LINK_S)
         self._challenges: Tokens[Challenge] = Tokens(CHALLENGES_MAX, CHALLENGES_PER_ADDRESS_MAX, CHALLENGE_S)
-        self._redirects: Tokens[Redirect] = Tokens(CHALLENGES_MAX, CHALLENGES_PER_ADDRESS_MAX, REDIRECT_S)
+        self._redirects: Tokens[Redirect] = Tokens(REDIRECTS_MAX, REDIRECTS_PER_ADDRESS_MAX, REDIRECT_S)
         self._sessions: CallerTokens = sessions or Tokens(
             SESSIONS_MAX, SESSIONS_PER_USER_MAX, SESSION_S, SESSION_IDLE_S
         )

@@ -22,6 +22,8 @@ from dieselfs.oidc.provider import SKEW_S
 from dieselfs_server.access.accounts import (
     LOGIN_TOKEN_LIFETIME_S_MAX,
     LOGINS_PER_USER_MAX,
+    PAGE_KEY,
+    PAGE_KEYS_PER_USER_MAX,
     Accounts,
     Caller,
     Person,
@@ -238,6 +240,15 @@ def test_one_user_has_a_bounded_number_of_logins() -> None:
         accounts = _login(accounts, f"k{number}")
     with pytest.raises(InvalidInput, match="64 keys"):
         _login(accounts, "more")
+
+
+def test_sessions_of_the_page_keep_nobody_from_logging_in() -> None:
+    accounts = _login(Accounts(), "machine")
+    for number in range(LOGINS_PER_USER_MAX + 1):
+        key = StoredKey(KEY.verifier(), number, 1000)
+        accounts = with_login(accounts, Person("oidc:ada", "7"), f"{PAGE_KEY}{number}", key)
+    left = [f"{PAGE_KEY}{number}" for number in range(number + 1 - PAGE_KEYS_PER_USER_MAX, number + 1)]
+    assert [*_login(accounts, "other").users["oidc:ada"].keys] == ["machine", *left, "other"]
 
 
 def test_nobody_makes_keys_or_groups_with_names_of_the_provider() -> None:

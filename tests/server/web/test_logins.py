@@ -124,6 +124,14 @@ def test_a_browser_comes_back_from_the_provider_once_in_time_with_its_own_state(
         logins.take_redirect(ours[2], redirect.state)
 
 
+def test_browsers_behind_one_address_do_not_end_the_login_of_another() -> None:
+    logins, redirect = Logins(Clock()), Redirect("https://storage-1:7071/")
+    first = logins.send_away("10.0.0.1", redirect)
+    for _ in range(int(TRIES_PER_ADDRESS * REDIRECT_S / WINDOW_S) - 1):
+        logins.send_away("10.0.0.1", redirect)
+    assert logins.take_redirect(first, redirect.state) == redirect
+
+
 def test_a_closed_session_is_over() -> None:
     logins = Logins(Clock())
     first, second = logins.open(ANN), logins.open(ANN)
