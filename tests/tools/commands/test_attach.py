@@ -167,8 +167,8 @@ def write_hdf5(folder: Path) -> dict[str, Any]:
 
 def write_zarr(folder: Path) -> dict[str, Any]:
     zarr = pytest.importorskip("zarr", reason="the extra 'test' is not installed")
-    images = np.random.default_rng(1).integers(0, 255, (300, 8, 6), np.uint8)
-    zarr.create_array(folder / "x", data=images, chunks=(1, 8, 6), shards=(5, 8, 6), compressors=None)
+    images = np.random.default_rng(1).integers(0, 255, (299, 8, 6), np.uint8)
+    zarr.create_array(folder / "x", data=images, chunks=(2, 8, 6), shards=(6, 8, 6), compressors=None)
     return {f"x/{row:08}": image for row, image in enumerate(images)}
 
 

@@ -117,6 +117,26 @@ def test_places_behind_a_user_block(tmp_path: Path) -> None:
         assert found[f"whole/{row:08}.60.int32"] == found[f"chunked/{row:08}.60.int32"] == value.tobytes()
 
 
+@pytest.mark.parametrize("libver", ["earliest", "latest"])  # they have other indexes of chunks
+def test_rows_of_a_padded_chunk_are_those_of_h5py(tmp_path: Path, libver: str) -> None:
+    rows = np.arange(1, 481, dtype=np.int32).reshape(8, 60)
+    with h5py.File(tmp_path / "x.h5", "w", libver=libver) as file:
+        for length in (0, 1, 2, 3, 7, 8):
+            file.create_dataset(f"{length}", data=rows[:length], chunks=(3, 60), maxshape=(None, 60))
+        file.create_dataset("shrunk", data=rows, chunks=(3, 60), maxshape=(8, 60)).resize(4, axis=0)
+        file.create_dataset("filled", data=np.full((4, 60), 7), chunks=(3, 60), fillvalue=7)
+    found = contents(tmp_path / "x.h5", "hdf5", is_in_place=True)
+    wholes = contents(tmp_path / "x.h5", "hdf5", is_in_place=True, is_by_row=False)
+    with h5py.File(tmp_path / "x.h5") as file:
+        values = {name: file[name][()] for name in file}
+    assert found == {
+        f"{name}/{row:08}.60.{value.dtype}": value.tobytes()
+        for name, array in values.items()
+        for row, value in enumerate(array)
+    }
+    assert wholes == {f"{n}.{n}x60.int32": rows[:n].tobytes() for n in range(4)}  # of one chunk, or none
+
+
 def test_what_is_not_attached_says_why(tmp_path: Path) -> None:
     rows = np.arange(600, dtype=np.int32).reshape(10, 60)
     with h5py.File(tmp_path / "x.h5", "w", track_order=True) as file:
@@ -129,7 +149,7 @@ def test_what_is_not_attached_says_why(tmp_path: Path) -> None:
     records = {record.name.decode(): record for record in read_all(tmp_path / "x.h5", is_in_place=True)}
     assert {name: record.fault for name, record in records.items() if record.fault} == {
         "packed": "it is compressed, or changed by another filter; store it with dlcmd import",
-        "parts": "its chunks have parts of rows, and padding; store it with dlcmd import",
+        "parts": "its chunks of 3x25 are padded in other dimensions than the first; store it with dlcmd import",
         "unwritten": "some of its chunks were not written; store it with dlcmd import",
         "big-endian": "its type has no form in place; store it with dlcmd import",
     }

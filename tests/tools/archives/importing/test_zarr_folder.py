@@ -11,6 +11,7 @@ import pytest
 
 from dieselfs.errors import Damaged, InvalidInput
 from dieselfs_tools.archives.importing import zarr_chunks
+from dieselfs_tools.archives.importing.record import Record
 from tests.support.importing import contents, read_all
 
 zarr = pytest.importorskip("zarr", reason="the extra 'test' is not installed")
@@ -47,6 +48,35 @@ def test_rows_are_those_of_zarr(tmp_path: Path, options: dict[str, Any], data: A
     assert len(found) == len(rows)
     for row, value in enumerate(rows):
         assert found[f"x.zarr/{row:08}.4x6.{value.dtype}"] == value.tobytes()
+
+
+@pytest.mark.parametrize("options", [{"zarr_format": 2}, {"zarr_format": 3}, {"shards": (6, 4, 6)}])
+def test_rows_of_a_padded_chunk_are_those_of_zarr(tmp_path: Path, options: dict[str, Any]) -> None:
+    for length in (0, 1, 2, 3, 7, 11, 13):
+        folder = tmp_path / f"{length}"
+        rows = made(folder, IMAGES[:length], **options)[:]
+        assert contents(folder, is_in_place=True) == {
+            f"{length}/{row:08}.4x6.uint8": value.tobytes() for row, value in enumerate(rows)
+        }
+    assert contents(tmp_path / "0", is_in_place=True, is_by_row=False) == {"0.0x4x6.uint8": b""}
+    assert contents(tmp_path / "2", is_in_place=True, is_by_row=False) == {
+        "2.2x4x6.uint8": IMAGES[:2].tobytes()
+    }
+
+
+@pytest.mark.parametrize("options", [{"zarr_format": 2}, {"zarr_format": 3}, {"shards": (6, 4, 6)}])
+def test_a_padded_chunk_of_the_fill_value(tmp_path: Path, options: dict[str, Any]) -> None:
+    data = IMAGES.copy()
+    data[12:] = 7
+    for is_stored in (True, False):
+        folder = tmp_path / f"{is_stored}"
+        made(folder, data, fill_value=7, config={"write_empty_chunks": is_stored}, **options)
+    found = contents(tmp_path / "True", is_in_place=True)
+    assert b"".join(found.values()) == data.tobytes()
+    before: list[Record] = []
+    with pytest.raises(Damaged, match="is missing: the numbers there are those of the fill value"):
+        read_all(tmp_path / "False", is_in_place=True, into=before)
+    assert len(before) == 12
 
 
 @pytest.mark.parametrize("version", [2, 3])
@@ -103,7 +133,7 @@ def test_arrays_of_a_group(tmp_path: Path, version: int) -> None:
             "it is compressed, or changed by another codec",
         ),
         ({"zarr_format": 2, "order": "F"}, "it is in Fortran order"),
-        ({"chunks": (3, 3, 6)}, "its chunks have parts of rows, and padding"),
+        ({"chunks": (3, 3, 6)}, "its chunks of 3x3x6 are padded in other dimensions than the first"),
         ({"chunks": (2, 2, 6), "shards": (4, 4, 6)}, "the chunks in its shards have parts of rows"),
     ],
 )

@@ -46,12 +46,13 @@ class Block(NamedTuple):
     source: Input
 
 
-PADDED = "its chunks have parts of rows, and padding"
-
-
-def has_padding(shape: Sequence[int], chunk: Sequence[int]) -> bool:
-    """Whether chunks have numbers that are not those of the array, and not behind all others."""
-    return any(size % part for size, part in zip(shape[1:], chunk[1:], strict=True))
+def padding_fault(shape: Sequence[int], chunk: Sequence[int]) -> str:
+    """Why chunks with numbers that are not those of the array are not attached, or nothing. Padding of the first
+    dimension is no fault: it is behind all rows.
+    """
+    if not any(size % part for size, part in zip(shape[1:], chunk[1:], strict=True)):
+        return ""
+    return f"its chunks of {'x'.join(map(str, chunk))} are padded in other dimensions than the first"
 
 
 class Array(NamedTuple):
@@ -141,6 +142,9 @@ def in_place(source: Input, array: Array, blocks: Iterable[Block]) -> Iterator[R
         yield Record(name.encode(), mtime_ns, fault=fault)
         return
     is_whole = array.is_whole(is_by_row)
+    if is_whole and not array.total_bytes:  # chunked, it has no blocks
+        yield Record.of(raw_name(name, array.dtype, array.shape).encode(), b"", mtime_ns)
+        return
     for block in blocks:
         begin, length = block.offset, array.item_bytes * math.prod(block.shape)
         if begin < 0 or begin + length > block.source.size_bytes():

@@ -12,12 +12,11 @@ import numpy as np
 from dieselfs.errors import Damaged
 from dieselfs_tools.archives.formats import required
 from dieselfs_tools.archives.importing.arrays import (
-    PADDED,
     Array,
     Block,
-    has_padding,
     imported,
     in_place,
+    padding_fault,
     whole_file,
 )
 from dieselfs_tools.archives.importing.inputs import Input
@@ -141,8 +140,8 @@ def _not_in_place(h5py: Any, dataset: Any) -> str:
         return "its numbers have a form of their own"
     if dataset.chunks is None:
         return "" if dataset.id.get_offset() is not None or not dataset.size else "it has no place of its own"
-    if has_padding(dataset.shape, dataset.chunks):
-        return PADDED
+    if fault := padding_fault(dataset.shape, dataset.chunks):
+        return fault
     counts = (-(-size // part) for size, part in zip(dataset.shape, dataset.chunks, strict=True))
     if dataset.id.get_num_chunks() != math.prod(counts):
         return "some of its chunks were not written"
