@@ -26,12 +26,14 @@ Completed = tuple[tuple[Preamble, ChunkHeader], bytes, Claim | None]
 
 def read_bytes(store: ObjectStore, dataset_id: bytes, preamble: Preamble, header: ChunkHeader) -> int:
     """How much `completed` reads at most: the header of the chunk that is named, and the range, unless it is the whole
-    payload of a chunk that has it itself. Raises NotFound, Damaged.
+    payload of a chunk that has it itself. The first read of a foreign source reads all of it. Raises NotFound, Damaged.
     """
     assert header.source is not None
     old = read_preamble(store, dataset_id, header.source.chunk[1])
+    if old.is_attached:
+        return old.header_length + old.payload_length
     is_whole = (header.source.offset, preamble.payload_length) == (0, old.payload_length)
-    return old.header_length + (0 if is_whole and not old.is_attached else preamble.payload_length)
+    return old.header_length + (0 if is_whole else preamble.payload_length)
 
 
 def completed(store: ObjectStore, dataset_id: bytes, preamble: Preamble, header: ChunkHeader) -> Completed:

@@ -12,7 +12,7 @@ import pytest
 import trio
 
 from dieselfs.chunk.builder import ChunkBuilder
-from dieselfs.chunk.format import PREAMBLE_BYTES, decode_preamble
+from dieselfs.chunk.format import PREAMBLE_BYTES, decode_preamble, decode_stored
 from dieselfs.chunk.ids import ChunkIdSource
 from dieselfs.chunk.source import AttachedSource
 from dieselfs.errors import Damaged, InvalidInput, NotFound
@@ -21,6 +21,7 @@ from dieselfs.rpc.messages import thrift
 from dieselfs_server.call import Call
 from dieselfs_server.datasets import references
 from dieselfs_server.datasets.commit import catch_up_dataset, read_header
+from dieselfs_server.datasets.own_reference import read_bytes
 from dieselfs_server.maintenance.purge import _covered_bytes
 from dieselfs_server.metadata.interface import MetadataStore
 from dieselfs_server.store.memory import MemoryStore
@@ -229,7 +230,10 @@ def test_bytes_of_a_foreign_source_are_copied(world: World, tmp_path: Path) -> N
         world.metadata.reserve_versions(world.id("a"), 1, time.time_ns()),
     )
     put(world, (made, b"".join(builder.seal(content, source).encode(made, "a", world.id("a"), first))))
-    refer(world, {b"attached": b"own"})
+    chunk_id, data = asked(world, [(b"own", extent_of(world, b"attached"))])
+    chunk = decode_stored(data, "chunk", chunk_id, world.id("a"))
+    assert read_bytes(world.store, world.id("a"), *chunk) > 3000, "the first read compares all of the source"
+    put(world, (chunk_id, data))
     (tmp_path / "source").unlink()
     assert world.read("a", *extent_of(world, b"own")[1:4]) == content[500:1500]
     assert world.references("a") == []
