@@ -55,12 +55,20 @@ class Amount(NamedTuple):
         return Amount(*map(add, self, other))
 
     @classmethod
-    def of_chunk(cls, preamble: Preamble, header: ChunkHeader, folders: int) -> "Amount":
-        """What a chunk takes once it is stored. `folders`: those that come to be above its entries. They count as
-        files, as do links and folders with an entry: each takes a row of metadata.
+    def of_chunks(cls, chunks: Sequence[tuple[Preamble, ChunkHeader]], folders: int) -> "Amount":
+        """What chunks take once they are stored. `folders`: those that come to be above their entries. They count as
+        files, as do links and folders with an entry: each takes a row of metadata. A file that spans chunks has one.
         """
-        made, files = int((header.ops != Op.DELETE).sum()), int((header.ops == Op.FILE).sum())
-        return cls(preamble.object_length, max(made, files + folders))
+        made, files = set[bytes](), set[bytes]()
+        for _, header in chunks:
+            for path, op in zip(header.paths, header.ops.tolist(), strict=True):
+                if op != Op.DELETE:
+                    made.add(path)
+                if op == Op.FILE:
+                    files.add(path)
+        return cls(
+            sum(preamble.object_length for preamble, _ in chunks), max(len(made), len(files) + folders)
+        )
 
     @classmethod
     def of_datasets(cls, usages: Sequence[DatasetUsage | None]) -> "Amount":
@@ -164,7 +172,7 @@ QUOTA_WAIT_S, QUOTA_PAUSE_S = 5.0, 0.05
 DELETES_LOOKED_UP = 64
 """How many paths of a chunk of deletes are looked up. If most do not exist, the chunk counts like an upload."""
 FOLDERS_LOOKED_UP = 64
-"""Up to this many folders above the entries of a chunk are looked up, since those that exist do not count again."""
+"""Up to this many folders for each chunk are looked up, since those that exist do not count again."""
 DELETE_BYTES_MAX, DELETES_BYTES_MAX = 128, 4096
 """Size limits of a chunk of deletes beside its paths: for each path, and for the whole chunk."""
 CHANGE_TRIES_MAX = 256
@@ -251,7 +259,8 @@ class Quotas:
 
         Deletes of what exists always fit, and chunks that are applied already.
         """
-        for each in (*others, (preamble, header)):
+        chunks = (*others, (preamble, header))
+        for each in chunks:
             self._room.check(*each)
         accounts, name = self._table(), dataset.name
         owner = accounts.owners.get(name, "")
@@ -263,9 +272,7 @@ class Quotas:
         ):
             yield
             return
-        asked = Amount()
-        for each in (*others, (preamble, header)):
-            asked = asked.plus(Amount.of_chunk(*each, self._new_folders(dataset, each[1])))
+        asked = Amount.of_chunks(chunks, self._new_folders(dataset, [header for _, header in chunks]))
         # With the digest: a client that sends two chunks of one ID must not replace the hold of the larger one.
         chunk = f"{dataset.dataset_id.hex()}/{chunk_name(preamble.chunk_id)}/{preamble.header_digest.hex()}"
         note = f"quota/{owner}"
@@ -277,11 +284,13 @@ class Quotas:
             raise
         self._end(note, chunk)
 
-    def _new_folders(self, dataset: DatasetRecord, header: ChunkHeader) -> int:
-        """How many folders come to be above the entries of a chunk; of many, those that exist are not looked for."""
-        made = [path for path, op in zip(header.paths, header.ops.tolist(), strict=True) if op != Op.DELETE]
-        folders = folders_above(made, len(header)).paths
-        if len(folders) > FOLDERS_LOOKED_UP:
+    def _new_folders(self, dataset: DatasetRecord, headers: Sequence[ChunkHeader]) -> int:
+        """How many folders come to be above the entries of chunks; of many, those that exist are not looked for."""
+        folders = set[bytes]()
+        for header in headers:
+            entries = zip(header.paths, header.ops.tolist(), strict=True)
+            folders |= folders_above((path for path, op in entries if op != Op.DELETE), len(header)).paths
+        if len(folders) > FOLDERS_LOOKED_UP * len(headers):
             return len(folders)
         listed = (self._metadata.list_folder(dataset.dataset_id, folder, b"", 1) for folder in folders)
         return sum(not page for page in listed)

@@ -8,6 +8,8 @@ import pytest
 
 from dieselfs.chunk.bundle import bundle_of, is_bundled
 from dieselfs.chunk.format import ENTRY_BYTES
+from dieselfs.errors import StorageFull
+from dieselfs_server.access.accounts import with_quota
 from dieselfs_server.datasets import referring_copy
 from dieselfs_server.datasets.commit import catch_up_dataset
 from dieselfs_server.datasets.referring_copy import batches
@@ -135,6 +137,21 @@ def test_bundles_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
             assert world.contents("b") == world.many
             bundles = [bundle_of(each) for each in world.chunks("b") if is_bundled(each)]
             assert [bundles.count(each) for each in sorted({*bundles})] == [5, 5, 5, 5]
+
+
+def test_a_bundle_takes_no_more_of_a_quota_than_is_used(tmp_path: Path, metadata: MetadataStore) -> None:
+    """The folder above all files, and a file that spans chunks, count once; the entry of the folder takes one."""
+    world = ManyWorld(tmp_path, metadata, 20)
+    writer = world.writer("a")
+    version = writer.reserve(1)
+    for place in range(0, 50, 10):
+        writer.builder.add_file(b"m/spans", b"0123456789", 0o640, 5, 50, place, version)
+        writer.write()
+    world.service.users.change(lambda accounts: with_quota(accounts, "dataset:b", {"files": 23}))
+    world.copy("a", b"m", "b", b"n")
+    assert world.contents("b") == world.copied(b"n") | {b"n/spans": b"0123456789" * 5}
+    with pytest.raises(StorageFull):
+        world.copy("a", b"m", "b", b"o")
 
 
 def test_batches_have_all_spans_within_both_limits(monkeypatch: pytest.MonkeyPatch) -> None:
