@@ -12,7 +12,7 @@ that is in a bundle there is an object here.
 
 import logging
 from collections import OrderedDict, defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from threading import Lock
@@ -34,7 +34,7 @@ from dieselfs.chunk.ids import chunk_name
 from dieselfs.errors import AlreadyExists, Damaged, InvalidInput, NotFound
 from dieselfs.limits import KIB
 from dieselfs_server.store.interface import Buffer, ObjectStore, require_length
-from dieselfs_server.store.wrapper import StoreWrapper
+from dieselfs_server.store.wrapper import Arguments, Result, StoreWrapper
 
 log = logging.getLogger(__name__)
 
@@ -89,19 +89,36 @@ class BundledStore(StoreWrapper):
 
     def get_range(self, dataset_id: bytes, chunk_id: bytes, offset: int, length: int) -> bytes:
         if (place := self._place(dataset_id, chunk_id)) is None:
-            return self.store.get_range(dataset_id, chunk_id, offset, length)
+            return self._single(self.store.get_range, dataset_id, chunk_id, offset, length)
         bundle, start, end = place
         if offset + length > end - start:  # as where an object ends: no request for what is behind
             return require_length(bytes(max(end - start - offset, 0)), chunk_id, offset, length)
         return self._read(bundle, dataset_id, chunk_id, start + offset, length)
 
     def open_chunk(self, dataset_id: bytes, chunk_id: bytes) -> int | None:
-        return None if self._place(dataset_id, chunk_id) else self.store.open_chunk(dataset_id, chunk_id)
+        if self._place(dataset_id, chunk_id) is None:
+            return self._single(self.store.open_chunk, dataset_id, chunk_id)
+        return None
 
     def size(self, dataset_id: bytes, chunk_id: bytes) -> int:
         if (place := self._place(dataset_id, chunk_id)) is None:
-            return self.store.size(dataset_id, chunk_id)
+            return self._single(self.store.size, dataset_id, chunk_id)
         return place[2] - place[1]
+
+    def _single(
+        self,
+        call: Callable[[bytes, bytes, *Arguments], Result],
+        dataset_id: bytes,
+        chunk_id: bytes,
+        *args: *Arguments,
+    ) -> Result:
+        """A call for a chunk in no bundle. After NotFound, the next one looks for a bundle: it may be brought back."""
+        try:
+            return call(dataset_id, chunk_id, *args)
+        except NotFound:
+            with self._lock:
+                self._open.pop((dataset_id, bundle_of(chunk_id)), None)
+            raise
 
     def delete(self, dataset_id: bytes, chunk_id: bytes) -> None:
         self.delete_chunks(dataset_id, [chunk_id])

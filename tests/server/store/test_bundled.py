@@ -173,6 +173,17 @@ def test_a_damaged_bundle_is_listed_and_its_neighbours_are_read() -> None:
     assert content(store) == sound and below.list_records("") == []
 
 
+@pytest.mark.parametrize("asked", ["size", "open_chunk", "get_range"])
+def test_a_bundle_that_is_brought_back_is_read(tmp_path: Path, asked: str) -> None:
+    """As a chunk of its own, without a new start of the server."""
+    below, (bundle_id, chunks) = PosixStore(tmp_path), bundle_at(5, heads(3))
+    store, (first, head) = BundledStore(below), next(iter(chunks.items()))
+    with pytest.raises(NotFound):
+        getattr(store, asked)(DATASET_ID, first, *((0, 1) if asked == "get_range" else ()))
+    put(below, bundle_id, chunks)
+    assert store.size(DATASET_ID, first) == len(head)
+
+
 def test_only_bundles_have_their_ids_and_a_chunk_is_not_there_twice() -> None:
     store, (bundle_id, chunks) = BundledStore(MemoryStore()), bundle_at(5, heads(2))
     with pytest.raises(InvalidInput, match="only bundles have such IDs"):
