@@ -184,7 +184,9 @@ class ProgressKeeper:
         self._prefetcher.restore(chunk for chunk in self._left.pinned if chunk < chunk_count)
         for reading in self._left.readings:
             try:
-                share = await trio.to_thread.run_sync(self._share, ShareName.parse(reading.name.encode()))
+                asked = ShareName.parse(reading.name.encode())
+                # It may wait for the node with the scores of a job; an unmount does not.
+                share = await trio.to_thread.run_sync(self._share, asked, abandon_on_cancel=True)
             except DieselfsError as error:
                 _log.warning("cannot resume a plan of the previous daemon: %s", error)
             else:

@@ -3,11 +3,15 @@
 import os
 from collections.abc import Iterator
 from functools import partial
+from threading import Event
+from types import SimpleNamespace
+from typing import Any, cast
 
 import numpy as np
 import pytest
+import trio
 
-from dieselfs.errors import InvalidInput, NotFound
+from dieselfs.errors import InvalidInput, NotFound, Unavailable
 from dieselfs.importance.score_lines import LossBatch
 from dieselfs.shuffle.plan import Plan, Share
 from dieselfs.shuffle.share_name import ShareName
@@ -16,13 +20,17 @@ from dieselfs.shuffle.spec import PlanSpec
 from dieselfs.snapshot.reader import Snapshot
 from dieselfs_client.daemon.progress_keeper import (
     SCORES,
+    Handover,
     HandoverEntries,
     KeptScores,
     PlanProgress,
+    ProgressKeeper,
     encode_handover,
     parse_handover,
 )
+from dieselfs_client.prefetch.prefetcher import Prefetcher
 from dieselfs_client.supervision.status import MemoryFile
+from tests.support.control import simple_control
 from tests.support.dataset import PackedDataset, TreeEntry, pack_entries
 from tests.support.snapshots import SOURCE, file_of, snapshot_bytes
 
@@ -60,6 +68,7 @@ def test_half_a_book_is_none(content: bytes) -> None:
     assert parse_handover(content) == HandoverEntries()
 
 
+PATIENCE_S = 10.0
 PATHS = [b"f/%03d" % number for number in range(50)]
 SNAPSHOT = Snapshot(snapshot_bytes(dict.fromkeys([*PATHS, b"other"], file_of())), SOURCE)
 
@@ -107,3 +116,30 @@ def test_what_cannot_be_drawn() -> None:
             share_of(kept, text)
     with pytest.raises(NotFound):
         share_of(kept, b"folder=nothing")
+
+
+async def test_an_unmount_does_not_wait_for_an_order() -> None:
+    """The node with the scores of a job may be away when the plans of the last daemon are resumed."""
+    is_asked, released, token = trio.Event(), Event(), trio.lowlevel.current_trio_token()
+    waited: list[bool] = []
+
+    def share(asked: ShareName) -> Share:
+        token.run_sync_soon(is_asked.set)
+        waited.append(released.wait(PATIENCE_S))
+        raise Unavailable("the node is away")
+
+    state, prefetcher = MemoryFile("state"), SimpleNamespace(restore=lambda chunks: None)
+    state.write(encode_handover(HandoverEntries([PlanProgress("policy=importance,seed=1", 5)])))
+    control = simple_control(SNAPSHOT)
+    keeper = ProgressKeeper(
+        SNAPSHOT, Handover(state), cast(Prefetcher, prefetcher), control, share, cast(Any, lambda left: None)
+    )
+    try:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(keeper.run)
+            await is_asked.wait()
+            nursery.cancel_scope.cancel()
+        assert not waited
+    finally:
+        released.set()
+        os.close(state.descriptor)

@@ -45,6 +45,8 @@ CONTROL_FILES_MAX = 1024
 """Files of `.dieselfs/` that the kernel may hold; beyond that, the oldest become unreadable."""
 SHUFFLES_KEPT_MAX = 16
 """File lists that `.dieselfs/shuffle/` keeps for repeated requests; 4 bytes a file."""
+ORDERS_AT_ONCE_MAX = 40
+"""Threads for orders. They may wait for the other nodes of a job, whose list the daemon updates meanwhile."""
 
 ORDER_HELD_NS = 10 * 10**9
 """A program that opens the list of an order begins to read it within this time. The kernel does not report a close."""
@@ -231,6 +233,7 @@ class ControlTree:
             b"stats": (_FILE_MODE, lambda: _json(contents.stats())),
         }
         self._shuffle = lru_cache(SHUFFLES_KEPT_MAX)(self._lay_out)
+        self._orders = trio.CapacityLimiter(ORDERS_AT_ONCE_MAX)
 
     # -- names -------------------------------------------------------------------------------------------
 
@@ -285,7 +288,9 @@ class ControlTree:
         try:
             with trio.move_on_after(READ_TIMEOUT_S):
                 asked = ShareName.parse(name)
-                return await trio.to_thread.run_sync(self._shuffle, asked, abandon_on_cancel=True)
+                return await trio.to_thread.run_sync(
+                    self._shuffle, asked, abandon_on_cancel=True, limiter=self._orders
+                )
         except (InvalidInput, NotFound) as error:
             self.errors.note(printable(CONTROL_FOLDER + b"/shuffle/" + name), str(error))
             # Not NotFound: the kernel repeats a lookup that found nothing.

@@ -1,6 +1,7 @@
 import json
 import random
 import stat
+from threading import Event
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dieselfs.errors import InvalidInput, NotFound
-from dieselfs.shuffle.plan import Plan
+from dieselfs.shuffle.plan import Plan, Share
+from dieselfs.shuffle.share_name import ShareName
 from dieselfs.shuffle.skips import Skips
 from dieselfs.shuffle.spec import PlanSpec
 from dieselfs.snapshot.reader import Snapshot
@@ -32,6 +34,7 @@ from tests.support.snapshots import SOURCE, file_of, snapshot_bytes
 
 SNAPSHOT = Snapshot(snapshot_bytes({b"f/%02d" % number: file_of() for number in range(50)}), SOURCE)
 READ_BYTES = 1 << 20
+PATIENCE_S = 10.0
 AT_NS = 1_700_000_000_000_000_000
 
 
@@ -279,6 +282,33 @@ async def test_who_gives_up_leaves_no_file(contents: SimpleContents) -> None:
         scope.cancel()
         await tree.lookup_shuffle(b"seed=1")
     assert tree.attributes(kept.inode) == kept
+
+
+async def test_orders_that_wait_leave_threads_to_others(
+    contents: SimpleContents, monkeypatch: pytest.MonkeyPatch, nursery: trio.Nursery
+) -> None:
+    released = Event()
+
+    def share(asked: ShareName) -> Share:
+        released.wait(PATIENCE_S)
+        raise NotFound("no order")
+
+    async def look(seed: int) -> None:
+        with pytest.raises(InvalidInput, match="no order"):
+            await control.lookup_shuffle(b"seed=%d" % seed)
+
+    monkeypatch.setattr(contents, "share", share)
+    control, threads = (
+        ControlTree(SNAPSHOT, contents, ErrorLog()),
+        trio.to_thread.current_default_thread_limiter(),
+    )
+    try:
+        for seed in range(2 * int(threads.total_tokens)):
+            nursery.start_soon(look, seed)
+        await trio.testing.wait_all_tasks_blocked()
+        assert threads.available_tokens == threads.total_tokens
+    finally:
+        released.set()
 
 
 async def test_the_end_of_an_order_comes_when_its_first_files_can_be_read_fast(
