@@ -17,6 +17,7 @@ from tempfile import TemporaryDirectory, TemporaryFile
 import numpy as np
 
 from dieselfs.arrays import distinct
+from dieselfs.chunk.bundle import bundle_of, is_bundled
 from dieselfs.chunk.format import ChunkHeader, Preamble, check_extents
 from dieselfs.chunk.ids import chunk_name
 from dieselfs.errors import Damaged, DieselfsError, NotFound, StorageFull
@@ -149,6 +150,10 @@ class _Check:
         """Compare the stored chunks with the records of applied chunks."""
         dataset_id = self.dataset.dataset_id
         applied = {chunk.chunk_id: chunk for chunk in self.metadata.chunks(dataset_id)}
+        # A damaged bundle is listed itself: its chunks are not missing.
+        self.unreadable |= {
+            each for each in applied if is_bundled(each) and bundle_of(each) in self.unreadable
+        }
         for chunk_id in sorted(set(self.readable) - set(applied)):
             if self.is_repair:
                 self.metadata.apply(dataset_id, *read_header(self.store, dataset_id, chunk_id), self.now_ns)

@@ -1,6 +1,7 @@
 """Copies that refer to many chunks: how much they write, and what is left when nothing but the chunks is."""
 
 import os
+from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 
@@ -108,21 +109,44 @@ def test_lost_metadata_is_rebuilt_from_bundles(tmp_path: Path) -> None:
             assert world.contents("b") == world.many
 
 
+def damaged(world: World) -> Callable[[], None]:
+    """Damage the one bundle of dataset `b`; returns what brings it back."""
+    (bundle_id,) = {bundle_of(each) for each in world.chunks("b") if is_bundled(each)}
+    place = world.id("b"), bundle_id
+    sound = world.objects.get_range(*place, 0, world.objects.size(*place))
+
+    def replace(content: bytes) -> None:
+        world.objects.delete(*place)
+        world.objects.put(*place, [content])
+
+    replace(sound[:50] + bytes([sound[50] ^ 1]) + sound[51:])
+    return lambda: replace(sound)
+
+
 def test_a_damaged_bundle_keeps_the_chunks_that_it_refers_to(tmp_path: Path) -> None:
     """It may be brought back from a copy of the store."""
     with closing(SqliteMetadata(":memory:")) as metadata:
         world = ManyWorld(tmp_path, metadata, 20)
         world.copy("a", b"m", "b", b"m")
-        (bundle_id,) = {bundle_of(each) for each in world.chunks("b") if is_bundled(each)}
-        place = world.id("b"), bundle_id
-        sound = world.objects.get_range(*place, 0, world.objects.size(*place))
-        world.objects.delete(*place)
-        world.objects.put(*place, [sound[:50] + bytes([sound[50] ^ 1]) + sound[51:]])
+        bring_back = damaged(world)
         world.remove("a")
         world.purge("a")
-        world.objects.delete(*place)
-        world.objects.put(*place, [sound])
+        bring_back()
         assert world.contents("b") == world.many
+
+
+def test_fsck_forgets_no_chunk_of_a_damaged_bundle(tmp_path: Path) -> None:
+    """Nor are they missing: only the bundle, and the files that need it, are told."""
+    with closing(SqliteMetadata(":memory:")) as metadata:
+        world = ManyWorld(tmp_path, metadata, 20)
+        world.copy("a", b"m", "b", b"m")
+        world.remove("b", b"m/01")
+        known, bring_back = metadata.chunks(world.id("b")), damaged(world)
+        report = call(world.service, "fsck", dataset="b", is_deep=False, is_repair=True)
+        assert [each.kind for each in report.problems] == ["chunk", *["file"] * 10]
+        assert metadata.chunks(world.id("b")) == known
+        bring_back()
+        assert call(world.service, "fsck", dataset="b", is_deep=True, is_repair=False).problems == ()
 
 
 def test_bundles_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
