@@ -1,16 +1,36 @@
-"""Two servers over one Redis and one folder of chunks; Redis emptied, and the dataset made anew from the chunks."""
+"""Two servers over one Redis and one folder of chunks: Redis emptied, the dataset made anew from the chunks, and a
+server killed that holds the turns of large reads.
+"""
 
 import contextlib
+import random
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from dieselfs.dataset import Dataset
 from dieselfs.errors import Unavailable
+from dieselfs.limits import MIB
+from dieselfs.settings import Settings
+from dieselfs_server.metadata.redis.store import RedisMetadata
+from dieselfs_server.store.large_reads import LARGE_READS_NOTE, LOST_S, PATIENCE_S
+from dieselfs_server.store.turns import Holder, decoded
 from tests.support.redis import RedisProcess, needs_redis, running_redis
 from tests.support.server import RunningServer, running_server
 
 pytestmark = needs_redis
+
+READERS = 4
+WAIT_S = 60.0
+"""For what comes sooner on a machine that is not busy."""
+BUSY_S = 10.0
+"""What a busy machine may add to a bound of the servers."""
 
 
 def options(folder: Path, redis: RedisProcess, name: str) -> list[str]:
@@ -77,3 +97,90 @@ def test_a_server_rebuilds_what_another_one_has_made_under_the_name(tmp_path: Pa
         for server in (one, other):
             with opened(server) as data:
                 assert data.get("f") == b"of the second dataset"
+
+
+def until(is_so: Callable[[], bool], limit_s: float = WAIT_S) -> None:
+    end_s = time.monotonic() + limit_s
+    while not is_so():
+        assert time.monotonic() < end_s, "the condition does not become true"
+        time.sleep(0.005)
+
+
+@contextlib.contextmanager
+def reading(settings: Settings, files: dict[str, bytes]) -> Iterator[Callable[[], int]]:
+    """Reads all files again and again in several threads; yields how often they have. At the end, the last
+    ones end with right bytes.
+    """
+    is_over, read = threading.Event(), [0] * READERS
+
+    def reader(place: int) -> None:
+        while not is_over.is_set():
+            # Another one, as each keeps what it has read.
+            with contextlib.closing(Dataset(settings, "pets")) as data:
+                assert {path: data.get(path) for path in files} == files
+            read[place] += 1
+
+    with ThreadPoolExecutor(READERS) as threads:
+        running = [threads.submit(reader, place) for place in range(READERS)]
+        try:
+            yield lambda: sum(read)
+        finally:
+            is_over.set()
+        for each in running:
+            each.result(WAIT_S)
+
+
+def test_the_turns_of_a_killed_server_pass_to_the_other(tmp_path: Path) -> None:
+    """Of large reads: with one at a time, the server is killed that has the turn."""
+    chance = random.Random(5)
+    files = {f"f{number}": chance.randbytes(3 * MIB) for number in range(4)}
+    with contextlib.ExitStack() as stack:
+        redis = stack.enter_context(running_redis(tmp_path / "redis"))
+        dying, other = (
+            stack.enter_context(
+                running_server(tmp_path / name, [*options(tmp_path, redis, name), "--large-reads", "1"])
+            )
+            for name in ("one", "other")
+        )
+        stack.callback(dying.kill)  # also if it is stopped
+        url = f"redis://127.0.0.1:{redis.port}/0"
+        metadata = stack.enter_context(contextlib.closing(RedisMetadata.open(url)))
+
+        def holders() -> dict[str, Holder]:
+            return {each.name: each for each in decoded(metadata.common_note(LARGE_READS_NOTE))}
+
+        names: set[str] = set()
+
+        def is_seen() -> bool:
+            names.update(holders())
+            return bool(names)
+
+        with opened(dying) as data:
+            data.create()
+            for path, content in files.items():
+                data.put(path, content)
+            data.flush()
+        # With a Unix socket, the server passes files instead.
+        over_tcp = dying.settings(dying.user("ada", all_datasets="admin"))
+        with reading(over_tcp, files):
+            until(is_seen)
+        (name,) = names  # of the only server that read
+        both = replace(over_tcp, server=f"{dying.tcp},{other.tcp}")
+        with reading(both, files) as count:
+            until(lambda: len(holders()) == 2)
+
+            def is_stopped_with_the_turn() -> bool:
+                dying.process.send_signal(signal.SIGSTOP)
+                holders()  # what it had sent before is in Redis now
+                if (own := holders().get(name)) is not None and own.turns:
+                    return True
+                dying.process.send_signal(signal.SIGCONT)
+                return False
+
+            until(is_stopped_with_the_turn)
+            dying.kill()
+            until(lambda: name not in holders(), LOST_S + BUSY_S)
+            until(lambda: any(each.turns for each in holders().values()), BUSY_S)
+            before = count()
+            until(lambda: count() >= before + READERS)
+    assert LOST_S <= PATIENCE_S == 3  # which docs/guide/operations.md has
