@@ -191,6 +191,10 @@ SERVERS_REFRESH_S = 10.0
 """A client that needs a connection reads the servers from etcd again if its list is older than this."""
 SERVER_LEASE_S = 10
 """A crashed server stays on etcd's list for at most this long."""
+SERVERS_LOOK_S = 10.0
+"""The web page looks this often whether the other servers answer."""
+SERVER_ANSWER_S = 3.0
+"""One that takes longer for a connection, or for its first answer, is shown as not answering."""
 ETCD_TIMEOUT_S = 3.0
 """One request to one member of etcd."""
 ETCD_PATIENCE_S = 0.5

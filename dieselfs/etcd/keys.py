@@ -1,7 +1,8 @@
 """The keys and values of dieselfs in etcd (`docs/guide/several-servers.md`). No I/O.
 
     /dieselfs/config/<name>         a setting of all servers, by its name in the TOML file; text
-    /dieselfs/servers/<server ID>   a running server, with a lease: {"addresses": ["tcp://10.0.0.5:7070"]}
+    /dieselfs/servers/<server ID>   a running server, with a lease:
+                                    {"addresses": ["tcp://10.0.0.5:7070"], "version": "0.1.0"}
 
 Values may be hostile: sizes are bounded, and only TCP addresses are used.
 """
@@ -9,12 +10,14 @@ Values may be hostile: sizes are bounded, and only TCP addresses are used.
 from collections.abc import Mapping, Sequence
 
 from dieselfs.errors import InvalidInput
+from dieselfs.names import printable
 from dieselfs.net.address import TcpAddress, parse_address
 
 CONFIG_PREFIX = "/dieselfs/config/"
 SERVERS_PREFIX = "/dieselfs/servers/"
 
 VALUE_BYTES_MAX = 16 * 1024
+VERSION_CHARACTERS_MAX = 40
 ADDRESSES_MAX = 16
 """Addresses of one server."""
 SERVERS_MAX = 1024
@@ -30,10 +33,10 @@ def server_key(server_id: str) -> str:
     return SERVERS_PREFIX + server_id
 
 
-def encode_server(addresses: Sequence[TcpAddress]) -> bytes:
+def encode_server(addresses: Sequence[TcpAddress], version: str = "") -> bytes:
     import json
 
-    return json.dumps({"addresses": [str(address) for address in addresses]}).encode()
+    return json.dumps({"addresses": [str(address) for address in addresses], "version": version}).encode()
 
 
 def decode_server(value: bytes) -> list[TcpAddress]:
@@ -48,6 +51,18 @@ def decode_server(value: bytes) -> list[TcpAddress]:
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise InvalidInput(f"invalid server entry ({error!r})") from None
     return [address for address in addresses if isinstance(address, TcpAddress)]
+
+
+def decode_version(value: bytes) -> str:
+    """The version of a server whose addresses are valid; empty if its entry has none."""
+    import json
+
+    version = json.loads(value).get("version", "")
+    return (
+        printable(version[:VERSION_CHARACTERS_MAX].encode("utf-8", "replace"))
+        if isinstance(version, str)
+        else ""
+    )
 
 
 def decode_servers(values: Mapping[str, bytes]) -> tuple[TcpAddress, ...]:

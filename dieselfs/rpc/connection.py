@@ -62,10 +62,33 @@ def connected(
         sock.close()
         if not isinstance(error, OSError):
             raise
-        reason = "no answer in time" if isinstance(error, TimeoutError) else error.strerror or str(error)
+        reason = _reason(error)
         if not isinstance(error, ssl.SSLCertVerificationError | TimeoutError):
             reason += "; tls must be off at both ends or at neither"
         raise Unavailable(f"cannot reach the server at {address}: {reason}") from error
+
+
+def check_answer(address: Address, tls: "ClientTls | None", timeout_s: float) -> None:
+    """Raise Unavailable unless a server there answers the first call of a handshake. Each of connecting, TLS and the
+    answer gets `timeout_s`. Nobody logs in.
+    """
+    wire = Wire(connected(address, tls, timeout_s))
+    try:
+        wire.limit(timeout_s, timeout_s)
+        wire.send([frame(encode_call("hello", 1, _hello("", "", os.urandom(auth.NONCE_BYTES))))])
+        wire.receive(FRAME_HEADER_BYTES)
+    except OSError as error:
+        raise Unavailable(f"cannot reach the server at {address}: {_reason(error)}") from error
+    finally:
+        wire.close()
+
+
+def _hello(user: str, key_id: str, nonce: bytes) -> dict[str, object]:
+    return {"protocol_version": PROTOCOL_VERSION, "user": user, "key_id": key_id, "client_nonce": nonce}
+
+
+def _reason(error: OSError) -> str:
+    return "no answer in time" if isinstance(error, TimeoutError) else error.strerror or str(error)
 
 
 GROWTH_BYTES = 64 * MIB
@@ -127,8 +150,7 @@ class Connection(Wire):
         self._name = connection_name(nonce)
         user, key_id = (key.user, key.key_id) if key else ("", "")
         user = auth.PROVIDER_MARK if token else user
-        hello = {"protocol_version": PROTOCOL_VERSION, "user": user, "key_id": key_id, "client_nonce": nonce}
-        challenge = self._exchange("hello", hello, (), HANDSHAKE_FRAME_BYTES_MAX)
+        challenge = self._exchange("hello", _hello(user, key_id, nonce), (), HANDSHAKE_FRAME_BYTES_MAX)
         if key is None:
             if challenge.is_trusted:
                 self.gives_files = True
@@ -322,8 +344,7 @@ class Connection(Wire):
             raise self._lost(error) from error
 
     def _lost(self, error: OSError) -> Unavailable:
-        reason = "no answer in time" if isinstance(error, TimeoutError) else error.strerror or str(error)
-        return Unavailable(f"lost the server at {self.address}: {reason} (request {self._request})")
+        return Unavailable(f"lost the server at {self.address}: {_reason(error)} (request {self._request})")
 
 
 def first_to_answer(connections: Sequence[Wire | socket.socket], timeout_s: float) -> int | None:

@@ -214,6 +214,7 @@ def _page(
         None if settings.tls == OFF else certificates.tls(partial(browser_tls, names=settings.web_names)),
         frozenset(settings.web_names),
         Logins(trio.current_time, shared.links, shared.sessions) if shared is not None else None,
+        settings.registry,
     )
 
 

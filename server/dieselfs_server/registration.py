@@ -5,6 +5,7 @@ from collections.abc import Sequence
 
 import trio
 
+from dieselfs import __version__
 from dieselfs.errors import DieselfsError
 from dieselfs.etcd.client import Etcd
 from dieselfs.etcd.keys import encode_server, server_id, server_key
@@ -43,7 +44,7 @@ async def stay_registered(etcd: Etcd, addresses: Sequence[TcpAddress], lease_s: 
 
 def _register(etcd: Etcd, addresses: Sequence[TcpAddress], lease_s: int) -> int:
     lease = etcd.grant_lease(lease_s)
-    etcd.put(server_key(server_id(addresses)), encode_server(addresses), lease)
+    etcd.put(server_key(server_id(addresses)), encode_server(addresses, __version__), lease)
     return lease
 
 

@@ -26,6 +26,8 @@ from dieselfs.rpc.serving.connection import ClientConnection
 LOCAL_USER = "local"
 LEFT = "the client closed the connection at once"
 """A reason that is no attempt to log in: some look only whether anybody listens."""
+GREETED = "the client named no user, and left after the first answer"
+"""Another server looked whether this one answers (`check_answer`), which is no attempt either."""
 
 
 class KeyRing(Protocol):
@@ -104,6 +106,8 @@ async def _check_proof(
 ) -> Identity | str:
     message = await connection.receive_message(HANDSHAKE_FRAME_BYTES_MAX, HANDSHAKE_TIMEOUT_S)
     caller = f"user {hello.user[:80]!r}, key {hello.key_id[:80]!r}" if hello.user else "no user and key named"
+    if message is None and not hello.user:
+        return GREETED
     if message is None:
         return f"{caller}: the client closed the connection"
     method, sequence, arguments = decode_call(message)

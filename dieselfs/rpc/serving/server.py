@@ -28,7 +28,7 @@ from dieselfs.net.sockets import peer_user
 from dieselfs.net.tls import ServerTls
 from dieselfs.rpc.serving.accept_loop import accept_each
 from dieselfs.rpc.serving.connection import ClientConnection
-from dieselfs.rpc.serving.handshake import LEFT, Identity, KeyRing, TokenLogins, shake_hands
+from dieselfs.rpc.serving.handshake import GREETED, LEFT, Identity, KeyRing, TokenLogins, shake_hands
 from dieselfs.rpc.serving.listening import listening_at
 from dieselfs.rpc.serving.slots import ConnectionSlot, ConnectionSlots, part_of
 from dieselfs.telemetry import catalogue
@@ -183,6 +183,9 @@ class RpcServer:
         self, connection: ClientConnection, slot: ConnectionSlot, peer: str, is_trusted: bool
     ) -> None:
         caller = await shake_hands(connection, self._handler.keys, self._role, is_trusted, self._logins)
+        if caller == GREETED:
+            log.debug("%s: %s", peer, caller)
+            return
         if isinstance(caller, str):
             level = logging.INFO if caller == LEFT else logging.WARNING
             self._tell(level, "handshake failed", peer, caller)

@@ -28,6 +28,7 @@ from dieselfs_server.web.entrance import Entrance, LoggedOut, address_of
 from dieselfs_server.web.facts import Facts
 from dieselfs_server.web.guard import EVENTS_PATH, Guard
 from dieselfs_server.web.live import Live
+from dieselfs_server.web.others import Others
 
 STREAM_S = 3600.0
 """Then the browser connects again."""
@@ -111,10 +112,12 @@ def _answered(endpoint: Endpoint) -> Endpoint:
 class App:
     """What browsers ask for; `entrance` knows for whom."""
 
-    def __init__(self, service: Service, entrance: Entrance, live: Live, ask: Ask) -> None:
+    def __init__(
+        self, service: Service, entrance: Entrance, live: Live, ask: Ask, others: Others | None
+    ) -> None:
         self._service = service
         self._entrance, self._viewer = entrance, entrance.viewer
-        self._live = live
+        self._live, self._others = live, others
         self._facts = Facts(service.metadata, service.tags, service.usages, time_ns)
         self._ask = ask
         self._contents = Contents(ask)
@@ -308,7 +311,7 @@ class App:
         return await self._read(read)
 
     async def health(self, request: Request) -> dict[str, Any]:
-        """The checks of `dlcmd doctor`, as of up to HEALTH_S ago. Raises AccessDenied."""
+        """The checks of `dlcmd doctor`, as of up to HEALTH_S ago, and the other servers. Raises AccessDenied."""
         viewer = await self._viewer(request)
         if not viewer.is_admin:
             raise AccessDenied("only administrators see the checks of the server")
@@ -318,7 +321,8 @@ class App:
                 async with ask as reply:
                     self._checks = [each._asdict() for each in reply.value.checks]
                 self._checks_until_s = trio.current_time() + HEALTH_S
-        return {"checks": self._checks}
+        others = self._others.checks() if self._others is not None else ()
+        return {"checks": [*self._checks, *(each._asdict() for each in others)]}
 
     async def failures(self, request: Request) -> dict[str, Any]:
         viewer = await self._viewer(request)

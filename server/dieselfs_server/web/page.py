@@ -18,9 +18,11 @@ from dieselfs.rpc.records import PageLink
 from dieselfs_server.access.accounts import Caller
 from dieselfs_server.call import Reply
 from dieselfs_server.service import Service
+from dieselfs_server.settings import RegistrySettings
 from dieselfs_server.web.guard import Guard
 from dieselfs_server.web.live import Live
 from dieselfs_server.web.logins import LINK_S, Logins
+from dieselfs_server.web.others import Others
 
 if TYPE_CHECKING:  # few servers need its HTTP
     from dieselfs_server.access.provider import ProviderLogins
@@ -53,6 +55,7 @@ class Page:
         tls: Callable[[], ServerTls] | None,
         names: frozenset[str],
         logins: Logins | None = None,
+        registry: RegistrySettings | None = None,
     ) -> None:
         self.ask: Callable[..., AbstractAsyncContextManager[Reply]] | None = None
         """`Dispatcher.reply_here`, set before the page is served, as is `provider`."""
@@ -63,6 +66,7 @@ class Page:
         self._names = names
         self._logins = logins or Logins(trio.current_time)
         self._live = Live(lambda: service.metrics.report({"component": "server"}))
+        self._others = Others(registry, tls is not None) if registry is not None else None
         self._url: str | None = None
         self._fault = ""
         self._until_s = 0.0
@@ -88,10 +92,12 @@ class Page:
             assert self.ask is not None
             known = self._service, self._logins, self.ask, self.provider
             entrance = Entrance(*known, self._tls is not None, port)
-            return App(self._service, entrance, self._live, self.ask).guarded(self._names)
+            return App(self._service, entrance, self._live, self.ask, self._others).guarded(self._names)
 
         async with serving(make_app, address, self._tls) as port, trio.open_nursery() as nursery:
             nursery.start_soon(self._live.run)
+            if self._others is not None:
+                nursery.start_soon(self._others.run)
             host = socket.gethostname() if address.host in WILDCARDS else address.host
             self._url = f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}/"
             log.info("serving the page at %s", self._url)

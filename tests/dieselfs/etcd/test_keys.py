@@ -10,6 +10,7 @@ from dieselfs.etcd.keys import (
     decode_server,
     decode_servers,
     decode_settings,
+    decode_version,
     encode_server,
     server_id,
     server_key,
@@ -21,7 +22,9 @@ A, B = TcpAddress("10.0.0.5", 7070), TcpAddress("::1", 7071)
 
 def test_a_server_under_its_key() -> None:
     assert server_key(server_id([A, B])) == "/dieselfs/servers/10.0.0.5:7070"
-    assert encode_server([A, B]) == b'{"addresses": ["tcp://10.0.0.5:7070", "tcp://[::1]:7071"]}'
+    both = b'{"addresses": ["tcp://10.0.0.5:7070", "tcp://[::1]:7071"]'
+    assert encode_server([A, B], "0.1") == both + b', "version": "0.1"}'
+    assert decode_version(both + b"}") == decode_version(both + b', "version": 1}') == ""  # of older servers
     assert decode_server(encode_server([A, B])) == [A, B]
 
 

@@ -235,6 +235,7 @@ def test_files_are_read_with_the_rights_and_the_counts_of_a_reader(
 def test_health_has_what_runs_out(admin: Browser) -> None:
     checks = {each["name"]: each["state"] for each in admin.get("/api/health").json()["checks"]}
     assert checks.keys() >= {"store", "metadata", "disk", "identity", "room", "quotas", "keys"}
+    assert "server" not in checks  # without etcd, it knows no other
     assert checks["store"] == checks["quotas"] == "ok"
 
 

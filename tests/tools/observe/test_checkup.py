@@ -15,6 +15,7 @@ from dieselfs import __version__
 from dieselfs.limits import GIB, KIB, MIB
 from dieselfs.net.address import TcpAddress, UnixAddress
 from dieselfs.rpc.records import FAILURE, OK, WARNING
+from dieselfs.rpc.server_checks import versions
 from dieselfs.settings.table import FUSE, IMAGE, OFF, ON
 from dieselfs.telemetry.registry import Report
 from dieselfs_client.mount.points.mounting import ReadAhead
@@ -31,7 +32,6 @@ from dieselfs_tools.observe.checkup import (
     peers,
     server_checks,
     transport,
-    versions,
 )
 from lab.ports import free_port
 from tests.support.server import RunningServer, running_server

@@ -14,7 +14,6 @@ from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from dieselfs import __version__
 from dieselfs.errors import AccessDenied, DieselfsError, ProtocolError, Unavailable
 from dieselfs.limits import CHUNK_AHEAD_S_MAX, GIB, KIB, MIB, MOUNT_MEMORY_BYTES_MIN, READ_BYTES_MAX
 from dieselfs.net.address import Address, TcpAddress
@@ -23,6 +22,7 @@ from dieselfs.process.system_limits import available_bytes, room_bytes
 from dieselfs.rpc.client import ServerClient
 from dieselfs.rpc.login import check_provider
 from dieselfs.rpc.records import FAILURE, OK, WARNING, CheckRecord
+from dieselfs.rpc.server_checks import unreachable, versions
 from dieselfs.settings.table import AUTO, FUSE, IMAGE, OFF
 from dieselfs.telemetry import catalogue
 from dieselfs.telemetry.registry import Report
@@ -359,15 +359,6 @@ def transport(server: Address, setting: str) -> CheckRecord:
     return CheckRecord("transport", WARNING, text, "set tls = on here and for the server")
 
 
-def versions(by_server: Mapping[str, str]) -> CheckRecord:
-    """The versions of servers, and of this program."""
-    others = {server: version for server, version in by_server.items() if version != __version__}
-    if not others:
-        return CheckRecord("versions", OK, f"{__version__} here and on {count(len(by_server), 'server')}")
-    listed = ", ".join(f"{server} has {version}" for server, version in others.items())
-    return CheckRecord("versions", WARNING, f"this is {__version__}, {listed}", "upgrade the older ones")
-
-
 def peers(reports: Iterable[Report]) -> Iterator[CheckRecord]:
     """The other nodes of each job that a daemon of this machine is in, as its failure detector sees them."""
     for report in reports:
@@ -402,8 +393,7 @@ def server_checks(session: Session, now: Callable[[], float] = time.time) -> Ite
                 with closing(ServerClient(replace(settings, server=str(address)))) as client:
                     checks = [*_checks_of(client, now, by_server)]
         except DieselfsError as error:
-            text = f"{address}: {error}"
-            yield CheckRecord("server", FAILURE, text, "start it, or remove it from the list of servers")
+            yield unreachable(f"{address}: {error}")
             continue
         for check in checks:
             yield check._replace(text=f"{prefix}{check.text}")
