@@ -11,7 +11,8 @@ The ID of such a chunk says which bundle has it, and the chunks of a bundle foll
 
 import secrets
 import struct
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
 
 import numpy as np
 import numpy.typing as npt
@@ -19,6 +20,7 @@ from xxhash import xxh3_64_digest
 
 from dieselfs.chunk.ids import chunk_name
 from dieselfs.columns import U32
+from dieselfs.digests import Buffer
 from dieselfs.errors import Damaged
 from dieselfs.fields import CHECKSUM_BYTES, pack_preamble, unpack_preamble
 from dieselfs.limits import MIB
@@ -89,3 +91,16 @@ def decode_index(index: bytes, bundle_id: bytes) -> npt.NDArray[np.int64]:
     if xxh3_64_digest(ends) != checksum or (lengths <= 0).any():
         raise Damaged(f"bundle {chunk_name(bundle_id)}: offset {BUNDLE_PREAMBLE_BYTES}: the index is damaged")
     return np.cumsum([BUNDLE_PREAMBLE_BYTES + len(index), *lengths])
+
+
+def decode_bundle(data: Buffer, bundle_id: bytes) -> Iterator[tuple[bytes, Buffer]]:
+    """IDs and heads of the chunks in the object of a bundle. Raises Damaged, also if it is shorter or longer."""
+    view = memoryview(data)
+    index_end = BUNDLE_PREAMBLE_BYTES + index_bytes(bytes(view[:BUNDLE_PREAMBLE_BYTES]), bundle_id)
+    if len(view) < index_end:
+        raise Damaged(f"bundle {chunk_name(bundle_id)}: offset {len(view)}: it ends in its index")
+    ends = decode_index(bytes(view[BUNDLE_PREAMBLE_BYTES:index_end]), bundle_id).tolist()
+    if len(view) != ends[-1]:
+        raise Damaged(f"bundle {chunk_name(bundle_id)}: offset {len(view)}: its heads end at {ends[-1]}")
+    for number, (start, end) in enumerate(pairwise(ends), 1):
+        yield bundled_id(bundle_id, number), view[start:end]

@@ -11,6 +11,7 @@ from dieselfs.chunk.bundle import (
     BUNDLE_PREAMBLE_BYTES,
     bundle_of,
     bundled_id,
+    decode_bundle,
     decode_index,
     encode_bundle,
     index_bytes,
@@ -60,6 +61,15 @@ def test_every_changed_byte_of_preamble_and_index_is_found() -> None:
         heads_of(data, new_bundle_id(MADE))
     with pytest.raises(Damaged, match="only 5 bytes"):
         heads_of(data[:5])
+
+
+def test_only_a_whole_object_is_a_bundle() -> None:
+    data = encode_bundle(BUNDLE, [b"abc", b"de"])
+    found = [(number_of(each), bytes(head)) for each, head in decode_bundle(data, BUNDLE)]
+    assert found == [(1, b"abc"), (2, b"de")]
+    for wrong in (data + b"f", *(data[:length] for length in range(len(data)))):
+        with pytest.raises(Damaged, match=r"bundle \S+: "):
+            list(decode_bundle(wrong, BUNDLE))
 
 
 def test_an_index_that_does_not_ascend_is_damaged() -> None:

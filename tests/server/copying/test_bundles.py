@@ -9,7 +9,7 @@ import pytest
 
 from dieselfs.chunk.bundle import bundle_of, is_bundled
 from dieselfs.chunk.format import ENTRY_BYTES
-from dieselfs.errors import StorageFull
+from dieselfs.errors import Damaged, StorageFull
 from dieselfs_server.access.accounts import with_quota
 from dieselfs_server.datasets import referring_copy
 from dieselfs_server.datasets.commit import catch_up_dataset
@@ -17,6 +17,7 @@ from dieselfs_server.datasets.referring_copy import batches
 from dieselfs_server.metadata.interface import MetadataStore
 from dieselfs_server.metadata.sqlite.store import SqliteMetadata
 from dieselfs_server.store.memory import MemoryStore
+from dieselfs_server.store.tiered import TieredStore, check_chunk
 from tests.support.counted_calls import CountedCalls
 from tests.support.own_service import call, own_service
 from tests.support.referring_world import World
@@ -147,6 +148,21 @@ def test_fsck_forgets_no_chunk_of_a_damaged_bundle(tmp_path: Path) -> None:
         assert metadata.chunks(world.id("b")) == known
         bring_back()
         assert call(world.service, "fsck", dataset="b", is_deep=True, is_repair=False).problems == ()
+
+
+def test_a_tier_of_fast_disks_takes_bundles_that_are_right(tmp_path: Path) -> None:
+    with closing(SqliteMetadata(":memory:")) as metadata:
+        world, fast = ManyWorld(tmp_path, metadata, 5), MemoryStore()
+        world.copy("a", b"m", "b", b"m")
+        (bundle_id,) = {bundle_of(each) for each in world.chunks("b") if is_bundled(each)}
+        place = world.id("b"), bundle_id
+        content = world.objects.get_range(*place, 0, world.objects.size(*place))
+        with closing(TieredStore(fast, MemoryStore(), 10**9)) as tiered:
+            tiered.put(*place, [content])
+            tiered.wait_until_idle()
+            assert fast.size(*place) == len(content)
+        with pytest.raises(Damaged, match="digest"):
+            check_chunk(*place, content[:-1] + bytes([content[-1] ^ 1]))
 
 
 def test_bundles_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
