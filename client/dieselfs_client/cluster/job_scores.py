@@ -86,7 +86,7 @@ class JobScores:
             await self._wake.wait()
             self._wake = trio.Event()
             try:
-                await trio.to_thread.run_sync(self.send)
+                await trio.to_thread.run_sync(self.send, abandon_on_cancel=True)
                 has_failed = False
             except DieselfsError as error:
                 if not has_failed:

@@ -1,10 +1,12 @@
 """Scores of a job that one node has: what others cannot send waits within a bound, and nonsense is refused."""
 
+from threading import Event
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
+import trio
 
 from dieselfs.cluster.member import Member
 from dieselfs.cluster.peer_client import PeerClient
@@ -23,6 +25,7 @@ SNAPSHOT = pack_entries([TreeEntry(b"%d" % n, 0o100644, 0, b"x") for n in range(
 FILES = np.array([SNAPSHOT.find(b"%d" % n) for n in range(20)], np.uint32)
 BATCH = LossBatch([b"1", b"2", b"3"], np.array([1.0, 2.0, 3.0]))
 SUM = np.float64(6).tobytes()
+PATIENCE_S = 10.0
 
 
 class Clock:
@@ -64,6 +67,28 @@ def test_losses_wait_for_the_node_that_has_the_scores(monkeypatch: pytest.Monkey
     assert scores.lost.value == 3 and not scores.files.scored
     with pytest.raises(InvalidInput, match="no file"):
         scores.take(LossBatch([b"none"], np.array([1.0])))
+
+
+async def test_an_unmount_does_not_wait_for_losses() -> None:
+    """An order may hold the lock of what is sent, for a node that does not answer."""
+    scores, waited = scores_of(["nobody"], is_master=False), list[bool]()
+    released, is_sent, token = Event(), trio.Event(), trio.lowlevel.current_trio_token()
+
+    def peers() -> PeerClient:
+        token.run_sync_soon(is_sent.set)
+        waited.append(released.wait(PATIENCE_S))
+        raise Unavailable("away")
+
+    scores._job._peers = peers
+    scores.take(BATCH)
+    try:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(scores.run)
+            await is_sent.wait()
+            nursery.cancel_scope.cancel()
+        assert not waited
+    finally:
+        released.set()
 
 
 def test_an_order_waits_until_a_lost_node_is_no_longer_listed() -> None:
