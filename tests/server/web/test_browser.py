@@ -345,10 +345,10 @@ def test_a_player_plays_and_seeks_by_ranges(
     player.evaluate("player => player.play()")
     wait_until(lambda: player.evaluate("player => player.currentTime > 0.3"))
     assert fetched[0].status == 206 and "sandbox" in fetched[0].headers["content-security-policy"]
-    before = len(fetched)
     player.evaluate("(player, later) => { player.currentTime = later; }", later)
     wait_until(lambda: player.evaluate("(player, later) => player.currentTime > later + 0.3", later))
-    asked = [(answer.status, answer.request.all_headers()["range"]) for answer in fetched[before:]]
+    # Perhaps before it sought: on a loaded machine, a browser fetches ahead to the end meanwhile.
+    asked = [(answer.status, answer.request.all_headers()["range"]) for answer in fetched]
     assert any(status == 206 and int(text[6:].split("-")[0]) > 5_000_000 for status, text in asked), asked
     if name == "clip.webm":
         assert player.evaluate("video => [video.videoWidth, video.videoHeight]") == [*webm.SIZE]
