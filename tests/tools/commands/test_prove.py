@@ -154,6 +154,8 @@ def test_the_proof_of_an_encrypted_dataset_has_no_names(dlcmd: Dlcmd) -> None:
     dlcmd("put", "-q", "log", "dl://plain/")
     plain = dlcmd("snapshot", "save", "--names", "plain", "./plain.names", exit_code=EXIT_USAGE)
     assert "is not encrypted" in plain.stderr
+    folder = dlcmd("snapshot", "save", "--names", "scans", ".", "--dry-run", exit_code=EXIT_USAGE)
+    assert ". is a folder" in folder.stderr
 
 
 def test_what_cannot_be_proved(dlcmd: Dlcmd, many: str) -> None:

@@ -129,6 +129,8 @@ def snapshot_save(
 
     data = session.dataset(dataset, generation, job="")
     fields: dict[str, object] = {"dataset": dataset, "generation": data.generation}
+    if with_names and os.path.isdir(target):
+        raise InvalidInput(f"{target} is a folder: name a file for the names of {dataset}")
     if is_dry_run:
         text = f"would save generation {data.generation} of {dataset} to {target}"
         return session.output.summary(text, {**fields, "file": target, "dry_run": True})
