@@ -124,8 +124,14 @@ class Datasets:
 
     def find(self, name: str) -> DatasetRecord:
         """Raises NotFound, Damaged."""
-        (value,) = read_fields(self._client, self._registry, name.encode())
-        if value is not None:
+        seen: bytes | None = None
+        for _ in range(REDIS_SWAPS_MAX):
+            (value,) = read_fields(self._client, self._registry, name.encode())
+            if (
+                value is None or value == seen
+            ):  # else rebuilds have replaced it, and removed the keys that were read
+                break
+            seen = value
             keys = self._note(name.encode(), Registered.of(unseal(self._registry, name.encode(), value)))
             with suppress(DatasetGone):
                 return self._live(keys)
@@ -173,11 +179,11 @@ class Datasets:
         values = execute(self._client, [read_call([(each.dataset, [RECORD])]) for each in keys])
         records = []
         for each, ((value,),) in zip(keys, values, strict=True):
-            with suppress(DatasetGone):
+            with suppress(NotFound):
                 try:
                     records.append(live_state(each, value).record)
                 except DatasetGone:
-                    records.append(self._live(each))
+                    records.append(self.find(each.name))
         return sorted(records, key=lambda record: record.name)
 
     def create(self, record: DatasetRecord, notes: Sequence[NoteChange]) -> None:

@@ -1,6 +1,7 @@
 """Copies in Redis: a crash at any step of a rebuild leaves one whole dataset, and keys that the next one removes."""
 
 import os
+from collections.abc import Iterator
 from contextlib import closing, suppress
 from functools import partial
 from itertools import count
@@ -120,3 +121,21 @@ def test_a_server_with_cached_keys_finds_the_copy(redis_url: str) -> None:
         other.drop_dataset(DATASET_ID)
         with pytest.raises(NotFound):
             store.dataset(DATASET)
+
+
+def test_a_dataset_is_found_while_rebuilds_replace_it_twice(redis_url: str) -> None:
+    """Before each of its reads, in turn: what it has read before is replaced, and removed."""
+    with closing(store_with(redis_url)) as store:
+        store.create_dataset(DATASET, DATASET_ID)
+        for step in range(4):
+            reads = count()
+
+            def replace(reads: Iterator[int] = reads, step: int = step) -> None:
+                if next(reads) == step:
+                    for _ in range(2):
+                        store.finish_rebuild(DATASET_ID, store.begin_rebuild(DATASET_ID), NOW_NS)
+
+            with closing(store_with(redis_url, partial(CallingLink, between=replace))) as other:
+                assert other.dataset(DATASET).dataset_id == DATASET_ID
+                assert [record.name for record in other.datasets()] == [DATASET]
+            assert next(reads) > step, "the search has no such read"
