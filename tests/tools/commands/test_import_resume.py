@@ -113,6 +113,11 @@ def copy_sample(name: str) -> Callable[[Path], str]:
     return copy
 
 
+def write_file(folder: Path) -> str:
+    (folder / "a.bin").write_bytes(b"".join(CONTENTS))
+    return "a.bin"
+
+
 WRITERS: dict[str, Callable[[Path], str]] = {
     "tar": write_tar,
     "zip": write_zip,
@@ -126,6 +131,7 @@ WRITERS: dict[str, Callable[[Path], str]] = {
     "tfrecord": write_tfrecord,
     "mds": copy_sample("mosaicml"),
     "litdata": copy_sample("litdata"),
+    "file": write_file,
 }
 
 
