@@ -268,11 +268,13 @@ def share(cluster: Cluster, step: Step) -> None:
             new = target + path.removeprefix(source), stat.mode, stat.mtime_ns, stat.size
             for extent in extents:
                 equals.put_off(False, FileExtent(*new, extent.place, extent.length, extent.digest, version))
-        if equals.waiting:
+        is_any = bool(equals.waiting)
+        if is_any:
             for chunk in equals.references()[0]:
                 cluster.bounded("refer", partial(sender.submit, chunk), 2 * CALL_S_MAX)
             cluster.bounded("referred", sender.wait_stored, 2 * CALL_S_MAX)
-        is_done = not sender.refused
+        # Of an empty folder nothing is stored, and a dataset without a chunk may be lost.
+        is_done = is_any and not sender.refused
         cluster.world.note(f"step {step.number}: shared {folder!r}, {len(sender.refused)} refused")
     finally:
         if sender is not None:
