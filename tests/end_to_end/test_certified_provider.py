@@ -100,10 +100,9 @@ def is_due(key_file: Path) -> None:
 def test_a_person_logs_in_by_a_code_reads_renews_and_logs_out(site: Site, tmp_path: Path) -> None:
     user, said = site.dlcmd(tmp_path / "ada"), tmp_path / "said"
     with open(said, "wb") as stream, user.start("login", "--pin", site.pin, stderr=stream) as process:
-        address = ""
-        while not address and process.poll() is None:
-            time.sleep(0.05)
-            address = said.read_text().partition("\nor open ")[2].partition("\n")[0]
+        wait_until(lambda: "\nor open " in said.read_text() or process.poll() is not None)
+        wait_until(lambda: said.read_text().endswith("\n"))
+        address = said.read_text().partition("\nor open ")[2].partition("\n")[0]
         assert "Success" in site.provider.enter(address, "7")
         assert process.wait(TIMEOUT_S) == 0, said.read_text()
     key_file = site.key_file(user)

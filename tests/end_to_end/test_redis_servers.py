@@ -1,12 +1,11 @@
-"""Two servers over one Redis and one folder of chunks: Redis emptied, the dataset made anew from the chunks, and a
-server killed that holds the turns of large reads.
+"""Two servers over one Redis and one folder of chunks: Redis is emptied, and the dataset rebuilt from the
+chunks; a server that holds the turns of large reads is killed.
 """
 
 import contextlib
 import random
 import signal
 import threading
-import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -21,6 +20,7 @@ from dieselfs.settings import Settings
 from dieselfs_server.metadata.redis.store import RedisMetadata
 from dieselfs_server.store.large_reads import LARGE_READS_NOTE, LOST_S, PATIENCE_S
 from dieselfs_server.store.turns import Holder, decoded
+from lab.namespace import wait_for
 from tests.support.redis import RedisProcess, needs_redis, running_redis
 from tests.support.server import RunningServer, running_server
 
@@ -99,13 +99,6 @@ def test_a_server_rebuilds_what_another_one_has_made_under_the_name(tmp_path: Pa
                 assert data.get("f") == b"of the second dataset"
 
 
-def until(is_so: Callable[[], bool], limit_s: float = WAIT_S) -> None:
-    end_s = time.monotonic() + limit_s
-    while not is_so():
-        assert time.monotonic() < end_s, "the condition does not become true"
-        time.sleep(0.005)
-
-
 @contextlib.contextmanager
 def reading(settings: Settings, files: dict[str, bytes]) -> Iterator[Callable[[], int]]:
     """Reads all files again and again in several threads; yields how often they have. At the end, the last
@@ -163,11 +156,11 @@ def test_the_turns_of_a_killed_server_pass_to_the_other(tmp_path: Path) -> None:
         # With a Unix socket, the server passes files instead.
         over_tcp = dying.settings(dying.user("ada", all_datasets="admin"))
         with reading(over_tcp, files):
-            until(is_seen)
+            wait_for(is_seen, "the read is seen", WAIT_S)
         (name,) = names  # of the only server that read
         both = replace(over_tcp, server=f"{dying.tcp},{other.tcp}")
         with reading(both, files) as count:
-            until(lambda: len(holders()) == 2)
+            wait_for(lambda: len(holders()) == 2, "both servers are noted", WAIT_S)
 
             def is_stopped_with_the_turn() -> bool:
                 dying.process.send_signal(signal.SIGSTOP)
@@ -177,10 +170,10 @@ def test_the_turns_of_a_killed_server_pass_to_the_other(tmp_path: Path) -> None:
                 dying.process.send_signal(signal.SIGCONT)
                 return False
 
-            until(is_stopped_with_the_turn)
+            wait_for(is_stopped_with_the_turn, "it is stopped with the turn", WAIT_S)
             dying.kill()
-            until(lambda: name not in holders(), LOST_S + BUSY_S)
-            until(lambda: any(each.turns for each in holders().values()), BUSY_S)
+            wait_for(lambda: name not in holders(), "its note is removed", LOST_S + BUSY_S)
+            wait_for(lambda: any(each.turns for each in holders().values()), "the other has the turn", BUSY_S)
             before = count()
-            until(lambda: count() >= before + READERS)
+            wait_for(lambda: count() >= before + READERS, "all readers read on", WAIT_S)
     assert LOST_S <= PATIENCE_S == 3  # which docs/guide/operations.md has

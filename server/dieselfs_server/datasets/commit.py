@@ -149,7 +149,7 @@ def _store(
 def _put(
     store: ObjectStore, dataset_id: bytes, object_id: bytes, data: bytearray | bytes, head: int, now_ns: int
 ) -> None:
-    """Store a chunk or a bundle. `head`: so many of the first bytes tell it from all others."""
+    """Store a chunk or a bundle. `head`: the number of first bytes that differ in all others."""
     if now_ns // 10**9 - chunk_time_s(object_id) > LATE_S:
         store.create_record(late_record(dataset_id), b"")
     try:

@@ -2,8 +2,7 @@
 
 import shutil
 import signal
-import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, closing
 from pathlib import Path
 
@@ -14,6 +13,7 @@ from dieselfs.etcd.keys import SERVERS_PREFIX, encode_server, server_id, server_
 from dieselfs.net.address import TcpAddress
 from dieselfs.rpc.records import FAILURE, OK, WARNING
 from dieselfs_server.web.others import REMEMBERED_S, SERVERS_MAX, checks, known
+from lab.namespace import wait_for
 from tests.server.web.test_app import Browser
 from tests.support.etcd import RunningEtcd, running_etcd
 from tests.support.server import RunningServer, start_server
@@ -29,13 +29,6 @@ def etcd(tmp_path: Path) -> Iterator[RunningEtcd]:
         yield running
 
 
-def until(is_so: Callable[[], bool]) -> None:
-    end_s = time.monotonic() + WAIT_S
-    while not is_so():
-        assert time.monotonic() < end_s, "the condition does not become true"
-        time.sleep(0.2)
-
-
 @pytest.mark.skipif(shutil.which("etcd") is None, reason="etcd is not installed (Debian: etcd-server)")
 def test_a_killed_server_and_one_that_hangs(etcd: RunningEtcd, tmp_path: Path) -> None:
     with ExitStack() as stack:
@@ -46,7 +39,7 @@ def test_a_killed_server_and_one_that_hangs(etcd: RunningEtcd, tmp_path: Path) -
             return server
 
         alive, killed, hanging = (start(name) for name in "abc")
-        until(lambda: len(etcd.client().values(SERVERS_PREFIX)) == 3)
+        wait_for(lambda: len(etcd.client().values(SERVERS_PREFIX)) == 3, "etcd lists all", WAIT_S)
         client = stack.enter_context(closing(start("page", "--web", "127.0.0.1:0").client()))
         browser = stack.enter_context(Browser(client))
         browser.log_in()
@@ -57,11 +50,18 @@ def test_a_killed_server_and_one_that_hangs(etcd: RunningEtcd, tmp_path: Path) -
             return {each["text"].partition(",")[0]: each for each in found if each["name"] == "server"}
 
         servers = alive, killed, hanging
-        until(lambda: {name: each["state"] for name, each in seen().items()} == {s.tcp: OK for s in servers})
+        states = {each.tcp: OK for each in servers}
+        wait_for(
+            lambda: {name: each["state"] for name, each in seen().items()} == states, "all answer", WAIT_S
+        )
         assert f"version {__version__}, answers" in seen()[alive.tcp]["text"]
         killed.kill()
         hanging.process.send_signal(signal.SIGSTOP)
-        until(lambda: all(seen()[each.tcp]["state"] != OK for each in (killed, hanging)))
+        wait_for(
+            lambda: all(seen()[each.tcp]["state"] != OK for each in (killed, hanging)),
+            "both are missed",
+            WAIT_S,
+        )
         found = seen()
         assert found[alive.tcp]["state"] == OK
         assert all("not answering since 20" in found[each.tcp]["text"] for each in (killed, hanging))
