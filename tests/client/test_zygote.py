@@ -1,12 +1,15 @@
 """How a zygote opens the dataset, and how a daemon that was forked begins and ends."""
 
 import logging
+import mmap
 import os
+import re
 import signal
 import socket
 import subprocess
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from types import SimpleNamespace
 from typing import NoReturn
 
@@ -19,7 +22,15 @@ from dieselfs_client.mount.points.options import MountOptions
 from dieselfs_client.supervision.control_channel import ControlChannel, Message
 from dieselfs_client.supervision.supervisor_client import SupervisorClient
 
-HEAVY = {"cryptography", "dieselfs.dataset", "dieselfs.sources.decrypted", "dieselfs_client.cluster.role"}
+HEAVY = {
+    "_hashlib",
+    "cryptography",
+    "dieselfs.dataset",
+    "dieselfs.sources.decrypted",
+    "dieselfs_client.cluster.role",
+    "idna",
+    "ssl",
+}
 """What a mount of a plain dataset, outside of jobs, does not use."""
 
 
@@ -27,6 +38,22 @@ def test_the_zygote_of_a_plain_mount_loads_nothing_that_others_use() -> None:
     loaded = f"import sys, dieselfs_client.zygote, dieselfs_client.daemon.forking; print(*{HEAVY} & sys.modules.keys())"
     done = subprocess.run([sys.executable, "-c", loaded], capture_output=True, text=True, check=True)
     assert done.stdout.split() == []
+
+
+def test_unmapped_files_are_read_again_and_keep_what_a_process_changed(tmp_path: Path) -> None:
+    library = tmp_path / "a library"
+    library.write_bytes(b"code" * 4096)
+    with library.open("rb") as file:
+        clean = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        changed = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
+    with clean, changed:
+        changed[:1] = b"n"
+        assert clean[-4:] == b"code"
+        zygote._unmap_code()
+        smaps = Path("/proc/self/smaps").read_text()
+        resident = re.findall(rf"(\S+) \S+ \S+ \S+ +{re.escape(str(library))}\n(?:\w+: .*\n)*?Rss: +(\d+) kB", smaps)
+        assert [size == "0" for _, size in sorted(resident)] == [True, False]  # r--s, rw-p
+        assert (clean[:4], changed[:4]) == (b"code", b"node")
 
 
 def opened_apart(
