@@ -2,6 +2,7 @@
 
 import os
 import stat
+import weakref
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from random import Random
@@ -236,7 +237,9 @@ def test_a_forked_child_reads_the_same(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "tree", [SAMPLE, {}, {b"empty": file_of()}, {b"folder": Entry(Op.DIRECTORY, 0o755, 0)}], ids=repr
+    "tree",
+    [SAMPLE, MANY, {}, {b"empty": file_of()}, {b"folder": Entry(Op.DIRECTORY, 0o755, 0)}],
+    ids=["sample", "many", "nothing", "empty file", "folder"],
 )
 def test_files_of_one_extent_are_found_one_at_a_time_and_many_at_once(tree: dict[bytes, Entry]) -> None:
     snapshot = Snapshot(snapshot_bytes(tree), SOURCE)
@@ -251,6 +254,14 @@ def test_files_of_one_extent_are_found_one_at_a_time_and_many_at_once(tree: dict
         else:
             assert row[0] == -1 and snapshot.sole_extent(node) is None
             assert snapshot.sole_extent_at(snapshot.path(node)) is None
+
+
+def test_a_snapshot_in_which_files_were_found_is_freed_without_a_garbage_collection() -> None:
+    snapshot = Snapshot(snapshot_bytes(MANY), SOURCE)
+    gone = weakref.ref(snapshot)
+    assert snapshot.sole_extent_at(next(iter(MANY))) is not None
+    del snapshot
+    assert gone() is None
 
 
 @pytest.mark.parametrize("strange", [[], [b""], [b"missing"], [b"", b"missing", b"x" * 5000]])
