@@ -81,8 +81,8 @@ def _opened_apart(
 
 
 def _unmap_code() -> None:
-    """Unmap all pages of files that are as in the file: mostly code that runs at the start alone, of which daemons would
-    map a part as well. What is used again costs a page fault, which takes it from the page cache.
+    """Unmap all pages of mapped files that are as in the file: mostly code of libraries that runs at the start alone.
+    What is used again costs a page fault, which takes it from the page cache.
     """
     for start, end in _CLEAN.findall(Path("/proc/self/smaps").read_text()):
         place = int(start, 16)

@@ -230,7 +230,7 @@ class Snapshot:
         def block_of(number: int) -> memoryview:
             numbers = np.arange(number * size, min((number + 1) * size, nodes))
             rows = np.stack(_sole_extents(columns, numbers), axis=1).astype(np.int32)
-            block = blocks[number] = memoryview(rows.ravel())
+            block = blocks[number] = rows.ravel().data
             return block
 
         def sole_extent_at(path: bytes) -> tuple[int, int, int] | None:

@@ -51,7 +51,9 @@ def test_unmapped_files_are_read_again_and_keep_what_a_process_changed(tmp_path:
         assert clean[-4:] == b"code"
         zygote._unmap_code()
         smaps = Path("/proc/self/smaps").read_text()
-        resident = re.findall(rf"(\S+) \S+ \S+ \S+ +{re.escape(str(library))}\n(?:\w+: .*\n)*?Rss: +(\d+) kB", smaps)
+        resident = re.findall(
+            rf"(\S+) \S+ \S+ \S+ +{re.escape(str(library))}\n(?:\w+: .*\n)*?Rss: +(\d+) kB", smaps
+        )
         assert [size == "0" for _, size in sorted(resident)] == [True, False]  # r--s, rw-p
         assert (clean[:4], changed[:4]) == (b"code", b"node")
 
