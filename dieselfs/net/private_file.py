@@ -26,17 +26,13 @@ def read_private_file(path: str | os.PathLike[str], bytes_max: int, what: str) -
             status = os.fstat(descriptor)
             if not stat.S_ISREG(status.st_mode):
                 raise AccessDenied(f"{what} {source} is not a regular file")
-            if stat.S_IMODE(status.st_mode) & ~_allowed_mode(status.st_uid):
+            if stat.S_IMODE(status.st_mode) & ~(0o740 if status.st_uid == 0 != os.geteuid() else 0o700):
                 raise AccessDenied(f"{what} {source} can be read by others: chmod 600 {source}")
             if status.st_uid not in (os.geteuid(), 0):
                 raise AccessDenied(
                     f"{what} {source} belongs to another user (user ID {status.st_uid}): copy it, with mode 600"
                 )
             return file.read(bytes_max)
-
-
-def _allowed_mode(owner: int) -> int:
-    return 0o740 if owner == 0 != os.geteuid() else 0o700
 
 
 def read_private_text(

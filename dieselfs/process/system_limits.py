@@ -58,7 +58,7 @@ _MEMBERSHIP, _CGROUPS = Path("/proc/self/cgroup"), Path("/sys/fs/cgroup")
 def cgroup_limits(membership: Path = _MEMBERSHIP, root: Path = _CGROUPS) -> Iterator[tuple[int, str]]:
     """The memory limits of the control groups around this process, of either version, innermost first."""
     for folder, is_second, where in _control_groups("memory", membership, root):
-        text = _content(folder / ("memory.max" if is_second else "memory.limit_in_bytes"))
+        text = content_of(folder / ("memory.max" if is_second else "memory.limit_in_bytes"))
         if text.isdigit() and int(text) < 1 << 60:
             yield int(text), where
 
@@ -70,7 +70,7 @@ def usable_processors(membership: Path = _MEMBERSHIP, root: Path = _CGROUPS) -> 
     found = len(os.sched_getaffinity(0))
     for folder, is_second, _ in _control_groups("cpu", membership, root):
         names = ("cpu.max",) if is_second else ("cpu.cfs_quota_us", "cpu.cfs_period_us")
-        quota, period, *_ = [*" ".join(_content(folder / name) for name in names).split(), "", ""]
+        quota, period, *_ = [*" ".join(content_of(folder / name) for name in names).split(), "", ""]
         if quota.isdigit() and period.isdigit() and int(period):  # else "max", or -1
             found = min(found, -(-int(quota) // int(period)))
     return max(found, 1)
@@ -80,7 +80,7 @@ def _control_groups(controller: str, membership: Path, root: Path) -> Iterator[t
     """The control groups around this process that may limit it: folder, whether of version 2, and name; innermost
     first.
     """
-    for line in _content(membership).splitlines():
+    for line in content_of(membership).splitlines():
         number, controllers, path = line.split(":", 2)
         if is_second := number == "0" and not controllers:
             top = root / "unified" if (root / "unified").is_dir() else root
@@ -95,20 +95,17 @@ def _control_groups(controller: str, membership: Path, root: Path) -> Iterator[t
             yield place, is_second, str(place.relative_to(top)) if place != top else "/"
 
 
-def _content(file: Path) -> str:
-    """Empty if the file cannot be read."""
+def content_of(file: Path) -> str:
+    """The text of a file of the system; empty if it cannot be read."""
     try:
-        return file.read_text().strip()
+        return file.read_text(errors="replace").strip()
     except OSError:
         return ""
 
 
 def available_bytes(file: Path = _MEMORY_FILE) -> int | None:
     """The memory that programs can still take without swapping; None if the kernel does not say. Reads `file`."""
-    try:
-        lines = file.read_text().splitlines()
-    except OSError:
-        return None
+    lines = content_of(file).splitlines()
     numbers = (line.split() for line in lines if line.startswith("MemAvailable:"))
     return next((int(number) * KIB for _, number, *_ in numbers), None)
 

@@ -193,25 +193,16 @@ class Method(NamedTuple):
         return self.cost if isinstance(self.cost, int) else self.cost(arguments)
 
 
-def _purge_needs(arguments: Any) -> str:
-    return WRITE if arguments.is_dry_run else ADMIN
+def _by(argument: str, needs: str, otherwise: str) -> Needs:
+    """What a call needs if an argument is set, and otherwise."""
+    return lambda arguments: needs if getattr(arguments, argument) else otherwise
 
 
-def _fsck_needs(arguments: Any) -> str:
-    return ADMIN if arguments.is_repair else WRITE
-
-
-def _keys_needs(arguments: Any) -> str:
-    return ADMIN if arguments.known else WRITE
-
-
-def _copy_needs(arguments: Any) -> str:
-    return WRITE if arguments.is_move else READ
-
-
-def _check_needs(arguments: Any) -> str:
-    return SERVER_ADMIN if arguments.is_whole else SOME_RIGHT
-
+_purge_needs = _by("is_dry_run", WRITE, ADMIN)
+_fsck_needs = _by("is_repair", ADMIN, WRITE)
+_keys_needs = _by("known", ADMIN, WRITE)
+_copy_needs = _by("is_move", WRITE, READ)
+_check_needs = _by("is_whole", SERVER_ADMIN, SOME_RIGHT)
 
 _COPIED = ("dataset", "tag", "is_dry_run", "path", "target_dataset", "target_path", "is_move")
 _QUOTA = ("account", *(kind.name for kind in QUOTAS))

@@ -52,6 +52,7 @@ _ADVICE = {
     "server": "Later epochs come from memory. For this one, see 'dlcmd top' where the server runs, and 'dlcmd limit "
     "ls'.",
 }
+_OF_CAUSE = {"verification": "cpu: verification", "push": "push", "disk": "disk", "peer": "peers"}
 """The one thing to change for each limit; behind a colon, what of it."""
 
 
@@ -132,22 +133,15 @@ def _of_plan(seen: Activity, servers: Sequence[ServerActivity], text: str, unkno
         )
     if seen.run_delay >= max(RUN_DELAY_MIN, _paced(seen, servers)):
         return _found(
-            "cpu: node",
-            f"{text}{hits}; the daemon waits {seen.run_delay:.2f} s a second for a processor.",
+            "cpu: node", f"{text}{hits}; the daemon waits {seen.run_delay:.2f} s a second for a processor."
         )
     if seen.cpu >= BUSY_MIN:
         return _found("daemon", f"{text}{hits}; the daemon uses {seen.cpu:.2f} processors.")
     cause = max(seen.spent, key=lambda each: seen.spent[each], default="")
     spent = seen.spent.get(cause, 0.0)
     text = f"{text}{hits}" + (f"; its threads spend {spent:.2f} s a second on '{cause}'" if cause else "")
-    if cause == "verification":
-        return _found("cpu: verification", f"{text}.")
-    if cause == "push":
-        return _found("push", f"{text}.")
-    if cause == "disk":
-        return _found("disk", f"{text}.")
-    if cause == "peer":
-        return _found("peers", f"{text}.")
+    if cause in _OF_CAUSE:
+        return _found(_OF_CAUSE[cause], f"{text}.")
     return _of_servers(seen, servers, text, spent, unknown)
 
 
@@ -179,7 +173,7 @@ def _of_servers(
     if limited > 0 and limited >= STORE_SHARE_MIN * spent:
         return _found("rate", f"{text}; {limited:.1f} calls of users wait for their rates at a server.")
     answering = sum(server.answering for server in servers)
-    if any(_is_remote(server) for server in servers) and answering < STORE_SHARE_MIN * spent:
+    if any(map(_is_remote, servers)) and answering < STORE_SHARE_MIN * spent:
         return _found(
             "network", f"{text}; the servers need only {answering:.2f} s a second for all reads of chunks."
         )
@@ -196,15 +190,11 @@ def _of_servers(
             "memory: kernel",
             f"{text}; the kernel has reclaimed pages of {seen.reclaimed:.1f} chunks a second.",
         )
-    if any(map(_is_asked, servers)):
+    if any("address" in server.about for server in servers):
         part = f", of which the servers need {answering:.2f} s"
     else:
         part = ", which is the network to the server, the server or its store"
     return _found("server", f"{text}{part}.")
-
-
-def _is_asked(server: ServerActivity) -> bool:
-    return "address" in server.about
 
 
 def _is_remote(server: ServerActivity) -> bool:

@@ -18,7 +18,7 @@ from dieselfs.errors import AccessDenied, DieselfsError, ProtocolError, Unavaila
 from dieselfs.limits import CHUNK_AHEAD_S_MAX, GIB, KIB, MIB, MOUNT_MEMORY_BYTES_MIN, READ_BYTES_MAX
 from dieselfs.net.address import Address, TcpAddress
 from dieselfs.process.state_dirs import check_private, runtime_folder
-from dieselfs.process.system_limits import available_bytes, room_bytes
+from dieselfs.process.system_limits import available_bytes, content_of, room_bytes
 from dieselfs.rpc.client import ServerClient
 from dieselfs.rpc.login import check_provider
 from dieselfs.rpc.records import FAILURE, OK, WARNING, CheckRecord
@@ -274,9 +274,9 @@ def machine_facts(folders: Mapping[str, Path]) -> MachineFacts:
 
 def _has_filesystem(name: str) -> bool:
     """Whether the kernel has it, or a module that it loads when it is mounted."""
-    listed = _text(_KNOWN_FILESYSTEMS).split()
+    listed = content_of(_KNOWN_FILESYSTEMS).split()
     modules = _MODULES / os.uname().release
-    known = _text(modules / "modules.builtin") + _text(modules / "modules.dep")
+    known = content_of(modules / "modules.builtin") + content_of(modules / "modules.dep")
     return name in listed or bool(re.search(rf"/{name}(fs)?\.ko", known))
 
 
@@ -287,7 +287,7 @@ def _fuse_device() -> str:
 
 
 def _allows_other() -> bool:
-    return any(line.strip() == "user_allow_other" for line in _text(_FUSE_CONFIG).splitlines())
+    return any(line.strip() == "user_allow_other" for line in content_of(_FUSE_CONFIG).splitlines())
 
 
 def _runtime_fault() -> str:
@@ -310,20 +310,13 @@ def _room(folder: Path) -> tuple[bool, int]:
 
 def _chosen(path: Path) -> str:
     """The word in brackets, of files such as `always [madvise] never`; empty if there is none."""
-    found = re.search(r"\[(\w+)\]", _text(path))
+    found = re.search(r"\[(\w+)\]", content_of(path))
     return found[1] if found else ""
 
 
 def _number(path: Path) -> int | None:
-    text = _text(path).strip()
+    text = content_of(path)
     return int(text) if text.isdigit() else None
-
-
-def _text(path: Path) -> str:
-    try:
-        return path.read_text(errors="replace")
-    except OSError:
-        return ""
 
 
 CLOCK_OFF_S = 5.0

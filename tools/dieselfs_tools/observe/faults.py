@@ -343,7 +343,8 @@ def full_disk() -> Rehearsed:
         done = subprocess.run(words, capture_output=True, text=True, check=False)
         if done.returncode:
             raise InvalidInput(f"needs root, to mount a small disk: {done.stderr.strip()}")
-        stack.callback(unmount_disk, disk)
+        unmount = ["umount", "--lazy", str(disk)]
+        stack.callback(subprocess.run, unmount, capture_output=True, check=False)
         home = disk / "home"
         home.mkdir()
         stack.callback(stop_server, home)
@@ -366,15 +367,13 @@ def full_disk() -> Rehearsed:
         return Rehearsed("full-disk", seen, remedy, is_as_promised)
 
 
-def unmount_disk(disk: Path) -> None:
-    subprocess.run(["umount", "--lazy", str(disk)], capture_output=True, check=False)
-
-
 def corrupt_chunk() -> Rehearsed:
     """A stored chunk has wrong bytes, as of a disk that fails."""
     with scratch() as here:
         here.store()
-        chunk = max((path for path in (here.home / "chunks").rglob("*") if path.is_file()), key=_size)
+        chunk = max(
+            (path for path in (here.home / "chunks").rglob("*") if path.is_file()), key=os.path.getsize
+        )
         original = chunk.read_bytes()
         chunk.chmod(0o600)
         damaged = bytearray(original)
@@ -391,10 +390,6 @@ def corrupt_chunk() -> Rehearsed:
         remedy = f"fsck --deep named {found} problems; with the chunk restored, its files are read again"
         is_as_promised = 0 < seen.failed < seen.reads and not seen.wrong and found > 0
         return Rehearsed("corrupt-chunk", seen, remedy, is_as_promised)
-
-
-def _size(path: Path) -> int:
-    return path.stat().st_size
 
 
 def lost_metadata() -> Rehearsed:
