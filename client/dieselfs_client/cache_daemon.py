@@ -185,11 +185,7 @@ async def unused(lock: NodeLock) -> None:
 @click.option("--report-fd", type=int)
 @click.option("--until-idle", "is_until_idle", is_flag=True)
 def main(
-    dataset: str,
-    snapshot_file: str | None,
-    report_fd: int | None,
-    is_until_idle: bool,
-    given: dict[str, Any],
+    dataset: str, snapshot_file: str | None, report_fd: int | None, is_until_idle: bool, given: dict[str, Any]
 ) -> None:
     """Share the chunks of DATASET with this node's processes of this user."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(process)d %(levelname)s %(message)s")

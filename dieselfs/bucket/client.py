@@ -19,13 +19,7 @@ from urllib.parse import quote
 
 from dieselfs.bucket.errors import parse_failure
 from dieselfs.bucket.signed import Failed, SignedReads
-from dieselfs.bucket.url import (
-    BucketUrl,
-    check_credential,
-    check_endpoint,
-    check_name,
-    endpoint_danger,
-)
+from dieselfs.bucket.url import BucketUrl, check_credential, check_endpoint, check_name, endpoint_danger
 from dieselfs.errors import AlreadyExists, Damaged, InvalidInput, NotFound, Unavailable, os_errors_as
 from dieselfs.limits import MIB
 
@@ -75,10 +69,7 @@ class Bucket:
     """
 
     def __init__(
-        self,
-        url: BucketUrl,
-        timeout_s: float = BUCKET_TIMEOUT_S,
-        part_retries_max: int = PART_RETRIES_MAX,
+        self, url: BucketUrl, timeout_s: float = BUCKET_TIMEOUT_S, part_retries_max: int = PART_RETRIES_MAX
     ) -> None:
         try:
             import obstore

@@ -214,13 +214,7 @@ def decode_preamble(data: Buffer, source: str, expected_id: bytes | None = None)
         )
     is_attached = bool(flags & ATTACHED)
     return Preamble(
-        chunk_id,
-        header_length,
-        payload_length,
-        payload_digest,
-        header_digest,
-        is_attached,
-        compressed_length,
+        chunk_id, header_length, payload_length, payload_digest, header_digest, is_attached, compressed_length
     )
 
 
@@ -336,10 +330,7 @@ def decode_chunk(
 
 
 def decode_stored(
-    data: Buffer,
-    source: str,
-    expected_id: bytes | None = None,
-    expected_dataset_id: bytes | None = None,
+    data: Buffer, source: str, expected_id: bytes | None = None, expected_dataset_id: bytes | None = None
 ) -> tuple[Preamble, ChunkHeader]:
     """Decode an object of a store, and verify all its bytes by the digests of header and payload: a chunk, of an
     attached one all but its payload. A compressed payload is decompressed frame by frame. Raises Damaged.

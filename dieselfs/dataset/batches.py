@@ -112,11 +112,7 @@ class BatchReader(Iterator[Batch]):
     """Batches that a thread reads ahead. Close it after use, or use it in a `with` block."""
 
     def __init__(
-        self,
-        files: Files,
-        ring: Ring,
-        is_shared_plan: bool = False,
-        log: ServedLog | None = None,
+        self, files: Files, ring: Ring, is_shared_plan: bool = False, log: ServedLog | None = None
     ) -> None:
         """Use `Dataset.batches`. `is_shared_plan`: see `Wanted`."""
         self._files, self._ring, self._is_shared_plan, self._log = files, ring, is_shared_plan, log

@@ -244,12 +244,7 @@ class DiskTier:
                 self._threads = _Threads(
                     ThreadPoolExecutor(FETCHES_AT_ONCE_MAX, "disk-reader"),
                     WriteBehind(
-                        self._write,
-                        self._remove,
-                        self._open,
-                        self._release,
-                        self._clock,
-                        self._queue_bytes,
+                        self._write, self._remove, self._open, self._release, self._clock, self._queue_bytes
                     ),
                 )
             return self._threads

@@ -297,9 +297,7 @@ def _lock_folder(stack: AsyncExitStack, lock: Path) -> None:
 
 @asynccontextmanager
 async def open_server(
-    settings: ServerSettings,
-    worker: Worker | None = None,
-    changes: AsyncIterator[LiveSettings] | None = None,
+    settings: ServerSettings, worker: Worker | None = None, changes: AsyncIterator[LiveSettings] | None = None
 ) -> AsyncIterator[RpcServer]:
     """Open the backends, and listen, while chunks are applied that a crash left; on exit, stop and close all. A
     `worker` does not listen, but gets connections from its parent. `changes` of the settings are taken meanwhile.

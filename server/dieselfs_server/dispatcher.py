@@ -333,8 +333,7 @@ class Dispatcher:
     def _count_bytes(self, call: Call, connection: ClientConnection, received: int, sent: int) -> None:
         """Count the bulk bytes of a call; `received`, `sent`: before it."""
         self._count(
-            call,
-            Transferred(connection.bulk_bytes_sent - sent, connection.bulk_bytes_received - received),
+            call, Transferred(connection.bulk_bytes_sent - sent, connection.bulk_bytes_received - received)
         )
 
     def _count(self, call: Call, moved: Transferred) -> None:

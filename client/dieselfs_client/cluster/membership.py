@@ -40,11 +40,7 @@ class RemoteRegistry:
     """
 
     def __init__(
-        self,
-        client: ServerClient,
-        job_id: JobId,
-        secret: JobSecret,
-        progress: Callable[[], bytes] = bytes,
+        self, client: ServerClient, job_id: JobId, secret: JobSecret, progress: Callable[[], bytes] = bytes
     ) -> None:
         """`progress`: what this node tells about itself with a renewal; empty: nothing."""
         self._client = client

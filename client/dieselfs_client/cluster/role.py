@@ -243,13 +243,7 @@ class JobRole:
 
     def _make_pool(self) -> None:
         self._pool = Pool(
-            self._reader,
-            self._client,
-            self._config,
-            self._host,
-            self._share_members,
-            self.scores,
-            self.files,
+            self._reader, self._client, self._config, self._host, self._share_members, self.scores, self.files
         )
 
     async def _run_master(self, pool: Pool) -> None:

@@ -31,12 +31,7 @@ from dieselfs.process.system_limits import room_bytes
 from dieselfs.settings.table import KERNEL
 from dieselfs_client.memory.room import granted
 from dieselfs_client.mount.points.layers import remove_bases
-from dieselfs_client.mount.points.mount_table import (
-    MountRecord,
-    dieselfs_mounts,
-    is_stale,
-    mount_at,
-)
+from dieselfs_client.mount.points.mount_table import MountRecord, dieselfs_mounts, is_stale, mount_at
 from dieselfs_client.mount.points.mounting import facts, prepare_mountpoint, resolved_mountpoint
 from dieselfs_client.mount.points.mounting import unmount as unmount_from_kernel
 from dieselfs_client.mount.points.options import (

@@ -215,8 +215,7 @@ class Node:
         metrics.declare(catalogue.IMPORTANCE_FROM_PEERS, lambda: scored.from_peers)
         metrics.info("importance_orders", "The orders that were drawn last, with checksums.", scored.orders)
         metrics.declare(
-            catalogue.PLANS,
-            lambda: [_plan(window, dataset_bytes) for window in prefetcher.windows],
+            catalogue.PLANS, lambda: [_plan(window, dataset_bytes) for window in prefetcher.windows]
         )
 
     def watch_servers(self, client: ServerClient) -> None:

@@ -69,8 +69,7 @@ FolderChange = tuple[bytes, bytes, int]
 
 
 def change_folders(
-    members: Mapping[bytes, int],
-    change_some: Callable[[Sequence[FolderChange]], Iterable[tuple[bytes, int]]],
+    members: Mapping[bytes, int], change_some: Callable[[Sequence[FolderChange]], Iterable[tuple[bytes, int]]]
 ) -> int:
     """Change the entry counts of folders and, where a folder becomes non-empty or empty, that of its parent.
 

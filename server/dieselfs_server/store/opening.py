@@ -142,11 +142,7 @@ def _patient(
 
 
 def _guarded(
-    url: str,
-    is_new: bool,
-    bounds: Bounds | None,
-    metrics: Registry | None,
-    large_reads: LargeReads | None,
+    url: str, is_new: bool, bounds: Bounds | None, metrics: Registry | None, large_reads: LargeReads | None
 ) -> ObjectStore:
     kind = _kind_of(url)
     store = _patient(kind.open(url, is_new), bounds, metrics, large_reads)

@@ -60,10 +60,7 @@ def read_in_order(
 
 
 def _read_now(
-    read: Callable[[ObjectStore, bytes, Key], Result],
-    store: ObjectStore,
-    dataset_id: bytes,
-    chunk_id: Key,
+    read: Callable[[ObjectStore, bytes, Key], Result], store: ObjectStore, dataset_id: bytes, chunk_id: Key
 ) -> Future[Result]:
     done: Future[Result] = Future()
     try:

@@ -129,12 +129,7 @@ FORMATS = {
         ),
         Format(name="webdataset", title="WebDataset", writer="tar_writer.export_shards"),
         Format(
-            name="zip",
-            title="zip",
-            reader="zip_file",
-            magics=_ZIP,
-            is_divisible=True,
-            suffixes=(".zip",),
+            name="zip", title="zip", reader="zip_file", magics=_ZIP, is_divisible=True, suffixes=(".zip",)
         ),
         Format(
             name="npz",
@@ -158,11 +153,7 @@ FORMATS = {
             is_mapped=True,
         ),
         Format(
-            name="npy",
-            title="NumPy",
-            reader="array_files.npy",
-            magics=(b"\x93NUMPY",),
-            suffixes=(".npy",),
+            name="npy", title="NumPy", reader="array_files.npy", magics=(b"\x93NUMPY",), suffixes=(".npy",)
         ),
         Format(
             name="safetensors",

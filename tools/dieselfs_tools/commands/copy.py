@@ -70,12 +70,7 @@ def put(session: Session, **chosen: Any) -> int:
 @options.yes
 @options.processes
 @options.chunk_size
-def sync(
-    session: Session,
-    source: str,
-    destination: str | None,
-    **chosen: Any,
-) -> int:
+def sync(session: Session, source: str, destination: str | None, **chosen: Any) -> int:
     """Store what is new or changed in a local folder, as 'put -r' does; or write what is new or changed in a dataset to
     a local folder. With --delete, then delete what the source does not have. The slashes mean what they mean for 'put'
     and 'get'.

@@ -229,11 +229,7 @@ HEADING = " ".join(
 )
 
 
-@options.verb(
-    "usage",
-    "dlcmd usage",
-    "dlcmd usage --by user --json",
-)
+@options.verb("usage", "dlcmd usage", "dlcmd usage --by user --json")
 @click.argument("datasets", nargs=-1, type=options.DATASET, metavar="[dl://DATASET]...")
 @click.option(
     "--by",

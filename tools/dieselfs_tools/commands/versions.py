@@ -287,11 +287,7 @@ def _print(session: Session, header: "SnapshotHeader", path: str, fields: dict[s
     session.output.record("snapshot", text, {**stated, **fields})
 
 
-@options.verb(
-    "diff",
-    "dlcmd diff dl://pets@v1 dl://pets@v2",
-    "dlcmd diff dl://pets@v1/train dl://pets/train",
-)
+@options.verb("diff", "dlcmd diff dl://pets@v1 dl://pets@v2", "dlcmd diff dl://pets@v1/train dl://pets/train")
 @click.argument("first", type=options.LOCATION, metavar="dl://DATASET[@TAG]/FOLDER")
 @click.argument("second", type=options.LOCATION, metavar="dl://DATASET[@TAG]/FOLDER")
 @options.filters
@@ -373,13 +369,7 @@ def _print_diff(
 @click.argument("location", type=options.LOCATION, metavar="dl://DATASET[@TAG]/PATH")
 @options.filters
 @options.flag("--quick", "is_quick", text="Compare types, sizes, modes and times; read no file.")
-def check(
-    session: Session,
-    source: str,
-    location: Location,
-    patterns: Patterns,
-    is_quick: bool,
-) -> int:
+def check(session: Session, source: str, location: Location, patterns: Patterns, is_quick: bool) -> int:
     """Compare a local folder with what a dataset has of it, and print the differences: '+' only local, '-' only
     stored, '*' other content, type or target, '~' other mode or time. The slashes mean what they mean for 'put'.
 

@@ -29,13 +29,7 @@ from dieselfs_tools.cli.patterns import Patterns, deletable
 from dieselfs_tools.cli.progress import STANDARD_INPUT, Reading, outcome, shown, spooled
 from dieselfs_tools.cli.session import Session
 from dieselfs_tools.transfers.entries import Entry
-from dieselfs_tools.transfers.trees import (
-    Source,
-    SourceTrees,
-    StoredTree,
-    find_sources,
-    relative_path,
-)
+from dieselfs_tools.transfers.trees import Source, SourceTrees, StoredTree, find_sources, relative_path
 from dieselfs_tools.transfers.upload_workers import Divided, UploadWorkers
 
 

@@ -165,12 +165,7 @@ class ChunkApplication:
         raise Contended(f"{self.keys.owner}: other uploads keep changing the same files; try again")
 
     def _done(
-        self,
-        part: BucketEntries,
-        seen: Seen,
-        effects: Effects[bytes],
-        swapped: Swapped,
-        is_restored: bool,
+        self, part: BucketEntries, seen: Seen, effects: Effects[bytes], swapped: Swapped, is_restored: bool
     ) -> _Applied | None:
         """None if the part must be resolved again, with the values that the swap has found."""
         if not swapped.stale:

@@ -166,11 +166,7 @@ def _number(keys: dict[bytes, int], key: bytes) -> int:
 
 
 def _script_call(
-    script: Script,
-    keys: Sequence[bytes],
-    value: object,
-    *arguments: bytes,
-    decode: Callable[[Any], Result],
+    script: Script, keys: Sequence[bytes], value: object, *arguments: bytes, decode: Callable[[Any], Result]
 ) -> Command[Result]:
     packed: bytes = msgpack.packb(value, use_bin_type=False)  # Redis knows no bin types
     command: tuple[bytes | int | str, ...] = (b"EVALSHA", script.digest, len(keys), *keys, packed, *arguments)

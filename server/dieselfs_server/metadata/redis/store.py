@@ -210,12 +210,7 @@ class RedisMetadata:
 
     @_on_dataset
     def apply(
-        self,
-        keys: DatasetKeys,
-        preamble: Preamble,
-        header: ChunkHeader,
-        now_ns: int,
-        is_again: bool = False,
+        self, keys: DatasetKeys, preamble: Preamble, header: ChunkHeader, now_ns: int, is_again: bool = False
     ) -> int:
         with self._large if preamble.header_length > LARGE_HEADER_BYTES else nullcontext():
             # Its own copy first: if that is put in place meanwhile, this application continues there, and finds the
@@ -340,8 +335,7 @@ class RedisMetadata:
             if chosen is not None:  # else the file was replaced meanwhile
                 parts = [(place, length, stored[place, length]) for place, length in chosen]
                 return path_state.record(
-                    path,
-                    tuple(Extent(at, e.chunk_id, e.offset, length, e.digest) for at, length, e in parts),
+                    path, tuple(Extent(at, e.chunk_id, e.offset, length, e.digest) for at, length, e in parts)
                 )
         raise lost(keys)
 
