@@ -6,6 +6,7 @@ from itertools import chain
 
 import numpy as np
 
+from dieselfs.chunk.builder import ChunkBuilder
 from dieselfs.digests import DIGEST_BYTES, EXTENT_DIGESTS, NO_DIGEST
 from dieselfs.errors import AlreadyExists, InvalidInput
 from dieselfs.limits import LISTING_BYTES_MAX, REPORT_LINES_MAX
@@ -31,6 +32,16 @@ class CopyPlan:
 
     def new_path(self, node: int) -> bytes:
         return new_path(self.request, self.source.path(node))
+
+    def add_empty(self, node: int, builder: ChunkBuilder) -> None:
+        """Add a folder, a link or an empty file with its new path."""
+        path, stat = self.new_path(node), self.source.stat(node)
+        if stat.is_folder:
+            builder.add_directory(path, stat.mode, stat.mtime_ns)
+        elif stat.is_link:
+            builder.add_symlink(path, self.source.target(node), stat.mode, stat.mtime_ns)
+        else:
+            builder.add_file(path, b"", stat.mode, stat.mtime_ns)
 
 
 def new_path(request: CopyRequest, path: bytes) -> bytes:

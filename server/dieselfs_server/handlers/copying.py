@@ -315,16 +315,9 @@ class _TreeCopy:
 
     def _add_empty(self, nodes: Sequence[int]) -> None:
         """Folders, links and empty files."""
-        source = self._plan.source
         for node in nodes:
             self._writer.make_room(0)
-            path, stat, builder = self._plan.new_path(node), source.stat(node), self._writer.builder
-            if stat.is_folder:
-                builder.add_directory(path, stat.mode, stat.mtime_ns)
-            elif stat.is_link:
-                builder.add_symlink(path, source.target(node), stat.mode, stat.mtime_ns)
-            else:
-                builder.add_file(path, b"", stat.mode, stat.mtime_ns)
+            self._plan.add_empty(node, self._writer.builder)
 
     def _add_files(self, contents: Contents) -> None:
         source = self._plan.source

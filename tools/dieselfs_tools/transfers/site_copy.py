@@ -181,18 +181,12 @@ class _TreeCopy:
 
     def _add_empty(self) -> None:
         """Folders, links and empty files."""
-        order, source = self._plan.order, self._plan.source
+        order = self._plan.order
         for kind in (order.folders, order.links, order.empty_files):
             for node in kind.tolist():
-                path, stat = self._plan.new_path(node), source.stat(node)
                 if self._builder.is_full:
                     self._seal()
-                if stat.is_folder:
-                    self._builder.add_directory(path, stat.mode, stat.mtime_ns)
-                elif stat.is_link:
-                    self._builder.add_symlink(path, source.target(node), stat.mode, stat.mtime_ns)
-                else:
-                    self._builder.add_file(path, b"", stat.mode, stat.mtime_ns)
+                self._plan.add_empty(node, self._builder)
 
     def _by_chunk(self) -> Iterator[list[Owned]]:
         """The extents to copy of each chunk: those of it that the target does not have."""
