@@ -177,6 +177,24 @@ def outcome(output: Output, report: TransferReport, done: str, already: str, ela
     return f"{', '.join(parts)} in {format_duration(elapsed_s)}"
 
 
+def intended(output: Output, report: TransferReport, verb: str, already: str, deleted: int) -> int:
+    """The summary of a dry run, of what its report has found; returns the exit code. Prints its failures."""
+    output.failures(report.failures, report.failed_files)
+    text = f"would {verb} {count(report.found_files, 'entry')} ({output.size(report.found_bytes)}), "
+    text += f"skip {report.skipped_files:,} that {already}"
+    fields = {
+        "dry_run": True,
+        "entries": report.found_files,
+        "bytes": report.found_bytes,
+        "skipped": report.skipped_files,
+        "deleted": deleted,
+        "failed": report.failed_files,
+    }
+    if deleted:
+        text += f", delete {count(deleted, 'entry')}"
+    return output.summary(text, fields, report.exit_code)
+
+
 STANDARD_INPUT = "-"
 COPY_BYTES = 1 << 20
 SPOOLED_MODE = 0o644

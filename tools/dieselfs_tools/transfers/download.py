@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
 
-from dieselfs.errors import EXIT_OK, EXIT_PARTIAL, DieselfsError, InvalidInput
+from dieselfs.errors import EXIT_OK, DieselfsError, InvalidInput
 from dieselfs.names import Location, is_location, parse_location, printable, split_path
 from dieselfs.snapshot.reader import Snapshot
 from dieselfs.transfer.destination import open_destination, permissions_allowed
@@ -16,7 +16,7 @@ from dieselfs.transfer.report import TransferReport
 from dieselfs.units import count, format_duration
 from dieselfs_tools.cli.output import Output, confirm_name, name_fields
 from dieselfs_tools.cli.patterns import ALL, Patterns, deletable
-from dieselfs_tools.cli.progress import Reading, outcome, shown
+from dieselfs_tools.cli.progress import Reading, intended, outcome, shown
 from dieselfs_tools.cli.session import Session
 from dieselfs_tools.transfers.entries import Entry, write_contents
 from dieselfs_tools.transfers.trees import (
@@ -317,34 +317,20 @@ class _FolderSync:
 
     def _show(self, plan: _Plan) -> int:
         """The dry run."""
-        output, report, total_bytes = self._session.output, self._report, 0
-        written = set(plan.written)
+        output, written = self._session.output, set(plan.written)
         for path in sorted([*plan.written, *plan.attributes]):
             entry, place = self._stored.entries[path], os.path.join(self._folder, path)
             location = Location(
                 self._location.dataset, self._dataset.snapshot.path(self._stored.nodes[path]), False
             )
             size_bytes = entry.size if entry.type == "file" and path in written else 0
-            total_bytes += size_bytes
+            self._report.find(size_bytes, entry.is_folder)
             _show_entry(output, location, place, size_bytes)
         for path in plan.deleted:
             place = os.path.join(self._folder, path)
             output.detail("deletion", f"would delete {printable(place)}", name_fields(place, "destination"))
-        output.failures(report.failures, report.failed_files)
-        entries = len(plan.written) + len(plan.attributes)
-        return output.summary(
-            f"would write {count(entries, 'entry')} ({output.size(total_bytes)}), skip {plan.skipped:,} that are equal"
-            + (f", delete {count(len(plan.deleted), 'entry')}" if plan.deleted else ""),
-            {
-                "dry_run": True,
-                "entries": entries,
-                "bytes": total_bytes,
-                "skipped": plan.skipped,
-                "deleted": len(plan.deleted),
-                "failed": report.failed_files,
-            },
-            EXIT_PARTIAL if report.failed_files else EXIT_OK,
-        )
+        self._report.skipped_files = plan.skipped
+        return intended(output, self._report, "write", "are equal", len(plan.deleted))
 
     def _summary(self, plan: _Plan, deleted: int, elapsed_s: float) -> int:
         output, report = self._session.output, self._report

@@ -26,7 +26,7 @@ from dieselfs.units import count
 from dieselfs_tools.cli.options import PROCESSES, changeable_location
 from dieselfs_tools.cli.output import Output, confirm_name, name_fields
 from dieselfs_tools.cli.patterns import Patterns, deletable
-from dieselfs_tools.cli.progress import STANDARD_INPUT, Reading, outcome, shown, spooled
+from dieselfs_tools.cli.progress import STANDARD_INPUT, Reading, intended, outcome, shown, spooled
 from dieselfs_tools.cli.session import Session
 from dieselfs_tools.transfers.entries import Entry
 from dieselfs_tools.transfers.trees import Source, SourceTrees, StoredTree, find_sources, relative_path
@@ -208,21 +208,7 @@ class Upload:
         for path in removed:
             place = Location(self.target.location.dataset, path, False)
             output.detail("deletion", f"would delete {place}", name_fields(path))
-        output.failures(report.failures, report.failed_files)
-        return output.summary(
-            f"would store {count(report.found_files, 'entry')} ({output.size(report.found_bytes)}), "
-            f"skip {report.skipped_files:,} that are already stored"
-            + (f", delete {count(len(removed), 'entry')}" if removed else ""),
-            {
-                "dry_run": True,
-                "entries": report.found_files,
-                "bytes": report.found_bytes,
-                "skipped": report.skipped_files,
-                "deleted": len(removed),
-                "failed": report.failed_files,
-            },
-            report.exit_code,
-        )
+        return intended(output, report, "store", "are already stored", len(removed))
 
     def _upload(self) -> int:
         """Store the entries. Raises errors that end the upload, with the number of files stored by then."""
