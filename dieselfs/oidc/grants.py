@@ -106,9 +106,8 @@ class Application:
                 pause_s += INTERVAL_S
         raise AccessDenied("the code was not entered in time: dlcmd login")
 
-    def address(self, redirect: Redirect) -> str:
-        """Where a browser is sent. Raises Unavailable, InvalidInput."""
-        about = discover(self.issuer, self.authority)
+    def address(self, about: Mapping[str, Any], redirect: Redirect) -> str:
+        """Where a browser is sent, by what `discover` found. Raises InvalidInput."""
         url = endpoint(about, "authorization_endpoint")
         if not url.startswith("https://"):
             raise InvalidInput(f"identity provider {self.issuer}: {url[:200]!r} does not begin with https://")
@@ -125,12 +124,17 @@ class Application:
         }
         return f"{url}{'&' if '?' in url else '?'}{urlencode(query)}"
 
-    def by_redirect(self, redirect: Redirect, code: str) -> Tokens:
-        """For the code with which a browser has come back. Raises as `by_refresh`."""
-        about = discover(self.issuer, self.authority)
+    def by_redirect(self, about: Mapping[str, Any], redirect: Redirect, code: str) -> Tokens:
+        """For the code with which a browser has come back; `about`: what `discover` found. Raises as `by_refresh`."""
         form = {"grant_type": "authorization_code", "code": code, "redirect_uri": redirect.page}
         form["code_verifier"] = redirect.verifier
-        return _tokens(self._asked(endpoint(about, "token_endpoint"), form))
+        try:
+            return _tokens(self._asked(endpoint(about, "token_endpoint"), form))
+        except _Refused as refused:
+            if refused.code != "invalid_grant":
+                raise
+            # It was used, is old, or the provider has restarted.
+            raise AccessDenied(f"{refused}: log in again") from None
 
     def by_refresh(self, refresh: str) -> Tokens:
         """The next tokens. Raises AccessDenied if the provider has ended the login, Unavailable, InvalidInput."""

@@ -119,9 +119,9 @@ def endpoint(about: Mapping[str, Any], name: str) -> str:
     return url
 
 
-def fetch_keys(issuer: str, authority: str | None) -> list[dict[str, Any]]:
-    """The public keys of a provider. Raises Unavailable, InvalidInput."""
-    url = endpoint(discover(issuer, authority), "jwks_uri")
+def fetch_keys(about: Mapping[str, Any], authority: str | None) -> list[dict[str, Any]]:
+    """The public keys of a provider, by what `discover` found. Raises Unavailable, InvalidInput."""
+    url = endpoint(about, "jwks_uri")
     status, found = request(url, authority)
     keys = found.get("keys")
     if status != 200:

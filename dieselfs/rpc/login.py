@@ -258,10 +258,11 @@ def log_out(key_file: Path) -> None:
 
 def check_provider(issuer: str, authority: str | None) -> CheckRecord:
     """Whether this machine reaches a provider, which has keys, and the time of this machine."""
-    from dieselfs.oidc.provider import SKEW_S, clock_ahead_s, fetch_keys
+    from dieselfs.oidc.provider import SKEW_S, clock_ahead_s, discover, fetch_keys
 
     try:
-        keys, ahead_s = fetch_keys(issuer, authority), clock_ahead_s(issuer, authority)
+        keys = fetch_keys(discover(issuer, authority), authority)
+        ahead_s = clock_ahead_s(issuer, authority)
     except DieselfsError as error:
         fix = "nobody can log in: look at the provider, the network to it, oidc_issuer and oidc_ca"
         return CheckRecord("provider", FAILURE, str(error), fix)

@@ -1,8 +1,8 @@
 // The npm package oidc-provider, over HTTPS on this machine: a certified provider of OpenID Connect. Its argument is
-// JSON: the folder `package`, files with `certificate` and `key`, the `host` as which it calls itself, `clients`, and
-// `people` (claims by the name that a person enters; any password is right). It prints its address. Each line of its
-// standard input is JSON with changes: `redirects` of clients that have any, `rotate` for another key. It prints a
-// line when they count. What it has issued stays.
+// JSON: the folder `package`, files with `certificate` and `key`, the `host` as which it calls itself, a `port`,
+// `clients`, and `people` (claims by the name that a person enters; any password is right). It prints its address. Each
+// line of its standard input is JSON with changes: `redirects` of clients that have any, `rotate` for another key. It
+// prints a line when they count. What it has issued stays.
 
 import { generateKeyPairSync, randomUUID } from "node:crypto";
 import { readFileSync } from "node:fs";
@@ -45,7 +45,7 @@ function begin() {
 }
 
 const server = createServer({ cert: readFileSync(given.certificate), key: readFileSync(given.key) }, (...both) => answer(...both));
-server.listen(0, "127.0.0.1", () => {
+server.listen(Number(given.port), "127.0.0.1", () => {
   issuer = `https://${given.host}:${server.address().port}`;
   begin();
   console.log(issuer);

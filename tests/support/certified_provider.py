@@ -91,15 +91,18 @@ def _node_version() -> int:
 
 @contextmanager
 def certified_provider(
-    folder: Path, people: Mapping[str, Mapping[str, Any]], host: str = "127.0.0.1"
+    folder: Path, people: Mapping[str, Mapping[str, Any]], host: str = "127.0.0.1", port: int = 0
 ) -> Iterator[CertifiedProvider]:
-    """A provider with `people`, the claims of each, until the end of the block."""
+    """A provider with `people`, the claims of each, until the end of the block. `port`: 0 for a free one; one that was
+    there before has forgotten all.
+    """
     if not PACKAGE.exists():
         pytest.skip(f"needs the npm package oidc-provider in {PACKAGE}: make")
     if _node_version() < NODE_MIN:
         pytest.skip(f"needs Node.js {NODE_MIN} or later")
     certificate, key = make_certificate(folder, "certified provider")
-    given = {"package": str(PACKAGE), "certificate": str(certificate), "key": str(key), "host": host}
+    given = {"package": str(PACKAGE), "certificate": str(certificate), "key": str(key)}
+    given |= {"host": host, "port": str(port)}
     with (
         open(folder / "provider.log", "wb") as log,
         subprocess.Popen(

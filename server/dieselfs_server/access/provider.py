@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from threading import Lock
-from typing import Any
+from typing import Any, TypeVar
 
 import trio
 
@@ -18,7 +18,7 @@ from dieselfs.errors import AccessDenied, DieselfsError, InvalidInput, Unavailab
 from dieselfs.limits import TOKEN_BYTES_MAX
 from dieselfs.net.auth import PROVIDER_MARK, Key, Verifier, check_key_id, check_user_name
 from dieselfs.oidc.grants import Redirect
-from dieselfs.oidc.provider import SKEW_S, fetch_keys
+from dieselfs.oidc.provider import SKEW_S, discover, fetch_keys
 from dieselfs.rpc.login import Login
 from dieselfs_server.access.accounts import PAGE_KEY, Caller, Person, StoredKey, with_login
 from dieselfs_server.access.users import UserStore
@@ -38,10 +38,38 @@ GROUPS_MAX = 1_000
 _SERVICE_ACCOUNT = re.compile(r"system:serviceaccount:([^:@]+):([^:@]+)")
 """The subject of a token of Kubernetes: namespace and name. All accounts of a namespace are a group there."""
 
+Value = TypeVar("Value")
+
 LOGINS_AT_ONCE = 4
 """Threads that check tokens, and may wait for the provider."""
 
 log = logging.getLogger(__name__)
+
+
+class Discovery:
+    """What the provider says about itself. It is asked again after KEYS_FRESH_S, and after any failure: it may have
+    moved. Threads may ask at once.
+    """
+
+    def __init__(
+        self, ask: Callable[[], dict[str, Any]], clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._ask, self._clock = ask, clock
+        self._known = dict[str, Any](), float("-inf")  # and when it was asked for
+
+    def use(self, act: Callable[[dict[str, Any]], Value]) -> Value:
+        """What `act` returns. Raises as `act`, and Unavailable, also for wrong settings: users cannot mend them."""
+        (about, read_s), now_s = self._known, self._clock()
+        try:
+            if now_s - read_s >= KEYS_FRESH_S:
+                about = self._ask()
+                self._known = about, now_s
+            return act(about)
+        except DieselfsError as error:
+            self._known = {}, float("-inf")
+            if isinstance(error, InvalidInput):
+                raise Unavailable(str(error)) from None
+            raise
 
 
 class SigningKeys:
@@ -56,13 +84,15 @@ class SigningKeys:
         self._read_s = self._asked_s = float("-inf")
         self._trouble = "it was not asked yet"
 
-    def find(self, key_id: str) -> dict[str, Any]:
-        """The key with this ID. Raises AccessDenied if there is none, Unavailable if that is not known."""
+    def find(self, key_id: str, is_of_provider: bool = False) -> dict[str, Any]:
+        """The key with this ID. `is_of_provider`: the provider itself has given the token that names it just now, so it
+        is asked at once. Raises AccessDenied if there is none, Unavailable if that is not known.
+        """
         with self._lock:
             now_s = self._clock()
             found = self._known(key_id)
             is_old = now_s - self._read_s >= KEYS_FRESH_S
-            if (found is None or is_old) and now_s - self._asked_s >= ASK_S:
+            if (found is None or is_old) and (is_of_provider or now_s - self._asked_s >= ASK_S):
                 self._asked_s = now_s
                 try:
                     self._keys, self._read_s, self._trouble = self._fetch(), now_s, ""
@@ -90,7 +120,9 @@ class Provider:
         except ImportError:
             raise InvalidInput("oidc_issuer needs: pip install '.[oidc]', in a checkout") from None
         self._jwt, self._settings = jwt, settings
-        self._keys = keys or SigningKeys(partial(fetch_keys, settings.issuer, settings.authority))
+        self.discovery = Discovery(partial(discover, settings.issuer, settings.authority))
+        fetch = partial(self.discovery.use, partial(fetch_keys, authority=settings.authority))
+        self._keys = keys or SigningKeys(fetch)
 
     def person(self, token: bytes, nonce: str = "") -> Person:
         """`nonce`: of a browser that was sent to the provider; the token is then for the application of the web page.
@@ -99,7 +131,8 @@ class Provider:
         if len(token) > TOKEN_BYTES_MAX:
             raise AccessDenied(f"a token of {len(token):,} bytes, limit {TOKEN_BYTES_MAX:,}")
         try:
-            claims = self._claims(token, [self._settings.client_id] if nonce else self._settings.audiences)
+            audiences = [self._settings.client_id] if nonce else self._settings.audiences
+            claims = self._claims(token, audiences, bool(nonce))
         except (self._jwt.PyJWTError, ValueError, TypeError, RecursionError, OverflowError) as error:
             raise AccessDenied(f"token: {error}") from None
         page = nonce, self._settings.client_id
@@ -107,12 +140,12 @@ class Provider:
             raise AccessDenied("token: it is not for this login of this page")
         return self._person(claims)
 
-    def _claims(self, token: bytes, audiences: Sequence[str]) -> dict[str, Any]:
+    def _claims(self, token: bytes, audiences: Sequence[str], is_of_provider: bool) -> dict[str, Any]:
         header = self._jwt.get_unverified_header(token)
         algorithm, key_id = header.get("alg"), header.get("kid")
         if algorithm not in ALGORITHMS or not isinstance(key_id, str):
             raise AccessDenied(f"token: algorithm {str(algorithm)[:20]!r}, or no key ID")
-        found = self._keys.find(key_id)
+        found = self._keys.find(key_id, is_of_provider)
         if found.get("alg", algorithm) != algorithm or found.get("use", "sig") != "sig":
             raise AccessDenied(f"token: key {key_id[:80]!r} is for something else")
         claims: dict[str, Any] = self._jwt.decode(
@@ -178,15 +211,17 @@ class ProviderLogins:
         return person.name, key.expires_s
 
     def begin(self, page: str) -> tuple[str, Redirect]:
-        """Where a browser is sent, from which it comes back to `page`. Raises Unavailable, InvalidInput."""
+        """Where a browser is sent, from which it comes back to `page`. Raises Unavailable."""
         redirect = Redirect(page)
-        return self._application.address(redirect), redirect
+        address = partial(self._application.address, redirect=redirect)
+        return self._provider.discovery.use(address), redirect
 
     def finish(self, redirect: Redirect, code: str, life_s: float) -> Caller:
         """The user who has come back with a code, for `life_s` at most: with a key whose secret nobody has. Raises as
         `log_in`.
         """
-        token = self._application.by_redirect(redirect, code).token
+        exchange = partial(self._application.by_redirect, redirect=redirect, code=code)
+        token = self._provider.discovery.use(exchange).token
         person, key = self._provider.person(token.encode(), redirect.nonce), Key.generate("login")
         key_id = PAGE_KEY + key.key_id
         return Caller(self._log_in(person, key_id, key.verifier(), min(life_s, self._lifetime_s))[0], key_id)

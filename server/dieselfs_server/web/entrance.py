@@ -23,7 +23,7 @@ from dieselfs.telemetry import catalogue
 from dieselfs_server.access.accounts import ALL_DATASETS, PAGE_KEY, Accounts, Caller, Right
 from dieselfs_server.service import Service
 from dieselfs_server.web.contents import Ask
-from dieselfs_server.web.logins import REDIRECT_S, SESSION_S, Logins, checked_proof
+from dieselfs_server.web.logins import REDIRECT_S, SESSION_S, LoginRate, Logins, checked_proof
 from dieselfs_server.web.serving import LOGGED_IN
 
 if TYPE_CHECKING:  # few servers need its HTTP
@@ -88,7 +88,7 @@ class Entrance:
         self.scheme = "https" if is_encrypted else "http"
         self._cookie = "__Host-dieselfs" if is_encrypted else f"dieselfs-{port}"
         self._away = f"{self._cookie}-away"
-        """The cookie of a browser that was sent to the provider."""
+        """The cookie of a browser that was sent to the provider. All of its tabs have one."""
         self._asking = trio.CapacityLimiter(ASKING_MAX)
         self._refused = service.metrics.declare(catalogue.RPC_REFUSED_LOGINS)
 
@@ -100,7 +100,7 @@ class Entrance:
         return {"challenge": token, "server_nonce": urlsafe_b64encode(challenge.server_nonce).decode()}
 
     async def login(self, request: Request) -> Response:
-        fields, user = await self._tried(request), ""
+        fields, user = await self._tried(request, self._logins.rate), ""
         users = self._service.users
         try:
             challenge = self._logins.take_challenge(fields.get("challenge", ""))
@@ -114,35 +114,36 @@ class Entrance:
             self._logins.rate.fail(address_of(request), user)
             self._note_refusal(request, str(error))
             raise
-        answer = self._opened(request, Caller(challenge.user, challenge.key_id), "key")
+        caller = Caller(challenge.user, challenge.key_id)
+        answer = self._opened(request, caller, "key", self._logins.rate)
         answer.body = answer.render({"proof": urlsafe_b64encode(proof).decode()})
         answer.headers["content-length"] = str(len(answer.body))
         return answer
 
     async def link(self, request: Request) -> Response:
-        fields = await self._tried(request)
+        fields = await self._tried(request, self._logins.rate)
         try:
             caller = self._logins.take_link(fields.get("token", ""))
         except AccessDenied as error:
             self._note_refusal(request, str(error))
             raise
-        return self._opened(request, caller, "link")
+        return self._opened(request, caller, "link", self._logins.rate)
 
     async def provider(self, _: Request) -> dict[str, str]:
         """The identity provider, empty without one: the only view that needs no login."""
         return {"issuer": self._provider.issuer if self._provider is not None else ""}
 
     async def to_provider(self, request: Request) -> Response:
-        await self._tried(request)
+        await self._tried(request, self._logins.redirect_rate)
         page = f"{self.scheme}://{request.headers['host']}/"
         address, redirect = await self._at_provider(lambda provider: provider.begin(page))
         answer = JSONResponse({"address": address})
-        token = self._logins.send_away(address_of(request), redirect)
+        token = self._logins.send_away(address_of(request), redirect, request.cookies.get(self._away, ""))
         self._set_cookie(answer, self._away, token, REDIRECT_S)
         return answer
 
     async def from_provider(self, request: Request) -> Response:
-        fields = await self._tried(request)
+        fields = await _fields(request)  # the try was counted when the browser was sent away
         try:
             redirect = self._logins.take_redirect(
                 request.cookies.get(self._away, ""), fields.get("state", "")
@@ -161,12 +162,10 @@ class Entrance:
         except AccessDenied as refusal:
             self._note_refusal(request, str(refusal))
             raise
-        answer = self._opened(request, caller, "provider")
-        self._set_cookie(answer, self._away, "", 0)
-        return answer
+        return self._opened(request, caller, "provider", self._logins.redirect_rate)
 
     async def _at_provider(self, ask: "Callable[[ProviderLogins], Value]") -> Value:
-        """Raises NotFound without a provider, Unavailable, AccessDenied, InvalidInput."""
+        """Raises NotFound without a provider, and as `ask`; why it is Unavailable is for the log alone."""
         provider = self._provider
         if provider is None:
             raise NotFound("this server has no identity provider")
@@ -205,18 +204,19 @@ class Entrance:
             samesite="strict",
         )
 
-    async def _tried(self, request: Request) -> dict[str, str]:
+    async def _tried(self, request: Request, rate: LoginRate) -> dict[str, str]:
         """The fields of an attempt to log in. Raises Unavailable if there are too many."""
-        if not self._logins.rate.take(address_of(request), trio.current_time()):
+        if not rate.take(address_of(request), trio.current_time()):
             raise Unavailable(_TOO_MANY)
         return await _fields(request)
 
-    def _opened(self, request: Request, caller: Caller, how: str) -> JSONResponse:
+    def _opened(self, request: Request, caller: Caller, how: str, rate: LoginRate) -> JSONResponse:
+        """`rate`: which has counted the try."""
         if self._service.audit is not None:
             self._service.audit.write(
                 "login", caller.name, address_of(request), key_used=caller.key_id, page=how
             )
-        self._logins.rate.succeed(address_of(request), trio.current_time())
+        rate.succeed(address_of(request), trio.current_time())
         self._logins.close(request.cookies.get(self._cookie, ""))
         answer = JSONResponse({})
         self._set_cookie(answer, self._cookie, self._logins.open(caller), SESSION_S)

@@ -9,6 +9,7 @@ Tokens are random. Only the digest of a token is kept. All are in the memory of 
 
 import hashlib
 import os
+import re
 import secrets
 from collections import Counter
 from collections.abc import Callable
@@ -39,7 +40,9 @@ FAILURES_OF_USER = 10
 class LoginRate:
     """For one thread at a time. Times are in seconds, and do not fall. Of IPv6, a /64 is one address."""
 
-    def __init__(self) -> None:
+    def __init__(self, times: int = 1) -> None:
+        """`times`: by which the limits of tries are multiplied."""
+        self._times = times
         self._ends_s = float("-inf")
         self._tries: Counter[str] = Counter()
         self._failures: Counter[tuple[str, str]] = Counter()
@@ -53,8 +56,9 @@ class LoginRate:
             self._failures.clear()
         group = address_group(address)
         is_known = self._known_until_s.get(group, now_s) > now_s
-        limit = TRIES_OF_ALL if self._tries[group] >= TRIES_OF_EACH else TRIES_WITH_EACH
-        if self._tries[group] >= TRIES_PER_ADDRESS or (self._tries.total() >= limit and not is_known):
+        tries, all_tries = self._tries[group] // self._times, self._tries.total() // self._times
+        limit = TRIES_OF_ALL if tries >= TRIES_OF_EACH else TRIES_WITH_EACH
+        if tries >= TRIES_PER_ADDRESS or (all_tries >= limit and not is_known):
             return False
         self._tries[group] += 1
         return True
@@ -77,6 +81,7 @@ class LoginRate:
 
 
 TOKEN_BYTES = 32
+_TOKEN = re.compile(r"[A-Za-z0-9_-]{43}")
 
 Value = TypeVar("Value")
 
@@ -108,8 +113,8 @@ class Tokens(Generic[Value]):
     def __len__(self) -> int:
         return len(self._entries)
 
-    def add(self, value: Value, owner: str, now_s: float) -> str:
-        """The new token, in letters that may stand in a URL."""
+    def add(self, value: Value, owner: str, now_s: float, token: str = "") -> str:
+        """The token of a value: a new one unless it is given, in letters that may stand in a URL."""
         self._drop_ended(now_s)
         of_owner = [digest for digest, entry in self._entries.items() if entry.owner == owner]
         if len(of_owner) >= self._owner_max:
@@ -117,7 +122,7 @@ class Tokens(Generic[Value]):
         elif len(self._entries) >= self._count_max:
             largest = Counter(entry.owner for entry in self._entries.values()).most_common(1)[0][0]
             del self._entries[next(key for key, entry in self._entries.items() if entry.owner == largest)]
-        token = secrets.token_urlsafe(TOKEN_BYTES)
+        token = token or secrets.token_urlsafe(TOKEN_BYTES)
         self._entries[_digest(token)] = _Entry(value, owner, now_s + self._life_s, now_s)
         return token
 
@@ -159,9 +164,12 @@ LINK_S = 600
 CHALLENGE_S = 30.0
 REDIRECT_S = 600
 """For a person at the identity provider."""
-REDIRECTS_MAX = 3000
-REDIRECTS_PER_ADDRESS_MAX = 300
-"""As many as LoginRate allows within REDIRECT_S: those behind one address push nobody's login out."""
+REDIRECT_TRIES = 40
+"""Times as many logins may begin at the identity provider as tries with keys are allowed; those that succeed do not
+count. Thousands of users may be behind one address, nobody guesses anything there, and the server does less for each.
+"""
+REDIRECTS_MAX = REDIRECT_TRIES * TRIES_PER_ADDRESS * int(REDIRECT_S / WINDOW_S)
+"""As many as one address may begin within REDIRECT_S: those behind one address push nobody's login out."""
 SESSIONS_MAX = 1024
 SESSIONS_PER_USER_MAX = 16
 LINKS_MAX = 256
@@ -202,10 +210,10 @@ class Logins:
         sessions: CallerTokens | None = None,
     ) -> None:
         self._clock = clock
-        self.rate = LoginRate()
+        self.rate, self.redirect_rate = LoginRate(), LoginRate(REDIRECT_TRIES)
         self._links: CallerTokens = links or Tokens(LINKS_MAX, LINKS_PER_USER_MAX, LINK_S)
         self._challenges: Tokens[Challenge] = Tokens(CHALLENGES_MAX, CHALLENGES_PER_ADDRESS_MAX, CHALLENGE_S)
-        self._redirects: Tokens[Redirect] = Tokens(REDIRECTS_MAX, REDIRECTS_PER_ADDRESS_MAX, REDIRECT_S)
+        self._redirects: Tokens[Redirect] = Tokens(REDIRECTS_MAX, REDIRECTS_MAX, REDIRECT_S)
         self._sessions: CallerTokens = sessions or Tokens(
             SESSIONS_MAX, SESSIONS_PER_USER_MAX, SESSION_S, SESSION_IDLE_S
         )
@@ -235,14 +243,19 @@ class Logins:
             raise AccessDenied("the login took too long: try again")
         return challenge
 
-    def send_away(self, address: str, redirect: "Redirect") -> str:
-        """The token with which a browser at `address` proves that it was sent to the identity provider."""
-        return self._redirects.add(redirect, address_group(address), self._clock())
+    def send_away(self, address: str, redirect: "Redirect", browser: str = "") -> str:
+        """The token with which a browser at `address` proves that it was sent to the identity provider: `browser`, if
+        another tab has got that.
+        """
+        if not _TOKEN.fullmatch(browser):
+            browser = secrets.token_urlsafe(TOKEN_BYTES)
+        self._redirects.add(redirect, address_group(address), self._clock(), f"{browser} {redirect.state}")
+        return browser
 
-    def take_redirect(self, token: str, state: str) -> "Redirect":
+    def take_redirect(self, browser: str, state: str) -> "Redirect":
         """Of a browser that came back, once, within REDIRECT_S. Raises AccessDenied."""
-        redirect = self._redirects.take(token, self._clock())
-        if redirect is None or not secrets.compare_digest(redirect.state, state):
+        redirect = self._redirects.take(f"{browser} {state}", self._clock())
+        if redirect is None:
             raise AccessDenied(
                 "this login was used already, has expired, or was begun in another browser: log in again"
             )

@@ -6,6 +6,7 @@ import json
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,9 +16,11 @@ from joserfc import jwt
 from joserfc.jwk import ECKey, RSAKey
 from jwt.algorithms import RSAAlgorithm
 
-from dieselfs.errors import AccessDenied, InvalidInput, Unavailable
+from dieselfs.errors import AccessDenied, DieselfsError, InvalidInput, Unavailable
 from dieselfs.limits import TOKEN_BYTES_MAX
 from dieselfs.net.auth import Key
+from dieselfs.oidc import grants
+from dieselfs.oidc import provider as provider_requests
 from dieselfs.oidc.provider import SKEW_S
 from dieselfs_server.access.accounts import (
     LOGIN_TOKEN_LIFETIME_S_MAX,
@@ -39,6 +42,7 @@ from dieselfs_server.access.provider import (
     ASK_S,
     KEYS_FRESH_S,
     KEYS_KEPT_S,
+    Discovery,
     Provider,
     ProviderLogins,
     SigningKeys,
@@ -198,6 +202,65 @@ def test_keys_change_and_the_provider_may_be_away_for_a_while() -> None:
     now_s[0] += KEYS_KEPT_S
     with pytest.raises(Unavailable, match="nobody can log in: away"):
         keys.find("rsa")
+
+
+def test_what_the_provider_says_about_itself_is_asked_for_again_after_a_failure() -> None:
+    now_s, asked, fault = [0.0], [0], list[DieselfsError]()
+
+    def ask() -> dict[str, Any]:
+        asked[0] += 1
+        return {"number": asked[0]}
+
+    def act(about: dict[str, Any]) -> int:
+        if fault:
+            raise fault.pop()
+        return int(about["number"])
+
+    discovery = Discovery(ask, lambda: now_s[0])
+    assert [discovery.use(act) for _ in range(9)] == [1] * 9
+    now_s[0] = KEYS_FRESH_S
+    assert discovery.use(act) == 2
+    for made, kind in ((Unavailable("x"), Unavailable), (InvalidInput("oidc_ca x"), Unavailable)):
+        fault.append(made)
+        with pytest.raises(kind):
+            discovery.use(act)
+    assert discovery.use(act) == 4
+
+
+def test_a_login_of_the_page_asks_the_provider_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked, signing, about = list[str](), SIGNING, {"issuer": ISSUER}
+    about |= {name: f"{ISSUER}/{name}" for name in ("authorization_endpoint", "token_endpoint", "jwks_uri")}
+    nonce = ""
+
+    def answer(url: str, *_: object) -> tuple[int, dict[str, Any]]:
+        asked.append(url.rpartition("/")[2])
+        token = signed(signing, nonce=nonce).decode()
+        keys = [signing.as_dict(private=False)]
+        by_name: dict[str, dict[str, Any]] = {"openid-configuration": about, "jwks_uri": {"keys": keys}}
+        return 200, by_name.get(asked[-1], {"id_token": token})
+
+    for module in (provider_requests, grants):
+        monkeypatch.setattr(module, "request", answer)
+    logins = ProviderLogins(SETTINGS, UserStore(MemoryStore()))
+
+    def log_in() -> list[str]:
+        nonlocal nonce
+        asked.clear()
+        _, redirect = logins.begin("https://storage-1:7071/")
+        nonce = redirect.nonce
+        assert logins.finish(redirect, "code", 60.0).name == "oidc:ada"
+        return asked
+
+    assert log_in() == ["openid-configuration", "token_endpoint", "jwks_uri"]
+    assert log_in() == ["token_endpoint"]
+    signing = ECKey.generate_key("P-256", {"kid": "of a restarted provider"})
+    assert log_in() == ["token_endpoint", "jwks_uri"]
+
+
+def test_a_missing_file_of_authorities_is_for_the_log(tmp_path: Path) -> None:
+    settings = replace(SETTINGS, authority=str(tmp_path / "none"))
+    with pytest.raises(Unavailable, match=r"oidc_ca .*none"):  # whose text the page does not show
+        ProviderLogins(settings, UserStore(MemoryStore())).begin("https://storage-1:7071/")
 
 
 def test_a_login_makes_a_user_with_a_key_that_expires() -> None:

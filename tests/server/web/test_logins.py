@@ -13,6 +13,8 @@ from dieselfs_server.web.logins import (
     FAILURES_OF_USER,
     LINK_S,
     REDIRECT_S,
+    REDIRECT_TRIES,
+    REDIRECTS_MAX,
     SESSION_IDLE_S,
     SESSION_S,
     TRIES_OF_ALL,
@@ -116,7 +118,7 @@ def test_a_browser_comes_back_from_the_provider_once_in_time_with_its_own_state(
     ours = [logins.send_away("10.0.0.1", redirect) for _ in range(4)]
     time.now_s = REDIRECT_S - 1
     assert logins.take_redirect(ours[0], redirect.state) == redirect
-    for token, state in ((ours[0], redirect.state), (ours[1], "x"), (ours[1], redirect.state), ("", "")):
+    for token, state in ((ours[0], redirect.state), (ours[1], "x"), ("", redirect.state), ("", "")):
         with pytest.raises(AccessDenied, match="log in again"):
             logins.take_redirect(token, state)
     time.now_s = REDIRECT_S
@@ -124,10 +126,20 @@ def test_a_browser_comes_back_from_the_provider_once_in_time_with_its_own_state(
         logins.take_redirect(ours[2], redirect.state)
 
 
+def test_tabs_of_one_browser_log_in_side_by_side() -> None:
+    logins, redirects = Logins(Clock()), [Redirect("https://storage-1:7071/") for _ in range(3)]
+    browser = logins.send_away("10.0.0.1", redirects[0])
+    assert [logins.send_away("10.0.0.1", each, browser) for each in redirects[1:]] == [browser] * 2
+    assert [logins.take_redirect(browser, each.state) for each in redirects] == redirects
+    for unusual in ("", "x", "a" * 42 + "\n", "a" * 44):
+        given = logins.send_away("10.0.0.1", redirects[0], unusual)
+        assert len(given) == 43 and given != unusual
+
+
 def test_browsers_behind_one_address_do_not_end_the_login_of_another() -> None:
     logins, redirect = Logins(Clock()), Redirect("https://storage-1:7071/")
     first = logins.send_away("10.0.0.1", redirect)
-    for _ in range(int(TRIES_PER_ADDRESS * REDIRECT_S / WINDOW_S) - 1):
+    for _ in range(REDIRECTS_MAX - 1):
         logins.send_away("10.0.0.1", redirect)
     assert logins.take_redirect(first, redirect.state) == redirect
 
@@ -155,6 +167,18 @@ def test_logins_that_succeed_do_not_count() -> None:
         assert rate.take("a", 1.0)
         rate.succeed("a", 1.0)
     assert sum(rate.take("b", 1.0) for _ in range(1000)) == TRIES_PER_ADDRESS
+
+
+def test_thousands_of_users_behind_one_address_log_in_at_the_provider() -> None:
+    rate, waiting = LoginRate(REDIRECT_TRIES), 500
+    for number in range(10_000):
+        assert rate.take("10.0.0.1", number / 200), "in less than one window"
+        if number >= waiting:
+            rate.succeed("10.0.0.1", number / 200)
+    unfinished = 10_000 * TRIES_PER_ADDRESS
+    assert sum(rate.take("10.0.0.1", 50.0) for _ in range(unfinished)) == (
+        REDIRECT_TRIES * TRIES_PER_ADDRESS - waiting
+    )
 
 
 def test_all_addresses_together_have_a_limit() -> None:

@@ -5,68 +5,34 @@ import stat
 import time
 from collections.abc import Iterator
 from contextlib import closing
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+import dieselfs
 from dieselfs.errors import EXIT_NOT_FOUND, EXIT_REFUSED, EXIT_UNAVAILABLE, EXIT_USAGE, AccessDenied
 from dieselfs.net.auth import read_key_file
 from dieselfs.net.private_file import write_private_file
 from dieselfs.rpc.client import ServerClient
 from dieselfs.rpc.login import check_provider, kept_beside, read_login
-from dieselfs.settings.table import login_file
-from tests.support.dlcmd import Dlcmd
+from tests.support.dlcmd import Dlcmd, wait_until
+from tests.support.forks import forks
 from tests.support.identity_provider import IdentityProvider, identity_provider
-from tests.support.server import RunningServer, running_server
+from tests.support.login_site import Site as AnySite
+from tests.support.login_site import login_site
 
 ADA = {"sub": "7", "preferred_username": "ada", "groups": ["/ml", "/unknown"]}
-
-
-@dataclass(frozen=True)
-class Site:
-    """A server and its identity provider."""
-
-    provider: IdentityProvider
-    server: RunningServer
-    pin: str
-
-    def dlcmd(self, folder: Path) -> Dlcmd:
-        """As a user with an empty home folder."""
-        folder.mkdir()
-        variables = {
-            "DIESELFS_SERVER": self.server.tcp,
-            "DIESELFS_OIDC_ISSUER": self.provider.issuer,
-            "DIESELFS_OIDC_CA": str(self.provider.authority),
-        }
-        return Dlcmd(folder / "home", folder, variables)
-
-    def key_file(self, dlcmd: Dlcmd) -> Path:
-        return login_file(self.server.tcp, {"HOME": str(dlcmd.folder)})
+Site = AnySite[IdentityProvider]
 
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
     folder = tmp_path_factory.mktemp("site")
-    with identity_provider(folder) as provider:
-        options = {
-            "--oidc-issuer": provider.issuer,
-            "--oidc-ca": str(provider.authority),
-            "--oidc-groups": "/ml=vision,/admins=shared",
-        }
-        words = [word for pair in options.items() for word in pair]
-        with running_server(folder / "server", words) as server:
-            (folder / "f").write_text("content")
-            admin = Dlcmd(folder / "home", folder, {"DIESELFS_SERVER": server.unix})
-            admin("put", "f", "dl://scans/")
-            admin("group", "add", "vision")
-            admin("user", "grant", "group:vision", "scans", "read")
-            pin = server.user("ada").read_text().split()[-1]  # a local user, whose name the provider has too
-            yield Site(provider, server, pin)
-
-
-def admin(site: Site, dlcmd: Dlcmd) -> Dlcmd:
-    return replace(dlcmd, variables={"DIESELFS_SERVER": site.server.unix})
+    groups = ["--oidc-groups", "/ml=vision,/admins=shared"]
+    with identity_provider(folder) as provider, login_site(folder, provider, groups) as site:
+        yield site
 
 
 def refused(dlcmd: Dlcmd, *words: str, exit_code: int = EXIT_REFUSED) -> str:
@@ -111,7 +77,7 @@ def test_a_person_logs_in_reads_makes_a_token_and_logs_out(site: Site, tmp_path:
     assert not key_file.exists() and not kept_beside(key_file).exists()
     user("logout", exit_code=EXIT_NOT_FOUND)
     assert user("cat", "dl://scans/f", "--key-file", job).text == "content"
-    administrator = admin(site, user)
+    administrator = site.admin(user.folder)
     administrator("user", "bar", "oidc:ada")
     user("ls", "--key-file", job, exit_code=EXIT_REFUSED)
     assert "oidc:ada is barred" in refused(user, "--pin", site.pin)
@@ -148,6 +114,37 @@ def test_programs_renew_a_login_and_stop_when_the_provider_does(site: Site, tmp_
     provider.refreshes.clear()
     with closing(ServerClient(settings)) as client, pytest.raises(AccessDenied, match="dlcmd login"):
         client.datasets()
+
+
+def test_readers_of_the_library_renew_a_login_that_ends_in_the_middle_of_an_epoch(
+    site: Site, tmp_path: Path
+) -> None:
+    """Two workers of a loader at once, too; the refresh token counts once."""
+    user, provider = site.dlcmd(tmp_path / "eva"), site.provider
+    provider.person = {**ADA, "sub": "11", "preferred_username": "eva"}
+    user("login", "--pin", site.pin)
+    key_file, admin = site.key_file(user), site.admin(user.folder)
+    for name in ("g", "h", "i"):  # a chunk each
+        (user.folder / name).write_text("content")
+        admin("put", name, "dl://scans/epoch/")
+    key, end_s = read_key_file(key_file), time.time() + 1
+    kept = json.loads(kept_beside(key_file).read_text()) | {"made_s": end_s, "expires_s": end_s}
+    write_private_file(kept_beside(key_file), json.dumps(kept).encode())
+    options: dict[str, Any] = {"server": site.server.tcp, "key_file": str(key_file), "home": user.home}
+    with dieselfs.connect("scans", **options) as data:
+        first, *others = data.shuffle(seed=1, epoch=0)
+        assert data.get(first) == b"content"
+        with closing(ServerClient(site.server.settings())) as client:
+            client.remove_key("oidc:eva", key.key_id)  # it has expired at the server
+        wait_until(lambda: time.time() > end_s)
+        workers = [forks.Process(target=data.get, args=(path,)) for path in others]
+        for worker in workers:
+            worker.start()
+        for worker in workers:
+            worker.join()
+        assert [worker.exitcode for worker in workers] == [0] * len(others)
+        assert [data.get(path) for path in others] == [b"content"] * len(others)
+    assert read_key_file(key_file).key_id != key.key_id
 
 
 def test_a_service_logs_in_with_its_secret(site: Site, tmp_path: Path) -> None:
