@@ -27,8 +27,7 @@ from weakref import finalize
 from dieselfs.chunk.builder import ChunkBuilder
 from dieselfs.errors import AccessDenied, Damaged, NotFound, SourceChanged
 from dieselfs.process.state_dirs import check_private, locked, make_private
-from dieselfs_client import capabilities
-from dieselfs_client.capabilities import SYS_ADMIN, mask_of
+from dieselfs_client.mount.points.mounting import facts
 from dieselfs_client.writing.changes import Done, Found, Key
 
 UPPER, WORK = "upper", "work"
@@ -45,6 +44,8 @@ _OPAQUE = "trusted.overlay.opaque", "user.overlay.opaque"
 """The mark of an opaque folder; the second in a user namespace."""
 _REDIRECT = "trusted.overlay.redirect"
 """The mark of a renamed folder. In a user namespace there is none: renaming a folder of the base is refused."""
+_IN_NAMESPACE = "user.dieselfs.namespace"
+"""Of the folder `work`, if a mount in a user namespace has made it."""
 _FOLDER_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _FILE_FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
@@ -103,6 +104,9 @@ class WriteFolder:
         self._clear()
         for place in self.work, self.upper:
             place.mkdir(mode=0o700)
+        if facts().is_in_user_namespace:
+            with suppress(OSError):  # then overlayfs cannot have its marks there either, and tells it
+                os.setxattr(self.work, _IN_NAMESPACE, b"y")
         os.chown(self.upper, *owner)
         self.upper.chmod(root_mode)
         self.save(state, Done())
@@ -129,12 +133,21 @@ class WriteFolder:
         can enter the folder, or the kernel hides the marks of folders from this process.
         """
         check_private(self.folder)
-        if os.geteuid() == 0 and not capabilities.read().effective & mask_of(SYS_ADMIN):
+        if self._are_marks_hidden():
             raise AccessDenied(
-                f"{self.folder}: root needs CAP_SYS_ADMIN to see which folders were renamed: "
-                "store it where the mount was, or give that capability to this process"
+                f"{self.folder}: root needs CAP_SYS_ADMIN, outside of user namespaces, to see which folders were "
+                "renamed: store it where the mount was, or give that capability to this process"
             )
         return locked(self.folder / _LOCK, timeout_s)
+
+    def _are_marks_hidden(self) -> bool:
+        """Whether the kernel hides the marks of folders from this process: those that root has made outside of user
+        namespaces.
+        """
+        if not facts().is_in_user_namespace:
+            return os.geteuid() == 0 and not facts().may_mount
+        ranges = (line.split()[:2] for line in Path("/proc/self/uid_map").read_text().splitlines())
+        return [str(os.geteuid()), "0"] in ranges and not _mark(self.work, _IN_NAMESPACE)
 
     # -- the state -----------------------------------------------------------------------------------------
 
@@ -254,7 +267,7 @@ def _decoded(paths: Mapping[bytes, bytes]) -> dict[str, str]:
     return {os.fsdecode(path): os.fsdecode(source) for path, source in paths.items()}
 
 
-def _mark(folder: int, name: str) -> bytes:
+def _mark(folder: int | Path, name: str) -> bytes:
     try:
         return os.getxattr(folder, name)
     except OSError as error:
