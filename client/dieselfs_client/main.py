@@ -110,7 +110,8 @@ def mount_helper() -> None:
 @click.option("-t", "filesystem", help="For umount(8).")
 def _umount_helper(target: str, is_lazy: bool, is_verbose: bool, **_: object) -> None:
     """Unmount TARGET: the helper of umount(8)."""
-    control.unmount(target, is_lazy)
+    for line in control.unmount(target, is_lazy):
+        print(line, file=sys.stderr)
     if is_verbose:
         print(f"{target} unmounted")
 

@@ -22,7 +22,7 @@ from typing import Any, NoReturn
 
 from dieselfs.disk.space import check_usable
 from dieselfs.errors import MountError, MountNotFound, Unavailable
-from dieselfs.limits import MOUNT_START_TIMEOUT_S, UNMOUNT_TIMEOUT_S
+from dieselfs.limits import MOUNT_START_TIMEOUT_S
 from dieselfs.names import SCHEME, is_file_path, is_location, parse_location
 from dieselfs.process.launch import launch, module_environment, python_command, wait_for_end
 from dieselfs.process.service_manager import stored
@@ -57,6 +57,8 @@ REPLACEMENT_TIMEOUT_S = 5.0
 """Wait for a supervisor to be replaced by the daemon of its mount."""
 UNMOUNT_BUSY_TIMEOUT_S = 1.0
 """A mount whose files are open for longer than this is not unmounted, unless lazily."""
+UNMOUNT_END_TIMEOUT_S = 60.0
+"""Wait for the processes of a mount that is unmounted. They take a second at most, unless the machine is overloaded."""
 
 _STATS, _ERRORS, _INFO = (Path(".dieselfs", name) for name in ("stats", "errors", "info"))
 _POLL_S = 0.02
@@ -228,12 +230,14 @@ def unmount(mountpoint: str | os.PathLike[str], lazily: bool = False) -> Sequenc
     """Unmount, and wait for its processes to end. Raises MountNotFound, and MountError while files on it are open.
 
     `lazily`: detach the mount at once; open files are served until they are closed. What was written through the mount
-    is stored then; raises DieselfsError if that is not possible, and it is kept. Returns warnings about it.
+    is stored then; raises DieselfsError if that is not possible, and it is kept. Returns warnings about it, and about
+    processes that have not ended within UNMOUNT_END_TIMEOUT_S.
     """
     place = mounted_place(mountpoint)
     record = mount_at(place)
     number = 0 if record is None or not record.is_dieselfs else record.number
     supervision = _supervision_at(place)
+    lines: list[str] = []
     deadline_s = time.monotonic() + UNMOUNT_BUSY_TIMEOUT_S
     users: set[str] = set()
     while True:
@@ -254,12 +258,15 @@ def unmount(mountpoint: str | os.PathLike[str], lazily: bool = False) -> Sequenc
             time.sleep(_POLL_S)
     if supervision is None:
         remove_bases()  # of a mount whose processes were killed
-    elif not lazily:
-        wait_for_end(supervision.supervisor, UNMOUNT_TIMEOUT_S)
+    elif not lazily and not wait_for_end(supervision.supervisor, UNMOUNT_END_TIMEOUT_S):
+        process = supervision.supervisor
+        lines.append(
+            f"{place} is unmounted, but its process {process} has not ended within {UNMOUNT_END_TIMEOUT_S:g} s: "
+            f"before you mount there again, wait for its end, or end it: kill {process}"
+        )
     if record is not None and record.write_folder:
-        lines: Sequence[str] = _writing().end(record.write_folder, place, lazily)
-        return lines
-    return ()
+        lines += _writing().end(record.write_folder, place, lazily)
+    return lines
 
 
 def _users_of(place: str) -> set[str]:

@@ -419,8 +419,8 @@ def prepare(dataset: str, place: str, options: MountOptions) -> MountOptions:
         unmount(place)
     if (before := supervision_of(place)) is not None:
         raise MountError(
-            f"{place}: files of the mount before are open still, and process {before.supervisor} serves them: end the "
-            "programs that have them open"
+            f"{place}: process {before.supervisor} of the mount before has not ended: end the programs that have "
+            "files of it open, then wait for its end"
         )
     if writer := writer_of(folder):
         raise MountError(f"{folder.folder}: {writer} writes there; give another --write-folder")

@@ -237,6 +237,22 @@ def test_who_keeps_a_mount_busy_is_named(
     control.unmount(mountpoint)
 
 
+def test_an_unmount_names_a_process_that_does_not_end(
+    options: MountOptions, mountpoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    control.mount("letters", mountpoint, options)
+    supervision = supervision_of(str(mountpoint))
+    assert supervision is not None
+    monkeypatch.setattr(control, "UNMOUNT_END_TIMEOUT_S", 0.05)
+    os.kill(supervision.supervisor, signal.SIGSTOP)
+    try:
+        (line,) = control.unmount(mountpoint)
+    finally:
+        os.kill(supervision.supervisor, signal.SIGCONT)
+    assert f"{mountpoint} is unmounted" in line and f"kill {supervision.supervisor}" in line
+    assert wait_for_end(supervision.supervisor, 60.0)
+
+
 def test_a_low_limit_of_open_files_is_one_line_and_leaves_no_mount(
     options: MountOptions, mountpoint: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
