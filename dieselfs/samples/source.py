@@ -1,5 +1,6 @@
 """Reads the bytes of samples through the library or a mount. This module opens files and waits for sockets."""
 
+import errno
 import io
 import json
 import os
@@ -219,6 +220,7 @@ class MountSource:
         self.partial_files: Numbers = _NONE
         """As that of `LibrarySource`."""
         self._descriptors: dict[int, int] = {}  # of these, by node
+        self._knows_ahead = True  # until the mount refuses such a name
 
     @property
     def takes_lists(self) -> bool:
@@ -283,13 +285,17 @@ class MountSource:
 
     def _tell_ahead(self, numbers: list[int]) -> bool:
         """Tell the mount which extents are read next; False if it takes no such names: it is another user's, shows
-        another generation now, or is older. Then the kernel is told, which reads ahead little of each.
+        another generation now, or is older. Then the kernel is told, which reads ahead little of each; after a refusal,
+        the mount is not told again.
         """
+        if not self._knows_ahead:
+            return False
         folder = os.path.join(self._mountpoint, CONTROL_FOLDER, "shuffle")
         try:
             for name in ahead_names(self.snapshot.digest, numbers):
                 os.stat(os.path.join(folder, name))
-        except OSError:
+        except OSError as error:
+            self._knows_ahead = error.errno not in (errno.EINVAL, errno.EACCES, errno.ENOENT)
             return False
         return True
 

@@ -1,5 +1,6 @@
 """Which source a root names, and reading from one that looks like a mount. tests/end_to_end has real mounts."""
 
+import errno
 import json
 import os
 import pickle  # noqa: TID251  # as a DataLoader hands a source to spawned workers
@@ -108,6 +109,24 @@ def test_the_first_worker_declares_the_share_of_all(mount: Path) -> None:
         source.declare(plan.share(batch=2, worker=worker, workers=2))
     with pytest.raises(FileNotFoundError):
         source.declare(plan.share(batch=1, worker=0, workers=2))
+
+
+def test_a_mount_that_refuses_what_is_read_next_is_not_told_again(
+    mount: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An older one notes each such name as an error. One whose daemon is replaced just now is told."""
+    source, _ = open_source(mount)
+    assert isinstance(source, MountSource)
+    asked, answers = list[str](), [errno.ENOTCONN, errno.ENOTCONN, errno.EINVAL, 0]
+
+    def stat(path: str) -> None:
+        asked.append(path)
+        raise OSError(answers.pop(0), "refused")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "stat", stat)
+        assert not any(source._tell_ahead([1, 2]) for _ in range(9))
+    assert len(asked) == 3 and asked[0].endswith("+1-2")
 
 
 def test_what_the_daemon_of_a_mount_has_done(mount: Path) -> None:
