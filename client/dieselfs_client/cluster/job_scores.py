@@ -41,6 +41,12 @@ _SUM = struct.Struct("<d")
 _log = logging.getLogger(__name__)
 
 
+def _pause(wait_s: float) -> None:
+    """Of a thread of trio: raises trio.Cancelled if nobody waits for it any more."""
+    time.sleep(wait_s)
+    trio.from_thread.check_cancelled()
+
+
 class JobScores:
     """`take` and `run`: in one trio thread; the others block, and are thread-safe."""
 
@@ -50,7 +56,7 @@ class JobScores:
         job: JobNodes,
         metrics: Registry,
         clock: Callable[[], float] = time.monotonic,
-        sleep: Callable[[float], None] = time.sleep,
+        sleep: Callable[[float], None] = _pause,
     ) -> None:
         """`clock`: seconds that do not fall; `sleep` waits as many."""
         self.files = ScoredFiles(snapshot)
@@ -125,7 +131,8 @@ class JobScores:
 
     def order(self, key: OrderKey, files: Nodes) -> Nodes:
         """As `ScoredFiles.order`, the same on all mounts. While the node with the scores is replaced, or leaves, the
-        request is repeated for PEER_SCORES_PATIENCE_S. Raises Unavailable, too.
+        request is repeated for PEER_SCORES_PATIENCE_S, or until the reader or the mount is gone. Raises Unavailable,
+        too.
         """
         deadline_s = self._clock() + PEER_SCORES_PATIENCE_S
         while (known := self.files.known(key)) is None:

@@ -1,5 +1,6 @@
 """Scores of a job that one node has: what others cannot send waits within a bound, and nonsense is refused."""
 
+from functools import partial
 from threading import Event
 from types import SimpleNamespace
 from typing import Any
@@ -89,6 +90,34 @@ async def test_an_unmount_does_not_wait_for_losses() -> None:
         assert not waited
     finally:
         released.set()
+
+
+async def test_an_order_that_nobody_waits_for_asks_no_more() -> None:
+    """The thread has one of the places for orders while it lives."""
+    scores, tries = scores_of(["nobody"], is_master=False), list[int]()
+    released, is_asked, token = Event(), trio.Event(), trio.lowlevel.current_trio_token()
+    limiter = trio.CapacityLimiter(1)
+
+    def peers() -> PeerClient:
+        tries.append(1)
+        token.run_sync_soon(is_asked.set)
+        released.wait(PATIENCE_S)
+        raise Unavailable("away")
+
+    async def read() -> None:
+        ask = partial(scores.order, OrderKey(b"", 1, 1), FILES)
+        await trio.to_thread.run_sync(ask, abandon_on_cancel=True, limiter=limiter)
+
+    scores._job._peers, scores._sleep = peers, job_scores._pause
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(read)
+        await is_asked.wait()
+        nursery.cancel_scope.cancel()
+    released.set()
+    with trio.fail_after(PATIENCE_S):
+        while limiter.borrowed_tokens:
+            await trio.sleep(0.01)
+    assert tries == [1]
 
 
 def test_an_order_waits_until_a_lost_node_is_no_longer_listed() -> None:
