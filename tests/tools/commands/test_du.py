@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from dieselfs.errors import EXIT_NOT_FOUND, EXIT_USAGE
+from dieselfs.errors import EXIT_NOT_FOUND, EXIT_UNAVAILABLE, EXIT_USAGE
 from dieselfs_tools.commands.disk_usage import folder_sums
 from tests.support.dataset import pack_tree
 from tests.support.dlcmd import Dlcmd
@@ -39,6 +39,16 @@ def test_what_a_dataset_costs_is_that_of_its_objects(dlcmd: Dlcmd, dataset: str,
     assert "stored" in dlcmd("du", "--stored", place).text and "stored" not in dlcmd("du", place).text
     refused = dlcmd("du", "--stored", f"{place}/a", exit_code=EXIT_USAGE)
     assert "--stored is for whole datasets" in refused.stderr
+
+
+def test_a_server_that_does_not_know_what_a_dataset_costs(dlcmd: Dlcmd, pets: str) -> None:
+    call_of_another_name = (
+        "from dieselfs.rpc import connection; encode = connection.encode_call;"
+        "connection.encode_call = lambda *call: encode(*call).replace(b'object_bytes', b'object_bites')"
+    )
+    ran = dlcmd.forked(["du", "--stored", f"dl://{pets}"], code=call_of_another_name)
+    assert ran.exit_code == EXIT_UNAVAILABLE
+    assert "perhaps the server is too old for --stored: upgrade it, or leave out --stored" in ran.stderr
 
 
 @pytest.mark.parametrize("depth_max", [0, 1, 2, 9])

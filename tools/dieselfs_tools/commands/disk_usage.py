@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from dieselfs.errors import InvalidInput
+from dieselfs.errors import InvalidInput, ProtocolError, Unavailable
 from dieselfs.names import Location
 from dieselfs_tools.cli import options
 from dieselfs_tools.cli.output import name_fields
@@ -59,7 +59,7 @@ def du(
             text = f"{session.output.size(size_bytes):>{SIZE_COLUMNS}} {files:>12,} files  {shown}"
             fields = {"dataset": place.dataset, **name_fields(path), "bytes": size_bytes, "files": files}
             if is_stored and path == place.path:
-                fields["object_bytes"] = object_bytes = session.client.object_bytes(place.dataset)
+                fields["object_bytes"] = object_bytes = _object_bytes(session, place.dataset)
                 total_object_bytes += object_bytes
                 text += f"  ({session.output.size(object_bytes)} stored)"
             session.output.record("usage", text, fields)
@@ -67,6 +67,17 @@ def du(
         total_files += sums[place.path][1]
     total = {"bytes": total_bytes, "files": total_files}
     return session.output.summary("", total | ({"object_bytes": total_object_bytes} if is_stored else {}))
+
+
+def _object_bytes(session: Session, dataset: str) -> int:
+    try:
+        return session.client.object_bytes(dataset)
+    except (Unavailable, ProtocolError) as error:  # how a server answers a method that it does not know
+        session.client.dataset(dataset)  # raises if the server is away
+        raise Unavailable(
+            f"dl://{dataset}: {error}; other calls are answered, so perhaps the server is too old for --stored: "
+            "upgrade it, or leave out --stored"
+        ) from None
 
 
 Sums = dict[bytes, tuple[int, int]]
