@@ -17,8 +17,7 @@ from dieselfs.shuffle.order import Layout
 from dieselfs.snapshot.derived import stored_plain
 from dieselfs.snapshot.reader import Snapshot
 from dieselfs.snapshot.store import SnapshotStore
-from dieselfs.sources.disk import node_source
-from dieselfs.sources.plain import readable
+from dieselfs.sources.plain import node_source, readable
 
 if TYPE_CHECKING:  # imported in a job alone
     from dieselfs.cluster.attachment import Attachment

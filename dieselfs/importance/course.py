@@ -14,11 +14,10 @@ from dieselfs.arrays import Numbers, Positions
 from dieselfs.errors import InvalidInput
 from dieselfs.importance.app_cache import AppCache
 from dieselfs.importance.epoch import Epoch, first_epoch, later_epoch
-from dieselfs.importance.schedule import Schedule
+from dieselfs.importance.schedule import DEFAULT_REPEATS, Schedule
 from dieselfs.importance.scores import Losses, Scores, scores_of
 from dieselfs.shuffle.spec import SEED_MAX
 
-DEFAULT_REPEATS = 3.0
 REPEATS_MAX = 100.0
 STATE_VERSION = 1
 _NEWER = "loss_peak", "loss_change"

@@ -12,6 +12,7 @@ from math import exp, isfinite
 from dieselfs.errors import InvalidInput
 from dieselfs.importance.scores import SCORE_UNITS
 
+DEFAULT_REPEATS = 3.0
 SMOOTHING_SHARE = 0.01
 """Share of the mean loss of the first epoch that is added to each score."""
 SMOOTHING_MAX = 100.0

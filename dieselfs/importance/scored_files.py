@@ -18,9 +18,8 @@ import numpy.typing as npt
 from dieselfs.arrays import Nodes, Numbers
 from dieselfs.errors import InvalidInput
 from dieselfs.importance.app_cache import AppCache
-from dieselfs.importance.course import DEFAULT_REPEATS
 from dieselfs.importance.epoch import first_epoch, later_epoch
-from dieselfs.importance.schedule import Schedule
+from dieselfs.importance.schedule import DEFAULT_REPEATS, Schedule
 from dieselfs.importance.score_lines import LossBatch
 from dieselfs.importance.scores import Scores, scores_of
 from dieselfs.names import printable

@@ -11,8 +11,7 @@ from dieselfs.names import SCHEME
 from dieselfs.rpc.client import ServerClient
 from dieselfs.snapshot.derived import stored_subtree
 from dieselfs.snapshot.reader import Snapshot
-from dieselfs.sources.disk import node_source
-from dieselfs.sources.plain import readable
+from dieselfs.sources.plain import node_source, readable
 from dieselfs.units import format_size
 
 

@@ -12,7 +12,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import repeat
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -22,7 +22,6 @@ from dieselfs.columns import I64, U8, U32, U64
 from dieselfs.digests import DIGEST_BYTES, DIGESTS, EXTENT_DIGEST_BYTES, EXTENT_DIGESTS
 from dieselfs.errors import Damaged, InvalidInput, NotFound, PathNotFound
 from dieselfs.names import printable
-from dieselfs.snapshot.check import ColumnFault, Part, check_changed, check_columns
 from dieselfs.snapshot.format import (
     SECTION_TYPES,
     SnapshotHeader,
@@ -30,6 +29,9 @@ from dieselfs.snapshot.format import (
     decode_snapshot_header,
 )
 from dieselfs.snapshot.hash_index import hash_seed
+
+if TYPE_CHECKING:
+    from dieselfs.snapshot.check import Part
 
 ROOT = 0
 LINK_HOPS_MAX = 40
@@ -435,13 +437,15 @@ class Snapshot:
 
     # -- verification ------------------------------------------------------------------------------------
 
-    def verify(self, parts: Sequence[Part] | None = None) -> None:
+    def verify(self, parts: "Sequence[Part] | None" = None) -> None:
         """Check the digest and the consistency of all columns. Raises Damaged.
 
         Called once, when a snapshot arrives. Later, the columns are used without checks. `parts`: those that
         `apply_delta` gave for this one, made of a verified snapshot. Only these are checked then, and not the digest,
         which was computed as the file was written.
         """
+        from dieselfs.snapshot.check import ColumnFault, check_changed, check_columns  # mounts do not verify
+
         columns = {name: self.column(name) for name in SECTION_TYPES}
         if parts is None:
             check_digest(self._view, self.header, self.source)

@@ -13,7 +13,6 @@ import numpy as np
 from dieselfs.arrays import Numbers, blocks_of
 from dieselfs.columns import U8, ends_of, starts_of
 from dieselfs.names import CONTROL_FOLDER
-from dieselfs.snapshot.encoding import encode_columns, without_unused_chunks
 from dieselfs.snapshot.format import EXTENT_COLUMNS
 from dieselfs.snapshot.hash_index import hash_slots
 from dieselfs.snapshot.reader import ROOT, Snapshot
@@ -141,4 +140,6 @@ def subtree_snapshot(snapshot: Snapshot, path: bytes, selected: Numbers | None =
         **{name: snapshot.column(name) for name in ("chunk_ids", "chunk_digests", "chunk_payload_lengths")},
         "hash_slots": hash_slots(paths, snapshot.header.dataset_id),
     }
+    from dieselfs.snapshot.encoding import encode_columns, without_unused_chunks  # where one is written alone
+
     return encode_columns(snapshot.header, without_unused_chunks(columns))

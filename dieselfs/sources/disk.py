@@ -204,20 +204,3 @@ class DiskSource(ServerSource):
         else:
             self._tier.drop(self.snapshot.chunk_id(chunk))
         return is_right
-
-
-def node_source(
-    client: ServerClient,
-    snapshot: Snapshot,
-    disk: str | None,
-    disk_size_bytes: int = 0,
-    metrics: Registry | None = None,
-    processes: int = 1,
-    opens_ahead: bool = True,
-) -> ServerSource:
-    """The source of a snapshot's bytes: with the folder `disk`, a `DiskSource`; otherwise servers alone. `opens_ahead`:
-    see `ServerSource`; not for a job, of which each chunk leaves the servers once.
-    """
-    if not disk:
-        return ServerSource(client, snapshot, metrics, opens_ahead)
-    return DiskSource(client, snapshot, disk, disk_size_bytes, metrics, processes)

@@ -8,7 +8,7 @@ import pytest
 from torch.utils.data import DataLoader, get_worker_info
 
 from dieselfs.dataset import Dataset
-from dieselfs.importance.course import DEFAULT_REPEATS
+from dieselfs.importance.schedule import DEFAULT_REPEATS
 from dieselfs.torch import ChunkShuffleBatchSampler, FileDataset, ImportanceSampler, MixedDataset
 from tests.support.dlcmd import wait_until
 from tests.support.server import RunningServer, running_server

@@ -15,8 +15,7 @@ import trio
 from dieselfs.errors import EXIT_BUG, EXIT_OK, DieselfsError, MountError
 from dieselfs.process.system_limits import usable_processors
 from dieselfs.snapshot.reader import Snapshot
-from dieselfs.sources.disk import node_source
-from dieselfs.sources.plain import readable
+from dieselfs.sources.plain import node_source, readable
 from dieselfs.sources.server import ServerSource
 from dieselfs.telemetry.shared import SharedRegistry
 from dieselfs_client.daemon.log_file import failure, is_log, open_log

@@ -14,7 +14,7 @@ from dieselfs.names import SCHEME, is_file_path, is_location, parse_location
 from dieselfs.rpc.client import ServerClient
 from dieselfs.settings.table import CacheOptions, Settings
 from dieselfs.snapshot.reader import Snapshot
-from dieselfs.sources.disk import node_source
+from dieselfs.sources.plain import node_source
 from dieselfs.sources.server import ServerSource
 
 

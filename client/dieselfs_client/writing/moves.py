@@ -16,8 +16,7 @@ from dieselfs.errors import AlreadyExists, Damaged, InvalidInput, NotFound
 from dieselfs.rpc.client import ServerClient
 from dieselfs.rpc.records import CopyRequest, Existing
 from dieselfs.snapshot.reader import Snapshot
-from dieselfs.sources.disk import node_source
-from dieselfs.sources.plain import readable
+from dieselfs.sources.plain import node_source, readable
 from dieselfs.transfer.copy_plan import is_equal
 from dieselfs_client.writing.changes import Changes
 

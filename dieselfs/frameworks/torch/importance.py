@@ -22,8 +22,9 @@ from torch.utils.data import Sampler
 
 from dieselfs.arrays import Numbers
 from dieselfs.errors import InvalidInput
-from dieselfs.importance.course import DEFAULT_REPEATS, Course
+from dieselfs.importance.course import Course
 from dieselfs.importance.rank_reader import RankReader
+from dieselfs.importance.schedule import DEFAULT_REPEATS
 from dieselfs.samples.base_names import PairSamples
 from dieselfs.samples.ranks import Gather, gathering, rank_and_world
 from dieselfs.samples.reading_list import announce

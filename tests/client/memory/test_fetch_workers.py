@@ -13,7 +13,7 @@ from dieselfs.chunk.segment import Segment
 from dieselfs.errors import Damaged
 from dieselfs.rpc.client import ServerClient
 from dieselfs.settings.table import Settings
-from dieselfs.sources.disk import node_source
+from dieselfs.sources.plain import node_source
 from dieselfs.sources.server import ServerSource
 from dieselfs.telemetry.shared import SharedRegistry
 from dieselfs_client.memory.buffer_pool import BufferPool

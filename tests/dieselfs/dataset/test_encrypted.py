@@ -19,9 +19,8 @@ from dieselfs.errors import AccessDenied, Damaged, DieselfsError, InvalidInput
 from dieselfs.rpc.client import ServerClient
 from dieselfs.rpc.records import CopyRequest
 from dieselfs.settings import Settings
-from dieselfs.sources.disk import node_source
 from dieselfs.sources.interface import Wanted
-from dieselfs.sources.plain import readable
+from dieselfs.sources.plain import node_source, readable
 from tests.support.server import RunningServer
 
 _NUMBERS = count()

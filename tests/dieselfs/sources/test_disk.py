@@ -15,8 +15,8 @@ from dieselfs.chunk.blocks import block_range, bytes_of
 from dieselfs.dataset import Dataset
 from dieselfs.errors import DieselfsError
 from dieselfs.snapshot.reader import ExtentRef, Snapshot
-from dieselfs.sources.disk import node_source
 from dieselfs.sources.interface import Wanted
+from dieselfs.sources.plain import node_source
 from dieselfs.sources.server import ServerSource
 from tests.support.disks import xfs_disk
 from tests.support.server import running_server

@@ -24,8 +24,8 @@ from dieselfs.rpc.connection import Connection
 from dieselfs.rpc.records import PayloadFile
 from dieselfs.settings import Settings
 from dieselfs.sources import server as server_source
-from dieselfs.sources.disk import node_source
 from dieselfs.sources.interface import Slices
+from dieselfs.sources.plain import node_source
 from dieselfs.sources.server import AHEAD_CHUNKS, FETCHES_MAX, PART_BYTES, ServerSource, is_intact
 from tests.support.descriptors import descriptor_count
 from tests.support.server import RunningServer, running_server

@@ -31,9 +31,10 @@ from bench.simulations.cache_policies import (
 from bench.simulations.load_times import LoadTimes
 from bench.simulations.published_shade import PublishedReader
 from dieselfs.importance.app_cache import AppCache
-from dieselfs.importance.course import DEFAULT_REPEATS, Course
+from dieselfs.importance.course import Course
 from dieselfs.importance.epoch import draw
 from dieselfs.importance.rank_reader import RankReader
+from dieselfs.importance.schedule import DEFAULT_REPEATS
 from dieselfs.importance.scores import SCORE_UNITS
 
 SHARES = (0.1, 0.2, 0.5)

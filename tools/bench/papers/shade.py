@@ -27,7 +27,7 @@ from bench.papers.importance import (
 from bench.papers.lessons import Subject, Training, UniformReader, learn, synthetic
 from bench.papers.paper_numbers import ACCURACY
 from bench.papers.sample_loads import SampleLoads, sample_loads
-from dieselfs.importance.course import DEFAULT_REPEATS
+from dieselfs.importance.schedule import DEFAULT_REPEATS
 
 HITS = "hits of a request"
 THROUGHPUT, LOADING, LOADING_SPREAD, CONVERGED = (

@@ -19,7 +19,7 @@ from dieselfs.chunk.frames import Compression
 from dieselfs.dataset import Dataset
 from dieselfs.limits import KIB, MIB
 from dieselfs.settings import Settings
-from dieselfs.sources.disk import node_source
+from dieselfs.sources.plain import node_source
 from dieselfs.transfer.upload import TreeUpload, walk_source
 from lab.server import RunningServer, running_server
 

@@ -19,8 +19,8 @@ from bench.harness.stopwatch import measure
 from dieselfs.dataset import Dataset
 from dieselfs.limits import CHUNK_TARGET_BYTES, MIB
 from dieselfs.settings import Settings
-from dieselfs.sources.disk import node_source
 from dieselfs.sources.interface import fetch_extent
+from dieselfs.sources.plain import node_source
 from dieselfs.sources.server import ServerSource
 from dieselfs.transfer.upload import TreeUpload, walk_source
 from lab.server import RunningServer, running_server
