@@ -4,6 +4,8 @@ A digest is checked once, when bytes arrive from a store or from another machine
 same digest; xxh3, which detects accidents only, stays for values in memory and for the lookup of paths.
 """
 
+from concurrent.futures import Future, ThreadPoolExecutor
+
 import numpy as np
 from blake3 import blake3
 
@@ -38,6 +40,38 @@ def file_digest_of(data: Buffer) -> bytes:
     if len(data) < LARGE_BYTES:
         return digest_of(data)
     return blake3(data, max_threads=min(usable_processors(), THREADS_MAX)).digest()
+
+
+class FollowingDigest:
+    """The same, while the file is written from its beginning on: by a thread that follows the writer. It ends with
+    `close`, as its helpers do.
+    """
+
+    def __init__(self, data: memoryview) -> None:
+        """`data`: the whole file, mapped."""
+        self._data, self._taken = data, 0
+        self._parts: list[Future[object]] = []
+        self._hasher = blake3(max_threads=min(usable_processors(), THREADS_MAX))
+        self._thread = ThreadPoolExecutor(1, "digest")
+
+    def written_to(self, end: int) -> None:
+        """All bytes before `end` are there."""
+        if end - self._taken >= LARGE_BYTES:
+            self._take(end)
+
+    def finish(self) -> bytes:
+        """All bytes are there. Waits for the digest."""
+        self._take(len(self._data))
+        for part in self._parts:
+            part.result()
+        return self._hasher.digest()
+
+    def close(self) -> None:
+        self._thread.shutdown(cancel_futures=True)
+
+    def _take(self, end: int) -> None:
+        self._parts.append(self._thread.submit(self._hasher.update, self._data[self._taken : end]))
+        self._taken = end
 
 
 def extent_digest_of(data: Buffer) -> bytes:

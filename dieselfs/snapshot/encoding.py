@@ -9,7 +9,8 @@ import mmap
 import os
 import stat
 import struct
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing, contextmanager
 from io import BytesIO
 from typing import Any, BinaryIO
 
@@ -18,7 +19,7 @@ import numpy.typing as npt
 from xxhash import xxh3_64_intdigest
 
 from dieselfs.columns import U8
-from dieselfs.digests import digest_of, file_digest_of
+from dieselfs.digests import FollowingDigest, digest_of, file_digest_of
 from dieselfs.errors import InvalidInput
 from dieselfs.fields import pack_fields, pack_preamble
 from dieselfs.limits import GIB, SNAPSHOT_BYTES_MAX
@@ -87,13 +88,35 @@ class SnapshotWriter:
             # A full disk is an error here, and writing takes two thirds of the time.
             os.posix_fallocate(file.fileno(), 0, length_min)
         self._written = dict.fromkeys(SECTION_TYPES, 0)
+        self._following: FollowingDigest | None = None
+        self._found = b""
 
-    def put(self, name: str, values: npt.NDArray[Any]) -> None:
-        """Write the next values of a section, in its type."""
-        content = np.ascontiguousarray(values, SECTION_TYPES[name]).reshape(-1).view(U8)
-        self._file.seek(self._sections[name].offset + self._written[name])
+    def put(self, name: str, values: npt.NDArray[Any], first: int | None = None) -> None:
+        """Write the next values of a section, in its type, or those from number `first` on. All are written once."""
+        dtype = SECTION_TYPES[name]
+        content = np.ascontiguousarray(values, dtype).reshape(-1).view(U8)
+        start = self._written[name] if first is None else first * dtype.itemsize
+        self._file.seek(self._sections[name].offset + start)
         self._file.write(content.data)
         self._written[name] += len(content)
+        if self._following is not None:
+            self._file.flush()
+            self._following.written_to(self._sections[name].offset + start + len(content) - PREAMBLE_BYTES)
+
+    @contextmanager
+    def in_order(self) -> Iterator[None]:
+        """In the block, what is missing is written in the order of the file, and the last section is there already. The
+        digest of a file is computed meanwhile.
+        """
+        if isinstance(self._file, BytesIO):
+            yield
+            return
+        file_length, _ = self._write_header()
+        with closing(FollowingDigest(memoryview(self._mapped(file_length))[PREAMBLE_BYTES:])) as following:
+            self._following = following
+            yield
+            self._file.flush()
+            self._found = following.finish()
 
     def read(self, name: str, first: int, count: int) -> npt.NDArray[Any]:
         """Values of a section that were written, from number `first` on."""
@@ -108,20 +131,14 @@ class SnapshotWriter:
         self._file.write(np.ascontiguousarray(values, dtype).reshape(-1).view(U8).data)
 
     def finish(self, seal: Seal = unsigned) -> bytes:
-        """Write header and preamble; returns the digest. Reads the whole file for it.
+        """Write header and preamble; returns the digest. Reads the whole file for it, unless `in_order` did.
 
         Raises ValueError if a section has another length than announced.
         """
-        last = self._sections[_LAST] = Section(self._sections[_LAST].offset, self._written[_LAST])
+        file_length, header = self._write_header()
         if self._written != {name: section.length for name, section in self._sections.items()}:
             raise ValueError("the columns do not have the lengths that the counts ask for")
-        file_length = last.offset + last.length
-        header = self._header(
-            b"".join(SECTION.pack(each.offset, each.length) for each in self._sections.values())
-        )
-        self._file.seek(PREAMBLE_BYTES)
-        self._file.write(header)
-        found = self._digest(file_length)
+        found = self._found or self._digest(file_length)
         is_encrypted = isinstance(self._about, SnapshotHeader) and self._about.is_encrypted
         preamble = _preamble(header, file_length, found, *seal(found), flags=ENCRYPTED if is_encrypted else 0)
         self._file.seek(0)
@@ -129,12 +146,25 @@ class SnapshotWriter:
         self._file.flush()
         return found
 
+    def _write_header(self) -> tuple[int, bytes]:
+        """The last section is written. Returns the length of the file, and the header."""
+        last = self._sections[_LAST] = Section(self._sections[_LAST].offset, self._written[_LAST])
+        header = self._header(
+            b"".join(SECTION.pack(each.offset, each.length) for each in self._sections.values())
+        )
+        self._file.seek(PREAMBLE_BYTES)
+        self._file.write(header)
+        return last.offset + last.length, header
+
+    def _mapped(self, file_length: int) -> mmap.mmap:
+        self._file.flush()
+        return mmap.mmap(self._file.fileno(), file_length, access=mmap.ACCESS_READ)
+
     def _digest(self, file_length: int) -> bytes:
         """Of all that follows the preamble. A file is mapped: it would take twice the time to read it."""
-        self._file.flush()
         if isinstance(self._file, BytesIO):
             return digest_of(self._file.getbuffer()[PREAMBLE_BYTES:])
-        with mmap.mmap(self._file.fileno(), file_length, access=mmap.ACCESS_READ) as mapped:
+        with self._mapped(file_length) as mapped:
             return file_digest_of(memoryview(mapped)[PREAMBLE_BYTES:])
 
     def _header(self, sections: bytes) -> bytes:

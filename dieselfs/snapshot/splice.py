@@ -46,6 +46,11 @@ class Splice:
         """The old elements at these places, -1 for added ones: shape (n,)."""
         return _moved(places, self.added, self._before_removed)
 
+    def next_old(self, place: int) -> int:
+        """The old element at this place, or the next one that stays if it is added; `old_count` behind all."""
+        kept = place - int(np.searchsorted(self.added, place))
+        return kept + int(np.searchsorted(self._before_removed, kept, "right"))
+
     def new_of_old(self, old: Numbers) -> Numbers:
         """The places of these old elements, -1 for removed ones: shape (n,)."""
         return _moved(old, self.removed, self._before_added)

@@ -10,6 +10,7 @@ from bench.harness.figures import Scale
 BENCHMARKS = {
     "upload": "storage",
     "snapshot": "storage",
+    "one_file_more": "storage",
     "selection": "storage",
     "listing": "mounts",
     "reading": "mounts",
@@ -60,8 +61,8 @@ BENCHMARKS = {
 }
 """The folder of the module of this name; its function of this name is the benchmark."""
 
-ONLY_IF_NAMED = ["paper", "other_papers", "rivals"]
-"""`paper` and `other_papers` run parts of the others, `rivals` takes hours."""
+ONLY_IF_NAMED = ["paper", "other_papers", "rivals", "one_file_more"]
+"""`paper` and `other_papers` run parts of the others, `rivals` takes hours, and `one_file_more` is for much memory."""
 
 
 def begin(name: str, folder: Path, scale: Scale) -> Generator[Any]:

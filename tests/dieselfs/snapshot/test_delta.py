@@ -3,8 +3,10 @@
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from io import BytesIO
 from itertools import islice
+from pathlib import Path
 from random import Random
 
 import numpy as np
@@ -12,14 +14,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from dieselfs import digests
 from dieselfs.chunk.format import Op
 from dieselfs.errors import Damaged
 from dieselfs.limits import PATH_BYTES_MAX
-from dieselfs.snapshot import hash_index, splicing
+from dieselfs.snapshot import block_starts, hash_index, splicing
 from dieselfs.snapshot.builder import build_snapshot
 from dieselfs.snapshot.check import Part
 from dieselfs.snapshot.delta import apply_delta, delta_between
 from dieselfs.snapshot.delta_format import COLUMN_TYPES, Delta, decode_delta, encode_delta
+from dieselfs.snapshot.files import write_aside
 from dieselfs.snapshot.hash_index import hash_slots
 from dieselfs.snapshot.reader import Snapshot
 from dieselfs_server.datasets.snapshots import signed
@@ -75,6 +79,7 @@ def test_a_delta_gives_the_new_snapshot_to_the_byte(
     new = snapshot_of({**kept, **added}, 8, range(CHUNKS + is_longer))
     with pytest.MonkeyPatch.context() as small:
         small.setattr(splicing, "BLOCK_NODES", at_once)
+        small.setattr(splicing, "CHANGED_NODES", 2)
         assert carried(base, new) == bytes(new.content)
         assert carried(new, base) == bytes(base.content)
 
@@ -87,6 +92,32 @@ def test_long_runs_of_the_index_are_right(many: int, more: int, step: int) -> No
     new = {**kept, **{b"d1/g%05d" % number: file_of((1, 0, 5)) for number in range(more)}}
     base, changed = snapshot_of(old, 7), snapshot_of(new, 8)
     assert carried(base, changed) == bytes(changed.content)
+
+
+def test_a_file_is_written_while_its_digest_is_computed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(digests, "LARGE_BYTES", 1000)
+    monkeypatch.setattr(splicing, "BLOCK_NODES", 64)
+    monkeypatch.setattr(splicing, "CHANGED_NODES", 8)
+    kinds = [file_of(), file_of((0, 0, 5)), file_of((0, 5, 5), (1, 0, 9)), SAMPLE[b"latest"]]
+    tree = {b"d%02d/f%05d" % (number % 40, number): kinds[number % 4] for number in range(3000)}
+    removed = {path: entry for path, entry in tree.items() if path != b"d13/f00213"}
+    more = {
+        b"d07/new": kinds[1],
+        b"d00": Entry(Op.DIRECTORY, 0o700),
+        b"e/f": kinds[3],
+        b"d31/f00031": kinds[2],
+    }
+    base = snapshot_of(tree, 7)
+    for path, changed in ((tmp_path / "more", {**tree, **more}), (tmp_path / "fewer", removed)):
+        new = snapshot_of(changed, 8)
+        delta = delta_between(base, new)
+        assert delta is not None
+        parts = write_aside(path, partial(apply_delta, base, delta, "delta"))
+        assert path.read_bytes() == bytes(new.content)
+        assert sum(part.nodes.stop - part.nodes.start for part in parts) < len(new) / 4
+        Snapshot.open(path).verify(parts)
 
 
 def test_one_more_file_is_a_delta_of_less_than_a_kilobyte() -> None:
@@ -216,6 +247,8 @@ def test_the_changed_parts_fail_where_the_whole_snapshot_does(monkeypatch: pytes
     chance, outcomes = Random(20_261_128), Counter[str]()
     for base, delta, is_right in islice(hostile_deltas(chance), 800):
         monkeypatch.setattr(splicing, "BLOCK_NODES", chance.choice([1, 2, 3, 5, 64]))
+        monkeypatch.setattr(splicing, "CHANGED_NODES", chance.choice([1, 2, 64]))
+        monkeypatch.setattr(block_starts, "_SCANNED", chance.choice([1, 2, 64]))
         monkeypatch.setattr(hash_index, "WINDOW_SLOTS", chance.choice([1, 2, 5, 64]))
         monkeypatch.setattr(hash_index, "WINDOW_SLOTS_MAX", chance.choice([1, 3, 64]))
         monkeypatch.setattr(hash_index, "BLOCK_SLOTS", chance.choice([1, 3, 64]))

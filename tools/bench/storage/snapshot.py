@@ -64,7 +64,7 @@ def snapshot(folder: Path, scale: Scale) -> Generator[Trial]:
             return
         if not (folder / "many.snapshot").exists():  # of an earlier session
             _build(url, folder)
-        more = _one_more(Snapshot.open(folder / "many.snapshot"), folder)
+        more = one_more(Snapshot.open(folder / "many.snapshot"), folder)
         yield Trial(f"{title}, one file more", more, scale.rounds)
 
 
@@ -76,8 +76,10 @@ def _build(url: str, folder: Path) -> Run:
     return _with_memory(build)
 
 
-def _one_more(base: Snapshot, folder: Path) -> list[Side]:
-    """What one file more costs the server, each client, and each mount in the view `image`."""
+def one_more(base: Snapshot, folder: Path) -> list[Side]:
+    """What one file more costs the server, each client, and each mount in the view `image`, in files that are not there
+    before.
+    """
     path, chunk_id = b"train/n00000000/more.JPEG", b"\xff" * 16
     chunks = [
         ChunkRecord(
@@ -98,7 +100,7 @@ def _one_more(base: Snapshot, folder: Path) -> list[Side]:
         header.total_bytes + FILE_BYTES,
         len(chunks),
     )
-    next_path = folder / "next.snapshot"
+    next_path, applied_path = folder / "next.snapshot", folder / "applied.snapshot"
 
     def serve() -> None:
         made = NextSnapshot(base, dataset, chunks, {**live, path: file})
@@ -109,19 +111,26 @@ def _one_more(base: Snapshot, folder: Path) -> list[Side]:
 
     def apply() -> None:
         delta = decode_delta((folder / "next.delta").read_bytes(), "delta")
-        parts = write_aside(folder / "applied.snapshot", partial(apply_delta, base, delta, "delta"))
-        Snapshot.open(folder / "applied.snapshot").verify(parts)
+        parts = write_aside(applied_path, partial(apply_delta, base, delta, "delta"))
+        Snapshot.open(applied_path).verify(parts)
 
     def make_image() -> None:
-        for image in folder.glob("next.*.erofs"):
-            image.unlink()
         snapshot = Snapshot.open(next_path)
         is_guarded = Tripwires(snapshot).usual_of_all()
         os.close(stored_image(snapshot, ImageOwner(0, 0), Serving(b".dieselfs", is_guarded)))
 
+    def alone(work: Callable[[], None]) -> Run:
+        for path in (applied_path, *folder.glob("next.*.erofs")):
+            path.unlink(missing_ok=True)
+        if work is not make_image:
+            next_path.unlink(missing_ok=True)
+        elif not next_path.exists():
+            serve()
+        return _with_memory(work)
+
     serve()
     works = {"server": serve, "client": apply, "image of the view": make_image}
-    return [Side(name, partial(_with_memory, work), len(base), "entries") for name, work in works.items()]
+    return [Side(name, partial(alone, work), len(base), "entries") for name, work in works.items()]
 
 
 def _with_memory(work: Callable[[], object]) -> Run:
