@@ -420,7 +420,6 @@ async def _open_service(
         share=share,
         shared_bytes=_shared_bytes(settings) if worker is None or worker.is_first else 0,
         segments_max=allow_descriptors(),
-        request_path=settings.request_path,
         sources=live.sources,
         environment_checks=[
             *_environment_checks(settings, certificates),

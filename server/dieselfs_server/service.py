@@ -34,7 +34,7 @@ from dieselfs_server.handlers.reading import ReadCalls
 from dieselfs_server.handlers.writing import WriteCalls
 from dieselfs_server.logs import AuditLog, RecentFailures
 from dieselfs_server.metadata.interface import MetadataStore
-from dieselfs_server.reading.executor import RequestExecutor, RequestPath
+from dieselfs_server.reading.executor import RequestExecutor
 from dieselfs_server.reading.kept_checksums import KeptChecksums
 from dieselfs_server.reading.shared_payloads import SharedPayloads
 from dieselfs_server.store.attached import AttachedStore, Sources
@@ -62,7 +62,6 @@ class Service:
         share: int = 1,
         shared_bytes: int = 0,
         segments_max: int = 0,
-        request_path: RequestPath | None = None,
         sources: Sources | None = None,
         environment_checks: Sequence[Callable[[], CheckRecord]] = (),
         room: Room | None = None,
@@ -92,7 +91,7 @@ class Service:
         self.access = Access(users, catalog)
         quotas, ids = Quotas(metadata, users, metrics, room=room), ChunkIdSource(time.time)
         checksums = checksums or KeptChecksums()
-        executor = RequestExecutor(store, metrics, request_path, sources, checksums, compressed)
+        executor = RequestExecutor(store, metrics, sources, checksums, compressed)
         shared = SharedPayloads(executor, shared_bytes, segments_max, metrics)
 
         async def prepare_snapshot(name: str) -> None:

@@ -30,7 +30,6 @@ from dieselfs.net.auth import check_local_name
 from dieselfs.process.system_limits import usable_processors
 from dieselfs.rpc.serving.slots import part_of
 from dieselfs.settings.table import BY_NAME, DEFAULT_LISTEN, INFO, OFF, ON, Place, check_known, read_config
-from dieselfs_server.reading.executor import RequestPath
 from dieselfs_server.store.wrapper import Bounds
 
 
@@ -75,8 +74,8 @@ class ProviderSettings:
 class ServerSettings:
     """`lock` and `idle_exit_s` are for the embedded server: one per home, which exits when idle for `idle_exit_s`.
 
-    `is_new`: the store may be without a marker, which is then created. `request_path`: differs in measurements only.
-    `attach_roots` None: each source that the server's user may read.
+    `is_new`: the store may be without a marker, which is then created. `attach_roots` None: each source that the
+    server's user may read.
     """
 
     listen: Sequence[Address]
@@ -105,7 +104,6 @@ class ServerSettings:
     attach_roots: Sequence[str] | None = ()
     large_reads: int | None = None
     workers: int = 1
-    request_path: RequestPath = field(default_factory=RequestPath)
 
     @property
     def has_identity_file(self) -> bool:
@@ -114,7 +112,7 @@ class ServerSettings:
     @property
     def bounds(self) -> Bounds:
         """The limits of the store, of which each worker has an equal part."""
-        usual = self.request_path.bounds
+        usual = Bounds()
         return replace(
             usual,
             reads_max=part_of(usual.reads_max, self.workers),
@@ -124,7 +122,7 @@ class ServerSettings:
     @property
     def large_reads_max(self) -> int:
         """The limit of all workers, or of all servers over one disk."""
-        return self.request_path.bounds.large_reads_max if self.large_reads is None else self.large_reads
+        return Bounds().large_reads_max if self.large_reads is None else self.large_reads
 
     @classmethod
     def embedded(

@@ -36,7 +36,6 @@ from dieselfs_server.reading.kept_checksums import KeptChecksums
 from dieselfs_server.store.attached import Sources, open_referred
 from dieselfs_server.store.compressed import CompressedStore
 from dieselfs_server.store.interface import ObjectStore, OpenPayload
-from dieselfs_server.store.wrapper import Bounds
 
 GAP_BYTES_MAX = 64 * KIB
 """Ranges with at most this gap are merged: reading the gap costs less than another read."""
@@ -305,39 +304,6 @@ STORE_READS_MAX = 32
 """Limit of chunks that are being read, over all clients. It exceeds the store's limit of large reads, so that small
 ones can overtake them."""
 
-_NO_MERGE = -1
-_UNBOUNDED = 1 << 20
-
-
-@dataclass(frozen=True, slots=True)
-class RequestPath:
-    """- `is_coalescing`: ranges that are close together, also of several requests, become one read
-    - `is_staggering`: few large reads at a time, the others wait for their turn
-    - `is_bounded`: limited reads of any size at a time
-    """
-
-    is_coalescing: bool = True
-    is_staggering: bool = True
-    is_bounded: bool = True
-
-    @property
-    def gap_bytes_max(self) -> int:
-        """For `merge_ranges`."""
-        return GAP_BYTES_MAX if self.is_coalescing else _NO_MERGE
-
-    @property
-    def chunks_max(self) -> float:
-        """How many chunks may be read at the same time."""
-        return STORE_READS_MAX if self.is_bounded else math.inf
-
-    @property
-    def bounds(self) -> Bounds:
-        """Of each store."""
-        usual = Bounds()
-        reads_max = usual.reads_max if self.is_bounded else _UNBOUNDED
-        return Bounds(reads_max, usual.large_reads_max if self.is_staggering else reads_max)
-
-
 PREAMBLES_KEPT = 65_536
 """Limit of cached preambles; with its preamble, a chunk's payload needs one read."""
 
@@ -352,7 +318,6 @@ class RequestExecutor:
         self,
         store: ObjectStore,
         metrics: Registry | None = None,
-        path: RequestPath | None = None,
         sources: Sources | None = None,
         checksums: KeptChecksums | None = None,
         compressed: CompressedStore | None = None,
@@ -363,8 +328,7 @@ class RequestExecutor:
         self._store = store
         self._compressed = compressed
         self._sources = sources or Sources()
-        self._path = path or RequestPath()
-        self._tokens = trio.CapacityLimiter(self._path.chunks_max)
+        self._tokens = trio.CapacityLimiter(STORE_READS_MAX)
         self._threads = trio.CapacityLimiter(math.inf)  # the tokens bound them
         metrics = metrics or Registry()
         self._metrics = ReadMetrics(metrics)
@@ -486,19 +450,15 @@ class RequestExecutor:
     ) -> list[memoryview]:
         try:
             make = partial(self._queue, dataset_id, chunk_id)
-            if not self._path.is_coalescing:  # requests do not meet
-                return await make().read(ranges, cut)
             with self._queues.held((dataset_id, chunk_id), make) as queue:
                 return await queue.read(ranges, cut)
         except (Damaged, NotFound):
             self._preambles.pop((dataset_id, chunk_id), None)
             raise
 
-    def _queue(self, dataset_id: bytes, chunk_id: bytes) -> ReadQueue:
+    def _queue(self, dataset_id: bytes, chunk_id: bytes, gap_bytes_max: int = GAP_BYTES_MAX) -> ReadQueue:
         read = partial(self._store.get_range, dataset_id, chunk_id)
-        return ReadQueue(
-            read, self._tokens, self._threads, self._metrics, self._path.gap_bytes_max, self._cuts
-        )
+        return ReadQueue(read, self._tokens, self._threads, self._metrics, gap_bytes_max, self._cuts)
 
 
 def _verified_checksums(preamble: Preamble, payload: memoryview) -> bytes:

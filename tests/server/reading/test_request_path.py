@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 import trio
 
+from bench.papers.request_path import PathExecutor, RequestPath
 from dieselfs.limits import MIB
-from dieselfs_server.reading.executor import RequestExecutor, RequestPath
 from dieselfs_server.store.memory import MemoryStore
 from dieselfs_server.store.wrapper import Bounds, LimitedStore, StoreWrapper
 from lab.counting_store import CountingStore
@@ -37,7 +37,7 @@ async def test_without_coalescing_each_range_is_a_read() -> None:
     reads = {}
     for path in (USUAL, replace(USUAL, is_coalescing=False)):
         store = CountingStore(filled())
-        parts = await RequestExecutor(store, path=path).ranges(DATASET_ID, CHUNK_ID, wanted)
+        parts = await PathExecutor(path, store).ranges(DATASET_ID, CHUNK_ID, wanted)
         assert [bytes(part) for part in parts] == [PAYLOAD[o : o + n] for o, n in wanted.tolist()]
         reads[path] = store.metrics.numbers()["store.reads"] - 1  # that of the preamble
     assert [*reads.values()] == [1, len(wanted)]
@@ -74,7 +74,7 @@ async def test_how_many_reads_are_made_at_a_time(path: RequestPath, size_bytes: 
     apart = replace(path, is_coalescing=False)
     for count, is_met in ((meet, True), (meet + 1, not path.is_bounded)):
         store = Meeting(count, size_bytes, MET_S if is_met else NOT_MET_S)
-        executor = RequestExecutor(LimitedStore(store, apart.bounds), path=apart)
+        executor = PathExecutor(apart, LimitedStore(store, apart.bounds))
         await executor.preamble(DATASET_ID, CHUNK_ID)
         async with trio.open_nursery() as nursery:
             for _ in range(count):

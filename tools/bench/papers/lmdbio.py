@@ -18,14 +18,13 @@ import trio
 from bench.harness.figures import Run, Scale, Side, Trial
 from bench.harness.forms import SMALL_FILE_BYTES, SourceTree, drop_caches, make_lmdb, make_tree
 from bench.harness.readers import ForkedProcess, Work, open_lmdb, read_together
+from bench.papers.request_path import PathSettings, RequestPath, serving
 from dieselfs.dataset import Dataset
 from dieselfs.limits import LIBRARY_MEMORY_BYTES, MIB
 from dieselfs.net.address import UnixAddress
 from dieselfs.rpc.client import ServerClient
 from dieselfs.settings import Settings
 from dieselfs_server.assemble import run_server
-from dieselfs_server.reading.executor import RequestPath
-from dieselfs_server.settings import ServerSettings
 from lab.server import upload
 
 READERS = (1, 2, 4, 8, 16)
@@ -122,14 +121,14 @@ def parts_of(paths: Sequence[str], reader: int, readers: int) -> list[Sequence[s
 def running(folder: Path, step: Step, store: Store = IN_FOLDER) -> Iterator[tuple[Settings, int]]:
     """A server over the data of the folder, until the end of the block: the settings of its readers, its process ID."""
     address = UnixAddress(str(folder / "server.sock"))
-    settings = ServerSettings(
+    settings = PathSettings(
         listen=[address],
         store=store.url or f"posix://{folder}/chunks",
         metadata=f"sqlite://{folder}/metadata.db",
         state=folder / "state",
         is_new=not (folder / "metadata.db").exists(),
         shared_memory_bytes=SHARED_BYTES if step.is_shared else 0,
-        request_path=step.path,
+        path=step.path,
     )
     with closing(ForkedProcess(partial(_serve, settings))) as server:
         server.receive(_START_TIMEOUT_S)
@@ -138,8 +137,9 @@ def running(folder: Path, step: Step, store: Store = IN_FOLDER) -> Iterator[tupl
         yield own if step.is_placed else replace(own, key_file=str(_key(folder, own))), server.pid
 
 
-def _serve(settings: ServerSettings, pipe: Connection) -> None:
-    trio.run(run_server, settings, lambda: pipe.send("ready"))
+def _serve(settings: PathSettings, pipe: Connection) -> None:
+    with serving(settings.path):
+        trio.run(run_server, settings, lambda: pipe.send("ready"))
 
 
 def _key(folder: Path, settings: Settings) -> Path:

@@ -16,11 +16,11 @@ import trio
 
 from bench.harness.figures import Run, Scale, Side, Trial
 from bench.harness.stopwatch import measure
+from bench.papers.request_path import PathExecutor, RequestPath
 from dieselfs.arrays import Ranges
 from dieselfs.chunk.builder import ChunkBuilder
 from dieselfs.chunk.format import decode_preamble
 from dieselfs.chunk.ids import ChunkIdSource
-from dieselfs_server.reading.executor import RequestExecutor, RequestPath
 from dieselfs_server.store.interface import ObjectStore
 from dieselfs_server.store.memory import MemoryStore
 from dieselfs_server.store.wrapper import LimitedStore
@@ -107,7 +107,7 @@ def run(store: ObjectStore, chunks: list[tuple[bytes, int]], step: Step, readers
     bounds = step.path.bounds
     if step.large_reads_max is not None:
         bounds = replace(bounds, large_reads_max=step.large_reads_max)
-    executor = RequestExecutor(LimitedStore(disk, bounds), path=step.path)
+    executor = PathExecutor(step.path, LimitedStore(disk, bounds))
 
     async def ask(chunk_id: bytes, ranges: Ranges, ahead: trio.Semaphore) -> None:
         await executor.ranges(_DATASET_ID, chunk_id, ranges)
