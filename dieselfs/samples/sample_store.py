@@ -3,7 +3,7 @@
 Which samples are kept is decided elsewhere (`dieselfs.importance`); this holds what readers wrote and nobody dropped. A
 sample that is missing, or for which there is no space, is read from its source. The folder ends with the last process
 that uses it: each holds a lock on it, and a new store removes folders of processes that have died. In a job, a pool
-(`sample_pool.py`) has the stores of all nodes.
+(`sample_pool.py`) has the stores of all nodes. Readers of an encrypted dataset write its samples encrypted.
 """
 
 import contextlib

@@ -16,6 +16,7 @@ import pytest
 
 import dieselfs
 from dieselfs.dataset import Dataset
+from dieselfs.encryption.segments import sealed_length
 from dieselfs.errors import NotFound
 from dieselfs.snapshot.reader import Snapshot
 from dieselfs.snapshot.store import GENERATIONS_KEPT
@@ -23,7 +24,8 @@ from tests.support.job_daemons import end_job_daemons, job_daemons
 from tests.support.server import RunningServer, running_server
 from tests.support.small_chunks import CHUNKS, FILE_BYTES, FILES, store
 
-DATASET = "pictures"
+DATASET, SECRET = "pictures", "secret"
+"""The second one is encrypted."""
 MEMORY_BYTES = 2 << 20
 """Of a program: so little that it has to ask again and again."""
 NODES = 2
@@ -65,7 +67,7 @@ from dieselfs.torch import FileDataset, ImportanceSampler
 
 rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
 torch.distributed.init_process_group("gloo", f"file://{sys.argv[1]}", rank=rank, world_size=world)
-with FileDataset("DATASET", loader=bytes) as dataset:
+with FileDataset(sys.argv[2], loader=bytes) as dataset:
     while dataset.source.dataset.statistics()["job"]["nodes"] < NODES:
         dataset[0]
         time.sleep(0.05)
@@ -81,13 +83,14 @@ with FileDataset("DATASET", loader=bytes) as dataset:
             if sampler.position == FILES:
                 figures = sampler.statistics()
     torch.distributed.barrier()
-    kept = [name for name in os.listdir(dataset.source.store.folder) if name.isdecimal()]
+    kept = {place.name: place.stat().st_size for place in os.scandir(dataset.source.store.folder)}
+    del kept["lock"]
     torch.distributed.barrier()
     figures |= {"kept": kept, "cached": len(sampler.reader.course.cache)}
     print(json.dumps(figures))
     sampler.close()
 """
-SAMPLING = SAMPLING.replace("FILES", f"{FILES}").replace("NODES", f"{NODES}").replace("DATASET", DATASET)
+SAMPLING = SAMPLING.replace("FILES", f"{FILES}").replace("NODES", f"{NODES}")
 
 
 @pytest.fixture(scope="module")
@@ -95,6 +98,9 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
     with running_server(tmp_path_factory.mktemp("server")) as server:
         with Dataset(server.settings(), DATASET, must_exist=False) as data:
             store(data, tmp_path_factory.mktemp("files"))
+        with Dataset(server.settings(), SECRET, must_exist=False) as data:
+            data.client.encrypt(data.create())
+            store(data, tmp_path_factory.mktemp("secret"))
         yield server
 
 
@@ -125,7 +131,7 @@ class Nodes:
 
     def __init__(self, server: RunningServer, folder: Path, runtime: Path) -> None:
         self.server, self.folder, self.runtime = server, folder, runtime
-        self.key_file = server.user(f"reader-{folder.name}"[:60], **{DATASET: "read"})
+        self.key_file = server.user(f"reader-{folder.name}"[:60], **{DATASET: "read", SECRET: "read"})
         with Dataset(server.settings(), DATASET) as data:
             self.snapshot: Snapshot = data.snapshot
         self.given_bytes = given_bytes(server)
@@ -285,19 +291,25 @@ def test_a_snapshot_that_the_servers_have_no_more_is_handed_to_the_daemon(
         ), nodes.log()
 
 
-def test_ranks_on_two_nodes_share_one_cache_of_samples(nodes: Nodes, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("dataset", "kept_bytes"), [(DATASET, FILE_BYTES), (SECRET, sealed_length(FILE_BYTES))]
+)
+def test_ranks_on_two_nodes_share_one_cache_of_samples(
+    nodes: Nodes, tmp_path: Path, dataset: str, kept_bytes: int
+) -> None:
     pytest.importorskip("torch", reason="the sampler is one of PyTorch")
     with ExitStack() as stack:
         running = []
         for rank in range(NODES):
             of_rank = {"RANK": f"{rank}", "WORLD_SIZE": f"{NODES}", "LOCAL_WORLD_SIZE": "1"}
-            command = [sys.executable, "-c", SAMPLING, str(tmp_path / "group")]
+            command = [sys.executable, "-c", SAMPLING, str(tmp_path / "group"), dataset]
             environment = nodes.environment(rank * PROCESSES_EACH) | of_rank
             process = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True)
             running.append(stack.enter_context(process))
             stack.callback(process.kill)
         first, second = (json.loads(process.communicate(timeout=PATIENCE_S)[0]) for process in running)
-    kept = first["kept"] + second["kept"]
+    kept = [*first["kept"], *second["kept"]]
     assert len(set(kept)) == len(kept) == first["cached"] == FILES // 4
+    assert {*first["kept"].values(), *second["kept"].values()} == {kept_bytes}
     for rank in (first, second):
         assert rank["reads"] == FILES // 2 > rank["hits"] > rank["from_peers"] > rank["hits"] // 4

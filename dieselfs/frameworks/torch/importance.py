@@ -10,11 +10,12 @@ for images, labels in sampler.consumed(loader):
 
 import logging
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sized
 from functools import partial
 from hashlib import sha256
+from secrets import token_bytes
 from socket import gethostname
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 import torch
@@ -34,10 +35,15 @@ from dieselfs.samples.source import LibrarySource
 from dieselfs.samples.stored_reads import ReadCounts, StoredReads
 from dieselfs.samples.tokens import TokenSamples
 
+if TYPE_CHECKING:  # imported in a job, and for an encrypted dataset, alone
+    from dieselfs.samples.sample_pool import SamplePool
+    from dieselfs.sources.decrypted import Decryption
+
 Batch = TypeVar("Batch")
 
 DEFAULT_CACHE_SHARE = 0.1
 _FINGERPRINT_CHARACTERS = 24
+_KEY_BYTES = 32
 _log = logging.getLogger(__name__)
 
 
@@ -88,26 +94,21 @@ class ImportanceSampler(Sampler[list[int]]):
         """Each node has one store of the ranks' common name; in a job of several nodes, they are a pool."""
         dataset: Any = self.dataset
         source = dataset.source
-        me = _pooling_node(source)
-        of_ranks = self._gather((new_name(), me, gethostname()))
-        name, nodes = of_ranks[0][0], {node for _, node, _ in of_ranks}
-        if me is None or None in nodes or len(nodes) == 1:
-            hosts = {host for _, _, host in of_ranks}
-            if len(hosts) > 1 and self.rank == 0:
-                _log.warning(
-                    "each of %d nodes keeps the samples of its own ranks alone: nodes find each other in a job, so "
-                    'open a dataset that is not encrypted with job="auto" on all of them',
-                    len(hosts),
-                )
-            stored = StoredReads(source, SampleStore(name))
-        else:
-            from dieselfs.samples.sample_pool import SamplePool  # in a job alone
-
-            store = SampleStore(name_on(name, me))
-            pool = SamplePool(name, nodes, me, store, source.snapshot, partial(_attachment_of, source))
-            stored = StoredReads(source, store, pool)
-        dataset.source = stored
-        weakref.finalize(self, stored.store.close)
+        me: Any = source.node if isinstance(source, LibrarySource) else None
+        of_ranks = self._gather((new_name(), me, gethostname(), token_bytes(_KEY_BYTES)))
+        (name, _, _, key), nodes = of_ranks[0], {node for _, node, _, _ in of_ranks}
+        is_pooled = me is not None and None not in nodes and len(nodes) > 1
+        hosts = {host for _, _, host, _ in of_ranks}
+        if not is_pooled and len(hosts) > 1 and self.rank == 0:
+            _log.warning(
+                "each of %d nodes keeps the samples of its own ranks alone: nodes find each other in a job, so "
+                'open the dataset with job="auto" on all of them',
+                len(hosts),
+            )
+        store = SampleStore(name_on(name, me) if is_pooled else name)
+        shared = partial(_shared_of, source, store, name, me, nodes if is_pooled else (), key)
+        dataset.source = stored = StoredReads(source, store, shared)
+        weakref.finalize(self, store.close)
         return stored
 
     def close(self) -> None:
@@ -261,14 +262,27 @@ class ImportanceSampler(Sampler[list[int]]):
         self._begin_counts()
 
 
-def _attachment_of(source: LibrarySource) -> Any:
-    return source.dataset.attachment
+def _shared_of(
+    source: Any, store: SampleStore, name: str, me: str, nodes: Collection[str], key: bytes
+) -> "tuple[SamplePool | None, Decryption | None]":
+    """The pool of these nodes, and what encrypts the samples of an encrypted dataset in memory: its own key, as in
+    mounts, or `key`, which the ranks share, if they read through a mount: its daemon alone has the other.
+    """
+    snapshot, decryption = source.snapshot, None
+    if snapshot.header.is_encrypted and isinstance(source, LibrarySource):
+        chunks: Any = source.dataset.chunks
+        decryption = chunks.decryption
+    elif snapshot.header.is_encrypted:
+        from dieselfs.encryption.cipher import DatasetCipher
+        from dieselfs.sources.decrypted import Decryption
 
+        decryption = Decryption(snapshot, lambda: DatasetCipher(key))
+    if not nodes:
+        return None, decryption
+    from dieselfs.samples.sample_pool import SamplePool  # in a job alone
 
-def _pooling_node(source: object) -> str | None:
-    """The node of a job that keeps samples for the others, and may send them: stores have plain bytes."""
-    is_able = isinstance(source, LibrarySource) and not source.snapshot.header.is_encrypted
-    return source.node if isinstance(source, LibrarySource) and is_able else None
+    pool = SamplePool(name, nodes, me, store, snapshot, lambda: source.dataset.attachment, decryption)
+    return pool, decryption
 
 
 def _files_of(dataset: object) -> Numbers | None:

@@ -65,7 +65,7 @@ class Rank:
         self.store = SampleStore(name_on(name, me))
         self.job = Job(nodes, PeerClient(CREDENTIAL, packed.snapshot.digest))
         pool = SamplePool(name, [*nodes], me, self.store, packed.snapshot, lambda: self.job)
-        self.stored = StoredReads(SimpleNamespace(read_many=self.read_many), self.store, pool)
+        self.stored = StoredReads(SimpleNamespace(read_many=self.read_many), self.store, lambda: (pool, None))
 
     def read_many(self, files: list[int]) -> list[bytes]:
         self.fetched += len(files)

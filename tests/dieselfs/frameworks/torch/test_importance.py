@@ -3,7 +3,9 @@
 import json
 import os
 from collections.abc import Iterator
+from dataclasses import replace
 from importlib import import_module
+from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,12 +15,15 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, TensorDataset
 
+from dieselfs.dataset import Dataset
+from dieselfs.encryption.segments import sealed_length
 from dieselfs.errors import InvalidInput
 from dieselfs.frameworks.torch import importance
 from dieselfs.importance.rank_reader import RankReader
 from dieselfs.samples.ranks import Gather
 from dieselfs.torch import FolderDataset, ImportanceSampler
 from tests.support.gathering import run_ranks
+from tests.support.server import RunningServer
 
 SAMPLES = 90
 CONTENTS = {
@@ -99,6 +104,45 @@ def test_hits_read_nothing_from_the_source(folder: Any) -> None:
     assert sampler.statistics()["hits"] == 50
     folder.source.source = of_files
     sampler.close()
+
+
+@pytest.mark.parametrize("is_mounted", [False, True])
+def test_samples_of_an_encrypted_dataset_are_encrypted_in_memory(
+    server: RunningServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_mounted: bool
+) -> None:
+    settings = replace(server.settings(), identity=str(tmp_path / "identity"), cache=tmp_path / "cache")
+    monkeypatch.setenv("DIESELFS_IDENTITY", str(settings.identity))
+    monkeypatch.setenv("DIESELFS_CACHE", str(settings.cache))
+    root, mount = f"sampled-{is_mounted:d}", tmp_path / "mount"
+    with Dataset(settings, root, must_exist=False) as data:
+        data.client.encrypt(data.create())
+        for path, content in CONTENTS.items():
+            data.put(path, content)
+        data.flush()
+        info = {"snapshot": data.snapshot.source, "digest": data.snapshot.digest.hex()}
+    if is_mounted:  # a folder that has what a mount has
+        root = str(mount)
+        for path, content in {**CONTENTS, ".dieselfs/info": json.dumps(info).encode()}.items():
+            (mount / path).parent.mkdir(parents=True, exist_ok=True)
+            (mount / path).write_bytes(content)
+    dataset: Any
+    with FolderDataset(
+        f"{root}/train", loader=bytes, server=None if is_mounted else settings.server
+    ) as dataset:
+        nodes = dataset.nodes.tolist()
+        sampler = ImportanceSampler(dataset, 10, cache_share=1.0)
+        train(sampler, loader_of(dataset, sampler, 0, None))
+        store = dataset.source.store
+        kept = [store.read(node) for node in nodes]
+        assert sorted(map(len, kept)) == sorted(sealed_length(len(content)) for content in CONTENTS.values())
+        assert not any(b"%03d" % number * 3 in content for number in range(SAMPLES) for content in kept)
+        store.write(nodes[0], b"x" * len(kept[0]))
+        before = dataset.source.counts.total()
+        spawned = ForkingPickler.loads(ForkingPickler.dumps(dataset.source))
+        assert sorted(spawned.read_many(nodes)) == sorted(CONTENTS.values())
+        assert dataset.source.counts.total().hits - before.hits == SAMPLES - 1  # all but the wrong one
+        spawned.source.close()
+        sampler.close()
 
 
 @pytest.mark.parametrize("steps", [1, 5, 8])
