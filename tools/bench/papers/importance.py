@@ -3,11 +3,12 @@
 Hits, as figures 7 and 12 of SHADE have them: trainings on synthetic images give the requests; policies are simulated
 over them. Requests are of uniform sampling, of importance sampling by the losses of whole batches (SHADE's
 "default"), and of SHADE itself, whose requests depend on its cache. Accuracies are of trainings with and without
-importance, in memory. Speeds, as figures 8 to 11 have them, are those of these trainings if they loaded their batches
-as `sample_loads` does, for real, in the last epoch, and a step computed for COMPUTING_MS (`load_times`).
+importance, in memory. Loads, as figures 8 to 10 have them, are real (`sample_loads`): of a typical epoch of such a
+training, beside a step that computes for COMPUTING_MS (`load_times`). Convergence, as figure 11 has it, is that of
+these trainings if a miss took MISS_MS.
 """
 
-from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Generator, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from statistics import fmean, pstdev
@@ -16,9 +17,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from bench.harness.agreement import accuracy_cells
-from bench.harness.figures import Row, Scale
+from bench.harness.figures import Row, Run, Scale, Side, Table, Trial
 from bench.papers.lessons import Subject, Training, UniformReader, digits, distinct, learn, synthetic
-from bench.papers.sample_loads import SampleLoads, sample_loads
+from bench.papers.sample_loads import SAMPLE_BYTES, Loads, ModelLoads, sample_loads
 from bench.simulations.cache_policies import (
     Lru,
     NeverEvict,
@@ -53,6 +54,7 @@ NEAR = 0.005
 """An accuracy this close to the best of uniform sampling counts as convergence."""
 HIT_SAMPLES, QUICK_SAMPLES = 50_000, 2_000
 HIT_EPOCHS, QUICK_EPOCHS = 8, 4
+LOADED_SEED = 1
 SPEED_SEEDS, SPEED_EPOCHS = 5, 12
 """Enough epochs that trainings converge."""
 ACCURACY_SAMPLES = 10_000
@@ -63,14 +65,19 @@ Hits = Sequence[Sequence[bool]]
 """By epoch, for each request whether it is a hit."""
 
 
-def importance(folder: Path, scale: Scale) -> Generator[Iterable[Row]]:
+def importance(folder: Path, scale: Scale) -> Generator[Trial | Table]:
     samples, epochs = (QUICK_SAMPLES, QUICK_EPOCHS) if scale.is_quick else (HIT_SAMPLES, HIT_EPOCHS)
-    yield hit_rows(synthetic(samples), epochs)
-    seeds, epochs = (2, epochs) if scale.is_quick else (SPEED_SEEDS, SPEED_EPOCHS)
-    with sample_loads(folder, samples) as loads:
-        yield speed_rows(synthetic(samples), epochs, seeds, loads)
-    yield accuracy_rows(digits(), scale)
-    yield accuracy_rows(synthetic(QUICK_SAMPLES if scale.is_quick else ACCURACY_SAMPLES), scale)
+    seeds, speed_epochs = (2, epochs) if scale.is_quick else (SPEED_SEEDS, SPEED_EPOCHS)
+    if any(map(scale.wants, map(loads_title, SPEED_SHARES))):
+        yield from load_trials(folder, synthetic(samples), speed_epochs, scale)
+    if scale.wants("hits"):
+        yield Table(hit_rows(synthetic(samples), epochs))
+    if scale.wants("speed"):
+        yield Table(speed_rows(synthetic(samples), speed_epochs, seeds), seeds=seeds)
+    if scale.wants("accuracy"):
+        yield Table(accuracy_rows(digits(), scale), seeds=scale.seeds)
+        few = QUICK_SAMPLES if scale.is_quick else ACCURACY_SAMPLES
+        yield Table(accuracy_rows(synthetic(few), scale), seeds=scale.seeds)
 
 
 # -- hits ----------------------------------------------------------------------------------------------------
@@ -300,11 +307,62 @@ class Speed(NamedTuple):
     accuracies: Sequence[float]
 
 
-def speed_rows(subject: Subject, epochs: int, seeds: int, loads: SampleLoads) -> Iterator[Row]:
+def loads_title(share: float) -> str:
+    return f"SHADE: loading an epoch, cache of {share:.0%}"
+
+
+def load_trials(folder: Path, subject: Subject, epochs: int, scale: Scale) -> Iterator[Trial]:
+    """For each size of the cache: an epoch of one training with each sampling and cache, loaded for real. It is the
+    one with the median of the hits, as SHADE repeats samples in some epochs only.
+    """
+    samples, batch = len(subject.train.labels), subject.batch
+    uniform = learn(subject, LOADED_SEED, epochs, UniformReader(samples, batch, LOADED_SEED))
+    with sample_loads(folder, samples) as loads:
+        for share in SPEED_SHARES:
+            if not scale.wants(loads_title(share)):
+                continue
+            sides = []
+            for way in WAYS:
+                training, misses = cached(subject, epochs, share, way, LOADED_SEED, uniform)
+                later = sorted(range(WARM_EPOCHS, epochs), key=lambda epoch: sum(misses[epoch]))
+                epoch = later[len(later) // 2]
+                run = partial(loaded, loads, training.served[epoch], batch, misses[epoch])
+                sides.append(Side(way, run, samples, "images", samples * SAMPLE_BYTES))
+            yield Trial(loads_title(share), sides, scale.rounds, UNIFORM_LRU)
+
+
+def loaded(loads: Loads, served: Sequence[int], batch: int, misses: Sequence[int]) -> Run:
+    """Load the batches of an epoch. It takes as long as if a step computed for COMPUTING_MS meanwhile."""
+    times = LoadTimes([misses], len(served), loads.loads_ms(served, batch, misses))
+    mean_ms, spread_ms = times.load_ms()
+    seen = {
+        "% hits": 100 * times.hit_ratio(0),
+        "ms to load a batch": mean_ms,
+        "standard deviation": spread_ms,
+    }
+    return Run(times.epochs_s()[0], seen=seen)
+
+
+def cached(
+    subject: Subject, epochs: int, share: float, way: str, seed: int, uniform: Training
+) -> tuple[Training, list[list[int]]]:
+    """A training of this seed, and by epoch the misses of each batch. `uniform`: that with uniform sampling."""
+    samples, batch = len(subject.train.labels), subject.batch
+    size = int(share * samples)
+    if way == UNIFORM_LRU:
+        return uniform, _misses(_lru(uniform.served, size), batch)
+    if way == UNIFORM_NOPFS:
+        return uniform, _misses(nopfs_hits(uniform.served, size), batch)
+    course = Course(samples, seed, size, repeats=DEFAULT_REPEATS if way == SHADE else 1.0)
+    counter = _HitCounter(RankReader(course, batch))
+    return learn(subject, seed, epochs, counter), counter.misses
+
+
+def speed_rows(subject: Subject, epochs: int, seeds: int) -> Iterator[Row]:
     """For each size of the cache: throughput, loading of a batch, and when the training converges (figures 8 to 11).
     Means over the seeds, ratios of equal seeds.
     """
-    for share, runs, goals in speeds(subject, epochs, seeds, loads):
+    for share, runs, goals in speeds(subject, epochs, seeds, ModelLoads()):
         for name, of_seeds in runs.items():
             yield {
                 f"speed, {subject.title}, {seeds} seeds, cache of": f"{share:.0%}",
@@ -317,7 +375,7 @@ def speeds(
     subject: Subject,
     epochs: int,
     seeds: int,
-    loads: SampleLoads,
+    loads: Loads,
     shares: Sequence[float] = SPEED_SHARES,
     ways: Collection[str] = WAYS,
 ) -> Iterator[tuple[float, dict[str, list[Speed]], list[float]]]:
@@ -328,30 +386,14 @@ def speeds(
     uniform = [learn(subject, seed, epochs, UniformReader(samples, batch, seed)) for seed in range(seeds)]
     goals = [max(training.accuracies) - NEAR for training in uniform]
 
-    def speed(training: Training, misses: list[list[int]]) -> Speed:
+    def speed(share: float, way: str, seed: int) -> Speed:
+        training, misses = cached(subject, epochs, share, way, seed, uniform[seed])
         loads_ms = loads.loads_ms(training.served[-1], batch, misses[-1])
         return Speed(LoadTimes(misses, samples, loads_ms), training.accuracies)
 
-    def simulated(hits: Callable[[Sequence[Sequence[int]]], Hits]) -> list[Speed]:
-        return [speed(training, _misses(hits(training.served), batch)) for training in uniform]
-
-    def shade(size: int, repeats: float) -> list[Speed]:
-        found = []
-        for seed in range(seeds):
-            counter = _HitCounter(RankReader(Course(samples, seed, size, repeats=repeats), batch))
-            training = learn(subject, seed, epochs, counter)
-            found.append(speed(training, counter.misses))
-        return found
-
     for share in shares:
-        size = int(share * samples)
-        runs = {
-            UNIFORM_LRU: partial(simulated, partial(_lru, size=size)),
-            UNIFORM_NOPFS: partial(simulated, partial(nopfs_hits, capacity=size)),
-            SHADE: partial(shade, size, DEFAULT_REPEATS),
-            UNREPEATED: partial(shade, size, 1.0),
-        }
-        yield share, {name: run() for name, run in runs.items() if name in ways}, goals
+        runs = {way: [speed(share, way, seed) for seed in range(seeds)] for way in WAYS if way in ways}
+        yield share, runs, goals
 
 
 def _speed_cells(speeds: Sequence[Speed], base: Sequence[Speed], goals: Sequence[float]) -> dict[str, str]:

@@ -6,6 +6,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Protocol
 
 from bench.harness.forms import can_drop_caches, drop_caches, make_tree, running_home, store_tree
 from dieselfs.dataset import Dataset
@@ -13,8 +14,27 @@ from dieselfs.limits import MIB
 from dieselfs.samples.sample_store import SampleStore, new_name
 
 SAMPLE_BYTES = 12_000
+MISS_MS = 0.25
+"""Of a miss, in a model: as from a store over a network with a few loaders."""
 _LIBRARY_BYTES = 1 * MIB
 """So little that the library is no second cache."""
+
+
+class Loads(Protocol):
+    """How batches are loaded."""
+
+    def loads_ms(self, served: Sequence[int], batch: int, misses: Sequence[int]) -> list[float]:
+        """How long each batch of an epoch takes to load. `misses`: of each batch; which of its samples they are does
+        not matter.
+        """
+        ...
+
+
+class ModelLoads:
+    """Each miss takes MISS_MS, and a hit no time."""
+
+    def loads_ms(self, served: Sequence[int], batch: int, misses: Sequence[int]) -> list[float]:
+        return [missed * MISS_MS for missed in misses]
 
 
 class SampleLoads:
@@ -24,9 +44,7 @@ class SampleLoads:
         self._dataset, self._store, self._paths = dataset, store, paths
 
     def loads_ms(self, served: Sequence[int], batch: int, misses: Sequence[int]) -> list[float]:
-        """How long each batch of an epoch takes to load. `misses`: of each batch; which of its samples they are does
-        not matter. Begins with cold caches of the kernel, where this process may drop them.
-        """
+        """As of `Loads`. Begins with cold caches of the kernel, where this process may drop them."""
         if can_drop_caches():
             drop_caches("1")
         found = []
