@@ -94,9 +94,9 @@ class ChunkSender:
         if self._cipher is not None:
             self._cipher.names.seal_path(path)
 
-    def reserve_version(self) -> int:
-        """A version for a file that spans chunks: all its extents have the same."""
-        return self._client.reserve_versions(self._dataset.name, 1)
+    def reserve_version(self, count: int = 1) -> int:
+        """A version for a file that spans chunks: all its extents have the same. The first of `count`."""
+        return self._client.reserve_versions(self._dataset.name, count)
 
     def wait_stored(self) -> int:
         """Wait until all submitted chunks are stored; returns the generation. Raises the first error."""

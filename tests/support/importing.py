@@ -6,7 +6,7 @@ from zlib import crc32
 
 from dieselfs_tools.archives.formats import AUTO, format_of
 from dieselfs_tools.archives.importing.inputs import DirectOpener, Input
-from dieselfs_tools.archives.importing.record import ArrayForm, Record
+from dieselfs_tools.archives.importing.record import ArrayForm, Range, Record
 from dieselfs_tools.cli.output import Output
 
 QUIET = Output(is_quiet=True)
@@ -34,14 +34,19 @@ def read_all(
         opened.form, (opened.begin, opened.end) = ArrayForm(is_by_row, is_in_place), part
         for record in format_of(opened, format_name).read()(opened):
             if not record.fault:
-                if is_in_place and record.place is not None:
-                    with open(record.place.file, "rb") as file:
-                        file.seek(record.place.offset)
-                        record.content = file.read(record.size)
+                if is_in_place and record.ranges:
+                    record.content = b"".join(map(bytes_of, record.ranges))
+                    assert len(record.content) == record.size
                 record.load()
                 assert_placed(record)
             found.append(record)
     return found
+
+
+def bytes_of(piece: Range) -> bytes:
+    with open(piece.file, "rb") as file:
+        file.seek(piece.offset)
+        return file.read(piece.length)
 
 
 def parts_of(source: Path, jobs: int) -> list[tuple[int, int]]:

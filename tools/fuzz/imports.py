@@ -34,7 +34,7 @@ from dieselfs_tools.archives.importing import (
 )
 from dieselfs_tools.archives.importing.inputs import DirectOpener, Input
 from dieselfs_tools.archives.importing.naming import Names, Template
-from dieselfs_tools.archives.importing.record import ArrayForm, Place, Record, npy
+from dieselfs_tools.archives.importing.record import ArrayForm, Range, Record, npy
 from dieselfs_tools.cli.output import Output
 from fuzz.target import Target, of_text
 
@@ -62,7 +62,7 @@ def _import(
                     continue
                 names.place(template.fill(record.name, b"source", 0, record.fields), record.is_folder)
                 if is_in_place:
-                    assert record.place is None or is_inside(record.place, record.size)
+                    assert all(map(is_inside, record.ranges))
                     continue
                 if record.size <= CHUNK_TARGET_BYTES:
                     record.load()
@@ -70,9 +70,9 @@ def _import(
                     deque(record.contents([(0, CHUNK_TARGET_BYTES)]), maxlen=0)
 
 
-def is_inside(place: Place, length: int) -> bool:
-    """Whether the file has the bytes of a record."""
-    return 0 <= place.offset <= os.path.getsize(place.file) - length
+def is_inside(piece: Range) -> bool:
+    """Whether the file has these bytes."""
+    return 0 <= piece.offset <= os.path.getsize(piece.file) - piece.length
 
 
 def _reading(

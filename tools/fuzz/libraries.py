@@ -35,7 +35,7 @@ def _read(format_name: str, is_in_place: bool, data: bytes) -> None:
         with _readers(is_in_place).read(str(source), format_name, not is_in_place) as opened:
             for _, record in zip(range(RECORDS_MAX), opened, strict=False):
                 if is_in_place:
-                    assert record.place is None or is_inside(record.place, record.size)
+                    assert all(map(is_inside, record.ranges))
                     continue
                 with suppress(*ENTRY_ERRORS):  # this record fails alone
                     record.load()

@@ -157,7 +157,7 @@ def write_hdf5(folder: Path) -> dict[str, Any]:
     }
     with h5py.File(folder / "x.h5", "w") as file:
         for name, array in arrays.items():
-            file.create_dataset(name, data=array, chunks=(16, 7) if name == "chunked" else None)
+            file.create_dataset(name, data=array, chunks=(16, 3) if name == "chunked" else None)
         file["bytes/0"] = rng.integers(0, 255, 500, np.uint8)
         rows = {
             f"{name}/{row:08}": value for name, array in arrays.items() for row, value in enumerate(array)
@@ -172,7 +172,17 @@ def write_zarr(folder: Path) -> dict[str, Any]:
     return {f"x/{row:08}": image for row, image in enumerate(images)}
 
 
-@pytest.mark.parametrize("write", [write_rows_of_npy, write_safetensors, write_hdf5, write_zarr])
+def write_zarr_of_columns(folder: Path) -> dict[str, Any]:
+    """Of rows in three files."""
+    zarr = pytest.importorskip("zarr", reason="the extra 'test' is not installed")
+    images = np.random.default_rng(1).integers(0, 255, (50, 8, 6), np.uint8)
+    zarr.create_array(folder / "x", data=images, chunks=(20, 3, 6), compressors=None)
+    return {f"x/{row:08}": image for row, image in enumerate(images)}
+
+
+@pytest.mark.parametrize(
+    "write", [write_rows_of_npy, write_safetensors, write_hdf5, write_zarr, write_zarr_of_columns]
+)
 def test_attached_arrays_are_their_bytes(
     dlcmd: Dlcmd, dataset: str, write: Callable[[Path], dict[str, Any]]
 ) -> None:

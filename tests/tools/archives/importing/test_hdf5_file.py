@@ -137,11 +137,26 @@ def test_rows_of_a_padded_chunk_are_those_of_h5py(tmp_path: Path, libver: str) -
     assert wholes == {f"{n}.{n}x60.int32": rows[:n].tobytes() for n in range(4)}  # of one chunk, or none
 
 
+def test_rows_in_several_chunks_are_those_of_h5py(tmp_path: Path) -> None:
+    rows = np.arange(1, 961, dtype=np.int32).reshape(8, 12, 10)
+    with h5py.File(tmp_path / "x.h5", "w") as file:
+        for chunks in ((3, 5, 10), (3, 12, 6), (2, 7, 10), (8, 12, 20)):
+            name = "x".join(map(str, chunks))
+            file.create_dataset(name, data=rows[:, :5], chunks=chunks, maxshape=(None, None, None))
+            file[name].resize(rows.shape)
+            file[name][:] = rows
+    found = contents(tmp_path / "x.h5", "hdf5", is_in_place=True, is_by_row=True)
+    assert len(found) == 4 * len(rows)
+    for name, content in found.items():
+        row = int(name.partition("/")[2].partition(".")[0])
+        assert content == rows[row].tobytes()
+
+
 def test_what_is_not_attached_says_why(tmp_path: Path) -> None:
     rows = np.arange(600, dtype=np.int32).reshape(10, 60)
     with h5py.File(tmp_path / "x.h5", "w", track_order=True) as file:
         file.create_dataset("packed", data=rows, chunks=(3, 60), compression="gzip")
-        file.create_dataset("parts", data=rows, chunks=(3, 25))
+        file.create_dataset("parts", data=rows.reshape(10, 20, 3), chunks=(3, 20, 2))
         file.create_dataset("unwritten", (10, 60), np.int32, chunks=(3, 60))[0] = 1
         file.create_dataset("big-endian", data=rows.astype(">i4"))
         file["scalar"], file["text"] = 3.5, "ä"
@@ -149,7 +164,7 @@ def test_what_is_not_attached_says_why(tmp_path: Path) -> None:
     records = {record.name.decode(): record for record in read_all(tmp_path / "x.h5", is_in_place=True)}
     assert {name: record.fault for name, record in records.items() if record.fault} == {
         "packed": "it is compressed, or changed by another filter; store it with dlcmd import",
-        "parts": "its chunks of 3x25 are padded in other dimensions than the first; store it with dlcmd import",
+        "parts": "its chunks have each row in 40 pieces, limit 32; store it with dlcmd import",
         "unwritten": "some of its chunks were not written; store it with dlcmd import",
         "big-endian": "its type has no form in place; store it with dlcmd import",
     }

@@ -15,8 +15,8 @@ from dieselfs.chunk.builder import SealedChunk
 from dieselfs.chunk.cost import check_cost
 from dieselfs.chunk.format import decode_chunk, decode_stored
 from dieselfs.errors import Damaged
-from dieselfs_tools.archives.importing.attach import GAP_BYTES_MAX, Attaching, runs
-from dieselfs_tools.archives.importing.record import COPIED_BYTES_MAX, FOLDER_MODE, Place, Record
+from dieselfs_tools.archives.importing.attach import GAP_BYTES_MAX, Attaching, Piece, runs
+from dieselfs_tools.archives.importing.record import COPIED_BYTES_MAX, FOLDER_MODE, Place, Range, Record
 from tests.support.chunks import CHUNK_ID, DATASET_ID
 
 CONTENT = os.urandom(300_000)
@@ -40,7 +40,7 @@ class Rig:
         self.sources: dict[str, LocalFile] = {}
         self.attaching = Attaching(
             lambda chunk: self.chunks.append(chunk) if chunk.entries else None,
-            lambda: 77,
+            lambda count: 77,
             self.opened,
             lambda source, reason, is_damaged=False: self.failures.append((source, reason, is_damaged)),
             CHUNK_BYTES,
@@ -81,20 +81,20 @@ def rig(tmp_path: Path) -> Iterator[Rig]:
     st.lists(st.tuples(st.sampled_from("ab"), st.integers(0, 250_000), st.integers(1, 60_000)), max_size=40)
 )
 def test_every_record_lies_in_its_run(rows: list[tuple[str, int, int]]) -> None:
-    placed = []
-    for number, (file, offset, size) in enumerate(rows):
-        one = record(b"%d" % number, offset, size)
-        placed.append((one, Place(file, offset)))
+    placed = [
+        Piece(record(b"%d" % number, offset, size), Range(file, offset, size))
+        for number, (file, offset, size) in enumerate(rows)
+    ]
     seen = []
     for run in runs(placed, CHUNK_BYTES):
-        assert run.end - run.begin <= 2 * CHUNK_BYTES + GAP_BYTES_MAX or len(run.records) == 1
+        assert run.end - run.begin <= 2 * CHUNK_BYTES + GAP_BYTES_MAX or len(run.pieces) == 1
         end = run.begin
-        for one, place in run.records:
-            assert place.file == run.file and run.begin <= place.offset <= end + GAP_BYTES_MAX
-            end = max(end, place.offset + one.size)
+        for one, where, *_ in run.pieces:
+            assert where.file == run.file and run.begin <= where.offset <= end + GAP_BYTES_MAX
+            end = max(end, where.offset + where.length)
             seen.append(one.name)
         assert end == run.end
-    assert sorted(seen) == sorted(one.name for one, _ in placed)
+    assert sorted(seen) == sorted(piece.record.name for piece in placed)
 
 
 def test_members_with_the_bytes_between_them(rig: Rig) -> None:
@@ -132,6 +132,36 @@ def test_a_record_larger_than_a_chunk_spans_several(rig: Rig) -> None:
     found = rig.attach(record(b"big", 1000, 160_000, crc), record(b"small", 170_000, 10))
     assert found == {b"big": CONTENT[1000:161_000], b"small": CONTENT[170_000:170_010]}
     assert [len(chunk.payload) for chunk in rig.chunks] == [50_000, 50_000, 50_000, 10_000, 10]
+
+
+def test_records_in_several_pieces(rig: Rig) -> None:
+    """Of a grid of 3 chunks with 2 rows each; the chunks of the first row are larger than those of the dataset."""
+    (rig.file.parent / "b").write_bytes(CONTENT[::-1])
+    made = []
+    for row in range(2):
+        places = [
+            Range("b", row * 60_000, 60_000),
+            Range("a.tar", 5000 + row * 20, 20),
+            Range("b", 200_000, 5),
+        ]
+        made.append(Record(b"%d" % row, 5, 60_025, pieces=places))
+        made[-1].path = made[-1].name
+    rig.attaching.add([record(b"whole", 4990, 10), *made])
+    rig.attaching.finish()
+    found: dict[bytes, list[tuple[int, int, bytes]]] = {}
+    for chunk in rig.chunks:
+        for path, _, _, _, size, place, offset, length, _, version in chunk.entries:
+            found.setdefault(path, []).append((place, version, chunk.payload[offset : offset + length]))
+            assert size == (10 if path == b"whole" else 60_025)
+    assert found.pop(b"whole") == [(0, 0, CONTENT[4990:5000])]
+    for row, (path, pieces) in enumerate(sorted(found.items())):
+        assert path == made[row].path and {version for _, version, _ in pieces} == {77 + row}
+        content = b""
+        for place, _, part in sorted(pieces):
+            assert place == len(content)
+            content += part
+        expected = CONTENT[::-1][row * 60_000 :][:60_000] + CONTENT[5000 + row * 20 :][:20]
+        assert content == expected + CONTENT[::-1][200_000:200_005]
 
 
 def test_checksums_of_the_source_are_compared(rig: Rig) -> None:

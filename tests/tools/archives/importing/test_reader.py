@@ -17,7 +17,7 @@ import pytest
 from dieselfs.errors import EXIT_DAMAGED, EXIT_PARTIAL, Damaged, InvalidInput
 from dieselfs_tools.archives.importing.channel import record_message, record_of
 from dieselfs_tools.archives.importing.reader import Readers
-from dieselfs_tools.archives.importing.record import FOLDER_MODE, Place, Record
+from dieselfs_tools.archives.importing.record import FOLDER_MODE, Place, Range, Record
 from dieselfs_tools.transfers import messages
 from dieselfs_tools.transfers.messages import Reader, Writer
 from tests.support.dlcmd import Dlcmd
@@ -196,12 +196,18 @@ def test_limits_of_records_and_bytes(dlcmd: Dlcmd, dataset: str, tmp_path: Path)
 
 def test_what_the_reader_sends_is_not_believed() -> None:
     record = Record(b"a", 5, 3, b"abc", fields={"label": "cat"}, place=Place("a.tar", 512, 7))
+    record.pieces = [Range("b", 0, 1), Range("c", 1, 2)]
     message = record_message(record, True)
     found, fault = record_of(message, b"abc")
     assert (found.name, found.content, found.fields, found.place, fault) == (
         *(b"a", b"abc", {"label": "cat"}, Place("a.tar", 512, 7), None),
     )
-    for place, value in ((0, "other"), (1, "a"), (3, -1), (3, 4), (4, 0o010644), (6, {"a": 1}), (9, ["x"])):
+    assert found.pieces == record.pieces
+    wrong = (["b", 0, 1], ["b", -1, 2]), (["b", 0, 3], ["b", 0, 0]), (["b", 0, 4],), (["b", 0, "3"],), ("b",)
+    for place, value in (
+        *((0, "other"), (1, "a"), (3, -1), (3, 4), (4, 0o010644), (6, {"a": 1}), (9, ["x"])),
+        *((10, [*pieces]) for pieces in wrong),
+    ):
         with pytest.raises(Damaged, match="a record that cannot be"):
             record_of([*message[:place], value, *message[place + 1 :]], b"abc")
     privileged, _ = record_of(record_message(Record(b"d", 0, mode=FOLDER_MODE | 0o4000), False), b"")

@@ -88,8 +88,18 @@ def test_chunks_with_parts_of_rows_are_slices(tmp_path: Path, version: int) -> N
         for column in (0, 2):
             part = IMAGES[row : row + 3, column : column + 2]
             assert found[f"x/{row:08}.{column:08}.00000000.{len(part)}x2x6.uint8"] == part.tobytes()
-    (record,) = read_all(tmp_path / "x", is_in_place=True, is_by_row=True)
-    assert record.fault == "its chunks have parts of rows; store it with dlcmd import"
+
+
+@pytest.mark.parametrize("version", [2, 3])
+@pytest.mark.parametrize("chunks", [(3, 2, 6), (3, 3, 6), (5, 4, 4), (13, 3, 4), (1, 1, 1), (20, 9, 9)])
+def test_rows_in_several_chunks_are_those_of_zarr(
+    tmp_path: Path, version: int, chunks: tuple[int, ...]
+) -> None:
+    data = IMAGES.astype(np.int16)
+    rows = made(tmp_path / "x", data, chunks=chunks, zarr_format=version)[:]
+    assert contents(tmp_path / "x", is_in_place=True, is_by_row=True) == {
+        f"x/{row:08}.4x6.int16": value.tobytes() for row, value in enumerate(rows)
+    }
 
 
 def test_a_scalar(tmp_path: Path) -> None:
@@ -133,7 +143,7 @@ def test_arrays_of_a_group(tmp_path: Path, version: int) -> None:
             "it is compressed, or changed by another codec",
         ),
         ({"zarr_format": 2, "order": "F"}, "it is in Fortran order"),
-        ({"chunks": (3, 3, 6)}, "its chunks of 3x3x6 are padded in other dimensions than the first"),
+        ({"shards": (6, 4, 8), "chunks": (3, 2, 4)}, "the chunks in its shards have parts of rows"),
         ({"chunks": (2, 2, 6), "shards": (4, 4, 6)}, "the chunks in its shards have parts of rows"),
     ],
 )
@@ -141,6 +151,14 @@ def test_arrays_that_are_not_attached(tmp_path: Path, options: dict[str, Any], f
     made(tmp_path / "x", IMAGES.astype(np.int32), **options)
     (record,) = read_all(tmp_path / "x", is_in_place=True)
     assert record.fault == f"{fault}; store it with dlcmd import"
+
+
+def test_rows_in_too_many_pieces(tmp_path: Path) -> None:
+    for height, fault in ((16, ""), (17, "its chunks have each row in 34 pieces, limit 32")):
+        folder = tmp_path / f"{height}"
+        made(folder, np.ones((6, height, 8), np.int32), chunks=(3, height, 6))
+        first, *_ = read_all(folder, is_in_place=True)
+        assert first.fault == (fault and f"{fault}; store it with dlcmd import")
 
 
 FLOATS = IMAGES.astype(np.float32)

@@ -6,6 +6,8 @@ For an import they are .npy files. For `dlcmd attach` they are ranges of the sou
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import product
+from operator import add, ge
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -15,6 +17,7 @@ from dieselfs.raw_array import raw_name
 from dieselfs_tools.archives.importing.inputs import Input
 from dieselfs_tools.archives.importing.record import (
     RECORD_BYTES_MAX,
+    Range,
     Record,
     npy,
     npy_rows,
@@ -28,8 +31,15 @@ BLOCK_BYTES = 4 << 20
 HEAD_BYTES = 16
 """Enough to know images and sound."""
 
+ROW_PIECES_MAX = 32
+"""A row that is in chunks in more pieces is not attached: each is an extent of 60 bytes in each snapshot, and a read of
+its own.
+"""
+
 ROW_BYTES_MIN = 16
 """Smaller rows are seldom meant to be files, so an option must say so."""
+
+_IMPORT = "; store it with dlcmd import"
 
 NAMED_KINDS = "?biufc"
 """The kinds of numpy types whose name says all but the byte order."""
@@ -44,15 +54,6 @@ class Block(NamedTuple):
     shape: tuple[int, ...]
     offset: int
     source: Input
-
-
-def padding_fault(shape: Sequence[int], chunk: Sequence[int]) -> str:
-    """Why chunks with numbers that are not those of the array are not attached, or nothing. Padding of the first
-    dimension is no fault: it is behind all rows.
-    """
-    if not any(size % part for size, part in zip(shape[1:], chunk[1:], strict=True)):
-        return ""
-    return f"its chunks of {'x'.join(map(str, chunk))} are padded in other dimensions than the first"
 
 
 class Array(NamedTuple):
@@ -131,27 +132,31 @@ def whole_file(name: str, array: Any, mtime_ns: int) -> Record:
 
 
 def in_place(source: Input, array: Array, blocks: Iterable[Block]) -> Iterator[Record]:
-    """The files of an array as ranges of the source, or of files in its folder: rows, or blocks with parts of rows.
-    `blocks` are all of it, in order. Raises Damaged for a place outside of a file.
+    """The files of an array as ranges of the source, or of files in its folder: rows, or blocks with parts of rows if
+    these have nothing else. `blocks` are all of it, in order. Raises Damaged for a place outside of a file.
     """
     is_by_row, mtime_ns, name = source.form.is_by_row, source.mtime_ns, array.name
-    fault = array.fault(is_by_row)
+
+    def refused(why: str) -> Record:
+        return Record(name.encode(), mtime_ns, fault=why)
+
     if not array.dtype:
-        fault = "its type has no form in place; store it with dlcmd import"
-    if fault:
-        yield Record(name.encode(), mtime_ns, fault=fault)
+        yield refused(f"its type has no form in place{_IMPORT}")
+        return
+    if fault := array.fault(is_by_row):
+        yield refused(fault)
         return
     is_whole = array.is_whole(is_by_row)
     if is_whole and not array.total_bytes:  # chunked, it has no blocks
         yield Record.of(raw_name(name, array.dtype, array.shape).encode(), b"", mtime_ns)
         return
+    row, parts = array.shape[1:], list[Block]()
     for block in blocks:
-        begin, length = block.offset, array.item_bytes * math.prod(block.shape)
+        begin, length, chunk = block.offset, array.item_bytes * math.prod(block.shape), block.shape[1:]
         if begin < 0 or begin + length > block.source.size_bytes():
             raise Damaged(f"{name}: its bytes from {begin} to {begin + length} are outside of the file")
         if is_whole and length != array.total_bytes:
-            fault = "it is in several parts; store it with dlcmd import"
-            yield Record(name.encode(), mtime_ns, fault=fault)
+            yield refused(f"it is in several parts{_IMPORT}")
             return
         if is_whole:
             path = raw_name(name, array.dtype, array.shape)
@@ -161,15 +166,52 @@ def in_place(source: Input, array: Array, blocks: Iterable[Block]) -> Iterator[R
                 path = name + suffix
             yield Record(path.encode(), mtime_ns, length, place=block.source.place(begin))
             return
-        if block.shape[1:] != array.shape[1:]:
-            if is_by_row:
-                fault = "its chunks have parts of rows; store it with dlcmd import"
-                yield Record(name.encode(), mtime_ns, fault=fault)
+        if chunk == row:
+            for place in range(block.shape[0]):
+                path = raw_name(f"{name}/{number(block.first[0] + place)}", array.dtype, row)
+                at = block.source.place(begin + place * array.row_bytes)
+                yield Record(path.encode(), mtime_ns, array.row_bytes, place=at)
+        elif is_by_row or any(size % part for size, part in zip(row, chunk, strict=True)):
+            if (pieces := _pieces_of_row(row, chunk)) > ROW_PIECES_MAX:
+                yield refused(f"its chunks have each row in {pieces} pieces, limit {ROW_PIECES_MAX}{_IMPORT}")
                 return
+            parts.append(block)
+            if all(map(ge, map(add, block.first[1:], chunk), row)):
+                yield from _divided_rows(array, parts, mtime_ns)
+                parts.clear()
+        else:
             path = raw_name(f"{name}/{'.'.join(map(number, block.first))}", array.dtype, block.shape)
             yield Record(path.encode(), mtime_ns, length, place=block.source.place(begin))
-            continue
-        for row in range(block.shape[0]):
-            path = raw_name(f"{name}/{number(block.first[0] + row)}", array.dtype, array.shape[1:])
-            place = block.source.place(begin + row * array.row_bytes)
-            yield Record(path.encode(), mtime_ns, array.row_bytes, place=place)
+
+
+def _cut(row: Sequence[int], chunk: Sequence[int]) -> int:
+    """The last dimension in which chunks are not those of the row: behind it, the bytes of both are the same."""
+    return max(place for place, (size, part) in enumerate(zip(row, chunk, strict=True)) if size != part)
+
+
+def _pieces_of_row(row: Sequence[int], chunk: Sequence[int]) -> int:
+    """In how many ranges of chunks a row is. `row`, `chunk`: shapes without the first dimension."""
+    cut = _cut(row, chunk)
+    return math.prod(row[:cut]) * -(-row[cut] // chunk[cut])
+
+
+def _divided_rows(array: Array, parts: Sequence[Block], mtime_ns: int) -> Iterator[Record]:
+    """Rows of which each of `parts` has a part. What it has of padding is left out."""
+    row_shape, found = array.shape[1:], list[tuple[int, Block, int, int]]()
+    for part in parts:
+        chunk, first = part.shape[1:], part.first[1:]
+        cut = _cut(row_shape, chunk)
+        unit = array.item_bytes * math.prod(row_shape[cut + 1 :])
+        used = [min(many, size - begin) for many, size, begin in zip(chunk, row_shape, first, strict=True)]
+        for at in product(*map(range, used[:cut])):
+            there = np.ravel_multi_index((*map(add, first, at), first[cut]), row_shape[: cut + 1])
+            here = np.ravel_multi_index((*at, 0), chunk[: cut + 1])
+            found.append((int(there) * unit, part, part.offset + int(here) * unit, used[cut] * unit))
+    found.sort(key=lambda one: one[0])
+    for row in range(parts[0].shape[0]):
+        pieces = [
+            Range(part.source.name, offset + row * array.item_bytes * math.prod(part.shape[1:]), length)
+            for _, part, offset, length in found
+        ]
+        path = raw_name(f"{array.name}/{number(parts[0].first[0] + row)}", array.dtype, row_shape)
+        yield Record(path.encode(), mtime_ns, array.row_bytes, pieces=pieces)

@@ -4,11 +4,12 @@ import os
 import time
 import zlib
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import closing
 from dataclasses import dataclass, field, replace
+from itertools import accumulate
 from threading import Lock
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from dieselfs.attached.interface import OpenSource
 from dieselfs.attached.opening import open_source
@@ -33,7 +34,7 @@ from dieselfs.transfer.report import TransferReport
 from dieselfs.transfer.sender import ChunkSender
 from dieselfs.transfer.upload import Failed
 from dieselfs.units import count, format_duration
-from dieselfs_tools.archives.importing.record import COPIED_BYTES_MAX, Place, Record
+from dieselfs_tools.archives.importing.record import COPIED_BYTES_MAX, Range, Record
 from dieselfs_tools.archives.importing.records import RecordOptions, Records
 from dieselfs_tools.cli.progress import STANDARD_INPUT, Reading, shown
 from dieselfs_tools.cli.session import Session
@@ -130,7 +131,9 @@ GAP_BYTES_MAX = 64 * KIB
 """The largest gap between two members in one chunk. It is read with them, and unused."""
 
 SORTED_AT_ONCE = 1 << 17
-"""Records that are sorted by their places, because an LMDB file has them in another order than their keys."""
+"""Pieces that are sorted by their places: an LMDB file has them in another order than their keys, and rows of an array
+may be in several chunks.
+"""
 
 BATCH_BYTES = 32 * MIB
 """Bytes of records to attach at once if they are in the order of their places, soon after they were read."""
@@ -138,51 +141,60 @@ BATCH_BYTES = 32 * MIB
 _REFUSED = "the source has it compressed or in another form; store it with dlcmd import"
 
 
+class Piece(NamedTuple):
+    """A range of a source with the bytes of a record from `at` on. `version`: of a record in several pieces."""
+
+    record: Record
+    where: Range
+    at: int = 0
+    version: int = 0
+
+
 @dataclass(eq=False)
 class Run:
-    """Records whose contents follow each other in `file`, from `begin` to `end`, with small gaps."""
+    """Pieces that follow each other in `file`, from `begin` to `end`, with small gaps."""
 
     file: str
     begin: int
     end: int
     header_bytes: int = 0
     extents_bytes: int = 0
-    records: list[tuple[Record, Place]] = field(default_factory=list)
+    pieces: list[Piece] = field(default_factory=list)
     folders: FoldersAbove = field(default_factory=FoldersAbove)
 
-    def takes(self, record: Record, place: Place, chunk_bytes: int) -> bool:
-        """Whether the chunk of this run has room for one more record, which does not begin before the others."""
-        end = max(self.end, place.offset + record.size)
+    def takes(self, where: Range, chunk_bytes: int) -> bool:
+        """Whether the chunk of this run has room for one more piece, which does not begin before the others."""
+        end = max(self.end, where.offset + where.length)
         return (
-            place.file == self.file
-            and place.offset - self.end <= GAP_BYTES_MAX
+            where.file == self.file
+            and where.offset - self.end <= GAP_BYTES_MAX
             and self.end - self.begin < chunk_bytes
             and end - self.begin <= CHUNK_PAYLOAD_BYTES_MAX
-            and len(self.records) < CHUNK_ENTRIES_MAX
+            and len(self.pieces) < CHUNK_ENTRIES_MAX
             and self.header_bytes + 2 * PATH_BYTES_MAX <= ATTACHED_HEADER_BYTES_MAX
-            and self.extents_bytes + record.size <= CHUNK_EXTENTS_PER_PAYLOAD_MAX * (end - self.begin)
-            and self.folders.have_room(len(self.records))
+            and self.extents_bytes + where.length <= CHUNK_EXTENTS_PER_PAYLOAD_MAX * (end - self.begin)
+            and self.folders.have_room(len(self.pieces))
         )
 
-    def add(self, record: Record, place: Place) -> None:
-        self.records.append((record, place))
-        self.end = max(self.end, place.offset + record.size)
-        self.header_bytes += ENTRY_BYTES + len(record.path)
-        self.extents_bytes += record.size
-        self.folders.add(record.path)
+    def add(self, piece: Piece) -> None:
+        self.pieces.append(piece)
+        self.end = max(self.end, piece.where.offset + piece.where.length)
+        self.header_bytes += ENTRY_BYTES + len(piece.record.path)
+        self.extents_bytes += piece.where.length
+        self.folders.add(piece.record.path)
 
 
-def runs(placed: Iterable[tuple[Record, Place]], chunk_bytes: int) -> Iterator[Run]:
-    """The runs of records, in the order of their places. A record of more than `chunk_bytes` is alone in one."""
+def runs(placed: Iterable[Piece], chunk_bytes: int) -> Iterator[Run]:
+    """The runs of pieces, in the order of their places. A piece of more than `chunk_bytes` is alone in one."""
     run: Run | None = None
-    for record, place in sorted(placed, key=lambda one: one[1][:2]):
-        is_large = record.size > chunk_bytes
-        if run is not None and (is_large or not run.takes(record, place, chunk_bytes)):
+    for piece in sorted(placed, key=lambda one: one.where[:2]):
+        is_large = piece.where.length > chunk_bytes
+        if run is not None and (is_large or not run.takes(piece.where, chunk_bytes)):
             yield run
             run = None
         if run is None:
-            run = Run(place.file, place.offset, place.offset)
-        run.add(record, place)
+            run = Run(piece.where.file, piece.where.offset, piece.where.offset)
+        run.add(piece)
         if is_large:
             yield run
             run = None
@@ -196,13 +208,13 @@ class Attaching:
     def __init__(
         self,
         submit: Callable[[SealedChunk], None],
-        reserve_version: Callable[[], int],
+        reserve_version: Callable[[int], int],
         open_source: Callable[[str], OpenSource],
         failed: Failed,
         chunk_bytes: int,
     ) -> None:
-        """`submit` stores a chunk; `open_source` is called for each use of a source; `failed` gets records that cannot
-        be attached.
+        """`submit` stores a chunk; `reserve_version` gives the first of so many; `open_source` is called for each use
+        of a source; `failed` gets records that cannot be attached.
         """
         self._submit = submit
         self._reserve_version = reserve_version
@@ -210,20 +222,27 @@ class Attaching:
         self._failed = failed
         self._chunk_bytes = chunk_bytes
         self._copied = ChunkBuilder(chunk_bytes)
-        self._waiting: list[tuple[Record, Place]] = []
+        self._waiting: list[Piece] = []
         self._crc32 = 0  # of the extents of a record so far
 
-    def add(self, records: Iterable[Record]) -> None:
+    def add(self, records: Collection[Record]) -> None:
         """Attach records; those that have no bytes, and small converted ones, are stored in ordinary chunks. The last
         ones wait for those that follow, because their chunk may have room.
         """
-        placed = self._waiting
+        files = {where.file for record in records for where in record.ranges}
+        sizes = {file: self._open_source(file).source.size_bytes for file in files}
+        divided = sum(len(record.pieces) > 1 for record in records)
+        placed, version = self._waiting, self._reserve_version(divided) if divided else 0
         for record in records:
-            if record.place is not None and record.size:
-                if record.place.offset + record.size > self._open_source(record.place.file).source.size_bytes:
-                    self._failed(record.source, "damaged: the source ends before its end", True)
-                else:
-                    placed.append((record, record.place))
+            ranges = record.ranges
+            if any(where.offset + where.length > sizes[where.file] for where in ranges):
+                self._failed(record.source, "damaged: the source ends before its end", True)
+            elif len(ranges) == 1:
+                placed.append(Piece(record, ranges[0]))
+            elif ranges:
+                ends = accumulate((where.length for where in ranges), initial=0)
+                placed += [Piece(record, *each, version) for each in zip(ranges, ends, strict=False)]
+                version += 1
             elif is_copied(record):
                 record.pack(self._copied)
                 if self._copied.is_full:
@@ -231,7 +250,7 @@ class Attaching:
             else:
                 self._failed(record.source, _REFUSED)
         found = list(runs(placed, self._chunk_bytes))
-        self._waiting = found.pop().records if found else []
+        self._waiting = found.pop().pieces if found else []
         for run in found:
             self._attach(run)
 
@@ -243,37 +262,27 @@ class Attaching:
         self._submit(self._copied.seal())
 
     def _attach(self, run: Run) -> None:
-        source = self._open_source(run.file)
-        record = run.records[0][0]
-        if record.size > self._chunk_bytes:
-            version = self._reserve_version()
-            for place in range(0, record.size, self._chunk_bytes):
-                length = min(self._chunk_bytes, record.size - place)
-                self._pack(source, run.begin + place, length, [(record, run.begin, place, length)], version)
+        source, first, step = self._open_source(run.file), run.pieces[0], self._chunk_bytes
+        if first.where.length <= step:
+            self._pack(source, run.begin, run.end - run.begin, run.pieces)
             return
-        rows = [(record, place.offset, 0, record.size) for record, place in run.records]
-        self._pack(source, run.begin, run.end - run.begin, rows, 0)
+        version = first.version or self._reserve_version(1)
+        for place in range(0, first.where.length, step):
+            where = Range(run.file, run.begin + place, min(step, first.where.length - place))
+            self._pack(source, *where[1:], [Piece(first.record, where, first.at + place, version)])
 
-    def _pack(
-        self,
-        source: OpenSource,
-        begin: int,
-        length: int,
-        rows: Iterable[tuple[Record, int, int, int]],
-        version: int,
-    ) -> None:
-        """`rows`: record, its place in the source, the place of the extent in it, and the extent's length."""
+    def _pack(self, source: OpenSource, begin: int, length: int, pieces: Iterable[Piece]) -> None:
         builder, payload = ChunkBuilder(self._chunk_bytes), source.read(begin, length)
         source.check()
         view = memoryview(payload)
-        for record, offset, place, size in rows:
-            start = offset + place - begin
-            content = view[start : start + size]
-            if self._is_wrong(record, place, content):
+        for record, where, at, version in pieces:
+            start = where.offset - begin
+            content = view[start : start + where.length]
+            if self._is_wrong(record, at, content):
                 self._failed(record.source, "damaged: its checksum is wrong", True)
                 continue  # without its last extent, a large file does not count
             builder.add_file(
-                record.path, content, record.mode, record.mtime_ns, record.size, place, version, start
+                record.path, content, record.mode, record.mtime_ns, record.size, at, version, start
             )
         found = source.source
         self._submit(
@@ -289,18 +298,20 @@ class Attaching:
 
 
 def batches(records: Iterable[Record]) -> Iterator[list[Record]]:
-    """Records to attach at once: SORTED_AT_ONCE of them, or BATCH_BYTES in the order of their places."""
+    """Records to attach at once: SORTED_AT_ONCE of their pieces, or BATCH_BYTES in the order of their places."""
     batch: list[Record] = []
-    size_bytes, is_ordered, end = 0, True, ("", 0)
+    pieces, size_bytes, is_ordered, end = 0, 0, True, ("", 0)
     for record in records:
         batch.append(record)
         size_bytes += record.size
+        pieces += max(len(record.pieces), 1)
+        is_ordered &= not record.pieces
         if record.place is not None:
             is_ordered &= record.place.file != end[0] or record.place.offset >= end[1]
             end = record.place.file, record.place.offset
-        if len(batch) >= SORTED_AT_ONCE or (is_ordered and size_bytes >= BATCH_BYTES):
+        if pieces >= SORTED_AT_ONCE or (is_ordered and size_bytes >= BATCH_BYTES):
             yield batch
-            batch, size_bytes = [], 0
+            batch, pieces, size_bytes = [], 0, 0
     if batch:
         yield batch
 
@@ -397,7 +408,7 @@ def _attach_all(
 def _counted(records: Iterator[Record], report: TransferReport) -> Iterator[Record]:
     for record in records:
         report.find(record.file_bytes, record.is_folder)
-        if record.place is not None and record.size:
+        if record.ranges:
             record.content = None  # it is read again, with its neighbours
         elif not record.size and not record.is_folder and not record.target:
             record.content = b""
@@ -408,11 +419,11 @@ def _show(session: Session, destination: Location, records: Iterator[Record], re
     """The dry run."""
     output = session.output
     for record in records:
-        if record.place is None and not is_copied(record):
+        if not record.ranges and not is_copied(record):
             report.fail(printable(record.source), "the source has it in another form; use dlcmd import")
             continue
         report.find(record.file_bytes, record.is_folder)
-        verb = "copy" if record.place is None or not record.size else "attach"
+        verb = "attach" if record.ranges else "copy"
         show_entry(output, verb, record, destination.dataset)
     output.failures(report.failures, report.failed_files)
     return output.summary(

@@ -29,7 +29,7 @@ from typing import Any
 
 from dieselfs.errors import Damaged
 from dieselfs.limits import FILE_BYTES_MAX, KIB, MIB
-from dieselfs_tools.archives.importing.record import PERMISSIONS, Place, Record
+from dieselfs_tools.archives.importing.record import PERMISSIONS, Place, Range, Record
 from dieselfs_tools.transfers.messages import packed, unpacked
 
 FIELDS_CHARACTERS_MAX = 1 * MIB
@@ -77,6 +77,7 @@ def record_message(record: Record, has_content: bool, fault: tuple[str, str] | N
         why,
         record.is_hard_link,
         record.place,
+        [*record.pieces],
         has_content,
         fault,
     ]
@@ -98,6 +99,7 @@ def record_of(message: Sequence[Any], content: bytes) -> tuple[Record, Any]:
             str() as why,
             bool() as is_hard_link,
             None | [str(), int(), int() | None] as place,
+            list() as pieces,
             bool() as has_content,
             None | [str(), str()] as fault,
         ] if (
@@ -105,6 +107,7 @@ def record_of(message: Sequence[Any], content: bytes) -> tuple[Record, Any]:
             and stat.S_IFMT(mode) in KINDS
             and len(content) == (size if has_content else 0)
             and all(isinstance(text, str) for pair in fields.items() for text in pair)
+            and _are_ranges(pieces, size)
         ):
             mode &= stat.S_IFMT(mode) | PERMISSIONS
             record = Record(name, mtime_ns, size, content if has_content else None, mode=mode)
@@ -115,5 +118,18 @@ def record_of(message: Sequence[Any], content: bytes) -> tuple[Record, Any]:
                 is_hard_link,
             )
             record.place = None if place is None else Place(*place)
+            record.pieces = [Range(*piece) for piece in pieces]
             return record, fault
     raise Damaged("its reader sends a record that cannot be")
+
+
+def _are_ranges(pieces: Sequence[Any], size: int) -> bool:
+    """Whether these are none, or ranges with this many bytes together."""
+    left = size
+    for piece in pieces:
+        match piece:
+            case [str(), int() as offset, int() as length] if offset >= 0 < length:
+                left -= length
+            case _:
+                return False
+    return not pieces or not left

@@ -16,7 +16,6 @@ from dieselfs_tools.archives.importing.arrays import (
     Block,
     imported,
     in_place,
-    padding_fault,
     whole_file,
 )
 from dieselfs_tools.archives.importing.inputs import Input
@@ -140,8 +139,6 @@ def _not_in_place(h5py: Any, dataset: Any) -> str:
         return "its numbers have a form of their own"
     if dataset.chunks is None:
         return "" if dataset.id.get_offset() is not None or not dataset.size else "it has no place of its own"
-    if fault := padding_fault(dataset.shape, dataset.chunks):
-        return fault
     counts = (-(-size // part) for size, part in zip(dataset.shape, dataset.chunks, strict=True))
     if dataset.id.get_num_chunks() != math.prod(counts):
         return "some of its chunks were not written"

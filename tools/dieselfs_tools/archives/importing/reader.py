@@ -227,7 +227,7 @@ class SourceReader:
         """Raises what the reader of the format does, and Damaged if its process ends."""
         while (answer := self.answer())[0] != ["done"]:
             record, fault = record_of(*answer)
-            if record.place is not None and record.place.file not in self._files:
+            if any(piece.file not in self._files for piece in record.ranges):
                 raise Damaged("its reader names another file")
             is_large = self._has_contents and record.size > PART_BYTES_MAX and not record.fault
             if not is_large and fault is None:

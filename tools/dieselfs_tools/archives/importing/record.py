@@ -4,7 +4,7 @@ No I/O of its own.
 """
 
 import stat
-from collections.abc import Callable, Generator, Iterable, Mapping
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from io import BytesIO
 from typing import Any, NamedTuple, Protocol
@@ -56,6 +56,14 @@ class Place(NamedTuple):
     crc32: int | None = None
 
 
+class Range(NamedTuple):
+    """Bytes of a source: `file` as in `Place`."""
+
+    file: str
+    offset: int
+    length: int
+
+
 class ArrayForm(NamedTuple):
     """How the arrays of a source become files. `is_by_row`: whether a row is a file, or the whole array; None: as the
     format has it. `is_in_place`: the files are ranges of the source, for `dlcmd attach`.
@@ -72,8 +80,8 @@ class Record:
     Its content is in memory (`content`), or `opened` opens it until the next record is taken from the source.
     `fields`: what a template can use beside the name. `fault`: why the record cannot be imported. `is_hard_link`: the
     target is right only if names stay as they are. `place`: for `dlcmd attach`; None if no
-    range of the source has the content as it is. `is_contested`: it is stored in any case, because another source may
-    have stored its path; `is_removal`: its path is deleted.
+    range of the source has the content as it is; `pieces`: those that have it together. `is_contested`: it is stored in
+    any case, because another source may have stored its path; `is_removal`: its path is deleted.
     """
 
     name: bytes
@@ -89,6 +97,7 @@ class Record:
     origin: bytes = b""
     path: bytes = b""
     place: Place | None = None
+    pieces: Sequence[Range] = ()
     is_contested: bool = False
     is_removal: bool = False
 
@@ -104,6 +113,13 @@ class Record:
     @property
     def file_bytes(self) -> int:
         return self.size
+
+    @property
+    def ranges(self) -> Sequence[Range]:
+        """Where the source has the content, in order; none if it has it in another form."""
+        if self.place is None or not self.size:
+            return self.pieces
+        return (Range(self.place.file, self.place.offset, self.size),)
 
     @property
     def is_folder(self) -> bool:

@@ -15,7 +15,7 @@ import numpy as np
 from dieselfs.errors import Damaged, InvalidInput, parse_fault
 from dieselfs.names import printable
 from dieselfs_tools.archives.importing.array_files import DIMENSIONS_MAX, ITEM_BYTES
-from dieselfs_tools.archives.importing.arrays import Array, Block, imported, in_place, padding_fault
+from dieselfs_tools.archives.importing.arrays import Array, Block, imported, in_place
 from dieselfs_tools.archives.importing.inputs import Input, label_of
 from dieselfs_tools.archives.importing.record import Record
 from dieselfs_tools.archives.importing.zarr_chunks import NotImported, Slabs, decoding
@@ -185,11 +185,11 @@ def _numbers(values: Any) -> tuple[int, ...]:
 
 
 def _checked(layout: _Layout) -> _Layout:
-    """The layout, with a fault if it has padding. Raises ValueError."""
+    """The layout. Raises ValueError."""
     shape, chunk = layout.array.shape, layout.chunk
     if len(chunk) != len(shape) or 0 in chunk:
         raise ValueError(f"{layout.array.name} has the shape {shape} and chunks {chunk}")
-    return layout._replace(fault=layout.fault or padding_fault(shape, chunk))
+    return layout
 
 
 def _blocks(source: Input, layout: _Layout) -> Iterator[Block]:
