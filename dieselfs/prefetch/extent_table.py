@@ -82,8 +82,10 @@ class Pages(Protocol):
         """As `drop`, and everything else that keeps a read from the daemon."""
         ...
 
-    def reclaimed(self, extents: Extents) -> npt.NDArray[np.bool_]:
-        """Whether the kernel has reclaimed pages of each of these stored extents: shape (n,)."""
+    def reclaimed(self, extents: Extents, of_readers: bool = False) -> npt.NDArray[np.bool_]:
+        """Whether the kernel has reclaimed pages of each of these stored extents: shape (n,). `of_readers`: pages of
+        the files that programs read, which an image has beside those that were stored.
+        """
         ...
 
 

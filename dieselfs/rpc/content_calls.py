@@ -123,7 +123,7 @@ class ContentCalls(DatasetCalls):
         if ahead:
             self.open_ahead(dataset, ahead)
         file = None if is_sent else self._opened.take(chunk_id)
-        if file is not None and read_opened(file, length_bytes, parts):
+        if file is not None and read_opened(file, length_bytes, parts, self.drops_pages):
             return
         arguments: dict[str, object] = {"dataset": dataset, "chunk_id": chunk_id}
         sent = {**arguments, "takes_frames": True}
@@ -133,8 +133,8 @@ class ContentCalls(DatasetCalls):
             destination = partial(
                 received_payload, length_bytes=length_bytes, parts=parts, name=name, room_of=room_of
             )
-            may_read = connection.gives_files and not is_sent
-            if not (may_read and read_payload_file(connection, arguments, length_bytes, parts, wait_s)):
+            named = connection, arguments, length_bytes, parts, wait_s, self.drops_pages
+            if is_sent or not connection.gives_files or not read_payload_file(*named):
                 connection.call("get_payload", sent, (), wait_s, destination)
 
         def ask(connection: Connection, wait_s: float) -> None:

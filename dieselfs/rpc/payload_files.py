@@ -9,7 +9,7 @@ from typing import Any
 
 from dieselfs.errors import Damaged
 from dieselfs.forks import renew_after_fork
-from dieselfs.limits import SHARED_PAYLOADS_MAX
+from dieselfs.limits import MIB, SHARED_PAYLOADS_MAX
 from dieselfs.rpc.connection import Connection
 from dieselfs.rpc.records import PayloadFile, SharedFile
 
@@ -17,6 +17,9 @@ OPENED_MAX = 4_096
 """Limit of files that a process has open for later reads: 16 GiB of chunks."""
 OPENED_SHARE = 0.25
 """The most that they take of the limit of descriptors of the process."""
+
+FOLIO_BYTES = 2 * MIB
+"""The kernel drops pages of a file in aligned pieces of up to this size, and no piece of which a part must stay."""
 
 
 class OpenedFiles:
@@ -90,6 +93,7 @@ def read_payload_file(
     length_bytes: int,
     parts: Callable[[], Iterator[memoryview]],
     timeout_s: float,
+    drops_pages: bool = False,
 ) -> bool:
     """Read the payload that `arguments` name, of `length_bytes`, into the buffers of `parts()`, from the file that a
     server on this machine opens. False if the server has to send it instead.
@@ -99,7 +103,7 @@ def read_payload_file(
     ProtocolError, Unavailable. The file is always closed. After False or an error, buffers may be partly filled.
     """
     file = opened_file(connection, arguments, timeout_s)
-    return file is not None and read_opened(file, length_bytes, parts)
+    return file is not None and read_opened(file, length_bytes, parts, drops_pages)
 
 
 def received_payload(
@@ -141,8 +145,13 @@ def opened_file(
     return PayloadFile(descriptors[0], reply.start, reply.length) if descriptors else None
 
 
-def read_opened(file: PayloadFile, length_bytes: int, parts: Callable[[], Iterator[memoryview]]) -> bool:
-    """As `read_payload_file`, from an open file, which is closed."""
+def read_opened(
+    file: PayloadFile,
+    length_bytes: int,
+    parts: Callable[[], Iterator[memoryview]],
+    drops_pages: bool = False,
+) -> bool:
+    """As `read_payload_file`, from an open file, which is closed. `drops_pages`: the payload leaves the page cache."""
     try:
         if file.length != length_bytes:
             return False
@@ -152,6 +161,10 @@ def read_opened(file: PayloadFile, length_bytes: int, parts: Callable[[], Iterat
             if not _read_all(file.descriptor, offset, part):
                 return False
             offset += len(part)
+        if drops_pages:
+            first = file.start // FOLIO_BYTES * FOLIO_BYTES
+            end = -(-(file.start + length_bytes) // FOLIO_BYTES) * FOLIO_BYTES
+            os.posix_fadvise(file.descriptor, first, end - first, os.POSIX_FADV_DONTNEED)
         return True
     except OSError:
         return False

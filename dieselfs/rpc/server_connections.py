@@ -60,6 +60,8 @@ class ServerConnections:
         self._idle: list[Connection] = []
         self._hedging = Hedging()
         self._opened = OpenedFiles()  # by chunk ID
+        self.drops_pages = False
+        """Whether files of an own server leave the page cache, once their payloads are read whole."""
         self._is_closed = False
         renew_after_fork(self)
 

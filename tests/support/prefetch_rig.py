@@ -63,7 +63,7 @@ class DictPages:
     def drop_parts(self, extents: Extents) -> None:
         self.drop(extents.nodes)
 
-    def reclaimed(self, extents: Extents) -> npt.NDArray[np.bool_]:
+    def reclaimed(self, extents: Extents, of_readers: bool = False) -> npt.NDArray[np.bool_]:
         return np.array([node not in self.files for node in extents.nodes.tolist()], np.bool_)
 
 

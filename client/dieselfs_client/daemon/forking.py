@@ -13,7 +13,8 @@ from typing import Any, NoReturn
 import trio
 
 from dieselfs.errors import EXIT_BUG, EXIT_OK, DieselfsError, MountError
-from dieselfs.process.system_limits import usable_processors
+from dieselfs.process.system_limits import room_bytes, usable_processors
+from dieselfs.settings.table import IMAGE
 from dieselfs.snapshot.reader import Snapshot
 from dieselfs.sources.plain import node_source, readable
 from dieselfs.sources.server import ServerSource
@@ -22,6 +23,7 @@ from dieselfs_client.daemon.log_file import failure, is_log, open_log
 from dieselfs_client.daemon.mount_daemon import serve_mount
 from dieselfs_client.daemon.opening import Opened
 from dieselfs_client.memory.fetch_workers import FetchWorkers, start_forker
+from dieselfs_client.memory.room import crowds_page_cache
 from dieselfs_client.mount.drivers.choice import driver_class
 from dieselfs_client.mount.points.options import MountOptions, workers_for
 from dieselfs_client.mount.views.view import view_choices, view_class
@@ -119,6 +121,10 @@ def serve_of(opened: Opened, mountpoint: str, options: MountOptions, destination
     """`serve_mount`, with workers that fetch, if the mount has several."""
     snapshot, source, client = opened
     workers = workers_for(options, usable_processors())
+    with suppress(MountError):  # the daemon reports it
+        is_image = view_choices(options)[0].view == IMAGE
+        counts = snapshot.header.total_bytes, len(snapshot.column("extent_chunks")), snapshot.chunk_count
+        client.drops_pages = is_image and options.job is None and crowds_page_cache(*counts, room_bytes()[0])
 
     def serve(supervisor_client: SupervisorClient) -> Coroutine[Any, Any, None]:
         reader, fetch_workers = source, None

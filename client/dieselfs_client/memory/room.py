@@ -5,6 +5,10 @@ from dieselfs.limits import MIB, MOUNT_MEMORY_BYTES, MOUNT_MEMORY_BYTES_MIN
 
 PROGRAM_BYTES = 160 * MIB
 """The daemon's program, its libraries and its supervisor."""
+PAGE_COPIES = 3
+"""The page cache may have a byte in the file of its chunk, in an image, and in the file that programs read there."""
+LARGE_FILE_EXTENTS = 2
+"""With fewer extents for each chunk, most bytes of a dataset are in files that are larger than a chunk."""
 
 
 def shrunk(memory_bytes: int, room: int | None, why: str) -> str:
@@ -37,3 +41,10 @@ def granted(memory_bytes: int, room: int | None, why: str = "") -> int:
             f"{why} allows ({(room or 0) // MIB} MiB); give at most --memory {left // MIB}MiB"
         )
     return memory_bytes
+
+
+def crowds_page_cache(total_bytes: int, extents: int, chunks: int, room: int | None) -> bool:
+    """Whether `room` is too small for all copies of a dataset of large files: then local files of chunks should leave
+    the page cache. Those of small files stay, because plans fetch them again in each epoch.
+    """
+    return room is not None and extents < LARGE_FILE_EXTENTS * chunks and PAGE_COPIES * total_bytes > room

@@ -254,12 +254,28 @@ class Prefetcher:
         self._nursery.start_soon(self._read_ahead, numbers)
 
     async def _read_ahead(self, numbers: list[int]) -> None:
-        """Those that are pinned may have been reclaimed since they were pushed."""
-        chunks = dict.fromkeys(chunk for chunk, _ in self.table.files_at(numbers))
-        pushed = [self.table.of_chunk(chunk) for chunk in chunks if self.budget.is_pushed(chunk)]
+        """Those that are pinned may have been reclaimed since they were pushed. Of those that have left the window, an
+        image may still have the pages that were read.
+        """
+        chunks = [chunk for chunk, _ in self.table.files_at(numbers)]
+        pushed = [self.table.of_chunk(chunk) for chunk in {*chunks} if self.budget.is_pushed(chunk)]
         if pushed:
             await self._look_at(Extents.joined(pushed))
-        self.runs.read_ahead(numbers)
+        left = {number for chunk, number in zip(chunks, numbers, strict=True) if self.runs.has_left(chunk)}
+        there = await self._read_before(left) if left else left
+        self.runs.read_ahead([number for number in numbers if number not in there])
+
+    async def _read_before(self, numbers: set[int]) -> set[int]:
+        """Which of these extents programs find in the page cache of the file that they read."""
+        chunks = {chunk for chunk, _ in self.table.files_at([*numbers])}
+        extents = Extents.joined([*map(self.table.of_chunk, chunks)])
+        extents = extents[np.isin(extents.numbers, [*numbers])]
+        with suppress(MountError):  # the next push notes that the mount has ended
+            is_gone = await trio.to_thread.run_sync(
+                self._pages.reclaimed, extents, True, limiter=self.pushing
+            )
+            return {*extents.numbers[~is_gone].tolist()}
+        return set()
 
     # -- state -------------------------------------------------------------------------------------------
 

@@ -73,6 +73,7 @@ class Runs:
         self._taken: set[int] = set()  # listed, and no longer waiting
         self._pushed: OrderedDict[int, Extents] = OrderedDict()  # of the window; the oldest first
         self._pushed_bytes = 0
+        self._left: set[int] = set()  # were there
 
     def bring(self, node: int, chunk: int) -> None:
         """Fetch and push a chunk that a sequential reader of a file needs soon, unless that has begun, or the fetches
@@ -96,6 +97,10 @@ class Runs:
                 self._in_flight[chunk] = trio.Event()
                 self._listed[chunk] = node
                 self._nursery.start_soon(self._bring_listed)
+
+    def has_left(self, chunk: int) -> bool:
+        """Whether a chunk was pushed for a run, and dropped from the window."""
+        return chunk in self._left and chunk not in self._pushed
 
     def is_listed(self, chunk: int) -> bool:
         """Whether a chunk will be fetched because a reader has listed it."""
@@ -172,7 +177,8 @@ class Runs:
         """Release the oldest chunks, at least `least_bytes` of them; returns what of them must be dropped."""
         oldest: list[Extents] = []
         while self._pushed and least_bytes > 0:
-            _, extents = self._pushed.popitem(last=False)
+            chunk, extents = self._pushed.popitem(last=False)
+            self._left.add(chunk)
             self._pushed_bytes -= extents.page_bytes()
             least_bytes -= extents.page_bytes()
             oldest.append(self._budget.release(extents))

@@ -4,7 +4,7 @@ import pytest
 
 from dieselfs.errors import InvalidInput
 from dieselfs.limits import GIB, MIB, MOUNT_MEMORY_BYTES
-from dieselfs_client.memory.room import PROGRAM_BYTES, granted, shrunk
+from dieselfs_client.memory.room import PROGRAM_BYTES, crowds_page_cache, granted, shrunk
 
 
 def test_what_the_user_asks_for_is_granted_if_it_fits() -> None:
@@ -31,3 +31,10 @@ def test_a_limit_that_is_too_small_for_any_mount_is_named(memory_bytes: int) -> 
     with pytest.raises(InvalidInput, match="the cgroup /job allows 70 MiB of memory, a mount needs 168 MiB"):
         granted(memory_bytes, 70 * MIB, "the cgroup /job")
     granted(8 * MIB, 168 * MIB, "the cgroup /job")
+
+
+def test_files_of_chunks_leave_the_page_cache_if_large_files_have_no_room_beside_them() -> None:
+    assert crowds_page_cache(10 * GIB, 2500, 2500, 24 * GIB)
+    assert not crowds_page_cache(1 * GIB, 250, 250, 24 * GIB)
+    assert not crowds_page_cache(10 * GIB, 2_500_000, 2500, 24 * GIB), "plans fetch them again"
+    assert not crowds_page_cache(0, 0, 0, None)

@@ -45,9 +45,12 @@ def packed() -> PackedDataset:
 
 @dataclass
 class RangePages:
-    """Checks that only true bytes are stored. `steps`: those of the file that are stored."""
+    """Checks that only true bytes are stored. `steps`: those of the file that are stored; `read`: those that programs
+    find elsewhere.
+    """
 
     steps: set[int] = field(default_factory=set)
+    read: set[int] = field(default_factory=set)
     most: int = 0
     stored_bytes: int = 0
 
@@ -70,9 +73,10 @@ class RangePages:
         for place, length in zip(extents.places.tolist(), extents.lengths.tolist(), strict=True):
             self.steps -= _steps(place, length)
 
-    def reclaimed(self, extents: Extents) -> npt.NDArray[np.bool_]:
+    def reclaimed(self, extents: Extents, of_readers: bool = False) -> npt.NDArray[np.bool_]:
         ranges = zip(extents.places.tolist(), extents.lengths.tolist(), strict=True)
-        return np.array([not _steps(*each) <= self.steps for each in ranges], np.bool_)
+        there = self.read if of_readers else self.steps
+        return np.array([not _steps(*each) <= there for each in ranges], np.bool_)
 
 
 def _steps(place: int, length: int) -> set[int]:
@@ -240,6 +244,19 @@ def test_what_is_listed_is_pushed_again_if_the_kernel_has_reclaimed_it(packed: P
 
     rig = run(packed, scenario, 0, FILE_BYTES, clock)
     assert sorted(rig.source.fetched_chunks) == [lost, lost, kept]
+
+
+def test_what_left_the_window_is_pushed_again_unless_programs_have_it(packed: PackedDataset) -> None:
+    first, others = [0, 1], [*range(2, 2 + ROOM_CHUNKS)]
+
+    async def scenario(rig: Rig) -> None:
+        for listed in (first, others, first):
+            rig.prefetcher.read_ahead(listed)
+            await trio.testing.wait_all_tasks_blocked()
+            rig.pages.read = {*range(STEPS)}
+
+    rig = run(packed, scenario, WINDOW_BYTES)
+    assert sorted(rig.source.fetched_chunks) == sorted([0, 1, 1, *others])
 
 
 def test_a_reader_of_what_is_listed_waits_for_its_chunk(packed: PackedDataset) -> None:

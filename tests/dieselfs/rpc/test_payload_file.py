@@ -26,6 +26,7 @@ from dieselfs.rpc.payload_files import OpenedFiles, read_payload_file, shared_fi
 from dieselfs.rpc.records import PayloadFile
 from dieselfs.sources.server import ServerSource
 from tests.support.descriptors import descriptor_count
+from tests.support.page_cache import cached_pages, undisturbed
 from tests.support.server import RunningServer, receive_payload, running_server
 from tests.support.strangers import pinned
 
@@ -262,6 +263,23 @@ def test_files_that_are_opened_ahead_are_read_without_another_call(server: Runni
     assert descriptor_count() == descriptors
     assert client.status().metrics["rpc.requests"] == calls + 2  # one for all, and this one
     assert not open_chunks(server)
+    client.close()
+
+
+@undisturbed
+def test_files_leave_the_page_cache_where_they_are_of_no_more_use(server: RunningServer) -> None:
+    ids = [store_chunk(server) for _ in range(2)]
+    client = server.client()
+    for chunk_id in ids:
+        with open(chunk_file(server, chunk_id), "rb") as file:
+            os.fsync(file.fileno())
+    for client.drops_pages in (False, True):
+        open_ahead(client, ids[1])
+        for chunk_id in ids:
+            receive_payload(client, "data", chunk_id, memoryview(received := bytearray(len(PAYLOAD))))
+            assert received == PAYLOAD
+            pages = cached_pages(chunk_file(server, chunk_id))
+            assert not any(pages) if client.drops_pages else all(pages)
     client.close()
 
 

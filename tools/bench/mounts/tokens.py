@@ -3,9 +3,9 @@ by two workers of PyTorch's loader.
 
 numpy.memmap on the local file system takes windows at random, as in nanoGPT. dieselfs takes samples in its chunk-wise
 order, which its sampler knows ahead: each chunk is read once, before the first of its samples is needed. So do
-the loaders of Megatron (its indexed dataset, windows at random) and LitData (its own chunks, shuffled). Warm: the files
-are in the page cache. Cold: the caches are dropped before each run, and mount and server are new. This module writes
-files, and mounts.
+the loaders of Megatron (its indexed dataset, windows at random) and LitData (its own chunks, shuffled). The caches are
+dropped before each run, so no side competes with the files of another for the page cache. Warm: the run then reads its
+files once before it is measured. Cold: mount and server are new. This module writes files, and mounts.
 """
 
 from collections.abc import Callable, Generator, Iterator
@@ -208,9 +208,9 @@ class _Stage:
             yield mountpoint
 
     def _run(self, begin: Callable[[], Batches], is_cold: bool, root: Path) -> Run:
-        if is_cold:
+        if can_drop_caches():
             drop_caches()
-        else:
+        if not is_cold:
             for path in root.rglob("*"):
                 if path.is_file() and not path.match(".dieselfs/*"):
                     _read(path)

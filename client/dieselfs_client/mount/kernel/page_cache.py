@@ -16,6 +16,7 @@ import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, nullcontext, suppress
+from functools import partial
 from threading import Lock, get_ident
 
 import numpy as np
@@ -185,14 +186,13 @@ class PageCache:
             ranges = np.stack([places, of_file.lengths], axis=1)
             self._order(b"A", path, ranges.astype(np.uint64).tobytes())
 
-    def reclaimed(self, extents: Extents) -> npt.NDArray[np.bool_]:
-        """Whether the kernel has reclaimed pages of each of these stored extents. False also if that is unknown,
-        because the file cannot be opened, or the helper has just died.
-        """
+    def reclaimed(self, extents: Extents, of_readers: bool = False) -> npt.NDArray[np.bool_]:
+        """As `Pages.reclaimed`. False also if that is unknown: the file cannot be opened, or the helper just died."""
         chosen, firsts, lengths = whole_pages(extents)
         is_reclaimed = np.zeros(len(extents), np.bool_)
         if len(chosen):
-            paths, firsts = self._files_of(extents.nodes[chosen], firsts)
+            files_of = partial(PageCache._files_of, self) if of_readers else self._files_of
+            paths, firsts = files_of(extents.nodes[chosen], firsts)
             ranges = np.stack([firsts, lengths], axis=1).astype(np.uint64)
             lost = self._order(b"R", LENGTH.pack(len(chosen)), ranges.tobytes(), paths)
             is_reclaimed[chosen[lost]] = True

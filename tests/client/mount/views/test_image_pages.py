@@ -110,6 +110,18 @@ def test_what_the_kernel_has_reclaimed_is_found(mount: ImageMount) -> None:
     assert mount.pages.reclaimed(everything).tolist() == np.isin(everything.nodes, gone).tolist()
 
 
+@undisturbed
+def test_what_programs_have_read_is_found_although_it_was_dropped(mount: ImageMount) -> None:
+    push_all(mount)
+    nodes = [mount.snapshot.require(path) for path in (b"large", b"odd", b"folder/other")]
+    for path in ("large", "odd"):
+        (mount.path / path).read_bytes()
+    extents = mount.table.of_files(np.array(nodes))
+    mount.pages.drop(np.array(nodes))
+    assert mount.pages.reclaimed(extents).all()
+    assert mount.pages.reclaimed(extents, of_readers=True).tolist() == (extents.nodes == nodes[-1]).tolist()
+
+
 def test_what_is_dropped_is_read_again_once_it_is_uncovered(mount: ImageMount) -> None:
     mount.store_chunks()
     chosen = [b"odd", b"small/0007", b"small/0008", b"empty"]
