@@ -14,6 +14,7 @@ class NoRuns(Runs):
 
     def __init__(self, chunk_cache: ChunkCache) -> None:
         self._chunk_cache = chunk_cache
+        self._in_flight = {}
 
     def bring(self, node: int, chunk: int) -> None:
         self._chunk_cache.prefetch(chunk)

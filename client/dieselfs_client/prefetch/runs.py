@@ -106,6 +106,11 @@ class Runs:
         """Whether a chunk will be fetched because a reader has listed it."""
         return chunk in self._listed or chunk in self._taken
 
+    @property
+    def is_busy(self) -> bool:
+        """Whether any chunk is being fetched or pushed for a run."""
+        return bool(self._in_flight)
+
     def is_coming(self, chunk: int) -> bool:
         """Whether a chunk is being fetched or pushed for a run."""
         return chunk in self._in_flight

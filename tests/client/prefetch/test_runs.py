@@ -301,9 +301,12 @@ def test_a_reader_waits_at_a_chunk_that_is_not_pushed_yet(packed: PackedDataset)
             assert rig.reads.at_once(LARGE, across, STEP_BYTES) is not None
             assert rig.reads.at_once(LARGE, within, STEP_BYTES) is None
             assert rig.reads.at_once(LARGE, within + STEP_BYTES, STEP_BYTES) is not None
+            assert rig.reads.is_pushing()
         found = await rig.reads.fetch(LARGE, within, STEP_BYTES)
         assert b"".join(found) == CONTENT[within : within + STEP_BYTES]
         assert rig.pages.stored_bytes, "the chunk is pushed by then"
         assert rig.reads.at_once(LARGE, FILE_BYTES, STEP_BYTES) == []
+        await trio.testing.wait_all_tasks_blocked()
+        assert not rig.reads.is_pushing()
 
     run(packed, scenario, WINDOW_BYTES)

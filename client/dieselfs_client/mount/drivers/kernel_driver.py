@@ -24,7 +24,7 @@ from dieselfs_client.mount.reading.read_path import Buffers
 
 LINGER_MS = 1
 """After the last request the loop polls the device for this time: it is faster than the scheduler, and delays other
-tasks by no more than this.
+tasks by no more than this. Not while tasks push for a sequential reader, or a reader waits for one.
 """
 REQUESTS_IN_A_ROW_MAX = 32
 """Other tasks run after this many requests."""
@@ -98,7 +98,8 @@ class KernelDriver(Driver):
         packet = memoryview(buffer)
         in_a_row = 0
         while True:
-            if not readiness.poll(0 if self._waiting else LINGER_MS):
+            is_needed = self._waiting or self.reads.is_pushing()
+            if not readiness.poll(0 if is_needed else LINGER_MS):
                 if self.is_taken_over:
                     self.agreed.set()
                 await trio.lowlevel.wait_readable(self.device)

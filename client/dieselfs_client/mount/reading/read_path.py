@@ -150,6 +150,9 @@ class Reads(Protocol):
     async def fetch(self, inode: int, offset: int, size: int) -> Buffers:
         """As `ReadPath.fetch`."""
 
+    def is_pushing(self) -> bool:
+        """As `ReadPath.is_pushing`."""
+
 
 class Wanted(Enum):
     """How much is fetched for a part of a read that is not in memory."""
@@ -298,6 +301,10 @@ class ReadPath:
         is_refused = is_large and self._read_around.is_unwanted(inode, offset, offset + size)
         self._refused.value += is_refused
         return is_refused
+
+    def is_pushing(self) -> bool:
+        """Whether chunks are on their way for a sequential reader, which comes to them later."""
+        return self._ahead.runs.is_busy
 
     async def fetch(self, inode: int, offset: int, size: int) -> Buffers:
         """As `at_once`, but waits for bytes that are not in memory.

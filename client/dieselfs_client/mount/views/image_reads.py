@@ -61,6 +61,10 @@ class ImageReads:
         """False: the kernel would ask for each page of the range, because EROFS waits for all of it."""
         return False
 
+    def is_pushing(self) -> bool:
+        """As `ReadPath.is_pushing`."""
+        return self._reads.is_pushing()
+
     async def fetch(self, inode: int, offset: int, size: int) -> Buffers:
         """As `ReadPath.fetch`. Raises as `at_once`."""
         if inode != IMAGE_INODE:
