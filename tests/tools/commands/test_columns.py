@@ -7,8 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from dieselfs.dataset import Dataset
 from dieselfs.errors import EXIT_UNAVAILABLE, EXIT_USAGE
-from tests.support.dlcmd import TIMEOUT_S, Dlcmd
+from dieselfs_tools.commands import columns
+from tests.support.dlcmd import TIMEOUT_S, Dlcmd, wait_until
+from tests.support.server import RunningServer
 
 parquet = pytest.importorskip("pyarrow.parquet", reason="the extra columns is not installed")
 pytest.importorskip("duckdb", reason="the extra columns is not installed")
@@ -105,6 +108,22 @@ def test_commands_at_once_lose_no_column(dlcmd: Dlcmd, labelled: str) -> None:
     running.append(dlcmd.start("columns", "remove", "-q", labelled, "width"))
     assert [process.wait(TIMEOUT_S) for process in running] == [0] * 5
     assert {*dlcmd("columns", "list", "--json", labelled).summary["columns"]} == {"lang", *names}
+
+
+def test_a_claim_is_renewed_while_its_command_runs(
+    server: RunningServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(columns, "RENEWAL_S", 0.01)
+    with Dataset(server.settings(), "claimed", must_exist=False) as data:
+        data.create()
+
+        def ends_ns() -> list[int]:
+            return [pin.expires_ns for pin in data.client.pins("claimed")]
+
+        with columns._alone(data):
+            first = ends_ns()
+            wait_until(lambda: ends_ns() > first)
+        assert len(first) == 1 and ends_ns() == []
 
 
 def test_a_command_that_was_killed_excludes_others_for_a_while(dlcmd: Dlcmd, labelled: str) -> None:

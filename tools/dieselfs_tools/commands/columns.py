@@ -1,11 +1,12 @@
-"""The verbs of the columns of a dataset: `columns add`, `list`, `export` and `remove`."""
+"""The verbs of the columns of a dataset: `columns add`, `list`, `export` and `remove`. This module starts a thread."""
 
 import random
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from secrets import token_hex
+from threading import Event, Thread
 from typing import TYPE_CHECKING
 
 import click
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 
 CLAIM_S = 600
 """A command that changes columns excludes others for so long, if it is killed."""
+RENEWAL_S = 150.0
 CLAIM_WAIT_S = 60.0
 """It waits as long for others to end."""
 _PAUSES_S = 0.05, 0.5
@@ -77,10 +79,30 @@ def _alone(data: "Dataset") -> Iterator[None]:
                 )
             time.sleep(random.uniform(*_PAUSES_S))
         data.refresh()
-        yield
+        with _repeated(lambda: client.pin(*own, CLAIM_S)):
+            yield
     finally:
         with suppress(DieselfsError):  # else it expires
             client.pin(*own, 0)
+
+
+@contextmanager
+def _repeated(call: Callable[[], None]) -> Iterator[None]:
+    """Call every RENEWAL_S until the end of the block, in a thread."""
+    has_ended = Event()
+
+    def run() -> None:
+        while not has_ended.wait(RENEWAL_S):
+            with suppress(DieselfsError):  # the claim is longer than several tries
+                call()
+
+    thread = Thread(target=run, name="claim", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        has_ended.set()
+        thread.join()
 
 
 def _named(holder: str) -> str:
