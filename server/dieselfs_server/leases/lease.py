@@ -1,8 +1,8 @@
 """Leases: notes of a dataset that expire, by the server's clock. Blocks.
 
 Readers have pins on generations, and a purge keeps the chunks that these need. A maintenance job excludes others on all
-servers of a store by a lease that its server renews; servers whose clocks differ by more than LEASE_S can exclude each
-other no longer.
+servers of a store by a lease that its server renews. A server whose clock is more than LEASE_S behind cannot exclude
+others; one whose clock was ahead excludes them until they have seen its lease unchanged for LEASE_S.
 
 The membership list of a job has a lease for each member. Members renew their leases periodically, and receive changes.
 The list has the interval, so that all members of a large job together send as few requests as those of a small one. The
@@ -158,10 +158,16 @@ class Excluded(Unavailable):
 
 
 def take_lease(
-    metadata: MetadataStore, dataset_id: bytes, holder: str, now_ns: int, note: str = NOTE
+    metadata: MetadataStore,
+    dataset_id: bytes,
+    holder: str,
+    now_ns: int,
+    note: str = NOTE,
+    is_stale: Callable[[bytes, bytes], bool] = lambda dataset_id, note: False,
 ) -> None:
     """Take the lease, or renew it. `holder`: the job and its server, not the same for two jobs. `note`: of which kind
-    of jobs one runs at a time.
+    of jobs one runs at a time. `is_stale`: whether the content of a note, which has not expired, shows that its server
+    is gone.
 
     Raises Excluded, which names the other holder, NotFound without metadata of the dataset, and Unavailable.
     """
@@ -170,7 +176,8 @@ def take_lease(
         (present,) = metadata.notes(dataset_id, [note])
         if present is not None:
             other = Lease.of(present)
-            if other.expires_ns > now_ns and other.value != holder.encode():
+            is_others = other.expires_ns > now_ns and other.value != holder.encode()
+            if is_others and not is_stale(dataset_id, present):
                 raise Excluded(
                     f"{other.value.decode('utf-8', 'replace')} is running on another server; "
                     "try again when it has ended"

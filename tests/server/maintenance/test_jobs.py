@@ -128,6 +128,27 @@ def test_a_job_that_has_lost_its_lease_ends(metadata: SqliteMetadata) -> None:
         trio.run(scenario)
 
 
+def test_a_lease_of_a_clock_that_was_ahead_ends_when_nobody_renews_it(metadata: SqliteMetadata) -> None:
+    now_s, ahead_ns = [0.0], NOW_NS + 25 * 3600 * 10**9
+
+    async def scenario() -> None:
+        jobs = MaintenanceJobs(metadata, lambda: NOW_NS, clock=lambda: now_s[0])
+
+        async def refused() -> None:
+            with pytest.raises(Unavailable, match=r"purge \(ahead\) is running on another server"):
+                await jobs.run(DATASET, "fsck of data", always_done)
+
+        for renewed in range(3):
+            take_lease(metadata, DATASET, "purge (ahead)", ahead_ns + renewed)
+            await refused()
+            now_s[0] += LEASE_S - 1
+            await refused()
+            now_s[0] += 1
+        assert await jobs.run(DATASET, "fsck of data", always_done) == "done"
+
+    trio.run(scenario)
+
+
 def always_done(proceed: Proceed) -> str:
     proceed()
     return "done"
