@@ -49,6 +49,10 @@ def is_bundled(chunk_id: bytes) -> bool:
     return chunk_id[4:10] == _MARK
 
 
+def is_bundle(object_id: bytes) -> bool:
+    return is_bundled(object_id) and not number_of(object_id)
+
+
 def bundle_of(chunk_id: bytes) -> bytes:
     """The ID of the bundle with this chunk."""
     return chunk_id[:-_NUMBER_BYTES] + bytes(_NUMBER_BYTES)

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from dieselfs.chunk.bundle import is_bundled, number_of
+from dieselfs.chunk.bundle import is_bundle
 from dieselfs.chunk.format import PREAMBLE_BYTES, decode_preamble
 from dieselfs.errors import Damaged, StorageFull, Unavailable
 from dieselfs_server.metadata.sqlite import connections
@@ -82,7 +82,7 @@ class SimulatedStore(StoreWrapper):
         """Where the payload begins. Files of a chunk whose header is lastingly damaged are gone until it is mended. A
         bundle has headers alone.
         """
-        if is_bundled(chunk_id) and not number_of(chunk_id):
+        if is_bundle(chunk_id):
             return self.store.size(dataset_id, chunk_id)
         content = self.store.get_range(dataset_id, chunk_id, 0, PREAMBLE_BYTES)
         return PREAMBLE_BYTES + decode_preamble(content, "chunk", chunk_id).header_length

@@ -166,7 +166,9 @@ class Limit:
 
 
 HOLD_S = 600
-"""A hold that a server did not end, because it has died or the metadata store was away, ends after this time."""
+"""A hold that a server did not end, because it has died or the metadata store was away, ends after this time, and a
+second for each further chunk of a bundle: they are applied one by one.
+"""
 QUOTA_WAIT_S, QUOTA_PAUSE_S = 5.0, 0.05
 """How long a chunk waits for the holds of other chunks if it would fit without them, and how often it checks."""
 DELETES_LOOKED_UP = 64
@@ -276,7 +278,8 @@ class Quotas:
         # With the digest: a client that sends two chunks of one ID must not replace the hold of the larger one.
         chunk = f"{dataset.dataset_id.hex()}/{chunk_name(preamble.chunk_id)}/{preamble.header_digest.hex()}"
         note = f"quota/{owner}"
-        self._take(accounts, name, owner, note, Hold(name, chunk, asked, int(self._clock()) + HOLD_S), wait_s)
+        expires_s = int(self._clock()) + HOLD_S + len(others)
+        self._take(accounts, name, owner, note, Hold(name, chunk, asked, expires_s), wait_s)
         try:
             yield
         except _NOT_STORED:

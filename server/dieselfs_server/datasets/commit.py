@@ -11,7 +11,7 @@ from contextlib import AbstractContextManager, closing, contextmanager, nullcont
 from functools import partial
 
 from dieselfs.chunk.builder import ChunkBuilder, SealedChunk
-from dieselfs.chunk.bundle import bundled_id, encode_bundle
+from dieselfs.chunk.bundle import bundled_id, encode_bundle, is_bundle
 from dieselfs.chunk.cost import check_cost
 from dieselfs.chunk.format import (
     PREAMBLE_BYTES,
@@ -33,10 +33,10 @@ from dieselfs.limits import (
 )
 from dieselfs.records import DatasetRecord
 from dieselfs_server.datasets.dataset_names import DatasetNames, other_owner
+from dieselfs_server.datasets.references import Chunk, References
 from dieselfs_server.metadata.interface import MetadataStore
 from dieselfs_server.store.interface import ObjectStore
 from dieselfs_server.store.ordered_reads import read_in_order
-from dieselfs_server.store.wrapper import FORMAT_WITH_BUNDLES, keep_older_servers_out
 
 VERSION_AHEAD_NS_MAX = 24 * 3600 * 10**9
 """Versions follow the clock. One that is further ahead must have been reserved: it wins over all writes until then."""
@@ -58,7 +58,6 @@ class StoreFull(StorageFull):
     """The object store has no room for a chunk. It is not stored."""
 
 
-Chunk = tuple[Preamble, ChunkHeader]
 Admission = Callable[..., AbstractContextManager[object]]
 """Gets preamble and header of a chunk, and of a bundle those of the `others`."""
 
@@ -127,7 +126,8 @@ def store_chunk(
 
     Raises AlreadyExists if another chunk has this ID, NotFound if there is no such dataset.
     """
-    with admitted(preamble, header):
+    chunk, now_s = (preamble, header), now_ns // 10**9
+    with admitted(*chunk), References(store).claimed(dataset_id, [chunk], now_s):
         return _store(store, metadata, dataset_id, preamble, header, data, now_ns)
 
 
@@ -194,14 +194,21 @@ def store_bundle(
     def applied(_store: ObjectStore, _dataset_id: bytes, chunk_id: bytes) -> int:
         return metadata.apply(dataset_id, *headers[chunk_id], now_ns)
 
-    with admitted(*chunks[-1], others=chunks[:-1]):
-        keep_older_servers_out(store, FORMAT_WITH_BUNDLES)
+    *others, last_id = headers
+    now_s = now_ns // 10**9
+    with (
+        admitted(*chunks[-1], others=chunks[:-1]),
+        References(store).claimed(dataset_id, chunks, now_s),
+    ):
         _put(store, dataset_id, bundle_id, data, len(data), now_ns)
         with (
             _undone(store, dataset_id, bundle_id, chunks[0][1].dataset),
-            closing(read_in_order(applied, store, dataset_id, headers, APPLIED_AT_ONCE)) as done,
+            closing(read_in_order(applied, store, dataset_id, others, APPLIED_AT_ONCE)) as done,
         ):
-            return max(generation.result() for _, generation in done)
+            for _, generation in done:
+                generation.result()
+            # Once it is applied, other servers take all of them for applied, and count no hold on a quota.
+            return applied(store, dataset_id, last_id)
 
 
 def late_record(dataset_id: bytes) -> str:
@@ -354,7 +361,11 @@ def _read_header(store: ObjectStore, dataset_id: bytes, chunk_id: bytes) -> tupl
 
 
 def read_preamble(store: ObjectStore, dataset_id: bytes, chunk_id: bytes) -> Preamble:
-    """Raises NotFound, Damaged."""
+    """Raises NotFound, Damaged. A bundle that is listed itself is damaged."""
+    if is_bundle(chunk_id):
+        with suppress(NotFound):
+            store.size(dataset_id, bundled_id(chunk_id, 1))  # raises what is wrong with the bundle
+        raise Damaged(f"bundle {chunk_name(chunk_id)} was damaged when it was read first")
     head = store.get_range(dataset_id, chunk_id, 0, PREAMBLE_BYTES)
     return decode_preamble(head, f"chunk {chunk_name(chunk_id)}", chunk_id)
 

@@ -5,7 +5,6 @@ bytes itself. So it names a range of a payload, and this completes the chunk. Wh
 it, and only extents that the chunk has for a file can be named: the reference gives nobody bytes of others.
 """
 
-import time
 from dataclasses import replace
 
 import numpy as np
@@ -17,11 +16,11 @@ from dieselfs.chunk.source import AttachedSource
 from dieselfs.digests import digest_of
 from dieselfs.errors import InvalidInput
 from dieselfs_server.datasets.commit import read_header, read_preamble
-from dieselfs_server.datasets.references import Claim, References
+from dieselfs_server.datasets.references import Chunk
 from dieselfs_server.datasets.referring_copy import is_covered
 from dieselfs_server.store.interface import ObjectStore
 
-Completed = tuple[tuple[Preamble, ChunkHeader], bytes, Claim | None]
+Completed = tuple[Chunk, bytes]
 
 
 def read_bytes(store: ObjectStore, dataset_id: bytes, preamble: Preamble, header: ChunkHeader) -> int:
@@ -37,9 +36,8 @@ def read_bytes(store: ObjectStore, dataset_id: bytes, preamble: Preamble, header
 
 
 def completed(store: ObjectStore, dataset_id: bytes, preamble: Preamble, header: ChunkHeader) -> Completed:
-    """The chunk with its true source, its object, and the claim of the reference: settle it once the chunk is stored.
-    If the bytes are in a foreign source, or are a part of a chunk of another dataset, all of which would stay for their
-    sake: a chunk with a copy of them, and no claim.
+    """The chunk with its true source, and its object. If the bytes are in a foreign source, or are a part of a chunk of
+    another dataset, all of which would stay for their sake: a chunk with a copy of them.
 
     Raises InvalidInput for what that chunk does not have, NotFound if it is gone, Damaged for wrong bytes of it.
     """
@@ -70,11 +68,7 @@ def completed(store: ObjectStore, dataset_id: bytes, preamble: Preamble, header:
         payload_digest=digest,
         is_attached=kept is not None,
     )
-    if kept is None:
-        return (preamble, header), preamble.encode() + packed + content, None
-    pair = preamble.chunk_id, kept.chunk[1]
-    claim = References(store).claim(kept.chunk[0], dataset_id, [pair], int(time.time()))
-    return (preamble, header), preamble.encode() + packed, claim
+    return (preamble, header), preamble.encode() + packed + (content if kept is None else b"")
 
 
 def _check(

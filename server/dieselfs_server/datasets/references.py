@@ -20,9 +20,10 @@ from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Se
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from itertools import groupby
+from operator import attrgetter
 
 from dieselfs.chunk.bundle import bundle_of, is_bundled
-from dieselfs.chunk.format import ChunkHeader
+from dieselfs.chunk.format import ChunkHeader, Preamble
 from dieselfs.chunk.ids import CHUNK_ID_BYTES
 from dieselfs.digests import EXTENT_DIGEST_BYTES, extent_digest_of
 from dieselfs.errors import Damaged, DieselfsError, NotFound, Unavailable
@@ -42,6 +43,7 @@ RECORDS_MAX = 64
 TRIES_MAX = 16
 """Of reading all records while others remove some."""
 
+Chunk = tuple[Preamble, ChunkHeader]
 Pair = tuple[bytes, bytes]
 """IDs: of the chunk that refers, and of the one that has the bytes."""
 
@@ -68,40 +70,37 @@ class _Record:
         return list(zip(ids[::2], ids[1::2], strict=True))
 
 
-class Claim:
-    """References that may be stored until `check` refuses it; `settle` ends it."""
-
-    def __init__(self, store: ObjectStore, name: str, pairs: Sequence[Pair]) -> None:
-        self._store, self._name, self._pairs = store, name, pairs
-        self._until_s = time.monotonic() + WORK_S
-
-    def check(self) -> None:
-        """Raise Unavailable if it is too late to store another chunk."""
-        if time.monotonic() > self._until_s:
-            raise Unavailable("the object store was too slow for this copy; the same call continues")
-
-    def settle(self) -> None:
-        """All chunks are stored: from now on, those that are removed count no more."""
-        self._store.put_record(self._name, _packed(_SETTLED, self._pairs))
-
-
 class References:
     """The references of a store. Thread-safe. All methods may raise Damaged for a record, Unavailable, StorageFull."""
 
     def __init__(self, store: ObjectStore) -> None:
         self._store = store
 
-    def claim(self, source_id: bytes, target_id: bytes, pairs: Sequence[Pair], now_s: int) -> Claim:
-        """Announce references that are stored next. Raises BeingErased; then there is no claim."""
+    @contextmanager
+    def claimed(self, target_id: bytes, chunks: Iterable[Chunk], now_s: int) -> Iterator[None]:
+        """A block that stores chunks; those that refer to others refer to one dataset. Their references count from
+        before the block on, and for CLAIM_S after an error in it. Raises BeingErased before the block, and Unavailable.
+        """
+        found = defaultdict[bytes, list[Pair]](list)
+        for preamble, header in chunks:
+            note_reference(found, preamble.chunk_id, header)
+        if not found:
+            yield
+            return
+        ((source_id, pairs),) = found.items()
         keep_older_servers_out(self._store)
-        name = f"{_refers(source_id)}{target_id.hex()}-{_stamp(now_s)}"
+        name, until_s = f"{_refers(source_id)}{target_id.hex()}-{_stamp(now_s)}", time.monotonic() + WORK_S
         self._store.put_record(name, _packed(_OPEN, pairs))
         try:
             self._check_there(source_id, {chunk_id for _, chunk_id in pairs}, now_s)
         except NotFound:
             self._store.delete_record(name)
             raise
-        return Claim(self._store, name, pairs)
+        if time.monotonic() > until_s:
+            raise Unavailable("the object store was too slow for this copy; the same call continues")
+        yield
+        # From now on, those that are removed count no more.
+        self._store.put_record(name, _packed(_SETTLED, pairs))
 
     def _check_there(self, source_id: bytes, chunk_ids: set[bytes], now_s: int) -> None:
         for name in self._store.list_records(prefix := _erasing(source_id)):
@@ -135,32 +134,35 @@ class References:
     def _to(self, source_id: bytes, now_s: int, is_swept: bool) -> dict[bytes, set[bytes]]:
         """`is_swept`: remove the records without references, and make one of many that are settled."""
         found: dict[bytes, set[bytes]] = {}
-        merged = defaultdict[bytes, list[_Record]](list)
-        records = list(self._records(_refers(source_id)))
-        stored = {
-            target_id: set(self._store.list_chunks(target_id))
-            for target_id in {record.target_id for record in records}
-        }
-        for record in records:
-            is_claim = not record.is_settled and record.time_s >= now_s - CLAIM_S
-            there = stored[record.target_id]
-            chunk_ids = [
-                chunk_id for reference, chunk_id in record.pairs if is_claim or _is_in(there, reference)
-            ]
-            for chunk_id in chunk_ids:
-                found.setdefault(chunk_id, set()).add(record.target_id)
-            if is_swept and not chunk_ids:
-                self._store.delete_record(record.name)
-            elif is_swept and record.is_settled and len(record.body) < 2 * CHUNK_ID_BYTES * PAIRS_MAX:
-                merged[record.target_id].append(record)
-        for target_id, several in merged.items():
-            if len(several) > RECORDS_MAX:
-                there = stored[target_id]
-                pairs = [pair for record in several for pair in record.pairs if _is_in(there, pair[0])]
+        # Listed once all are read: what a settled record names was stored before.
+        records = sorted(self._records(_refers(source_id)), key=attrgetter("target_id"))
+        for target_id, of_target in groupby(records, attrgetter("target_id")):
+            several = list(of_target)
+            there = self._stored(target_id, several)
+            merged = list[_Record]()
+            for record in several:
+                is_claim = not record.is_settled and record.time_s >= now_s - CLAIM_S
+                pairs = [pair for pair in record.pairs if is_claim or _is_in(there, pair[0])]
+                for _, chunk_id in pairs:
+                    found.setdefault(chunk_id, set()).add(target_id)
+                if is_swept and not pairs:
+                    self._store.delete_record(record.name)
+                elif is_swept and record.is_settled and len(record.body) < 2 * CHUNK_ID_BYTES * PAIRS_MAX:
+                    merged.append(record)
+            if len(merged) > RECORDS_MAX:
+                pairs = [pair for record in merged for pair in record.pairs if _is_in(there, pair[0])]
                 self.record(target_id, {source_id: pairs}, now_s)
-                for record in several:
+                for record in merged:
                     self._store.delete_record(record.name)
         return found
+
+    def _stored(self, target_id: bytes, records: Iterable[_Record]) -> set[bytes]:
+        """Those of the chunks in records that are stored, and bundles that are listed themselves: of a dataset that has
+        many more chunks, the others take no memory.
+        """
+        named = {reference for record in records for reference, _ in record.pairs}
+        named |= {bundle_of(reference) for reference in named if is_bundled(reference)}
+        return named.intersection(self._store.list_chunks(target_id))
 
     def erase(
         self,

@@ -5,7 +5,6 @@ the payload as well, and bytes of deleted files would stay for the sake of the c
 is not referred to: its copy refers to the other one too. New chunks are stored many at once, in bundles.
 """
 
-import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, suppress
@@ -16,7 +15,7 @@ import numpy as np
 
 from dieselfs.arrays import Numbers
 from dieselfs.chunk.builder import ChunkBuilder, SealedChunk
-from dieselfs.chunk.bundle import BUNDLE_BYTES, BUNDLE_CHUNKS_MAX, bundled_id, new_bundle_id
+from dieselfs.chunk.bundle import BUNDLE_BYTES, BUNDLE_CHUNKS_MAX, new_bundle_id
 from dieselfs.chunk.format import ENTRY_BYTES, Preamble
 from dieselfs.chunk.source import AttachedSource
 from dieselfs.errors import AlreadyExists
@@ -24,7 +23,7 @@ from dieselfs.limits import CHUNK_EXTENTS_PER_PAYLOAD_MAX, MIB
 from dieselfs.records import DatasetRecord
 from dieselfs.transfer.copy_plan import CopyPlan
 from dieselfs_server.datasets.commit import ChunkWriter, read_header, read_preamble
-from dieselfs_server.datasets.references import BeingErased, References
+from dieselfs_server.datasets.references import BeingErased
 from dieselfs_server.store.interface import ObjectStore
 from dieselfs_server.store.ordered_reads import read_in_order
 
@@ -68,7 +67,6 @@ class ReferringCopy:
     ) -> None:
         self._store, self._writer, self._plan, self._version = store, writer, plan, version
         self._source_id = source.dataset_id
-        self._references = References(store)
 
     def refer(self, spans: Sequence[Span]) -> list[Span]:
         """Store references to the chunks with these extents; returns those whose bytes must be copied. Raises as
@@ -85,15 +83,15 @@ class ReferringCopy:
             for chunk in self._sealed(span, sources[span]):
                 groups[dataset_id].add(span, chunk)
                 if groups[dataset_id].is_full:
-                    copied += self._store_group(dataset_id, groups.pop(dataset_id))
-        for dataset_id, group in groups.items():
-            copied += self._store_group(dataset_id, group)
+                    copied += self._store_group(groups.pop(dataset_id))
+        for group in groups.values():
+            copied += self._store_group(group)
         return sorted({*copied})
 
-    def _store_group(self, dataset_id: bytes, group: "_Group") -> list[Span]:
-        """Store chunks that refer to this dataset; returns the extents that must be copied instead."""
+    def _store_group(self, group: _Group) -> list[Span]:
+        """Store chunks that refer to one dataset; returns the extents that must be copied instead."""
         try:
-            self._store_all(dataset_id, group.chunks)
+            self._store_all(group.chunks)
         except BeingErased:  # the copy of a tag, or of what was deleted since
             return group.spans
         return []
@@ -158,23 +156,14 @@ class ReferringCopy:
             )
         yield builder.seal(source=source)
 
-    def _store_all(self, dataset_id: bytes, chunks: Sequence[SealedChunk]) -> None:
+    def _store_all(self, chunks: Sequence[SealedChunk]) -> None:
         """Raises BeingErased before the first one is stored."""
-        sources = [chunk.source.chunk[1] for chunk in chunks if chunk.source is not None]
         while True:
             chunk_id = self._writer.new_id()
-            bundle_id = new_bundle_id(chunk_id)
-            ids = [bundled_id(bundle_id, number) for number in range(1, len(chunks) + 1)]
-            pairs = list(zip(ids if len(ids) > 1 else [chunk_id], sources, strict=True))
-            claim = self._references.claim(dataset_id, self._writer.dataset_id, pairs, int(time.time()))
-            claim.check()
             with suppress(AlreadyExists):  # another writer has used the same ID: take the next one
                 if len(chunks) == 1:
-                    self._writer.put(chunks[0], chunk_id)
-                else:
-                    self._writer.put_bundle(bundle_id, chunks)
-                claim.settle()
-                return
+                    return self._writer.put(chunks[0], chunk_id)
+                return self._writer.put_bundle(new_bundle_id(chunk_id), chunks)
 
 
 def batches(starts: Sequence[int]) -> Iterator[list[Span]]:

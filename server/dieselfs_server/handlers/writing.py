@@ -111,11 +111,8 @@ class WriteCalls:
         if source.is_chunk and source.chunk[0] == dataset.dataset_id:
             named = self.store, dataset.dataset_id, *chunk
             await call.hold_reply(await self._in_thread(call, read_bytes, *named))
-            chunk, data, claim = await self._in_thread(call, completed, *named)
-            generation = await self._commit(call, dataset, chunk, data)
-            if claim is not None:
-                await self._in_thread(call, claim.settle)
-            return generation
+            chunk, data = await self._in_thread(call, completed, *named)
+            return await self._commit(call, dataset, chunk, data)
         if source.is_chunk:  # of another dataset: the rights of its readers are unknown
             call.audited |= {"dataset": dataset.name, "source": source.name}
             raise AccessDenied(f"{name}: only servers make chunks that refer to others; use dlcmd cp")

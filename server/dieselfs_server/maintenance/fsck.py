@@ -17,7 +17,7 @@ from tempfile import TemporaryDirectory, TemporaryFile
 import numpy as np
 
 from dieselfs.arrays import distinct
-from dieselfs.chunk.bundle import bundle_of, is_bundled
+from dieselfs.chunk.bundle import bundle_of, is_bundle, is_bundled
 from dieselfs.chunk.format import ChunkHeader, Preamble, check_extents
 from dieselfs.chunk.ids import chunk_name
 from dieselfs.errors import Damaged, DieselfsError, NotFound, StorageFull
@@ -133,7 +133,7 @@ class _Check:
                         check_extents(preamble, header, payload, name, proceed.check)
                 except (Damaged, NotFound) as error:
                     self.unreadable.add(chunk_id)
-                    self.add("chunk", str(error))
+                    self.add("chunk", self._damage(chunk_id, error))
                     try:  # the header of a chunk with a damaged payload may still be readable
                         reference.apply(
                             dataset_id, *read_header(self.store, dataset_id, chunk_id), self.now_ns
@@ -145,6 +145,15 @@ class _Check:
                 self.readable[chunk_id] = preamble
                 self.total_bytes += preamble.object_length
                 note_reference(self.references, chunk_id, header)
+
+    def _damage(self, chunk_id: bytes, error: DieselfsError) -> str:
+        """What is wrong with a chunk; of a bundle, also which applied chunks are in it."""
+        if not is_bundle(chunk_id):
+            return str(error)
+        applied = sorted(chunk.chunk_id for chunk in self.metadata.chunks(self.dataset.dataset_id))
+        held = [chunk_name(each) for each in applied if is_bundled(each) and bundle_of(each) == chunk_id]
+        which = f", {held[0]} to {held[-1]}" if held else ""
+        return f"{error}; it holds {count(len(held), 'chunk')}{which}: bring it back from a copy of the store"
 
     def compare_chunks(self) -> None:
         """Compare the stored chunks with the records of applied chunks."""

@@ -27,6 +27,7 @@ from dieselfs.chunk.bundle import (
     bundled_id,
     decode_index,
     index_bytes,
+    is_bundle,
     is_bundled,
     number_of,
 )
@@ -76,7 +77,7 @@ class BundledStore(StoreWrapper):
     def put(self, dataset_id: bytes, chunk_id: bytes, parts: Sequence[Buffer]) -> None:
         """Also a bundle. Raises InvalidInput for a chunk with the ID of a bundle, and AlreadyExists if it is in one."""
         if is_bundled(chunk_id):
-            if not number_of(chunk_id) and not b"".join(parts).startswith(MAGIC):
+            if is_bundle(chunk_id) and not b"".join(parts).startswith(MAGIC):
                 raise InvalidInput(f"chunk {chunk_name(chunk_id)}: only bundles have such IDs")
             if (
                 number_of(chunk_id)
@@ -134,22 +135,21 @@ class BundledStore(StoreWrapper):
             self._delete(dataset_id, bundle_id, numbers)
 
     def _delete(self, dataset_id: bytes, bundle_id: bytes, numbers: set[int]) -> None:
-        """Delete chunks of a bundle; with number 0, all."""
+        """Delete chunks of a bundle; with number 0, all. Of a bundle that is gone, a crash may have left records."""
+        objects = {0}
         try:
             bundle = self._opened(dataset_id, bundle_id, is_fresh=True)
         except Damaged:
             left = numbers | {0}
         else:
-            if bundle is None:
-                for number in numbers:
-                    self.store.delete(dataset_id, bundled_id(bundle_id, number))
-                return
-            left = bundle.numbers
+            left = bundle.numbers if bundle is not None else set()
+            objects = {0} if bundle is not None else numbers
         if 0 not in numbers and left - numbers:
             for first, last in _runs(sorted(numbers & left)):
                 self.store.put_record(f"{_erased(dataset_id, bundle_id)}{first:04x}-{last:04x}", b"")
         else:
-            self.store.delete(dataset_id, bundle_id)
+            for number in objects:
+                self.store.delete(dataset_id, bundled_id(bundle_id, number))
             for name in self.store.list_records(_erased(dataset_id, bundle_id)):
                 self.store.delete_record(name)
         with self._lock:
@@ -158,7 +158,7 @@ class BundledStore(StoreWrapper):
     def list_chunks(self, dataset_id: bytes, since_s: int = 0) -> Iterator[bytes]:
         """A damaged bundle is listed itself: it is no chunk that can be read."""
         for chunk_id in self.store.list_chunks(dataset_id, since_s):
-            if not is_bundled(chunk_id) or number_of(chunk_id):
+            if not is_bundle(chunk_id):
                 yield chunk_id
                 continue
             try:

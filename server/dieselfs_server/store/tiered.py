@@ -22,7 +22,7 @@ from threading import Lock
 
 from xxhash import xxh3_64_intdigest
 
-from dieselfs.chunk.bundle import decode_bundle, is_bundled, number_of
+from dieselfs.chunk.bundle import decode_bundle, is_bundle
 from dieselfs.chunk.format import decode_stored
 from dieselfs.chunk.ids import chunk_name
 from dieselfs.errors import AlreadyExists, Damaged, DieselfsError, NotFound
@@ -156,8 +156,7 @@ def check_chunk(dataset_id: bytes, chunk_id: bytes, content: Buffer) -> None:
     """Raise Damaged unless `content` is this whole object of this dataset: a chunk, an attached one's header, or a
     bundle of such headers.
     """
-    is_bundle = is_bundled(chunk_id) and not number_of(chunk_id)
-    for each, part in decode_bundle(content, chunk_id) if is_bundle else ((chunk_id, content),):
+    for each, part in decode_bundle(content, chunk_id) if is_bundle(chunk_id) else ((chunk_id, content),):
         decode_stored(part, f"chunk {chunk_name(each)}", each, dataset_id)
 
 

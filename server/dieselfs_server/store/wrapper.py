@@ -320,7 +320,7 @@ class RetryingStore(StoreWrapper):
 
 
 MARKER_RECORD = "store"
-_FORMAT, _FORMAT_WITH_REFERENCES, FORMAT_WITH_BUNDLES = 1, 2, 3
+_FORMAT, _FORMAT_WITH_REFERENCES = 1, 3  # 2: with references, but without bundles
 _ID_BYTES = 16
 
 
@@ -400,14 +400,15 @@ def missing(name: str) -> str:
     )
 
 
-def keep_older_servers_out(store: ObjectStore, version: int = _FORMAT_WITH_REFERENCES) -> None:
-    """Give the marker the format of a store with references between chunks, or of one with bundles, durably. Servers
+def keep_older_servers_out(store: ObjectStore) -> None:
+    """Give the marker the format of a store with references between chunks, which may be in bundles, durably. Servers
     from before references would erase what these need, and those from before bundles do not see the chunks in them:
-    they refuse this format at their start and before each change.
+    they refuse this format at their start and before each change. It is the only one that is written over another, so
+    of two servers none lowers it.
     """
     content = store.get_record(MARKER_RECORD)
-    if content is not None and (marker := _decoded(content))["format"] < version:
-        store.put_record(MARKER_RECORD, json.dumps(marker | {"format": version}).encode())
+    if content is not None and (marker := _decoded(content))["format"] < _FORMAT_WITH_REFERENCES:
+        store.put_record(MARKER_RECORD, json.dumps(marker | {"format": _FORMAT_WITH_REFERENCES}).encode())
 
 
 def read_marker(store: ObjectStore) -> str | None:
@@ -424,9 +425,8 @@ def marker_id(content: bytes) -> str:
 def _decoded(content: bytes) -> dict[str, Any]:
     try:
         marker = json.loads(content)
-        if marker["format"] not in range(_FORMAT, FORMAT_WITH_BUNDLES + 1) or not isinstance(
-            marker["id"], str
-        ):
+        is_known = marker["format"] in range(_FORMAT, _FORMAT_WITH_REFERENCES + 1)
+        if not is_known or not isinstance(marker["id"], str):
             raise ValueError(f"format {marker['format']!r}; a newer dieselfs may have written it")
         return dict(marker)
     except (ValueError, KeyError, TypeError, RecursionError) as error:

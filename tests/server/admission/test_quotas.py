@@ -197,6 +197,17 @@ def test_a_chunk_that_may_yet_be_applied_keeps_its_room_until_it_is_put_again_or
     there.put(2)
 
 
+def test_a_bundle_is_held_for_longer_than_a_chunk(make: Make) -> None:
+    here = make()[0]
+    here.limit(f"dataset:{DATASET}", 10**9)
+    *others, last = [
+        pack([Put(b"f%05d" % number, number, size=100)], chunk_id(number)) for number in (1, 2, 3)
+    ]
+    with here.quotas.admitted(here.metadata.dataset(DATASET), *last, others=others):
+        (held,) = Holds.decode(here.metadata.common_note("quota/ada")).held
+    assert held.amount == Amount(3 * CHUNK_BYTES, 3) and held.expires_s == int(here.now_s) + HOLD_S + 2
+
+
 def test_deletes_fit_always_and_a_purge_gives_back(make: Make) -> None:
     here, there = make()
     here.put(1, Put(b"f00001", 1, size=5000))

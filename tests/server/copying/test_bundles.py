@@ -4,11 +4,14 @@ import os
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
+from threading import Event
+from typing import Any
 
 import pytest
 
-from dieselfs.chunk.bundle import bundle_of, is_bundled
-from dieselfs.chunk.format import ENTRY_BYTES
+from dieselfs.chunk.bundle import bundle_of, is_bundled, number_of
+from dieselfs.chunk.format import ENTRY_BYTES, Preamble
+from dieselfs.chunk.ids import chunk_name
 from dieselfs.errors import Damaged, StorageFull
 from dieselfs_server.access.accounts import with_quota
 from dieselfs_server.datasets import referring_copy
@@ -16,6 +19,8 @@ from dieselfs_server.datasets.commit import catch_up_dataset
 from dieselfs_server.datasets.referring_copy import batches
 from dieselfs_server.metadata.interface import MetadataStore
 from dieselfs_server.metadata.sqlite.store import SqliteMetadata
+from dieselfs_server.store.attached import AttachedStore, Sources
+from dieselfs_server.store.bundled import BundledStore
 from dieselfs_server.store.memory import MemoryStore
 from dieselfs_server.store.tiered import TieredStore, check_chunk
 from tests.support.counted_calls import CountedCalls
@@ -85,6 +90,56 @@ def test_a_purge_of_some_chunks_of_a_bundle_leaves_the_others(tmp_path: Path) ->
         assert world.records() == [] and not any(map(is_bundled, world.objects.list_chunks(world.id("b"))))
 
 
+def test_deleted_chunks_come_back_dead_if_the_records_of_their_deletion_are_lost(tmp_path: Path) -> None:
+    with closing(SqliteMetadata(":memory:")) as metadata:
+        world = ManyWorld(tmp_path, metadata, 40)
+        world.copy("a", b"m", "b", b"m")
+        world.remove("b", b"m/01")
+        world.purge("b")
+        left, chunks = world.contents("b"), world.chunks("b")
+        for name in world.objects.list_records("erased-"):
+            world.objects.delete_record(name)
+        world.store, dataset = AttachedStore(BundledStore(world.objects), Sources()), metadata.dataset("b")
+        assert len(world.chunks("b")) == len(chunks) + 10
+        assert catch_up_dataset(world.store, metadata, dataset, dataset.updated_ns, 0) == (10, None)
+        assert world.contents("b") == left
+        assert world.purge("b").chunks_removed == 10
+        assert world.contents("b") == left and world.chunks("b") == chunks
+
+
+@pytest.mark.parametrize("chunks", [1, 20])
+def test_a_copy_that_a_quota_refuses_holds_no_chunk(tmp_path: Path, chunks: int) -> None:
+    with closing(SqliteMetadata(":memory:")) as metadata:
+        world = ManyWorld(tmp_path, metadata, chunks)
+        world.service.users.change(lambda accounts: with_quota(accounts, "dataset:b", {"stored_bytes": 1}))
+        with pytest.raises(StorageFull, match="over quota"):
+            world.copy("a", b"m", "b", b"n")
+        assert world.records() == []
+
+
+def test_the_last_chunk_of_a_bundle_is_applied_last(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Other servers take the hold of a bundle on a quota for ended when it is applied."""
+    monkeypatch.setattr("dieselfs_server.store.ordered_reads.SLOW_READ_S", 0.0)
+    with closing(SqliteMetadata(":memory:")) as metadata:
+        world, apply = ManyWorld(tmp_path, metadata, 8), metadata.apply
+        has_last, applied = Event(), list[int]()
+
+        def slow(dataset_id: bytes, preamble: Preamble, *rest: Any, **options: Any) -> int:
+            number = number_of(preamble.chunk_id) if is_bundled(preamble.chunk_id) else 0
+            if number == 8:
+                has_last.set()
+            if number == 7:  # time for the last one to come before it
+                has_last.wait(0.2)
+            generation = apply(dataset_id, preamble, *rest, **options)
+            applied.append(number)
+            return generation
+
+        monkeypatch.setattr(metadata, "apply", slow)
+        world.copy("a", b"m", "b", b"m")
+        in_bundle = [number for number in applied if number]
+        assert len(in_bundle) == in_bundle[-1] == 8
+
+
 def test_lost_metadata_is_rebuilt_from_bundles(tmp_path: Path) -> None:
     """Also without the records of references, and of a copy that has applied none of its chunks."""
     with closing(SqliteMetadata(":memory:")) as metadata:
@@ -145,6 +200,11 @@ def test_fsck_forgets_no_chunk_of_a_damaged_bundle(tmp_path: Path) -> None:
         known, bring_back = metadata.chunks(world.id("b")), damaged(world)
         report = call(world.service, "fsck", dataset="b", is_deep=False, is_repair=True)
         assert [each.kind for each in report.problems] == ["chunk", *["file"] * 10]
+        held = sorted(each.chunk_id for each in known if is_bundled(each.chunk_id))
+        assert (
+            f"bundle {chunk_name(bundle_of(held[0]))}: offset 40: the index is damaged; it holds 20 chunks, "
+            f"{chunk_name(held[0])} to {chunk_name(held[-1])}: bring it back" in report.problems[0].what
+        )
         assert metadata.chunks(world.id("b")) == known
         bring_back()
         assert call(world.service, "fsck", dataset="b", is_deep=True, is_repair=False).problems == ()

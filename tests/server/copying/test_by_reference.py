@@ -16,7 +16,7 @@ from dieselfs.chunk.format import PREAMBLE_BYTES, decode_preamble
 from dieselfs.chunk.frames import Frames
 from dieselfs.chunk.ids import ChunkIdSource, chunk_name
 from dieselfs.chunk.source import AttachedSource
-from dieselfs.errors import AccessDenied, Damaged, NotFound
+from dieselfs.errors import AccessDenied, Damaged, NotFound, Unavailable
 from dieselfs.rpc.messages import thrift
 from dieselfs.rpc.records import FsckReport
 from dieselfs.shuffle.strata import strata_of_classes
@@ -153,11 +153,28 @@ def test_a_store_with_references_keeps_servers_from_before_them_out(world: World
     world.copy("a", b"d/x/f0", "b", b"one")
     assert world.objects.get_record(MARKER_RECORD) == b'{"format": 1, "id": "x"}'
     dataset_id, (chunk_id, _) = world.id("a"), world.chunks("a")
-    References(world.objects).claim(dataset_id, dataset_id, [(bytes(16), chunk_id)], 0)
-    assert world.objects.get_record(MARKER_RECORD) == b'{"format": 2, "id": "x"}'
-    world.copy("a", b"d", "b", b"d")
-    assert world.objects.get_record(MARKER_RECORD) == b'{"format": 3, "id": "x"}'
+    for before in (1, 2):
+        world.objects.put_record(MARKER_RECORD, b'{"format": %d, "id": "x"}' % before)
+        References(world.objects).record(dataset_id, {dataset_id: [(bytes(16), chunk_id)]}, 0)
+        assert world.objects.get_record(MARKER_RECORD) == b'{"format": 3, "id": "x"}'
     assert open_marked(world.objects, "memory:", is_new=False).get_record("other") is None
+
+
+def test_of_two_first_copies_none_lowers_the_format(tmp_path: Path) -> None:
+    """The one stores a reference alone, the other one a bundle at any step of it."""
+
+    def prepare(world: World) -> None:
+        world.objects.put_record(MARKER_RECORD, b'{"format": 1, "id": "x"}')
+
+    def one(world: World) -> None:
+        world.copy("a", b"d/x", "b", b"x")
+
+    for number in range(1, 1 + steps_of(tmp_path, prepare, one)):
+        world, store = stepped(tmp_path, number, prepare)
+        store.act, store.calls = partial(world.copy, "a", b"d", "c", b"d"), 0
+        one(world)
+        assert world.objects.get_record(MARKER_RECORD) == b'{"format": 3, "id": "x"}'
+        world.metadata.close()
 
 
 def test_a_copy_without_bytes_is_repacked_as_any_dataset(world: World) -> None:
@@ -313,9 +330,14 @@ def test_a_copy_at_any_step_of_a_purge_or_a_drop_keeps_its_bytes(tmp_path: Path)
             world.metadata.close()
 
 
-def test_a_copy_killed_at_any_step_holds_its_bytes_for_a_day_and_goes_on(tmp_path: Path) -> None:
+@pytest.mark.parametrize("end", [Killed, Unavailable])
+def test_a_copy_that_ends_at_any_step_holds_its_bytes_for_a_day_and_goes_on(
+    tmp_path: Path, end: type[BaseException]
+) -> None:
+    """Also if its store fails for a moment: what it does then takes nothing away that is stored."""
+
     def die() -> None:
-        raise Killed
+        raise end
 
     def copy(world: World) -> None:
         world.copy("a", b"d", "b", b"d", is_merged=True)
@@ -323,7 +345,7 @@ def test_a_copy_killed_at_any_step_holds_its_bytes_for_a_day_and_goes_on(tmp_pat
     for number in range(1, 1 + steps_of(tmp_path, lambda _: None, copy)):
         world, store = stepped(tmp_path, number, lambda _: None)
         store.act, store.calls = die, 0
-        with pytest.raises((Killed, BaseExceptionGroup)):
+        with pytest.raises((end, BaseExceptionGroup)):
             copy(world)
         store.calls = -1
         call(world.service, "rebuild", dataset="b", since_s=-1, is_forced=False)

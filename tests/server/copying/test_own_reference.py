@@ -2,7 +2,8 @@
 
 import os
 import time
-from collections.abc import Sequence
+import tracemalloc
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -15,9 +16,10 @@ from dieselfs.chunk.builder import ChunkBuilder
 from dieselfs.chunk.format import PREAMBLE_BYTES, decode_preamble, decode_stored
 from dieselfs.chunk.ids import ChunkIdSource
 from dieselfs.chunk.source import AttachedSource
-from dieselfs.errors import Damaged, InvalidInput, NotFound
+from dieselfs.errors import Damaged, InvalidInput, NotFound, StorageFull
 from dieselfs.records import Extent
 from dieselfs.rpc.messages import thrift
+from dieselfs_server.access.accounts import with_quota
 from dieselfs_server.call import Call
 from dieselfs_server.datasets import references
 from dieselfs_server.datasets.commit import catch_up_dataset, read_header
@@ -237,6 +239,33 @@ def test_bytes_of_a_foreign_source_are_copied(world: World, tmp_path: Path) -> N
     (tmp_path / "source").unlink()
     assert world.read("a", *extent_of(world, b"own")[1:4]) == content[500:1500]
     assert world.references("a") == []
+
+
+def test_a_put_that_a_quota_refuses_holds_no_chunk(world: World) -> None:
+    world.service.users.change(lambda accounts: with_quota(accounts, "dataset:a", {"stored_bytes": 1}))
+    with pytest.raises(StorageFull, match="over quota"):
+        refer(world, TWO)
+    assert world.records() == []
+
+
+def test_what_is_read_of_a_target_is_bounded_by_the_references_to_it() -> None:
+    chunk_id, target_id, ids = bytes(16), bytes(15) + b"t", ChunkIdSource(lambda: 1_800_000_000)
+    made, chunks = [ids.next() for _ in range(3)], 100_000
+
+    class Large(MemoryStore):
+        def list_chunks(self, dataset_id: bytes, since_s: int = 0) -> Iterator[bytes]:
+            yield from made[:2]
+            for _ in range(chunks):
+                yield ids.next()
+
+    store = Large()
+    references.References(store).record(target_id, {bytes(16): [(each, chunk_id) for each in made]}, 0)
+    tracemalloc.start()
+    try:
+        assert references.References(store).to(bytes(16), 0) == {chunk_id: {target_id}}
+        assert tracemalloc.get_traced_memory()[1] < 10 * chunks
+    finally:
+        tracemalloc.stop()
 
 
 def test_many_small_records_become_one(world: World, monkeypatch: pytest.MonkeyPatch) -> None:

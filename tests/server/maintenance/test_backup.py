@@ -67,7 +67,7 @@ def test_a_copy_from_before_the_first_reference_can_be_put_back(tmp_path: Path) 
     keep_older_servers_out(store)
     store.delete_record("tag-1")
     assert put_back(store, None, copy) == 1
-    assert b'"format": 2' in (store.get_record("store") or b"")
+    assert b'"format": 3' in (store.get_record("store") or b"")
 
 
 def test_the_newest_copies_stay_and_what_was_interrupted_goes(tmp_path: Path) -> None:

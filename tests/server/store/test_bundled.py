@@ -3,6 +3,7 @@
 import random
 from collections import Counter
 from collections.abc import Callable, Iterator
+from itertools import count
 from pathlib import Path
 
 import pytest
@@ -17,7 +18,7 @@ from dieselfs_server.store.memory import MemoryStore
 from dieselfs_server.store.posix import PosixStore
 from dieselfs_server.store.wrapper import StoreWrapper, delete_chunks
 from tests.conformance.chunk_store_suite import DATASET_ID, OTHER_ID, ChunkStoreSuite, chunk_at
-from tests.support.counted_calls import CountedCalls
+from tests.support.counted_calls import Arguments, CountedCalls, Result
 
 
 class TestBundledStore(ChunkStoreSuite):
@@ -82,6 +83,40 @@ def test_any_deletes_of_two_servers_leave_what_a_dictionary_has() -> None:
                     server.size(DATASET_ID, each)
         assert all(content(server) == {} for server in servers)
         assert list(below.list_chunks(DATASET_ID)) == [] and below.list_records("") == []
+
+
+class Killed(Exception):
+    """The process has ended before a call."""
+
+
+class Dying(StoreWrapper):
+    """The store of a process that ends after this number of calls."""
+
+    def __init__(self, store: ObjectStore, calls: int) -> None:
+        super().__init__(store)
+        self._left = calls
+
+    def _pass(self, call: Callable[[*Arguments], Result], *args: *Arguments) -> Result:
+        if not self._left:
+            raise Killed
+        self._left -= 1
+        return call(*args)
+
+
+def test_a_deletion_that_is_killed_at_any_call_and_repeated_leaves_no_record() -> None:
+    for calls in count():
+        below, (bundle_id, chunks) = MemoryStore(), bundle_at(5, heads(9))
+        first, second, third, *rest = chunks
+        put(below, bundle_id, chunks)
+        delete_chunks(BundledStore(below), DATASET_ID, [first, third])
+        try:
+            delete_chunks(BundledStore(Dying(below, calls)), DATASET_ID, [second, *rest])
+            break
+        except Killed:
+            assert list(BundledStore(below).list_chunks(DATASET_ID)) in ([], [second, *rest])
+        delete_chunks(BundledStore(below), DATASET_ID, [second, *rest])
+        assert list(below.list_chunks(DATASET_ID)) == [] and below.list_records("") == []
+    assert calls > 4
 
 
 def test_a_range_behind_the_end_of_a_head_is_damage() -> None:
