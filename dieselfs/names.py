@@ -162,9 +162,12 @@ def parse_location(text: str) -> Location:
     name, _, path = text[len(SCHEME) :].partition("/")
     if ":" in name:
         raise InvalidInput(
-            f"{text}: a location at a remote is for dlcmd; here, name the server in the settings"
+            f"{text}: here, the name of a dataset has no remote: name its server in the settings, and write "
+            f"{SCHEME}DATASET/PATH"
         )
     dataset, at, tag = name.partition("@")
+    if not dataset:
+        raise InvalidInput(f"{text!r} names no dataset: write {SCHEME}DATASET/PATH")
     if at:
         check_tag_name(tag)
     return Location(check_dataset_name(dataset), user_path(path), not path or path.endswith("/"), tag)

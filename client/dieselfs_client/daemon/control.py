@@ -21,7 +21,7 @@ from types import ModuleType
 from typing import Any, NoReturn
 
 from dieselfs.disk.space import check_usable
-from dieselfs.errors import MountError, MountNotFound, Unavailable
+from dieselfs.errors import InvalidInput, MountError, MountNotFound, Unavailable
 from dieselfs.limits import MOUNT_START_TIMEOUT_S
 from dieselfs.names import SCHEME, is_file_path, is_location, parse_location
 from dieselfs.process.launch import launch, module_environment, python_command, wait_for_end
@@ -293,7 +293,17 @@ def _leads_below(place: str, link: Path) -> bool:
     return False
 
 
-def mounted_place(mountpoint: str | os.PathLike[str]) -> str:
+def mounted_place(mountpoint: str | os.PathLike[str], verb: str = "umount") -> str:
+    """The resolved path of a mount, for a verb of dlcmd. Raises MountNotFound, and InvalidInput for a dataset in place
+    of its folder.
+    """
+    if is_location(named := os.fspath(mountpoint)):
+        location = parse_location(named)
+        names = ((each.dataset.partition("/")[0].partition("@")[0], each.mountpoint) for each in mounts())
+        places = [shlex.quote(place) for name, place in names if name == location.dataset]
+        if not places:
+            raise InvalidInput(f"{location} is not mounted on this machine; 'dlcmd mounts' lists what is")
+        raise InvalidInput(f"{verb} takes the folder of a mount: dlcmd {verb} {' '.join(places)}")
     place = resolved_mountpoint(mountpoint)
     record = mount_at(place)
     if record is None or not record.is_dieselfs:

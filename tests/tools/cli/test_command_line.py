@@ -388,6 +388,14 @@ def test_a_misspelt_path_is_answered_by_the_one_that_exists(dlcmd: Dlcmd) -> Non
         (("mount", "/mnt/x", "dl://pets"), "the dataset comes first: dlcmd mount dl://pets /mnt/x"),
         (("put", "-r", "dl://pets", "pets"), "to write stored files here: dlcmd get dl://pets pets"),
         (("umount", "dl://pets"), "dl://pets/ is not mounted on this machine"),
+        (("warm", "dl://pets"), "dl://pets/ is not mounted on this machine"),
+        (
+            ("mount", "./", "pets"),
+            " is a folder: a dataset, or a file with a snapshot, comes first",
+        ),
+        (("ls", "/pets"), "names no dataset: write dl://DATASET/PATH"),
+        (("ls", "dl:pets"), "has no remote: name its server in the settings, and write dl://DATASET/PATH"),
+        (("du", "--depth", "x", "dl://pets"), "'x' is not a valid integer. ('dlcmd du --help' explains)"),
     ],
 )
 @pytest.mark.processes

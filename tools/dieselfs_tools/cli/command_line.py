@@ -350,7 +350,7 @@ def described(error: BaseException, verb: str = "") -> tuple[str, int]:
 def _usage_fault(error: click.UsageError) -> str:
     """The message; for an argument, without its name, which has brackets in the help."""
     if not isinstance(error, click.BadParameter) or not isinstance(error.param, click.Argument):
-        return error.format_message()
+        return error.format_message().replace("valid integer range", "valid integer")
     if isinstance(error, click.MissingParameter):
         return f"{error.param.metavar or error.param.human_readable_name} is missing"
     return error.message

@@ -62,7 +62,7 @@ def warm(
 
     if timeout_s is not None and share is None:
         raise InvalidInput("--timeout needs --wait, which it limits")
-    place = control.mounted_place(mountpoint)
+    place = control.mounted_place(mountpoint, "warm")
     if is_dry_run:
         return session.output.summary(f"would warm {place}", {"mountpoint": place, "dry_run": True})
     found = warmth.warm(place)

@@ -12,7 +12,7 @@ import click
 
 from dieselfs.errors import EXIT_OK, EXIT_PARTIAL, DieselfsError, InvalidInput
 from dieselfs.limits import JOB_GATHER_TIMEOUT_S
-from dieselfs.names import SCHEME, Location, is_location, parse_location, printable
+from dieselfs.names import SCHEME, Location, is_location, printable
 from dieselfs.settings.flags import settings_options
 from dieselfs.settings.table import JobSettings, Place
 from dieselfs_client.daemon import cache_daemons, control
@@ -127,6 +127,8 @@ def _described(dataset: Location | Path, generation: int) -> tuple[str, str, dic
     if isinstance(dataset, Path):
         from dieselfs.snapshot.reader import Snapshot
 
+        if dataset.is_dir():
+            raise InvalidInput(f"{dataset} is a folder: a dataset, or a file with a snapshot, comes first")
         if generation:
             raise InvalidInput("a saved snapshot has one generation: leave out --generation")
         saved = Snapshot.open(dataset)
@@ -196,8 +198,6 @@ def umount(session: Session, mountpoints: Sequence[str], is_lazy: bool, is_dry_r
     What was written through a mount is stored first. If that is not possible, it is kept on this node, and the message
     says how to store it later.
     """
-    if named := [name for name in mountpoints if is_location(name)]:
-        raise InvalidInput(_where(parse_location(named[0])))
     would = "would unmount" if is_dry_run else "unmounted"
     failed = 0
     for mountpoint in mountpoints:
@@ -215,18 +215,6 @@ def umount(session: Session, mountpoints: Sequence[str], is_lazy: bool, is_dry_r
         session.output.detail("mount", f"{would} {place}", {"mountpoint": place})
     fields = {"dry_run": is_dry_run, "mounts": len(mountpoints) - failed, "failed": failed}
     return session.output.summary("", fields, EXIT_PARTIAL if failed else EXIT_OK)
-
-
-def _where(location: Location) -> str:
-    """What to write in place of a dataset."""
-    places = [
-        shlex.quote(mount.mountpoint)
-        for mount in control.mounts()
-        if parse_location(f"{SCHEME}{mount.dataset}").dataset == location.dataset
-    ]
-    if not places:
-        return f"{location} is not mounted on this machine; 'dlcmd mounts' lists what is"
-    return f"umount takes the folder of a mount: dlcmd umount {' '.join(places)}"
 
 
 EXIT_CANNOT_RUN = 126
@@ -296,7 +284,7 @@ def upgrade(session: Session, mountpoints: Sequence[str], is_dry_run: bool) -> i
 
     Files stay open, and readers see a short pause. If the new daemon does not start, the old one continues.
     """
-    places = [resolved_mountpoint(mountpoint) for mountpoint in mountpoints] or [
+    places = [control.mounted_place(mountpoint, "upgrade") for mountpoint in mountpoints] or [
         mount.mountpoint for mount in control.mounts() if mount.process is not None
     ]
     would = "would upgrade" if is_dry_run else "upgraded"
