@@ -10,6 +10,7 @@ import numpy.typing as npt
 from dieselfs.arrays import Numbers
 from dieselfs.columns import starts_of
 from dieselfs.snapshot.reader import Snapshot
+from dieselfs.snapshot.splice import runs_of
 from dieselfs.snapshot.subtree import nodes_below
 
 AT_ONCE = 1 << 14
@@ -18,11 +19,6 @@ TYPE_SHIFT = 12
 FOLDER, FILE, LINK = 0o04, 0o10, 0o12
 """Types of entries: the upper bits of a mode."""
 DOT, DOTS = ord("."), b".."
-
-
-def parts(count: int, at_once: int) -> Iterator[tuple[int, int]]:
-    """The borders of parts of `count` elements."""
-    return ((first, min(first + at_once, count)) for first in range(0, count, at_once))
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -49,9 +45,9 @@ class Tree:
     so on. `control`: the entry of the control folder, 0 without one; its node is the root.
 
     `folders`, `links`: entries, ascending. Shape (folders,), by rank, the place of a folder among them: `child_firsts`,
-    `child_counts`; `name_bytes`, of all names in it; `parents`, the entry of the folder that it is in; `dots`, the
-    places of `.` and `..` among its names, shape (folders, 2). `name_bounds`: shape (folders + 1,), the places of the
-    names of each folder among those of all; they are sorted in each.
+    `child_counts`; `subfolders`, those that listings show; `name_bytes`, of all names in it; `parents`, the entry of
+    the folder that it is in; `dots`, the places of `.` and `..` among its names, shape (folders, 2). `name_bounds`:
+    shape (folders + 1,), the places of the names of each folder among those of all; they are sorted in each.
     """
 
     def __init__(self, snapshot: Snapshot, folder: int, control: bytes) -> None:
@@ -61,10 +57,11 @@ class Tree:
         lengths = np.array([len(run) for run in runs if run])
         self._starts, self.count = starts_of(lengths), int(lengths.sum())
         found: tuple[list[Numbers], list[Numbers]] = [], []
-        for first, end in parts(self.count, AT_ONCE):
-            types = self.types(self.nodes(np.arange(first, end)))
+        for first, run in self.runs(0, self.count, AT_ONCE):
+            types = self.types(run)
+            others = np.flatnonzero(types != FILE)
             for entries, kind in zip(found, (FOLDER, LINK), strict=True):
-                entries.append(first + np.flatnonzero(types == kind))
+                entries.append(first + others[types[others] == kind])
         self.folders, self.links = (np.concatenate(entries) for entries in found)
         nodes = self.nodes(self.folders)
         self.child_counts = snapshot.column("counts")[nodes].astype(np.int64)
@@ -76,8 +73,11 @@ class Tree:
             self.name_bytes[0] += len(control)
         self.name_bytes += 1 + len(DOTS)
         self.child_firsts = 1 + starts_of(self.child_counts)
-        self.parents = self.folders[np.searchsorted(self.child_firsts, self.folders, side="right") - 1]
+        ranks = np.searchsorted(self.child_firsts, self.folders, side="right") - 1
+        self.parents = self.folders[ranks]
         self.parents[0] = 0
+        self.subfolders = np.bincount(ranks[1:], minlength=len(ranks))
+        self.subfolders[0] -= self.control > 0  # listings do not show it
         self.name_bounds = np.concatenate([[0], np.cumsum(self.child_counts + 2)])
         self.dots = self._dots()
 
@@ -91,7 +91,16 @@ class Tree:
         nodes: Numbers = entries + (self._firsts - self._starts)[runs]
         return nodes
 
-    def types(self, nodes: Numbers) -> npt.NDArray[np.uint32]:
+    def runs(self, first: int, end: int, at_once: int) -> Iterator[tuple[int, slice]]:
+        """The entries from `first` up to `end`, in parts of at most `at_once` that are consecutive nodes: the first
+        entry and the nodes of each. A slice of a column copies nothing.
+        """
+        stops = [*self._starts[1:].tolist(), self.count]
+        for start, stop, shift in zip(self._starts, stops, self._firsts - self._starts, strict=True):
+            for part in range(max(int(start), first), min(stop, end), at_once):
+                yield part, slice(part + int(shift), min(part + at_once, stop, end) + int(shift))
+
+    def types(self, nodes: Numbers | slice) -> npt.NDArray[np.uint32]:
         types: npt.NDArray[np.uint32] = np.right_shift(self.snapshot.column("modes")[nodes], TYPE_SHIFT)
         return types
 
@@ -114,21 +123,40 @@ class Tree:
             dots[rank] += [bisect_left(entries, name, key=self._name) for name in (DOTS[:1], DOTS)]
         return dots
 
-    def names(self, first: int, end: int) -> Names:
-        """The names at these places among all."""
+    def name_lengths(self, first: int, end: int) -> Numbers:
+        """The lengths of the names at these places among all: shape (end - first,)."""
         bounds = self.name_bounds
         some = slice(
             int(np.searchsorted(bounds, first, side="right")) - 1,
             int(np.searchsorted(bounds, end, side="left")),
         )
-        counts = np.diff(np.clip(bounds[some.start : some.stop + 1], first, end))
-        in_folder = np.arange(first, end) - np.repeat(bounds[some], counts)
-        dot, dots = np.repeat(self.dots[some], counts, axis=0).T
+        dots = bounds[some, np.newaxis] + self.dots[some] - first
+        is_inside = (dots >= 0) & (dots < end - first)
+        is_entry = np.ones(end - first, np.bool_)
+        is_entry[dots[is_inside]] = False
+        # All but `.` and `..` are entries, in their order from the second on.
+        entry = 1 + first - 2 * some.start - int((dots < 0).sum())
+        last = entry + int(is_entry.sum())
+        column = self.snapshot.column("name_lengths")
+        parts = [column[run].astype(np.int64) for _, run in self.runs(entry, last, AT_ONCE)]
+        lengths = np.empty(end - first, np.int64)
+        lengths[is_entry] = np.concatenate([np.empty(0, np.int64), *parts])
+        for length, chosen in ((1, 0), (len(DOTS), 1)):
+            lengths[dots[:, chosen][is_inside[:, chosen]]] = length
+        if self.control and entry <= self.control < last:
+            lengths[np.flatnonzero(is_entry)[self.control - entry]] = len(self.control_name)
+        return lengths
+
+    def names(self, firsts: Numbers, counts: Numbers) -> Names:
+        """The names in runs of places among all, each of which lies in one folder."""
+        ranks = np.searchsorted(self.name_bounds, firsts, side="right") - 1
+        in_folder = runs_of(firsts - self.name_bounds[ranks], counts)
+        dot, dots = np.repeat(self.dots[ranks], counts, axis=0).T
         is_dot, is_dots = in_folder == dot, in_folder == dots
-        targets = np.repeat(self.child_firsts[some], counts) + in_folder
+        targets = np.repeat(self.child_firsts[ranks], counts) + in_folder
         targets -= (in_folder > dot).astype(np.int64) + (in_folder > dots)
-        targets[is_dot] = np.repeat(self.folders[some], counts)[is_dot]
-        targets[is_dots] = np.repeat(self.parents[some], counts)[is_dots]
+        targets[is_dot] = np.repeat(self.folders[ranks], counts)[is_dot]
+        targets[is_dots] = np.repeat(self.parents[ranks], counts)[is_dots]
         nodes = self.nodes(targets)
         lengths = self.snapshot.column("name_lengths")[nodes].astype(np.int64)
         lengths[is_dot], lengths[is_dots] = 1, len(DOTS)

@@ -1,28 +1,30 @@
-"""The image of a generation as a mount serves it: computed once, kept beside the snapshot, mapped. This module opens
-files.
+"""The image of a generation as a mount serves it: kept beside the snapshot, mapped. This module opens files.
 
-The kernel keeps inodes and folders of an image for as long as it is mounted, so all daemons of
-a mount must serve the same one: they hand its descriptor on.
+What places the files is computed before a mount. The metadata area is not: a part of it is computed when it is first
+needed, and is kept. The kernel keeps inodes and folders of an image for as long as it is mounted, so all daemons of a
+mount must serve the same one: they hand its descriptor on, and a part has the same bytes in each of them.
 """
 
 import mmap
 import os
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import astuple
 from functools import partial
 from pathlib import Path
 from struct import Struct
+from threading import Lock
 
 import numpy as np
 import numpy.typing as npt
-from xxhash import xxh3_128, xxh3_128_digest
+from xxhash import xxh3_64_intdigest, xxh3_128, xxh3_128_digest
 
-from dieselfs.columns import I64, U8
+from dieselfs.columns import I64, U8, U32, U64
 from dieselfs.errors import Damaged
+from dieselfs.snapshot.erofs_files import BLOCK_BYTES, FILE_GUARD_BLOCKS
 from dieselfs.snapshot.erofs_image import (
-    BLOCK_BYTES,
-    FILE_GUARD_BLOCKS,
     METADATA_GUARD_BLOCKS,
+    PART_BYTES,
     ErofsImage,
     ImageOwner,
     ImagePlan,
@@ -30,9 +32,12 @@ from dieselfs.snapshot.erofs_image import (
 )
 from dieselfs.snapshot.reader import Snapshot
 
-_MAGIC = b"dieselI1"
-_HEADER = Struct("<8s16s16sQQQQ")
-"""Magic, checksum of what follows it, key, bytes of the metadata area, files, bytes of the image, opening offset."""
+_MAGIC = b"dieselI2"
+"""Daemons of several versions fill one image: whatever changes a byte of the metadata area changes this."""
+_WHOLE_MAGIC = b"dieselI1"
+"""Of an image whose metadata area is complete: without first blocks and marks, and its checksum is of all bytes."""
+_HEADER = Struct("<8s16s16sQQQQQ")
+"""Magic, checksum, key, bytes of the metadata area, files, bytes of the image, opening offset, nodes."""
 _CHECKED_FROM = 24
 _MADV_POPULATE_WRITE = 23
 """Maps all pages at once; faults of single ones would take a quarter of the time of the whole."""
@@ -47,22 +52,24 @@ def image_key(snapshot: Snapshot, ownership: ImageOwner, serving: Serving) -> by
     return xxh3_128_digest(repr(told).encode() + serving.is_guarded.tobytes())
 
 
-def stored_image(snapshot: Snapshot, ownership: ImageOwner, serving: Serving) -> int:
-    """A descriptor of the image, which the caller closes: from the file beside the snapshot, or computed.
+def stored_image(snapshot: Snapshot, ownership: ImageOwner, serving: Serving) -> tuple[ErofsImage, int]:
+    """The image and a descriptor of it, which the caller closes: from the file beside the snapshot, or a new one.
 
-    A computed one is kept there; in memory where the folder cannot be written, and for a snapshot without a file.
-    Raises InvalidInput as `ImagePlan`.
+    A new one is kept there; in memory where the folder cannot be written, and for a snapshot without a file. Raises
+    InvalidInput as `ImagePlan`.
     """
     key = image_key(snapshot, ownership, serving)
     beside = Path(snapshot.source).with_suffix(f".{key.hex()[:8]}.erofs")
     with suppress(OSError, Damaged):
-        descriptor = os.open(beside, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        descriptor = os.open(beside, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
         try:
-            open_image(descriptor, key)
+            return open_image(
+                descriptor, partial(ImagePlan, snapshot, ownership, serving=serving), key
+            ), descriptor
         except BaseException:
             os.close(descriptor)
             raise
-        return descriptor
+    plan = ImagePlan(snapshot, ownership, serving=serving)
     aside = beside.with_suffix(f".{os.getpid()}.tmp")
     with suppress(OSError):
         if not Path(snapshot.source).is_file() or str(beside).startswith("/proc/"):
@@ -71,64 +78,181 @@ def stored_image(snapshot: Snapshot, ownership: ImageOwner, serving: Serving) ->
         flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
         descriptor = os.open(aside, flags, 0o600)
         try:
-            _write(descriptor, snapshot, ownership, serving, key)
+            image = _new(descriptor, plan, key)
             os.rename(aside, beside)
         except BaseException:
             os.close(descriptor)
             aside.unlink(missing_ok=True)
             raise
-        return descriptor
+        return image, descriptor
     descriptor = os.memfd_create("dieselfs-image", os.MFD_CLOEXEC)
-    _write(descriptor, snapshot, ownership, serving, key)
-    return descriptor
+    return _new(descriptor, plan, key), descriptor
 
 
-def mapped_zeros(descriptor: int, offset: int, count: int) -> npt.NDArray[np.uint8]:
-    """`count` bytes of an empty file from `offset` on, mapped: the kernel writes the pages out, so they are no memory
-    of this process. Raises OSError.
+def mapped_zeros(descriptor: int, count: int) -> npt.NDArray[np.uint8]:
+    """An empty file of `count` bytes, mapped: the kernel writes the pages out, so they are no memory of this process.
+    Raises OSError.
     """
-    os.posix_fallocate(descriptor, 0, offset + count)  # a full disk is an error here, a signal later
-    mapped = mmap.mmap(descriptor, offset + count)
+    return np.frombuffer(_mapped(descriptor, count), U8)
+
+
+def _mapped(descriptor: int, count: int, needed: int = 0) -> mmap.mmap:
+    """As `mapped_zeros`; the pages from `needed` on are about to be written."""
+    os.posix_fallocate(descriptor, 0, count)  # a full disk is an error here, a signal later
+    mapped = mmap.mmap(descriptor, count)
+    _populate(mapped, needed, count)
+    return mapped
+
+
+def _populate(mapped: mmap.mmap, first: int, end: int) -> None:
+    first -= first % mmap.PAGESIZE
     with suppress(OSError):  # before Linux 5.14
-        mapped.madvise(_MADV_POPULATE_WRITE)
-    return np.frombuffer(mapped, U8)[offset:]
+        mapped.madvise(_MADV_POPULATE_WRITE, first, end - first)
 
 
-def _write(descriptor: int, snapshot: Snapshot, ownership: ImageOwner, serving: Serving, key: bytes) -> None:
-    plan = ImagePlan(snapshot, ownership, serving=serving)
-    image = plan.write(partial(mapped_zeros, descriptor, METADATA_OFFSET))
-    counts = len(image.metadata), len(image.nodes), image.size_bytes, image.opening_offset
-    rest = _HEADER.pack(b"", b"", key, *counts).ljust(BLOCK_BYTES, b"\0")[_CHECKED_FROM:]
-    checksum = xxh3_128(rest)
-    for column in (image.opening, image.metadata, image.nodes, image.starts):
-        checksum.update(column.data.cast("B") if len(column) else b"")
-    head = b"".join((_MAGIC, checksum.digest(), rest, image.opening.tobytes()))
-    os.pwrite(descriptor, head, 0)
+class _Places:
+    """Where the columns of a stored image lie, which begins with header, opening block and metadata area. `whole_end`:
+    the end of one of _WHOLE_MAGIC.
+    """
+
+    def __init__(self, metadata: int, files: int, nodes: int) -> None:
+        self.nodes = METADATA_OFFSET + metadata
+        self.whole_end = self.nodes + 2 * I64.itemsize * files
+        self.first_blocks = self.nodes + 2 * U32.itemsize * files
+        self.marks = -(-(self.first_blocks + U32.itemsize * nodes) // U64.itemsize) * U64.itemsize
+        self.end = self.marks + U64.itemsize * -(-metadata // PART_BYTES)
 
 
-def open_image(descriptor: int, key: bytes | None = None) -> ErofsImage:
-    """The image of a descriptor of `stored_image`, mapped; the descriptor may be closed.
+def _new(descriptor: int, plan: ImagePlan, key: bytes) -> ErofsImage:
+    counts = plan.metadata_bytes, plan.files, plan.size_bytes, plan.opening_offset, len(plan.snapshot)
+    places = _Places(plan.metadata_bytes, plan.files, len(plan.snapshot))
+    mapped = _mapped(descriptor, places.end, places.nodes)
+    data = np.frombuffer(mapped, U8)
+    data[: _HEADER.size] = np.frombuffer(_HEADER.pack(_MAGIC, b"", key, *counts), U8)
+    nodes, blocks = data[places.nodes : places.first_blocks].view(U32).reshape(2, plan.files)
+    first_blocks = data[places.first_blocks : places.marks].view(U32)[: len(plan.snapshot)]
+    plan.place_files(nodes, blocks, first_blocks)
+    opening = plan.opening(first_blocks)
+    data[BLOCK_BYTES : BLOCK_BYTES + len(opening)] = opening
+    data[_CHECKED_FROM - 16 : _CHECKED_FROM] = np.frombuffer(checksum_of(data.data), U8)
+    return _image(mapped, lambda: plan)
 
-    Checks it against its checksum, in about 0.01 s for a million files. Raises Damaged, also if it is not that of
-    `key`; OSError if it cannot be mapped.
+
+def checksum_of(data: memoryview) -> bytes:
+    """That of a stored image, whose header has its magic and counts: of all but the metadata area and the marks."""
+    magic, _, _, metadata, files, _, _, nodes = _HEADER.unpack_from(data)
+    if magic == _WHOLE_MAGIC:
+        return xxh3_128_digest(data[_CHECKED_FROM:])
+    places = _Places(metadata, files, nodes)
+    checksum = xxh3_128(data[_CHECKED_FROM:METADATA_OFFSET])
+    checksum.update(data[places.nodes : places.marks])
+    return checksum.digest()
+
+
+def open_image(
+    descriptor: int, plan: Callable[[], ImagePlan] | None = None, key: bytes | None = None
+) -> ErofsImage:
+    """The image of a descriptor of `stored_image`, mapped; the descriptor may be closed. `plan`: makes that of the same
+    image, if a part of the metadata area must be computed.
+
+    Checks it against its checksum, in about 0.01 s for a million files; each part of the metadata area when it is first
+    needed. Raises Damaged, also if it is not that of `key`; OSError if it cannot be mapped.
     """
     if os.fstat(descriptor).st_size < METADATA_OFFSET:
         raise Damaged("the stored image is cut off")
-    data = np.frombuffer(mmap.mmap(descriptor, 0, access=mmap.ACCESS_READ), U8)
-    magic, checksum, found, metadata, files, size_bytes, opening_offset = _HEADER.unpack_from(data.data)
-    if magic != _MAGIC or xxh3_128_digest(data.data[_CHECKED_FROM:]) != checksum:
+    is_whole = os.pread(descriptor, len(_WHOLE_MAGIC), 0) == _WHOLE_MAGIC
+    access = mmap.ACCESS_READ if is_whole else mmap.ACCESS_WRITE
+    mapped = mmap.mmap(descriptor, 0, access=access)
+    magic, checksum, found, metadata, files, _, _, nodes = _HEADER.unpack_from(mapped)
+    if magic not in (_MAGIC, _WHOLE_MAGIC) or checksum_of(memoryview(mapped)) != checksum:
         raise Damaged("the stored image does not match its checksum")
     if key is not None and found != key:
         raise Damaged("the stored image is of another snapshot, owner or layout")
-    nodes_start = METADATA_OFFSET + metadata
-    if nodes_start + 2 * I64.itemsize * files != len(data):
+    places = _Places(metadata, files, nodes)
+    if len(mapped) != (places.whole_end if is_whole else places.end):
         raise Damaged("the stored image has another length than its header says")
-    nodes, starts = data[nodes_start:].view(I64).reshape(2, files)
+    return _image(mapped, plan)
+
+
+def _image(mapped: mmap.mmap, plan: Callable[[], ImagePlan] | None) -> ErofsImage:
+    magic, _, key, length, files, size_bytes, opening_offset, count = _HEADER.unpack_from(mapped)
+    places, data = _Places(length, files, count), np.frombuffer(mapped, U8)
+    metadata = data[METADATA_OFFSET : places.nodes]
+    opening = data[BLOCK_BYTES:METADATA_OFFSET]
+    if magic == _WHOLE_MAGIC:
+        numbers, starts = data[places.nodes :].view(I64).reshape(2, files)
+        columns = numbers.astype(U32), (starts // BLOCK_BYTES).astype(U32), np.empty(0, U32)
+        return ErofsImage(metadata, *columns, size_bytes, opening, opening_offset)
+    nodes, blocks = data[places.nodes : places.first_blocks].view(U32).reshape(2, files)
+    first_blocks = data[places.first_blocks : places.marks].view(U32)[:count]
+    parts = _Parts(mapped, metadata, data[places.marks :].view(U64), first_blocks, key, plan)
     return ErofsImage(
-        data[METADATA_OFFSET:nodes_start],
-        nodes,
-        starts,
-        size_bytes,
-        data[BLOCK_BYTES:METADATA_OFFSET],
-        opening_offset,
+        metadata, nodes, blocks, first_blocks, size_bytes, opening, opening_offset, parts.has, parts.fill
     )
+
+
+class _Parts:
+    """The parts of the metadata area of a stored image. A mark is the checksum of a part that is there, else 0.
+
+    The bytes come before the mark, so a daemon can be killed at any time; a part without a right mark is computed
+    again, to the same bytes.
+    """
+
+    def __init__(
+        self,
+        mapped: mmap.mmap,
+        metadata: npt.NDArray[np.uint8],
+        marks: npt.NDArray[np.uint64],
+        first_blocks: npt.NDArray[np.uint32],
+        key: bytes,
+        plan: Callable[[], ImagePlan] | None,
+    ) -> None:
+        self._mapped = mapped
+        self._metadata = metadata
+        self._marks = marks
+        self._first_blocks = first_blocks
+        self._key = key
+        self._lock = Lock()  # guards what follows, and a part that is being computed
+        self._make_plan = plan
+        self._plan: ImagePlan | None = None
+        self._computed = np.empty(0, U8)
+        self._is_there = bytearray(len(marks))
+        self._missing = len(marks)
+
+    def has(self, first: int, end: int) -> bool:
+        """`ErofsImage.has`."""
+        return 0 not in self._is_there[first // PART_BYTES : -(-end // PART_BYTES)]
+
+    def fill(self, first: int, end: int) -> None:
+        """`ErofsImage.fill`. Raises Damaged if another version has begun the image, and would compute other bytes."""
+        for part in range(first // PART_BYTES, min(-(-end // PART_BYTES), len(self._marks))):
+            with self._lock:
+                if not self._is_there[part]:
+                    self._have(part)
+
+    def _have(self, part: int) -> None:
+        place = slice(part * PART_BYTES, min((part + 1) * PART_BYTES, len(self._metadata)))
+        content = self._metadata[place]
+        if not self._marks[part] or xxh3_64_intdigest(content.data) != self._marks[part]:
+            if self._plan is None:
+                self._plan, self._computed = self._planned(), np.empty(PART_BYTES, U8)
+            # Not in place: another mount may serve this part, which it has computed meanwhile.
+            computed = self._computed[: len(content)]
+            computed[:] = 0
+            self._plan.write_part(computed, place.start, self._first_blocks)
+            _populate(self._mapped, METADATA_OFFSET + place.start, METADATA_OFFSET + place.stop)
+            content[:] = computed
+            self._marks[part] = xxh3_64_intdigest(content.data)
+        self._is_there[part] = True
+        self._missing -= 1
+        if not self._missing:
+            self._plan = self._make_plan = None  # it has memory for each folder
+            self._computed = np.empty(0, U8)
+
+    def _planned(self) -> ImagePlan:
+        plan = None if self._make_plan is None else self._make_plan()
+        if plan is None or plan.serving is None:
+            raise Damaged("a part of the stored image is missing")
+        if image_key(plan.snapshot, plan.ownership, plan.serving) != self._key:
+            raise Damaged("a part of the stored image is missing, and this version would compute another")
+        return plan

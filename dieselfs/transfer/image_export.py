@@ -15,6 +15,7 @@ from dieselfs.cache.policy import is_worth_whole
 from dieselfs.columns import I64
 from dieselfs.errors import AlreadyExists, DieselfsError, StorageFull
 from dieselfs.names import printable
+from dieselfs.snapshot.erofs_files import BLOCK_BYTES
 from dieselfs.snapshot.erofs_image import ImageOwner, ImagePlan
 from dieselfs.snapshot.reader import ROOT
 from dieselfs.snapshot.storage_order import tree_order
@@ -118,13 +119,11 @@ class ImageExport:
         self.report.done_bytes += result
 
     def _write_metadata(self, file: int) -> None:
-        image = self._plan.write(partial(mapped_zeros, file, 0))
-        order = np.argsort(image.nodes)
-        files = order[np.searchsorted(image.nodes, self._order.owners, sorter=order)]
-        places_in_files = self._snapshot.column("extent_places").view(I64)[self._order.extents]
-        self._places = image.starts[files] + places_in_files
+        image = self._plan.write(partial(mapped_zeros, file))
+        starts = image.first_blocks[self._order.owners].astype(np.int64) * BLOCK_BYTES
+        self._places = starts + self._snapshot.column("extent_places").view(I64)[self._order.extents]
         # These columns are where the data of files will be, which has zeros between files.
-        image.nodes[:] = image.starts[:] = 0
+        image.nodes[:] = image.blocks[:] = 0
         os.ftruncate(file, self.size_bytes)
 
     def _write_chunk(self, positions: slice) -> int:

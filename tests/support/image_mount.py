@@ -15,7 +15,7 @@ import trio
 
 from dieselfs.prefetch.extent_table import ExtentTable
 from dieselfs.snapshot.erofs_image import ImageOwner, Serving
-from dieselfs.snapshot.stored_image import open_image, stored_image
+from dieselfs.snapshot.stored_image import stored_image
 from dieselfs_client.memory.buffer_pool import BufferPool
 from dieselfs_client.memory.chunk_cache import ChunkCache
 from dieselfs_client.mount.control.tree import ControlTree
@@ -50,8 +50,8 @@ class ImageMount:
         self.path, self.image_path = folder / "view", folder / "fuse" / os.fsdecode(IMAGE_NAME)
         self.device, self.snapshot, self.source = device, snapshot, packed.source()
         self.is_guarded = np.arange(len(snapshot)) % GUARDED_EVERY == 0
-        self._image_file = stored_image(snapshot, ImageOwner(0, 0), Serving(CONTROL_FOLDER, self.is_guarded))
-        self.image = open_image(self._image_file)
+        serving = Serving(CONTROL_FOLDER, self.is_guarded)
+        self.image, self._image_file = stored_image(snapshot, ImageOwner(0, 0), serving)
         self.buffer_pool = BufferPool(largest_payload_bytes(snapshot), 3)
         self.pages = ImagePages(
             device,

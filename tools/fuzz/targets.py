@@ -16,7 +16,7 @@ from tempfile import NamedTemporaryFile
 import numpy as np
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.serialization import Encoding
-from xxhash import xxh3_64_intdigest, xxh3_128_digest
+from xxhash import xxh3_64_intdigest
 
 from dieselfs.bucket.url import BucketUrl
 from dieselfs.chunk.builder import ChunkBuilder
@@ -49,7 +49,7 @@ from dieselfs.snapshot.erofs_image import ImageOwner, Serving
 from dieselfs.snapshot.format import PREAMBLE_BYTES, decode_snapshot_header
 from dieselfs.snapshot.reader import Snapshot
 from dieselfs.snapshot.signature import check_snapshot_signature
-from dieselfs.snapshot.stored_image import open_image, stored_image
+from dieselfs.snapshot.stored_image import METADATA_OFFSET, checksum_of, open_image, stored_image
 from dieselfs.units import parse_duration, parse_rate, parse_size
 from dieselfs_client.daemon.progress_keeper import parse_handover
 from dieselfs_client.mount.points.mount_table import parse_mountinfo
@@ -269,7 +269,8 @@ def _image() -> bytes:
     """The stored image of `small_snapshot`."""
     snapshot = Snapshot(small_snapshot(), SOURCE)
     is_guarded = np.zeros(len(snapshot), np.bool_)
-    descriptor = stored_image(snapshot, ImageOwner(0, 0), Serving(b".dieselfs", is_guarded))
+    image, descriptor = stored_image(snapshot, ImageOwner(0, 0), Serving(b".dieselfs", is_guarded))
+    image.fill(0, len(image.metadata))
     try:
         return os.pread(descriptor, os.fstat(descriptor).st_size, 0)
     finally:
@@ -287,7 +288,9 @@ def _parse_image(data: bytes) -> object:
 
 def _parse_resealed_image(data: bytes) -> object:
     """With the checksum made right."""
-    return _parse_image(data[:8] + xxh3_128_digest(data[24:]) + data[24:])
+    if len(data) < METADATA_OFFSET:
+        return _parse_image(data)
+    return _parse_image(data[:8] + checksum_of(memoryview(data)) + data[24:])
 
 
 _MEMBER = Member("n1", 0, TcpAddress("10.0.0.1", 7070), 1 << 30, bytes(16)).encode()

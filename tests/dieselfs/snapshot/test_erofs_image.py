@@ -7,11 +7,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given, settings, strategies
 
 from dieselfs.errors import InvalidInput
-from dieselfs.snapshot import erofs_image, erofs_tree
-from dieselfs.snapshot.erofs_image import BLOCK_BYTES, METADATA_GUARD_BLOCKS, ImageOwner, ImagePlan, Serving
+from dieselfs.snapshot import erofs_files, erofs_image, erofs_tree
+from dieselfs.snapshot.erofs_files import BLOCK_BYTES
+from dieselfs.snapshot.erofs_image import METADATA_GUARD_BLOCKS, ImageOwner, ImagePlan, Serving
 from tests.support.dataset import PackedDataset, TreeEntry, pack_entries, pack_tree
 from tests.support.erofs import fsck, image_bytes, inode_count, mounted_image, needs_fsck
 from tests.support.random_trees import random_trees
@@ -113,11 +114,12 @@ def test_an_image_does_not_depend_on_how_much_is_made_at_a_time(monkeypatch: pyt
     packed = pack_entries(entries, chunk_bytes=3000)
     serving = Serving(CONTROL, np.arange(len(packed.snapshot)) % 3 == 0)
     whole = ImagePlan(packed.snapshot, ROOT_OWNED, serving=serving).write()
-    monkeypatch.setattr(erofs_image, "_FILES_AT_ONCE", 7)
+    monkeypatch.setattr(erofs_files, "AT_ONCE", 7)
+    monkeypatch.setattr(erofs_image, "PART_BYTES", 2 * BLOCK_BYTES)
     for module in (erofs_tree, erofs_image):
         monkeypatch.setattr(module, "AT_ONCE", BLOCK_BYTES // 10)
     parted = ImagePlan(packed.snapshot, ROOT_OWNED, serving=serving).write()
-    for column in ("metadata", "nodes", "starts", "opening"):
+    for column in ("metadata", "nodes", "blocks", "first_blocks", "opening"):
         assert np.array_equal(getattr(parted, column), getattr(whole, column)), column
 
 
@@ -196,6 +198,24 @@ def test_the_control_folder_hides_an_entry_of_its_name(tmp_path: Path) -> None:
     with mounted_image(image, tmp_path / "mounted") as mounted:
         found = {path for path, (mode, _, _) in described(mounted).items() if stat.S_ISREG(mode)}
         assert found == {b"a/.dieselfs/d", b"a/b", b"z"}
+
+
+@given(entries=random_trees(), data=strategies.data())
+@settings(max_examples=60, deadline=None)
+def test_each_part_of_the_metadata_alone_has_the_bytes_of_the_whole(
+    entries: dict[bytes, TreeEntry], data: strategies.DataObject
+) -> None:
+    packed = pack_entries([entries[path] for path in sorted(entries)], chunk_bytes=5000)
+    plan = ImagePlan(
+        packed.snapshot, ROOT_OWNED, serving=Serving(CONTROL, np.arange(len(packed.snapshot)) % 3 == 0)
+    )
+    whole = plan.write()
+    blocks = strategies.integers(0, len(whole.metadata) // BLOCK_BYTES)
+    for borders in data.draw(strategies.lists(strategies.tuples(blocks, blocks), min_size=1)):
+        first, end = (BLOCK_BYTES * border for border in sorted(borders))
+        part = np.zeros(end - first, np.uint8)
+        plan.write_part(part, first, whole.first_blocks)
+        assert np.array_equal(part, whole.metadata[first:end])
 
 
 @needs_fsck

@@ -1,13 +1,24 @@
 import os
+import random
+import signal
 import stat
+import struct
+import subprocess
+import sys
 import tracemalloc
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
 import pytest
+from xxhash import xxh3_128_digest
 
+from dieselfs.arrays import Nodes
 from dieselfs.errors import Damaged
-from dieselfs.snapshot import erofs_image, erofs_tree
+from dieselfs.snapshot import erofs_files, erofs_image, erofs_tree
+from dieselfs.snapshot import stored_image as stored_image_module
+from dieselfs.snapshot.erofs_files import BLOCK_BYTES
 from dieselfs.snapshot.erofs_image import ErofsImage, ImageOwner, ImagePlan, Serving
 from dieselfs.snapshot.reader import Snapshot
 from dieselfs.snapshot.stored_image import image_key, open_image, stored_image
@@ -29,31 +40,40 @@ def serving(snapshot: Snapshot) -> Serving:
 
 
 def columns(image: ErofsImage) -> list[object]:
-    arrays = (image.metadata, image.nodes, image.starts, image.opening)
+    image.fill(0, len(image.metadata))
+    assert image.has(0, len(image.metadata))
+    arrays = (image.metadata, image.nodes, image.blocks, image.first_blocks, image.opening)
     return [*(array.tolist() for array in arrays), image.size_bytes, image.opening_offset]
 
 
-def opened(descriptor: int) -> ErofsImage:
-    try:
-        return open_image(descriptor)
-    finally:
-        os.close(descriptor)
+def stored(snapshot: Snapshot, ownership: ImageOwner, serving: Serving) -> ErofsImage:
+    image, descriptor = stored_image(snapshot, ownership, serving)
+    os.close(descriptor)
+    return image
+
+
+def whole(snapshot: Snapshot, ownership: ImageOwner, serving: Serving) -> list[object]:
+    return columns(ImagePlan(snapshot, ownership, serving=serving).write())
 
 
 def test_what_is_stored_is_what_was_computed(snapshot: Snapshot, serving: Serving) -> None:
-    computed = columns(ImagePlan(snapshot, OWNED, serving=serving).write())
-    assert columns(opened(stored_image(snapshot, OWNED, serving))) == computed
-    assert columns(opened(stored_image(snapshot, OWNED, serving))) == computed
+    computed = whole(snapshot, OWNED, serving)
+    assert columns(stored(snapshot, OWNED, serving)) == computed
+    assert columns(stored(snapshot, OWNED, serving)) == computed
 
 
-def test_it_is_computed_once(snapshot: Snapshot, serving: Serving, tmp_path: Path) -> None:
-    os.close(stored_image(snapshot, OWNED, serving))
+def test_it_is_computed_once(
+    snapshot: Snapshot, serving: Serving, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    computed = columns(stored(snapshot, OWNED, serving))
     (kept,) = tmp_path.glob("5-1.*.erofs")
     assert stat.S_IMODE(kept.stat().st_mode) == 0o600
     inode = kept.stat().st_ino
-    descriptor = stored_image(snapshot, OWNED, serving)
+    monkeypatch.setattr(ImagePlan, "__init__", None)
+    image, descriptor = stored_image(snapshot, OWNED, serving)
     assert os.fstat(descriptor).st_ino == inode
     os.close(descriptor)
+    assert columns(image) == computed
     assert sorted(path.name for path in tmp_path.iterdir()) == [kept.name, "5-1.snapshot"]
 
 
@@ -67,30 +87,121 @@ def test_each_owner_and_each_choice_of_guards_has_its_own(
         (OWNED, Serving(b".other", serving.is_guarded)),
     )
     for ownership, choice in ((OWNED, serving), *others):
-        image = opened(stored_image(snapshot, ownership, choice))
-        assert columns(image) == columns(ImagePlan(snapshot, ownership, serving=choice).write())
+        image = stored(snapshot, ownership, choice)
+        assert columns(image) == whole(snapshot, ownership, choice)
     assert len([*tmp_path.glob("*.erofs")]) == 5
 
 
-@pytest.mark.parametrize("place", [0, 30, 4096, 9000, -1])
+@pytest.fixture
+def parted(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (erofs_image, stored_image_module):
+        monkeypatch.setattr(module, "PART_BYTES", BLOCK_BYTES)
+
+
+@pytest.mark.usefixtures("parted")
+def test_parts_are_computed_in_any_order_by_any_daemon(
+    snapshot: Snapshot, serving: Serving, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    computed = ImagePlan(snapshot, OWNED, serving=serving).write().metadata
+    parts, found = list(range(len(computed) // BLOCK_BYTES)), list[int]()
+    assert len(parts) > 5
+    write = ImagePlan.write_part
+
+    def noted(plan: ImagePlan, part: npt.NDArray[np.uint8], first: int, first_blocks: Nodes) -> None:
+        found.append(first)
+        write(plan, part, first, first_blocks)
+
+    monkeypatch.setattr(ImagePlan, "write_part", noted)
+    random.Random(3).shuffle(parts)
+    for number, part in enumerate(parts):
+        image = stored(snapshot, OWNED, serving)  # that of another daemon
+        for known in (part, *parts[:number]):
+            first = known * BLOCK_BYTES + 17
+            assert not image.has(first, first + 100)
+            image.fill(first, first + 100)
+            assert image.has(first, first + 100)
+            place = slice(known * BLOCK_BYTES, (known + 1) * BLOCK_BYTES)
+            assert np.array_equal(image.metadata[place], computed[place])
+    assert sorted(found) == [part * BLOCK_BYTES for part in sorted(parts)]
+
+
+def test_a_daemon_that_is_killed_leaves_parts_that_the_next_one_uses(
+    tmp_path: Path, snapshot: Snapshot, serving: Serving
+) -> None:
+    image, descriptor = stored_image(snapshot, OWNED, serving)
+    with pytest.raises(subprocess.CalledProcessError) as failed:
+        subprocess.run([sys.executable, "-c", KILLED, snapshot.source], check=True, timeout=60)
+    assert failed.value.returncode == -signal.SIGKILL
+    (kept,) = tmp_path.glob("*.erofs")
+    assert kept.stat().st_ino == os.fstat(descriptor).st_ino
+    os.close(descriptor)
+    assert columns(stored(snapshot, OWNED, serving)) == whole(snapshot, OWNED, serving)
+    assert columns(image) == whole(snapshot, OWNED, serving)
+
+
+KILLED = """
+import os, signal, sys
+import numpy as np
+from dieselfs.snapshot import erofs_image, stored_image
+from dieselfs.snapshot.erofs_image import ImageOwner, Serving
+from dieselfs.snapshot.reader import Snapshot
+snapshot = Snapshot.open(sys.argv[1])
+serving = Serving(b".control", np.arange(len(snapshot)) % 7 == 0)
+image, _ = stored_image.stored_image(snapshot, ImageOwner(12, 34, 0o700), serving)
+stored_image.xxh3_64_intdigest = lambda content: os.kill(os.getpid(), signal.SIGKILL)
+image.fill(0, 1)
+"""
+"""Dies between the bytes of a part and its mark."""
+
+
+@pytest.mark.parametrize("place", [0, 30, 79, 4096, 9000, -9, -1])
 def test_a_damaged_file_is_replaced(snapshot: Snapshot, serving: Serving, tmp_path: Path, place: int) -> None:
-    computed = columns(opened(stored_image(snapshot, OWNED, serving)))
+    """What is damaged in the metadata area, or the mark of a part, is computed again in place."""
+    computed = columns(stored(snapshot, OWNED, serving))
     (kept,) = tmp_path.glob("*.erofs")
     content = bytearray(kept.read_bytes())
     content[place] ^= 1
     kept.write_bytes(content)
-    assert columns(opened(stored_image(snapshot, OWNED, serving))) == computed
-    assert columns(opened(os.open(kept, os.O_RDONLY))) == computed
+    assert columns(stored(snapshot, OWNED, serving)) == computed
+    descriptor = os.open(kept, os.O_RDWR)
+    assert columns(open_image(descriptor)) == computed
+    os.close(descriptor)
+
+
+def test_another_version_does_not_complete_an_image(snapshot: Snapshot, serving: Serving) -> None:
+    image, descriptor = stored_image(snapshot, OWNED, serving)
+    other = open_image(descriptor, lambda: ImagePlan(snapshot, ImageOwner(0, 0), serving=serving))
+    with pytest.raises(Damaged, match="this version would compute another"):
+        other.fill(0, 1)
+    with pytest.raises(Damaged, match="a part of the stored image is missing"):
+        open_image(descriptor).fill(0, 1)
+    image.fill(0, len(image.metadata))
+    assert columns(other) == whole(snapshot, OWNED, serving)
+    os.close(descriptor)
+
+
+def test_an_image_of_the_version_before_is_read(snapshot: Snapshot, serving: Serving, tmp_path: Path) -> None:
+    image = ImagePlan(snapshot, OWNED, serving=serving).write()
+    counts = len(image.metadata), len(image.nodes), image.size_bytes, image.opening_offset
+    head = struct.pack("<16s4Q", image_key(snapshot, OWNED, serving), *counts).ljust(4096 - 24, b"\0")
+    parts = (image.opening, image.metadata, image.nodes.astype(np.int64), image.starts)
+    content = b"".join([head, *(part.tobytes() for part in parts)])
+    (tmp_path / "before").write_bytes(b"dieselI1" + xxh3_128_digest(content) + content)
+    descriptor = os.open(tmp_path / "before", os.O_RDONLY)
+    found = open_image(descriptor)
+    os.close(descriptor)
+    without = replace(image, first_blocks=np.empty(0, np.uint32))
+    assert columns(found) == columns(without)
 
 
 @pytest.mark.parametrize("length", [0, 100, 4096, 10_000])
 def test_a_file_that_is_cut_off_is_replaced(
     snapshot: Snapshot, serving: Serving, tmp_path: Path, length: int
 ) -> None:
-    os.close(stored_image(snapshot, OWNED, serving))
+    stored(snapshot, OWNED, serving)
     (kept,) = tmp_path.glob("*.erofs")
     os.truncate(kept, length)
-    assert len(opened(stored_image(snapshot, OWNED, serving)).nodes) == 199
+    assert len(stored(snapshot, OWNED, serving).nodes) == 199
 
 
 def test_the_memory_does_not_grow_with_the_entries(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -100,26 +211,30 @@ def test_the_memory_does_not_grow_with_the_entries(tmp_path: Path, monkeypatch: 
     (tmp_path / "5-1.snapshot").write_bytes(packed.snapshot.content)
     snapshot = Snapshot.open(tmp_path / "5-1.snapshot")
     serving = Serving(b".control", np.zeros(len(snapshot), np.bool_))
-    for module, name in ((erofs_tree, "AT_ONCE"), (erofs_image, "AT_ONCE"), (erofs_image, "_FILES_AT_ONCE")):
-        monkeypatch.setattr(module, name, 1024)
+    for module in (erofs_tree, erofs_image, erofs_files):
+        monkeypatch.setattr(module, "AT_ONCE", 1024)
+    for module in (erofs_image, stored_image_module):
+        monkeypatch.setattr(module, "PART_BYTES", 16 * BLOCK_BYTES)
     tracemalloc.start()
     try:
-        os.close(stored_image(snapshot, OWNED, serving))
+        image = stored(snapshot, OWNED, serving)
+        image.fill(0, len(image.metadata))
         assert tracemalloc.get_traced_memory()[1] < 100 * files  # the image has 130 bytes per file
     finally:
         tracemalloc.stop()
 
 
 def test_an_image_of_another_key_is_refused(snapshot: Snapshot, serving: Serving) -> None:
-    descriptor = stored_image(snapshot, OWNED, serving)
-    open_image(descriptor, image_key(snapshot, OWNED, serving))
+    _, descriptor = stored_image(snapshot, OWNED, serving)
+    open_image(descriptor, None, image_key(snapshot, OWNED, serving))
     with pytest.raises(Damaged, match="another snapshot"):
-        open_image(descriptor, image_key(snapshot, ImageOwner(0, 0), serving))
+        open_image(descriptor, None, image_key(snapshot, ImageOwner(0, 0), serving))
     os.close(descriptor)
 
 
 def test_without_a_place_beside_the_snapshot_it_is_in_memory(serving: Serving, snapshot: Snapshot) -> None:
     nowhere = Snapshot(bytes(snapshot.content), "snapshot")
-    descriptor = stored_image(nowhere, OWNED, serving)
+    image, descriptor = stored_image(nowhere, OWNED, serving)
     assert os.readlink(f"/proc/self/fd/{descriptor}").startswith("/memfd:")
-    assert columns(opened(descriptor)) == columns(ImagePlan(snapshot, OWNED, serving=serving).write())
+    os.close(descriptor)
+    assert columns(image) == whole(snapshot, OWNED, serving)

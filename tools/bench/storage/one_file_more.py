@@ -25,5 +25,5 @@ def one_file_more(folder: Path, scale: Scale) -> Generator[Trial]:
     with open(folder / "many.snapshot", "w+b") as file:
         builder.write(file)
     del builder  # and what it has spilled
-    server, client, _ = one_more(Snapshot.open(folder / "many.snapshot"), folder)
+    server, client, *_ = one_more(Snapshot.open(folder / "many.snapshot"), folder)
     yield Trial(f"One file more in {entries:,} files", [server, client], scale.rounds)

@@ -22,7 +22,7 @@ from dieselfs.snapshot.builder import SnapshotBuilder
 from dieselfs.snapshot.delta import apply_delta
 from dieselfs.snapshot.delta_format import decode_delta, encode_delta
 from dieselfs.snapshot.encoding import unsigned
-from dieselfs.snapshot.erofs_image import ImageOwner, Serving
+from dieselfs.snapshot.erofs_image import ErofsImage, ImageOwner, Serving
 from dieselfs.snapshot.files import write_aside, write_content
 from dieselfs.snapshot.reader import Snapshot
 from dieselfs.snapshot.stored_image import stored_image
@@ -114,22 +114,33 @@ def one_more(base: Snapshot, folder: Path) -> list[Side]:
         parts = write_aside(applied_path, partial(apply_delta, base, delta, "delta"))
         Snapshot.open(applied_path).verify(parts)
 
-    def make_image() -> None:
+    def make_image() -> ErofsImage:
         snapshot = Snapshot.open(next_path)
         is_guarded = Tripwires(snapshot).usual_of_all()
-        os.close(stored_image(snapshot, ImageOwner(0, 0), Serving(b".dieselfs", is_guarded)))
+        image, descriptor = stored_image(snapshot, ImageOwner(0, 0), Serving(b".dieselfs", is_guarded))
+        os.close(descriptor)
+        return image
 
-    def alone(work: Callable[[], None]) -> Run:
+    def read_image() -> None:
+        image = make_image()
+        image.fill(0, len(image.metadata))
+
+    def alone(work: Callable[[], object]) -> Run:
         for path in (applied_path, *folder.glob("next.*.erofs")):
             path.unlink(missing_ok=True)
-        if work is not make_image:
+        if work not in (make_image, read_image):
             next_path.unlink(missing_ok=True)
         elif not next_path.exists():
             serve()
         return _with_memory(work)
 
     serve()
-    works = {"server": serve, "client": apply, "image of the view": make_image}
+    works: dict[str, Callable[[], object]] = {
+        "server": serve,
+        "client": apply,
+        "image of the view": make_image,
+        "the same, and all its metadata": read_image,
+    }
     return [Side(name, partial(alone, work), len(base), "entries") for name, work in works.items()]
 
 

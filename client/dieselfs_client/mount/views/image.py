@@ -12,9 +12,9 @@ from dataclasses import dataclass
 
 import trio
 
-from dieselfs.errors import MountError
+from dieselfs.errors import DieselfsError, MountError
 from dieselfs.settings.table import IMAGE
-from dieselfs.snapshot.erofs_image import ErofsImage, ImageOwner, Serving
+from dieselfs.snapshot.erofs_image import PART_BYTES, ErofsImage, ImageOwner, ImagePlan, Serving
 from dieselfs.snapshot.reader import Snapshot
 from dieselfs.snapshot.stored_image import open_image, stored_image
 from dieselfs_client.memory.buffer_pool import BufferPool
@@ -29,7 +29,7 @@ from dieselfs_client.mount.reading.core import CONTROL_FOLDER, MountCore
 from dieselfs_client.mount.reading.error_log import ErrorLog
 from dieselfs_client.mount.reading.read_path import ReadPath, Reads
 from dieselfs_client.mount.views.image_layout import IMAGE_NAME, ImageLayout
-from dieselfs_client.mount.views.image_pages import METADATA_PUSH_BYTES, ImagePages
+from dieselfs_client.mount.views.image_pages import ImagePages
 from dieselfs_client.mount.views.image_reads import ImageReads
 from dieselfs_client.mount.views.view import PRIVATE_MODE, View, owner
 from dieselfs_client.prefetch.tripwires import Tripwires
@@ -68,7 +68,7 @@ class MetadataPush:
         """The kernel has read the metadata area at `offset`. While the image is opened, nothing is pushed: the block
         with the root changes.
         """
-        part = offset // METADATA_PUSH_BYTES
+        part = offset // PART_BYTES
         last_s = self._pushed_s.get(part)
         if self._layout.is_opening or (last_s is not None and self._clock() < last_s + PUSHED_AGAIN_S):
             return
@@ -78,14 +78,14 @@ class MetadataPush:
     async def opened(self) -> None:
         """The control folder of the image was mounted on: push the area, and make the kernel list the root again."""
         self._layout.is_opening = False
-        root, parts = self._layout.image.opening_offset // METADATA_PUSH_BYTES, self._parts()
+        root, parts = self._layout.image.opening_offset // PART_BYTES, self._parts()
         await self._push(root)
         with suppress(MountError):
             await trio.to_thread.run_sync(self._pages.close_root, limiter=self._pushing)
         self._nursery.start_soon(self._push_all, [part for part in range(parts) if part != root])
 
     def _parts(self) -> int:
-        return -(-len(self._layout.image.metadata) // METADATA_PUSH_BYTES)
+        return -(-len(self._layout.image.metadata) // PART_BYTES)
 
     async def _push_all(self, parts: list[int]) -> None:
         for part in parts:
@@ -94,8 +94,10 @@ class MetadataPush:
 
     async def _push(self, part: int) -> None:
         self._pushed_s[part] = self._clock()
-        offset = part * METADATA_PUSH_BYTES
-        with suppress(MountError):  # the mount has ended; or the page helper, and reads go through the daemon
+        offset = part * PART_BYTES
+        with suppress(
+            DieselfsError
+        ):  # the mount has ended; or the page helper, and reads go through the daemon
             await trio.to_thread.run_sync(self._pages.store_metadata, offset, limiter=self._pushing)
 
 
@@ -160,15 +162,16 @@ def image_file(
     All entries belong to `user` and `group`. EROFS does not keep other users out, as FUSE does, so with `is_private`
     the mode of the root does, which then belongs to this user. Raises InvalidInput for a dataset that is too large.
     """
-    if inherited is not None:
-        return open_image(inherited), inherited
     ownership = ImageOwner(user, group)
     if is_private:
         ownership = ImageOwner(user, group, PRIVATE_MODE, os.geteuid())
-    descriptor = stored_image(
-        snapshot, ownership, Serving(CONTROL_FOLDER, Tripwires(snapshot).usual_of_all())
-    )
-    return open_image(descriptor), descriptor
+
+    def serving() -> Serving:
+        return Serving(CONTROL_FOLDER, Tripwires(snapshot).usual_of_all())
+
+    if inherited is not None:
+        return open_image(inherited, lambda: ImagePlan(snapshot, ownership, serving=serving())), inherited
+    return stored_image(snapshot, ownership, serving())
 
 
 def mount_image(image: str, mountpoint: str, source: str, folder: str, noexec: bool = False) -> None:

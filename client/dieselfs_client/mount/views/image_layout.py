@@ -9,7 +9,8 @@ from bisect import bisect_right
 from typing import NamedTuple
 
 from dieselfs.limits import READ_BYTES_MAX
-from dieselfs.snapshot.erofs_image import BLOCK_BYTES, ErofsImage
+from dieselfs.snapshot.erofs_files import BLOCK_BYTES
+from dieselfs.snapshot.erofs_image import ErofsImage
 from dieselfs.snapshot.reader import Snapshot
 from dieselfs_client.mount.reading.core import CONTROL_INODE, Attributes
 
@@ -40,7 +41,7 @@ class ImageLayout:
         self.is_opening = False
         self._metadata = image.metadata.data.toreadonly()
         self._opening = image.opening.data.toreadonly()
-        self._starts = image.starts.data
+        self._blocks = image.blocks.data
         self._nodes = image.nodes.data
 
     def attributes(self) -> Attributes:
@@ -53,16 +54,18 @@ class ImageLayout:
         end = min(offset + size, self.image.size_bytes)
         parts = self._metadata_parts(offset, end)
         position = offset + sum(part.length for part in parts)
-        number = bisect_right(self._starts, position) - 1
+        number = bisect_right(self._blocks, position // BLOCK_BYTES) - 1
         while position < end:
             if number >= 0:
-                node, start = self._nodes[number], self._starts[number]
+                node, start = self._nodes[number], self._blocks[number] * BLOCK_BYTES
                 length = min(start + self.snapshot.size(node), end) - position
                 if length > 0:
                     parts.append(ImagePart(node, position - start, length))
                     position += length
             number += 1
-            following = min(self._starts[number], end) if number < len(self._starts) else end
+            following = end
+            if number < len(self._blocks):
+                following = min(self._blocks[number] * BLOCK_BYTES, end)
             while position < following:
                 length = min(following - position, len(_ZEROS))
                 parts.append(ImagePart(-1, 0, length, _ZEROS[:length]))

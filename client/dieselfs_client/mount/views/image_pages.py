@@ -8,9 +8,9 @@ import numpy as np
 import numpy.typing as npt
 
 from dieselfs.arrays import Numbers
-from dieselfs.limits import MIB
 from dieselfs.prefetch.extent_table import PAGE_BYTES, Extents
-from dieselfs.snapshot.erofs_image import BLOCK_BYTES, FILE_GUARD_BLOCKS, ErofsImage
+from dieselfs.snapshot.erofs_files import BLOCK_BYTES, FILE_GUARD_BLOCKS
+from dieselfs.snapshot.erofs_image import PART_BYTES, ErofsImage
 from dieselfs.snapshot.reader import Snapshot
 from dieselfs.snapshot.stored_image import METADATA_OFFSET
 from dieselfs_client.memory.buffer_pool import BufferPool
@@ -19,8 +19,6 @@ from dieselfs_client.mount.kernel.page_cache import PageCache, whole_pages
 from dieselfs_client.mount.kernel.page_helper import IMAGE_BASE, ZEROS_BASE
 from dieselfs_client.mount.views.image_layout import IMAGE_INODE
 
-METADATA_PUSH_BYTES = 1 * MIB
-"""The metadata area is pushed in parts of this size."""
 _PIECES_MAX = 500
 """Extents of one notice that do not follow each other in a payload. Each takes two of the 1,024 buffers of `writev`."""
 
@@ -45,8 +43,10 @@ class ImagePages(PageCache):
         self.image = image
         self._image_path = image_path.encode("utf-8", "surrogateescape") + b"\0"
         self._sizes = snapshot.column("sizes")
-        self._blocks = np.zeros(len(snapshot), np.uint32)
-        self._blocks[image.nodes] = image.starts // BLOCK_BYTES
+        self._blocks = image.first_blocks
+        if not len(self._blocks):
+            self._blocks = np.zeros(len(snapshot), np.uint32)
+            self._blocks[image.nodes] = image.blocks
 
     def _places(self, nodes: npt.NDArray[np.integer]) -> Numbers:
         """Where files begin in the image."""
@@ -98,8 +98,11 @@ class ImagePages(PageCache):
         super().drop(nodes)
 
     def store_metadata(self, offset: int) -> None:
-        """Store the part of the metadata area, of METADATA_PUSH_BYTES, that begins at `offset`."""
-        length = min(METADATA_PUSH_BYTES, len(self.image.metadata) - offset)
+        """Store the part of the metadata area, of PART_BYTES, that begins at `offset`. Raises Damaged as
+        `ErofsImage.fill`.
+        """
+        length = min(PART_BYTES, len(self.image.metadata) - offset)
+        self.image.fill(offset, offset + length)
         address = IMAGE_BASE + METADATA_OFFSET + offset
         self._store_pieces(*(np.array([number]) for number in (offset, address, length)))
 

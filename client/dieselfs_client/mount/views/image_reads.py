@@ -9,6 +9,8 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+import trio
+
 from dieselfs.errors import DieselfsError
 from dieselfs_client.mount.reading.error_log import ErrorLog, Refused
 from dieselfs_client.mount.reading.read_path import Buffers, ReadPath
@@ -31,6 +33,7 @@ class ImageReads:
         self._reads = reads
         self._errors = errors
         self._metadata_missed = metadata_missed
+        self._filling = trio.CapacityLimiter(1)
         self._refused: OrderedDict[int, None] = OrderedDict()
 
     def at_once(self, inode: int, offset: int, size: int) -> Buffers | None:
@@ -40,6 +43,8 @@ class ImageReads:
         parts = self._layout.parts(offset, size)
         if offset < len(self._layout.image.metadata):
             self._metadata_missed(offset)
+            if not self._layout.image.has(offset, offset + size):
+                return None
         elif self._is_speculative(offset, parts):
             raise Refused(errno.EIO)
         buffers: Buffers = []
@@ -69,6 +74,9 @@ class ImageReads:
         """As `ReadPath.fetch`. Raises as `at_once`."""
         if inode != IMAGE_INODE:
             return await self._reads.fetch(inode, offset, size)
+        image = self._layout.image
+        if not image.has(offset, offset + size):
+            await trio.to_thread.run_sync(image.fill, offset, offset + size, limiter=self._filling)
         parts = self._layout.parts(offset, size)
         files = [part for part in parts if part.node >= 0]
         for node, start, length, _ in files[1:]:

@@ -9,10 +9,10 @@ import pytest
 import trio
 
 from dieselfs.errors import MountError
-from dieselfs.snapshot.erofs_image import BLOCK_BYTES
+from dieselfs.snapshot.erofs_files import BLOCK_BYTES
+from dieselfs.snapshot.erofs_image import PART_BYTES
 from dieselfs.snapshot.reader import Snapshot
 from dieselfs_client.mount.views.image import PUSHED_AGAIN_S, MetadataPush, image_file
-from dieselfs_client.mount.views.image_pages import METADATA_PUSH_BYTES
 from dieselfs_client.prefetch.tripwires import Tripwires
 from tests.support.dataset import TreeEntry, pack_entries
 from tests.support.erofs import fsck, image_bytes, mounted_image, needs_fsck
@@ -28,7 +28,7 @@ def snapshot(tmp_path: Path) -> Snapshot:
 
 def test_tripwires_have_guards(snapshot: Snapshot) -> None:
     image, descriptor = image_file(snapshot, 0, 0, True)
-    is_wire = Tripwires(snapshot).usual(image.nodes)
+    is_wire = Tripwires(snapshot).usual(image.nodes.astype(np.int64))
     gaps = np.diff(image.starts) // BLOCK_BYTES - 1
     assert is_wire.any() and (gaps == is_wire[1:].astype(int) + is_wire[:-1]).all()
     os.close(descriptor)
@@ -36,7 +36,9 @@ def test_tripwires_have_guards(snapshot: Snapshot) -> None:
 
 def test_the_next_daemon_has_the_same_image_whatever_its_code_makes_of_it(snapshot: Snapshot) -> None:
     first, kept = image_file(snapshot, 0, 0, True)
+    first.fill(0, len(first.metadata))
     second, inherited = image_file(snapshot, 7, 8, False, os.dup(kept))
+    second.fill(0, len(second.metadata))
     assert (second.metadata == first.metadata).all()
     assert second.size_bytes == first.size_bytes
     for descriptor in (kept, inherited):
@@ -49,6 +51,7 @@ def test_only_the_mounting_user_enters_a_private_mount(
     snapshot: Snapshot, tmp_path: Path, is_private: bool, mode: int, owner: int
 ) -> None:
     content, descriptor = image_file(snapshot, 70, 80, is_private)
+    content.fill(0, len(content.metadata))
     image = tmp_path / "image"
     image.write_bytes(image_bytes(pack_entries(ENTRIES), content))
     os.close(descriptor)
@@ -66,8 +69,8 @@ class Rig:
         self.now_s = 0.0
         self.is_over = self.is_closed = False
         image = SimpleNamespace(
-            metadata=np.zeros(2 * METADATA_PUSH_BYTES + 4096, np.uint8),
-            opening_offset=METADATA_PUSH_BYTES + 8192,
+            metadata=np.zeros(2 * PART_BYTES + 4096, np.uint8),
+            opening_offset=PART_BYTES + 8192,
         )
         self.layout: Any = SimpleNamespace(image=image, is_opening=False)
 
@@ -75,7 +78,7 @@ class Rig:
         if self.is_over:
             raise MountError("the mount has ended")
         assert not self.layout.is_opening
-        self.done.append(offset // METADATA_PUSH_BYTES)
+        self.done.append(offset // PART_BYTES)
 
     def close_root(self) -> None:
         self.done.append("root")
@@ -104,7 +107,7 @@ class Rig:
 
 def test_a_part_that_was_missed_is_pushed_once() -> None:
     rig = Rig()
-    offset = METADATA_PUSH_BYTES + 5000
+    offset = PART_BYTES + 5000
     assert rig.run(lambda push: push.missed(offset), lambda push: push.missed(offset + 4096)) == [1]
 
 
@@ -115,7 +118,7 @@ def test_a_part_that_is_missed_again_later_is_pushed_again() -> None:
         rig.now_s += PUSHED_AGAIN_S
         push.missed(0)
 
-    assert rig.run(lambda push: push.missed(0), later, lambda push: push.missed(2 * METADATA_PUSH_BYTES)) == [
+    assert rig.run(lambda push: push.missed(0), later, lambda push: push.missed(2 * PART_BYTES)) == [
         0,
         0,
         2,

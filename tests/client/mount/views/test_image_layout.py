@@ -2,7 +2,8 @@ import numpy as np
 import pytest
 
 from dieselfs.errors import NotFound
-from dieselfs.snapshot.erofs_image import BLOCK_BYTES, ErofsImage, ImageOwner, ImagePlan, Serving
+from dieselfs.snapshot.erofs_files import BLOCK_BYTES
+from dieselfs.snapshot.erofs_image import ErofsImage, ImageOwner, ImagePlan, Serving
 from dieselfs_client.mount.reading.core import CONTROL_FOLDER, ROOT_INODE, MountCore
 from dieselfs_client.mount.views.image_layout import IMAGE_INODE, IMAGE_NAME, ImageLayout
 from tests.support.dataset import PackedDataset, TreeEntry, pack_entries

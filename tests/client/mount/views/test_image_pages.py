@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dieselfs.snapshot.erofs_image import BLOCK_BYTES
+from dieselfs.snapshot.erofs_files import BLOCK_BYTES
 from dieselfs_client.mount.kernel.page_helper import ZEROS_BASE
 from dieselfs_client.mount.views.image_pages import _notices
 from tests.support.dataset import PackedDataset, TreeEntry, pack_entries

@@ -2,6 +2,8 @@
 
 import errno
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
+from threading import current_thread, main_thread
 from typing import Any
 
 import numpy as np
@@ -9,7 +11,8 @@ import pytest
 import trio
 
 from dieselfs.errors import DieselfsError, Unavailable
-from dieselfs.snapshot.erofs_image import BLOCK_BYTES, ImageOwner, ImagePlan, Serving
+from dieselfs.snapshot.erofs_files import BLOCK_BYTES
+from dieselfs.snapshot.erofs_image import ImageOwner, ImagePlan, Serving
 from dieselfs.telemetry.registry import Registry
 from dieselfs_client.mount.reading.core import CONTROL_FOLDER, MountCore
 from dieselfs_client.mount.reading.error_log import ErrorLog, Refused
@@ -88,6 +91,19 @@ def test_metadata_is_answered_at_once_and_told(rig: Rig) -> None:
     buffers = rig.reads.at_once(IMAGE_INODE, 0, 8192)
     assert buffers is not None and b"".join(buffers) == rig.layout.image.metadata[:8192].tobytes()
     assert rig.missed == [0] and not rig.files.asked
+
+
+def test_metadata_that_is_missing_is_computed_in_another_thread(rig: Rig) -> None:
+    content, filled = rig.layout.image.metadata[:8192].tobytes(), list[tuple[int, int, bool]]()
+    rig.layout.image = replace(
+        rig.layout.image,
+        has=lambda first, end: bool(filled),
+        fill=lambda first, end: filled.append((first, end, current_thread() is main_thread())),
+    )
+    assert rig.reads.at_once(IMAGE_INODE, 0, 8192) is None and rig.missed == [0]
+    assert run(rig.reads.fetch, 0, 8192) == content
+    assert filled == [(0, 8192, False)]
+    assert rig.reads.at_once(IMAGE_INODE, 0, 8192) is not None
 
 
 def test_a_reader_waits_for_the_first_file_only(rig: Rig) -> None:
