@@ -11,7 +11,6 @@ import numpy as np
 
 from dieselfs.arrays import Nodes, Numbers, Positions, distinct
 from dieselfs.chunk.ids import CHUNK_ID_BYTES
-from dieselfs.cluster.placement import Placement
 from dieselfs.columns import starts_of
 from dieselfs.snapshot.reader import Snapshot
 
@@ -43,6 +42,8 @@ class ChunkHomes:
 
     def __init__(self, snapshot: Snapshot, nodes: Sequence[str]) -> None:
         names = [*dict.fromkeys(nodes)]
+        from dieselfs.cluster.placement import Placement  # for the shares of nodes alone
+
         self._snapshot, self._placement = snapshot, Placement.of_names(names)
         self._numbers = np.array([names.index(member.node) for member in self._placement.members], np.int64)
         self._ids = snapshot.column("chunk_ids").reshape(-1, CHUNK_ID_BYTES)

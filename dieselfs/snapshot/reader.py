@@ -49,7 +49,7 @@ _FORMATS: dict[np.dtype[np.generic], Literal["B", "I", "Q", "q"]] = {
 }
 
 _TYPE_BITS = 0o170000
-"""Of a mode, for many nodes, or hot paths, instead of `stat.S_ISREG`."""
+"""Of a mode, for many nodes, instead of `stat.S_ISREG`."""
 
 _HALF_BITS, _LOW_HALF = np.uint64(32), np.uint64(0xFFFF_FFFF)
 
@@ -112,13 +112,10 @@ class Snapshot:
         self._mtimes_ns = columns["mtimes_ns"]
         self._firsts = columns["firsts"]
         self._counts = columns["counts"]
-        self._extent_chunks = columns["extent_chunks"]
-        self._extent_offsets = columns["extent_offsets"]
-        self._extent_lengths = columns["extent_lengths"]
         self._hash_slots = columns["hash_slots"]
         self._hash_shift = 64 - self.header.hash_bits
         self._hash_seed = hash_seed(self.header.dataset_id)
-        self.sole_extent_at = self._specialised()
+        self.sole_extent, self.sole_extent_at = self._specialised()
 
     @classmethod
     def open(cls, path: str | os.PathLike[str], folder: bytes = b"", source: str = "") -> "Snapshot":
@@ -218,8 +215,10 @@ class Snapshot:
         places = np.arange(len(joined)) + np.repeat(shifts, lengths)
         return np.array_equal(np.frombuffer(self._paths, np.uint8)[places], joined)
 
-    def _specialised(self) -> Callable[[bytes], tuple[int, int, int] | None]:
-        """`sole_extent_at`: a closure, as attributes would cost a third of its time.
+    def _specialised(
+        self,
+    ) -> tuple[Callable[[int], tuple[int, int, int] | None], Callable[[bytes], tuple[int, int, int] | None]]:
+        """`sole_extent` and `sole_extent_at`: closures, as attributes would cost a third of their time.
 
         Of a file in no particular order, each column costs a miss of the processor's caches. So the rows of
         `sole_extents` are put together, in blocks: 12 bytes per node.
@@ -235,6 +234,13 @@ class Snapshot:
             block = blocks[number] = rows.ravel().data
             return block
 
+        def sole_extent(node: int) -> tuple[int, int, int] | None:
+            """`(chunk, offset, end)` of a file of one extent, in the payload; None for all other nodes."""
+            block = blocks[node // size] or block_of(node // size)
+            at = node % size * 3
+            chunk = block[at]
+            return None if chunk < 0 else (chunk, block[at + 1], block[at + 2])
+
         def sole_extent_at(path: bytes) -> tuple[int, int, int] | None:
             """As `sole_extent` of the node at a full path; None also without one."""
             digest = hashed(path, seed)
@@ -243,14 +249,11 @@ class Snapshot:
                 if entry >> 32 == mark:
                     node = (entry & 0xFFFF_FFFF) - 1
                     if data[first + ends[node - 1] : first + ends[node]] == path:
-                        block = blocks[node // size] or block_of(node // size)
-                        at = node % size * 3
-                        chunk = block[at]
-                        return None if chunk < 0 else (chunk, block[at + 1], block[at + 2])
+                        return sole_extent(node)
                 slot += 1
             return None
 
-        return sole_extent_at
+        return sole_extent, sole_extent_at
 
     def require(self, path: bytes) -> int:
         """The node of a full path. Raises PathNotFound."""
@@ -398,14 +401,6 @@ class Snapshot:
         """Extents by their numbers, which are places in the columns of extents: shape (n,)."""
         names = ("places", "chunks", "offsets", "lengths", "digests")
         return [*map(ExtentRef, *(self.column(f"extent_{name}")[numbers].tolist() for name in names))]
-
-    def sole_extent(self, node: int) -> tuple[int, int, int] | None:
-        """`(chunk, offset, end)` of a file of one extent, in the payload; None for all other nodes."""
-        if self._counts[node] != 1 or self._modes[node] & _TYPE_BITS != stat.S_IFREG:
-            return None
-        extent = self._firsts[node]
-        offset = self._extent_offsets[extent]
-        return self._extent_chunks[extent], offset, offset + self._extent_lengths[extent]
 
     def sole_extents(self, nodes: npt.NDArray[np.int64]) -> tuple[npt.NDArray[np.int64], ...]:
         """As `sole_extent` of many nodes, as three columns of shape (n,); chunk -1 stands for None."""
