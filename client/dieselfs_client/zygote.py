@@ -12,9 +12,7 @@ the libraries for that end with the child.
 import ctypes
 import gc
 import logging
-import mmap
 import os
-import re
 import signal
 import socket
 import sys
@@ -29,14 +27,13 @@ from dieselfs.errors import EXIT_BUG, EXIT_OK, DieselfsError, NotFound
 from dieselfs_client.capabilities import give_up_privileges
 from dieselfs_client.daemon.log_file import failure, open_log
 from dieselfs_client.daemon.opening import Opened, open_dataset
+from dieselfs_client.library_pages import unmap_clean
 from dieselfs_client.mount.points.options import MountOptions, parse_options
 from dieselfs_client.supervision.control_channel import SNAPSHOT, ControlChannel, receive_inheritance
 from dieselfs_client.supervision.status import name_process
 
 _PR_SET_PDEATHSIG = 1
 _libc = ctypes.CDLL(None)
-_CLEAN = re.compile(r"^(\w+)-(\w+) .* /.*\n(?:\w+: .*\n)*?Anonymous: +0 kB", re.MULTILINE)
-"""Start and end of a mapped file of which this process has changed no page, in `/proc/PID/smaps`."""
 _log = logging.getLogger(__name__)
 
 
@@ -78,15 +75,6 @@ def _opened_apart(
             return open_dataset(dataset, options, None)
 
     return opened
-
-
-def _unmap_code() -> None:
-    """Unmap all pages of mapped files that are as in the file: mostly code of libraries that runs at the start alone.
-    What is used again costs a page fault, which takes it from the page cache.
-    """
-    for start, end in _CLEAN.findall(Path("/proc/self/smaps").read_text()):
-        place = int(start, 16)
-        _libc.madvise(ctypes.c_void_p(place), ctypes.c_size_t(int(end, 16) - place), mmap.MADV_DONTNEED)
 
 
 def main() -> None:
@@ -134,7 +122,7 @@ def main() -> None:
         forking.import_for(options, opened.snapshot)
         serve = forking.serve_of(opened, mountpoint, options, destination)
         _libc.malloc_trim(0)
-        _unmap_code()
+        unmap_clean()
         forking.fork_daemons(control_channel, serve, log_file)
 
 

@@ -27,6 +27,7 @@ from dieselfs_client.cluster.node_paths import lock_of
 from dieselfs_client.daemon.node import Node, Prepared, allotment_of
 from dieselfs_client.daemon.progress_keeper import HANDOVER_STATE, SCORES, Handover
 from dieselfs_client.daemon.service import Service
+from dieselfs_client.library_pages import unmap_clean
 from dieselfs_client.memory.budget import Allotment
 from dieselfs_client.memory.buffer_pool import BufferPool
 from dieselfs_client.memory.fetch_workers import FetchWorkers, WorkerSource, fetches_at_once
@@ -341,6 +342,7 @@ class _MountService(Service):
         nursery.start_soon(self._watch_cover, node)
         await self.settled(connection.is_taken_over)
         self.supervisor_client.tell("ready", "resends" if connection.can_resend else "")
+        unmap_clean()
         if not is_staged(self.mountpoint):
             self._begin_following(node)
         if self.options.write:

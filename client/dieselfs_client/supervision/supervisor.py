@@ -34,6 +34,7 @@ from collections.abc import Iterator
 
 from dieselfs.process.restart_policy import RestartPolicy
 from dieselfs_client.capabilities import give_up_capabilities, write_no_core_files
+from dieselfs_client.library_pages import unmap_clean
 from dieselfs_client.supervision.adoption import (
     ADOPT,
     DAEMON,
@@ -284,6 +285,7 @@ class Supervisor:
             self._write_status()  # before the report, whose reader may look at once
             self._entrust()
             self._startup_report.ready()
+            unmap_clean()
         elif word == "clean":
             self._is_clean = True
         elif word == "failed":
