@@ -54,7 +54,7 @@ NEAR = 0.005
 """An accuracy this close to the best of uniform sampling counts as convergence."""
 HIT_SAMPLES, QUICK_SAMPLES = 50_000, 2_000
 HIT_EPOCHS, QUICK_EPOCHS = 8, 4
-LOADED_SEED = 1
+LOADED_SEED, LOADED_SAMPLES = 1, 20_000
 SPEED_SEEDS, SPEED_EPOCHS = 5, 12
 """Enough epochs that trainings converge."""
 ACCURACY_SAMPLES = 10_000
@@ -69,7 +69,8 @@ def importance(folder: Path, scale: Scale) -> Generator[Trial | Table]:
     samples, epochs = (QUICK_SAMPLES, QUICK_EPOCHS) if scale.is_quick else (HIT_SAMPLES, HIT_EPOCHS)
     seeds, speed_epochs = (2, epochs) if scale.is_quick else (SPEED_SEEDS, SPEED_EPOCHS)
     if any(map(scale.wants, map(loads_title, SPEED_SHARES))):
-        yield from load_trials(folder, synthetic(samples), speed_epochs, scale)
+        subject = synthetic(min(samples, LOADED_SAMPLES))
+        yield from load_trials(folder, subject, speed_epochs, scale)
     if scale.wants("hits"):
         yield Table(hit_rows(synthetic(samples), epochs))
     if scale.wants("speed"):

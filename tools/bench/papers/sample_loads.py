@@ -1,5 +1,5 @@
-"""Loads the batches of a training for real: misses from a server, hits from the memory of the node. This module reads
-and writes files, and waits for sockets.
+"""Loads the batches of a training for real: misses from a server over a link, hits from the memory of the node. This
+module starts processes, reads and writes files, and waits for sockets.
 """
 
 import time
@@ -8,14 +8,19 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Protocol
 
-from bench.harness.forms import can_drop_caches, drop_caches, make_tree, running_home, store_tree
+from bench.harness.forms import can_drop_caches, drop_caches, make_tree
 from dieselfs.dataset import Dataset
 from dieselfs.limits import MIB
 from dieselfs.samples.sample_store import SampleStore, new_name
+from lab.cluster import running_cluster
+from lab.network import Network
+from lab.server import upload
 
 SAMPLE_BYTES = 12_000
 MISS_MS = 0.25
 """Of a miss, in a model: as from a store over a network with a few loaders."""
+LINK_BYTES_PER_S = 125_000_000
+_DATASET = "samples"
 _LIBRARY_BYTES = 1 * MIB
 """So little that the library is no second cache."""
 
@@ -61,16 +66,22 @@ class SampleLoads:
 
 @contextmanager
 def sample_loads(folder: Path, samples: int, sample_bytes: int = SAMPLE_BYTES) -> Iterator[SampleLoads]:
-    """A server with this many samples in `folder`, which is new, until the end of the block."""
+    """A server with this many samples, behind a link, until the end of the block, which is in a network namespace.
+    `folder`: a new one. Raises Unsuitable.
+    """
     tree = make_tree(folder / "source", samples, sample_bytes)
     paths = tree.paths()
     store = SampleStore(new_name())
     try:
         for sample, path in enumerate(paths):
             store.write(sample, (tree.folder / path).read_bytes())
-        with running_home(folder / "home") as home:
-            store_tree(home, tree.folder, tree.size_bytes)
-            with home.dataset(memory_bytes=_LIBRARY_BYTES) as dataset:
+        with Network() as net, running_cluster(net, servers=1) as cluster:
+            host = net.host("trainer")
+            settings = cluster.settings(host)
+            with host.inside(), Dataset(settings, _DATASET, must_exist=False) as dataset:
+                upload(dataset, tree.folder)
+            net.rate(cluster.storages[0].host, LINK_BYTES_PER_S)
+            with host.inside(), Dataset(settings, _DATASET, memory_bytes=_LIBRARY_BYTES) as dataset:
                 dataset.get(paths[0])  # connects, and fetches the snapshot
                 yield SampleLoads(dataset, store, paths)
     finally:

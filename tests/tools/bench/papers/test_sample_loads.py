@@ -1,4 +1,4 @@
-"""Batches that are loaded for real, in a home of its own."""
+"""Batches that are loaded for real, in a network of its own."""
 
 from pathlib import Path
 
@@ -9,6 +9,7 @@ from bench.papers.importance import loaded
 from bench.papers.sample_loads import MISS_MS
 from bench.simulations.load_times import COMPUTING_MS
 from dieselfs.samples.sample_store import SampleStore
+from tests.support.network import skipping
 
 
 def test_each_batch_of_an_epoch_is_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -21,7 +22,7 @@ def test_each_batch_of_an_epoch_is_loaded(tmp_path: Path, monkeypatch: pytest.Mo
             return super().read(sample)
 
     monkeypatch.setattr(sample_loads, "SampleStore", Store)
-    with sample_loads.sample_loads(tmp_path, 20, 500) as loads:
+    with skipping(), sample_loads.sample_loads(tmp_path, 20, 500) as loads:
         loads_ms = loads.loads_ms([*range(20), 3, 4], 8, [8, 0, 3])
     assert len(loads_ms) == 3 and min(loads_ms) > 0
     assert read == [*range(8, 16), 19, 3, 4]  # the hits
