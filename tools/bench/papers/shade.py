@@ -12,6 +12,7 @@ from bench.papers.importance import (
     BY_BATCH,
     HIT_EPOCHS,
     HIT_SAMPLES,
+    LOADED_SAMPLES,
     QUICK_EPOCHS,
     QUICK_SAMPLES,
     SHARES,
@@ -64,11 +65,12 @@ def speed_title(share: float) -> str:
 
 def shade_figures(folder: Path, scale: Scale, wanted: Collection[tuple[str, str]]) -> Iterator[Found]:
     """`wanted`: titles of trials, each with a side."""
-    subject = synthetic(QUICK_SAMPLES if scale.is_quick else HIT_SAMPLES)
     if {title for title, _ in wanted} & set(map(speed_title, SPEED_SHARES)):
+        subject = synthetic(QUICK_SAMPLES if scale.is_quick else LOADED_SAMPLES)
         with sample_loads(folder, len(subject.train.labels)) as loads:
             yield from _speeds(subject, scale, wanted, loads)
     if {title for title, _ in wanted} - set(map(speed_title, SPEED_SHARES)):
+        subject = synthetic(QUICK_SAMPLES if scale.is_quick else HIT_SAMPLES)
         yield from _samplings(subject, scale, wanted)
 
 
