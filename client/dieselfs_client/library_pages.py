@@ -4,19 +4,30 @@ It imports little, for the supervisor.
 """
 
 import ctypes
+from collections.abc import Iterable, Iterator
 
 _MADV_DONTNEED = 4
 
 
+def clean_mappings(smaps: Iterable[str]) -> Iterator[tuple[int, int]]:
+    """Start and end of each private mapping that is as in its file, from lines of `/proc/PID/smaps`. None that can be
+    written: another thread could do it meanwhile.
+    """
+    for words in map(str.split, smaps):
+        if "-" in words[0]:  # start and end, permissions, three numbers, and a path if it is of a file
+            start, end = (int(place, 16) for place in words[0].split("-"))
+            is_clean = words[1][1::2] == "-p" and "".join(words[5:6]).startswith("/")
+        elif words[0] in ("Anonymous:", "Swap:"):  # pages that were changed, in memory and not
+            is_clean = is_clean and words[1] == "0"
+            if is_clean and words[0] == "Swap:":
+                yield start, end
+
+
 def unmap_clean() -> None:
-    """Unmap all pages of private mappings that are as in their files, mostly code that runs at the start alone. What is
-    used again costs a page fault, which takes it from the page cache.
+    """Unmap all pages of `clean_mappings`, mostly code that runs at the start alone. What is used again costs a page
+    fault, which takes it from the page cache.
     """
     madvise = ctypes.CDLL(None).madvise
     with open("/proc/self/smaps") as file:
-        for words in map(str.split, file):
-            if "-" in words[0]:  # start and end, permissions, three numbers, and a path if it is of a file
-                ends = [int(end, 16) for end in words[0].split("-")]
-                is_of_file = words[1].endswith("p") and words[5:6] and words[5].startswith("/")
-            elif words[0] == "Anonymous:" and words[1] == "0" and is_of_file:  # no page was changed
-                madvise(ctypes.c_void_p(ends[0]), ctypes.c_size_t(ends[1] - ends[0]), _MADV_DONTNEED)
+        for start, end in clean_mappings(file):
+            madvise(ctypes.c_void_p(start), ctypes.c_size_t(end - start), _MADV_DONTNEED)

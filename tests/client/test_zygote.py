@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Callable
+from itertools import chain
 from pathlib import Path
 from types import SimpleNamespace
 from typing import NoReturn
@@ -18,7 +19,7 @@ import pytest
 from dieselfs.errors import EXIT_BUG, EXIT_OK, DieselfsError, NotFound
 from dieselfs_client import zygote
 from dieselfs_client.daemon import forking
-from dieselfs_client.library_pages import unmap_clean
+from dieselfs_client.library_pages import clean_mappings, unmap_clean
 from dieselfs_client.mount.points.options import MountOptions
 from dieselfs_client.supervision.control_channel import ControlChannel, Message
 from dieselfs_client.supervision.supervisor_client import SupervisorClient
@@ -57,6 +58,18 @@ def test_unmapped_files_are_read_again_and_keep_what_a_process_changed(tmp_path:
         )
         assert [size == "0" for _, size in sorted(resident)] == [True, False]  # r--p, rw-p
         assert (clean[:4], changed[:4]) == (b"code", b"node")
+
+
+def mapped(permissions: str, anonymous: int, swap: int, path: str = "/lib/a library") -> list[str]:
+    sizes = f"Size: 8 kB\nRss: 8 kB\nAnonymous: {anonymous} kB\nSwap: {swap} kB\nVmFlags: rd mr"
+    return [f"1000-3000 {permissions} 0 fe:00 9 {path}", *sizes.splitlines()]
+
+
+def test_what_a_process_changed_or_may_be_changing_is_not_unmapped() -> None:
+    assert [*clean_mappings(mapped("r-xp", 0, 0))] == [(0x1000, 0x3000)]
+    kept = [mapped("r--p", 4, 0), mapped("r--p", 0, 4), mapped("rw-p", 0, 0), mapped("r--s", 0, 0)]
+    kept += [mapped("r--p", 0, 0, path) for path in ("", "[vvar]")]
+    assert [*clean_mappings(chain(*kept))] == []
 
 
 def opened_apart(
