@@ -102,6 +102,12 @@ def test_rows_in_several_chunks_are_those_of_zarr(
     }
 
 
+def test_a_padded_chunk_of_as_many_numbers_is_not_the_whole(tmp_path: Path) -> None:
+    made(tmp_path / "x", IMAGES[:, :2, :5], chunks=(13, 5, 2))
+    (record,) = read_all(tmp_path / "x", is_in_place=True, is_by_row=False)
+    assert record.fault == "it is in several parts; store it with dlcmd import"
+
+
 def test_a_scalar(tmp_path: Path) -> None:
     for version in (2, 3):
         made(tmp_path / f"{version}", np.array(2.5), chunks=(), zarr_format=version)

@@ -155,7 +155,7 @@ def in_place(source: Input, array: Array, blocks: Iterable[Block]) -> Iterator[R
         begin, length, chunk = block.offset, array.item_bytes * math.prod(block.shape), block.shape[1:]
         if begin < 0 or begin + length > block.source.size_bytes():
             raise Damaged(f"{name}: its bytes from {begin} to {begin + length} are outside of the file")
-        if is_whole and length != array.total_bytes:
+        if is_whole and block.shape != array.shape:  # also one that is padded
             yield refused(f"it is in several parts{_IMPORT}")
             return
         if is_whole:
