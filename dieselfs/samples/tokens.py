@@ -113,9 +113,9 @@ class TokenSamples(SampleSet):
         for stream in distinct(streams).tolist():
             mine, file = streams == stream, self.files[stream]
             extents[mine] = self.snapshot.extent_numbers(file.node, file.stream.bytes_of(begins[mine]))
-        by_extent = np.argsort(extents, kind="stable")
-        is_first = np.diff(extents[by_extent], prepend=-1) > 0
-        places = np.sort(by_extent[is_first])
+        firsts = np.full(int(extents.max(initial=-1)) + 1, len(extents))
+        firsts[extents[::-1]] = np.arange(len(extents))[::-1]  # of equal ones, the last that is written stays
+        places = np.sort(firsts[firsts < len(extents)])
         return iter([(self.source, places, extents[places].astype(np.uint32))])
 
     def order(self, spec: PlanSpec) -> "WindowOrder":
