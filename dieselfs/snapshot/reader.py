@@ -49,12 +49,14 @@ _FORMATS: dict[np.dtype[np.generic], Literal["B", "I", "Q", "q"]] = {
 }
 
 _TYPE_BITS = 0o170000
-"""Of a mode, for many nodes, instead of `stat.S_ISREG`."""
+"""Of a mode, for many nodes, or hot paths, instead of `stat.S_ISREG`."""
 
 _HALF_BITS, _LOW_HALF = np.uint64(32), np.uint64(0xFFFF_FFFF)
 
 _BLOCK_NODES = 1024
 """Nodes whose extents are put together at the first look-up of one of them, which takes 30 us."""
+_BLOCKS_MAX = 8192
+"""Of a larger snapshot, extents are looked up in the columns: the blocks of one process could have 96 MiB."""
 
 
 class Stat(NamedTuple):
@@ -221,7 +223,7 @@ class Snapshot:
         """`sole_extent` and `sole_extent_at`: closures, as attributes would cost a third of their time.
 
         Of a file in no particular order, each column costs a miss of the processor's caches. So the rows of
-        `sole_extents` are put together, in blocks: 12 bytes per node.
+        `sole_extents` are put together, in blocks: 12 bytes per node, in the memory of each process.
         """
         data, first, ends, slots = self._data, self._paths_start, self._path_ends, self._hash_slots
         shift, seed, hashed = self._hash_shift, self._hash_seed, xxh3_64_intdigest
@@ -234,12 +236,23 @@ class Snapshot:
             block = blocks[number] = rows.ravel().data
             return block
 
-        def sole_extent(node: int) -> tuple[int, int, int] | None:
+        def in_blocks(node: int) -> tuple[int, int, int] | None:
             """`(chunk, offset, end)` of a file of one extent, in the payload; None for all other nodes."""
             block = blocks[node // size] or block_of(node // size)
             at = node % size * 3
             chunk = block[at]
             return None if chunk < 0 else (chunk, block[at + 1], block[at + 2])
+
+        modes, counts, firsts = self._modes, self._counts, self._firsts
+        chunks, offsets, lengths = (columns[f"extent_{name}"] for name in ("chunks", "offsets", "lengths"))
+
+        def in_columns(node: int) -> tuple[int, int, int] | None:
+            if counts[node] != 1 or modes[node] & _TYPE_BITS != stat.S_IFREG:
+                return None
+            extent = firsts[node]
+            return chunks[extent], offsets[extent], offsets[extent] + lengths[extent]
+
+        sole_extent = in_blocks if len(blocks) <= _BLOCKS_MAX else in_columns
 
         def sole_extent_at(path: bytes) -> tuple[int, int, int] | None:
             """As `sole_extent` of the node at a full path; None also without one."""

@@ -241,7 +241,11 @@ def test_a_forked_child_reads_the_same(tmp_path: Path) -> None:
     [SAMPLE, MANY, {}, {b"empty": file_of()}, {b"folder": Entry(Op.DIRECTORY, 0o755, 0)}],
     ids=["sample", "many", "nothing", "empty file", "folder"],
 )
-def test_files_of_one_extent_are_found_one_at_a_time_and_many_at_once(tree: dict[bytes, Entry]) -> None:
+@pytest.mark.parametrize("blocks_max", [reader._BLOCKS_MAX, 0])
+def test_files_of_one_extent_are_found_one_at_a_time_and_many_at_once(
+    tree: dict[bytes, Entry], blocks_max: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reader, "_BLOCKS_MAX", blocks_max)
     snapshot = Snapshot(snapshot_bytes(tree), SOURCE)
     nodes = np.arange(len(snapshot))
     rows = zip(*(column.tolist() for column in snapshot.sole_extents(nodes)), strict=True)
@@ -254,6 +258,12 @@ def test_files_of_one_extent_are_found_one_at_a_time_and_many_at_once(tree: dict
         else:
             assert row[0] == -1 and snapshot.sole_extent(node) is None
             assert snapshot.sole_extent_at(snapshot.path(node)) is None
+
+
+def test_the_memory_for_look_ups_in_a_large_snapshot_is_limited(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reader, "_BLOCKS_MAX", 0)
+    monkeypatch.delattr(reader, "_sole_extents")  # what makes a block
+    assert Snapshot(snapshot_bytes(MANY), SOURCE).sole_extent_at(next(iter(MANY))) is not None
 
 
 def test_a_snapshot_in_which_files_were_found_is_freed_without_a_garbage_collection() -> None:
