@@ -52,8 +52,8 @@ _ADVICE = {
     "server": "Later epochs come from memory. For this one, see 'dlcmd top' where the server runs, and 'dlcmd limit "
     "ls'.",
 }
-_OF_CAUSE = {"verification": "cpu: verification", "push": "push", "disk": "disk", "peer": "peers"}
 """The one thing to change for each limit; behind a colon, what of it."""
+_OF_CAUSE = {"verification": "cpu: verification", "push": "push", "disk": "disk", "peer": "peers"}
 
 
 @dataclass(frozen=True, slots=True)

@@ -41,7 +41,7 @@ from dieselfs.telemetry.registry import Registry
 from dieselfs_server.access.accounts import Accounts, dataset_account
 from dieselfs_server.access.users import UserStore
 from dieselfs_server.admission.room import Room
-from dieselfs_server.datasets.commit import StoreFull
+from dieselfs_server.datasets.references import NotClaimed, StoreFull
 from dieselfs_server.metadata.interface import MetadataStore
 
 
@@ -183,7 +183,7 @@ CHANGE_TRIES_MAX = 256
 TABLE_NOTE = "quota-table"
 """A new random content with each change of owners and quotas. Notes of owners have a slash."""
 
-_NOT_STORED = (AccessDenied, AlreadyExists, Damaged, InvalidInput, StoreFull, NotFound)
+_NOT_STORED = (AccessDenied, AlreadyExists, Damaged, InvalidInput, NotClaimed, NotFound, StoreFull)
 """Errors of a commit after which the chunk is not stored, and will not be. After others it may yet be applied."""
 
 log = logging.getLogger(__name__)

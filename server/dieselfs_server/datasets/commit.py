@@ -33,7 +33,7 @@ from dieselfs.limits import (
 )
 from dieselfs.records import DatasetRecord
 from dieselfs_server.datasets.dataset_names import DatasetNames, other_owner
-from dieselfs_server.datasets.references import Chunk, References
+from dieselfs_server.datasets.references import Chunk, References, StoreFull
 from dieselfs_server.metadata.interface import MetadataStore
 from dieselfs_server.store.interface import ObjectStore
 from dieselfs_server.store.ordered_reads import read_in_order
@@ -52,10 +52,6 @@ APPLIED_AT_ONCE = 4
 """Chunks of a bundle, to a metadata store that answers late."""
 
 log = logging.getLogger(__name__)
-
-
-class StoreFull(StorageFull):
-    """The object store has no room for a chunk. It is not stored."""
 
 
 Admission = Callable[..., AbstractContextManager[object]]

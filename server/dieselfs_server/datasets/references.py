@@ -26,7 +26,7 @@ from dieselfs.chunk.bundle import bundle_of, is_bundled
 from dieselfs.chunk.format import ChunkHeader, Preamble
 from dieselfs.chunk.ids import CHUNK_ID_BYTES
 from dieselfs.digests import EXTENT_DIGEST_BYTES, extent_digest_of
-from dieselfs.errors import Damaged, DieselfsError, NotFound, Unavailable
+from dieselfs.errors import Damaged, DieselfsError, NotFound, StorageFull, Unavailable
 from dieselfs_server.store.interface import ObjectStore
 from dieselfs_server.store.ordered_reads import read_in_order
 from dieselfs_server.store.wrapper import delete_chunks, keep_older_servers_out
@@ -48,6 +48,14 @@ Pair = tuple[bytes, bytes]
 """IDs: of the chunk that refers, and of the one that has the bytes."""
 
 _OPEN, _SETTLED = b"\0", b"\1"
+
+
+class StoreFull(StorageFull):
+    """The object store has no room for a chunk or its references. It is not stored."""
+
+
+class NotClaimed(Unavailable):
+    """The references of a chunk could not be recorded. It is not stored."""
 
 
 class BeingErased(NotFound):
@@ -79,7 +87,8 @@ class References:
     @contextmanager
     def claimed(self, target_id: bytes, chunks: Iterable[Chunk], now_s: int) -> Iterator[None]:
         """A block that stores chunks; those that refer to others refer to one dataset. Their references count from
-        before the block on, and for CLAIM_S after an error in it. Raises BeingErased before the block, and Unavailable.
+        before the block on, and for CLAIM_S after an error in it. Raises BeingErased, NotClaimed and StoreFull before
+        the block; then they do not count.
         """
         found = defaultdict[bytes, list[Pair]](list)
         for preamble, header in chunks:
@@ -88,16 +97,21 @@ class References:
             yield
             return
         ((source_id, pairs),) = found.items()
-        keep_older_servers_out(self._store)
         name, until_s = f"{_refers(source_id)}{target_id.hex()}-{_stamp(now_s)}", time.monotonic() + WORK_S
-        self._store.put_record(name, _packed(_OPEN, pairs))
         try:
+            keep_older_servers_out(self._store)
+            self._store.put_record(name, _packed(_OPEN, pairs))
             self._check_there(source_id, {chunk_id for _, chunk_id in pairs}, now_s)
-        except NotFound:
-            self._store.delete_record(name)
+            if time.monotonic() > until_s:
+                raise Unavailable("the object store was too slow for this copy; the same call continues")
+        except DieselfsError as error:
+            with suppress(DieselfsError):  # else it counts for CLAIM_S
+                self._store.delete_record(name)
+            if isinstance(error, Unavailable):
+                raise NotClaimed(str(error)) from error
+            if isinstance(error, StorageFull):
+                raise StoreFull(str(error)) from error
             raise
-        if time.monotonic() > until_s:
-            raise Unavailable("the object store was too slow for this copy; the same call continues")
         yield
         # From now on, those that are removed count no more.
         self._store.put_record(name, _packed(_SETTLED, pairs))

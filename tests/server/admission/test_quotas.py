@@ -28,7 +28,8 @@ from dieselfs_server.admission.quotas import (
     Quotas,
     RoomAwaited,
 )
-from dieselfs_server.datasets.commit import StoreFull, commit_chunk, read_header
+from dieselfs_server.datasets.commit import commit_chunk, read_header
+from dieselfs_server.datasets.references import StoreFull
 from dieselfs_server.datasets.tags import TagStore
 from dieselfs_server.maintenance.purge import purge
 from dieselfs_server.metadata.interface import MetadataStore

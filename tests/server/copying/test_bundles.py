@@ -12,8 +12,9 @@ import pytest
 from dieselfs.chunk.bundle import bundle_of, is_bundled, number_of
 from dieselfs.chunk.format import ENTRY_BYTES, Preamble
 from dieselfs.chunk.ids import chunk_name
-from dieselfs.errors import Damaged, StorageFull
+from dieselfs.errors import Damaged, DieselfsError, StorageFull, Unavailable
 from dieselfs_server.access.accounts import with_quota
+from dieselfs_server.admission.quotas import Holds
 from dieselfs_server.datasets import referring_copy
 from dieselfs_server.datasets.commit import catch_up_dataset
 from dieselfs_server.datasets.referring_copy import batches
@@ -114,6 +115,32 @@ def test_a_copy_that_a_quota_refuses_holds_no_chunk(tmp_path: Path, chunks: int)
         world.service.users.change(lambda accounts: with_quota(accounts, "dataset:b", {"stored_bytes": 1}))
         with pytest.raises(StorageFull, match="over quota"):
             world.copy("a", b"m", "b", b"n")
+        assert world.records() == []
+
+
+@pytest.mark.parametrize("fault", [Unavailable("away"), StorageFull("full")])
+@pytest.mark.parametrize("kind", ["put_record", "list_records"])
+def test_a_copy_whose_claim_fails_holds_no_chunk_and_no_quota(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, fault: DieselfsError
+) -> None:
+    """Before the claim, and in the middle of it."""
+    with closing(SqliteMetadata(":memory:")) as metadata:
+        world = ManyWorld(tmp_path, metadata, 20)
+        world.service.users.change(
+            lambda accounts: with_quota(accounts, "dataset:b", {"stored_bytes": 10**9})
+        )
+        call_store = getattr(world.objects, kind)
+
+        def failing(name: str, *rest: Any) -> Any:
+            if name.startswith(("refers-", "erasing-")):
+                raise fault
+            return call_store(name, *rest)
+
+        monkeypatch.setattr(world.objects, kind, failing)
+        with pytest.raises(type(fault), match=str(fault)):
+            world.copy("a", b"m", "b", b"n")
+        assert Holds.decode(metadata.common_note("quota/")).held == ()
+        monkeypatch.undo()
         assert world.records() == []
 
 
