@@ -94,14 +94,17 @@ class Partition:
     def positions(self, first: int = 0, end: int | None = None) -> Positions:
         """The positions number `first` up to but not `end` of this worker (default: all): shape (n,)."""
         first, end, _ = slice(first, end).indices(len(self))
-        index = np.arange(first, end, dtype=np.int64)
-        in_body = index - len(self._head)
-        in_tail = in_body - self._body
-        step, within = np.divmod(in_body, max(self._width, 1))
-        places = np.select(
-            [in_body < 0, in_tail >= 0],
-            [self._head.start + index, self._tail.start + in_tail],
-            self._first + step * self._stride + within,
+        head, body, width = len(self._head), self._body, max(self._width, 1)
+        low, high = (min(max(each - head, 0), body) for each in (first, end))
+        steps = np.arange(low // width, -(-high // width))
+        whole = (self._first + self._stride * steps)[:, np.newaxis] + np.arange(width)
+        begin, last = (max(each - head - body, 0) for each in (first, end))
+        places = np.concatenate(
+            [
+                np.array(self._head[first:end], np.int64),
+                whole.reshape(-1)[low % width :][: high - low],
+                np.array(self._tail[begin:last], np.int64),
+            ]
         )
         return self.at(places)
 

@@ -406,7 +406,9 @@ class Snapshot:
     def extent_numbers(self, node: int, places: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
         """The number of the extent with each of these bytes of a file, which has bytes: shape (n,), as `places`."""
         first, count = int(self._firsts[node]), int(self._counts[node])
-        begins = self.column("extent_places")[first : first + count]
+        begins = self.column("extent_places")[first : first + count].astype(
+            np.int64
+        )  # a search in one type is faster
         numbers: npt.NDArray[np.int64] = first + np.searchsorted(begins, places, side="right") - 1
         return numbers
 
