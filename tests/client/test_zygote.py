@@ -66,10 +66,13 @@ def mapped(permissions: str, anonymous: int, swap: int, path: str = "/lib/a libr
 
 
 def test_what_a_process_changed_or_may_be_changing_is_not_unmapped() -> None:
-    assert [*clean_mappings(mapped("r-xp", 0, 0))] == [(0x1000, 0x3000)]
+    code = mapped("r-xp", 0, 0)
+    assert [*clean_mappings(code, code[:1])] == [(0x1000, 0x3000)]
+    assert [*clean_mappings(code, [])] == []  # a library that is being loaded
     kept = [mapped("r--p", 4, 0), mapped("r--p", 0, 4), mapped("rw-p", 0, 0), mapped("r--s", 0, 0)]
     kept += [mapped("r--p", 0, 0, path) for path in ("", "[vvar]")]
-    assert [*clean_mappings(chain(*kept))] == []
+    lines = [*chain(*kept)]
+    assert [*clean_mappings(lines, lines)] == []
 
 
 def opened_apart(

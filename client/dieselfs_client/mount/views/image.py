@@ -95,9 +95,7 @@ class MetadataPush:
     async def _push(self, part: int) -> None:
         self._pushed_s[part] = self._clock()
         offset = part * PART_BYTES
-        with suppress(
-            DieselfsError
-        ):  # the mount has ended; or the page helper, and reads go through the daemon
+        with suppress(DieselfsError):  # the mount or the page helper has ended; reads go through the daemon
             await trio.to_thread.run_sync(self._pages.store_metadata, offset, limiter=self._pushing)
 
 
