@@ -41,7 +41,9 @@ class LoginRate:
     """For one thread at a time. Times are in seconds, and do not fall. Of IPv6, a /64 is one address."""
 
     def __init__(self, times: int = 1) -> None:
-        """`times`: by which the limits of tries are multiplied."""
+        """`times`: by which TRIES_PER_ADDRESS and TRIES_OF_ALL are multiplied. What TRIES_WITH_EACH adds stays the same:
+        many addresses push the pending logins of others out no sooner.
+        """
         self._times = times
         self._ends_s = float("-inf")
         self._tries: Counter[str] = Counter()
@@ -56,9 +58,10 @@ class LoginRate:
             self._failures.clear()
         group = address_group(address)
         is_known = self._known_until_s.get(group, now_s) > now_s
-        tries, all_tries = self._tries[group] // self._times, self._tries.total() // self._times
-        limit = TRIES_OF_ALL if tries >= TRIES_OF_EACH else TRIES_WITH_EACH
-        if tries >= TRIES_PER_ADDRESS or (all_tries >= limit and not is_known):
+        tries, limit = self._tries[group], self._times * TRIES_OF_ALL
+        if tries < TRIES_OF_EACH:
+            limit += TRIES_WITH_EACH - TRIES_OF_ALL
+        if tries >= self._times * TRIES_PER_ADDRESS or (self._tries.total() >= limit and not is_known):
             return False
         self._tries[group] += 1
         return True

@@ -181,6 +181,12 @@ def test_thousands_of_users_behind_one_address_log_in_at_the_provider() -> None:
     )
 
 
+def test_all_addresses_together_push_no_pending_login_out_sooner() -> None:
+    rate = LoginRate(REDIRECT_TRIES)
+    begun = sum(rate.take(f"2001:db8:{number:x}::1", 0.0) for number in range(20_000))
+    assert begun == REDIRECT_TRIES * TRIES_OF_ALL + TRIES_WITH_EACH - TRIES_OF_ALL
+
+
 def test_all_addresses_together_have_a_limit() -> None:
     rate = LoginRate()
     assert sum(rate.take(str(number), 0.0) for number in range(10_000)) == TRIES_WITH_EACH
