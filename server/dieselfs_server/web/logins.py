@@ -41,8 +41,9 @@ class LoginRate:
     """For one thread at a time. Times are in seconds, and do not fall. Of IPv6, a /64 is one address."""
 
     def __init__(self, times: int = 1) -> None:
-        """`times`: by which TRIES_PER_ADDRESS and TRIES_OF_ALL are multiplied. What TRIES_WITH_EACH adds stays the same:
-        many addresses push the pending logins of others out no sooner.
+        """`times`: by which TRIES_PER_ADDRESS and TRIES_OF_ALL are multiplied.
+
+        What TRIES_WITH_EACH adds stays as it is, so many addresses push the pending logins of others out no sooner.
         """
         self._times = times
         self._ends_s = float("-inf")
