@@ -53,5 +53,5 @@ def test_locations_with_a_remote() -> None:
     for text in ("dl://:pets", "dl://-x:pets"):
         with pytest.raises(InvalidInput, match="name of a remote"):
             split_remote(text)
-    with pytest.raises(InvalidInput, match="is for dlcmd"):
+    with pytest.raises(InvalidInput, match="has no remote"):
         parse_location("dl://site1:pets")
