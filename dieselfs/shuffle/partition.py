@@ -94,6 +94,7 @@ class Partition:
     def positions(self, first: int = 0, end: int | None = None) -> Positions:
         """The positions number `first` up to but not `end` of this worker (default: all): shape (n,)."""
         first, end, _ = slice(first, end).indices(len(self))
+        end = max(first, end)
         head, body, width = len(self._head), self._body, max(self._width, 1)
         low, high = (min(max(each - head, 0), body) for each in (first, end))
         steps = np.arange(low // width, -(-high // width))

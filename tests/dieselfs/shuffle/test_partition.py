@@ -1,6 +1,6 @@
 """Deals: any number of ranks and workers, changed anywhere, takes every position once."""
 
-from itertools import chain
+from itertools import chain, product
 
 import pytest
 from hypothesis import given
@@ -102,6 +102,15 @@ def test_workers_take_the_steps_of_their_rank_in_turn(
         assert deal.positions(first, end).tolist() == positions[first:end]
         for place in range(total + 2):
             assert deal.count_before(place) == sum(position < place for position in positions)
+
+
+def test_every_range_of_positions_is_a_slice_of_all() -> None:
+    """Also one that ends before it begins, as the rest of a group that a reader has behind it."""
+    deal = Partition(40, ReaderSpec(rank=1, world=2, batch=8, start=3))
+    positions = deal.positions().tolist()
+    assert positions
+    for first, end in product(range(-20, 22), repeat=2):
+        assert deal.positions(first, end).tolist() == positions[first:end]
 
 
 @given(TOTALS, WORLDS, BATCHES)
