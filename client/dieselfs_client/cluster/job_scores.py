@@ -43,7 +43,7 @@ _log = logging.getLogger(__name__)
 
 def _pause(wait_s: float) -> None:
     """Of a thread of trio: raises trio.Cancelled if nobody waits for it any more."""
-    time.sleep(wait_s)
+    time.sleep(wait_s)  # in a worker thread: no loop waits for it
     trio.from_thread.check_cancelled()
 
 

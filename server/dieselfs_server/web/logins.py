@@ -43,7 +43,7 @@ class LoginRate:
     def __init__(self, times: int = 1) -> None:
         """`times`: by which TRIES_PER_ADDRESS and TRIES_OF_ALL are multiplied.
 
-        What TRIES_WITH_EACH adds stays as it is, so many addresses push the pending logins of others out no sooner.
+        TRIES_WITH_EACH is not multiplied: else many addresses could evict the pending logins of others.
         """
         self._times = times
         self._ends_s = float("-inf")

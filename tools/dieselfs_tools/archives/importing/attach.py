@@ -213,8 +213,8 @@ class Attaching:
         failed: Failed,
         chunk_bytes: int,
     ) -> None:
-        """`submit` stores a chunk; `reserve_version` gives the first of so many; `open_source` is called for each use
-        of a source; `failed` gets records that cannot be attached.
+        """`submit` stores a chunk; `reserve_version` reserves a number of versions and gives the first;
+        `open_source` is called for each use of a source; `failed` gets records that cannot be attached.
         """
         self._submit = submit
         self._reserve_version = reserve_version
