@@ -14,6 +14,8 @@ BENCHMARKS = {
     "selection": "storage",
     "listing": "mounts",
     "reading": "mounts",
+    "epochs": "mounts",
+    "reclaim": "mounts",
     "calls": "mounts",
     "programs": "mounts",
     "batches": "mounts",

@@ -63,6 +63,9 @@ class Run:
     series: Mapping[str, Sequence[float]] = field(default_factory=dict)
     machine: Mapping[str, float] = field(default_factory=dict)
 
+    def with_seen(self, **seen: float) -> "Run":
+        return replace(self, seen={**self.seen, **seen})
+
 
 class RunFailed(Exception):
     """Why a side failed, or cannot be run on this machine."""

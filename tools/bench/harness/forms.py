@@ -4,6 +4,7 @@ A dataset in dieselfs has an embedded server, and mounts, which are also cleaned
 writes files, and starts servers and mounts.
 """
 
+import json
 import os
 import random
 import shutil
@@ -99,17 +100,21 @@ def store_tree(home: Home, folder: Path, size_bytes: int) -> None:
 
 def put_tree(home: Home, folder: Path, jobs: int) -> None:
     """Store a tree as `dlcmd put -r` with `--jobs`, the whole command. Raises RunFailed."""
-    command = [sys.executable, "-m", "dieselfs_tools.dlcmd", "put", "-q", "-r", f"--jobs={jobs}"]
-    environment = {**os.environ, "DIESELFS_HOME": str(home.folder)}
+    dlcmd(home, "put", "-q", "-r", f"--jobs={jobs}", f"{folder}/", f"{SCHEME}{DATASET}/")
+
+
+def dlcmd(home: Home, verb: str, *arguments: str) -> None:
+    """A whole command of an ordinary user; what it prints is dropped. Raises RunFailed."""
     done = subprocess.run(
-        [*command, f"{folder}/", f"{SCHEME}{DATASET}/"],
-        env=environment,
+        [sys.executable, "-m", "dieselfs_tools.dlcmd", verb, *arguments],
+        env={**os.environ, "DIESELFS_HOME": str(home.folder)},
+        stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
         text=True,
         check=False,
     )
     if done.returncode:
-        raise RunFailed(f"dlcmd put: {done.stderr.strip()}")
+        raise RunFailed(f"dlcmd {verb}: {done.stderr.strip()}")
 
 
 def store_entries(home: Home, entries: int) -> None:
@@ -158,6 +163,12 @@ def mounted(
                 control.unmount(mountpoint)
             except MountError:  # interrupted: a file is still open
                 control.unmount(mountpoint, lazily=True)
+
+
+def fetched_bytes(mountpoint: Path) -> int:
+    """What a mount has fetched since its start."""
+    fetches = json.loads((mountpoint / ".dieselfs" / "stats").read_bytes())["fetches"]
+    return sum(fetches[f"{what}_bytes"] for what in ("chunk", "range", "block"))
 
 
 @contextmanager

@@ -1,9 +1,12 @@
-"""Listing through the mount: `ls -lR`, `ls -R` and `find`, cold and warm, compared with the local file system.
+"""Listing through the mount: `ls -lR`, `ls -R` and `find`, cold and warm, compared with the local file system. Whole
+commands of dlcmd on a large dataset, with its first mount.
 
-Cold: a new mount, and the kernel's caches dropped on both sides. Warm: after the same command on the same mount.
+Cold: a new mount, and the kernel's caches dropped on both sides. Warm: after the same command on the same mount. First
+mount: neither the server nor this machine has a snapshot.
 """
 
 import os
+import shutil
 import subprocess
 from collections.abc import Callable, Generator
 from contextlib import ExitStack, nullcontext
@@ -12,9 +15,11 @@ from pathlib import Path
 
 from bench.harness.figures import Run, Scale, Side, Trial
 from bench.harness.forms import (
+    DATASET,
     SMALL_FILE_BYTES,
     Home,
     can_drop_caches,
+    dlcmd,
     drop_caches,
     filesystem_type,
     make_tree,
@@ -24,6 +29,7 @@ from bench.harness.forms import (
     store_tree,
 )
 from bench.harness.stopwatch import measure
+from dieselfs.names import SCHEME
 
 # $1 is the folder, $2 the number of files in it.
 WALKS = {
@@ -31,6 +37,8 @@ WALKS = {
     "ls -R": 'exec ls -R "$1" >/dev/null',
     "find -type f | wc -l": 'test "$(find "$1" -type f | wc -l)" = "$2"',
 }
+
+COMMANDS = {"ls -R": ("ls", "-R"), "ls -lR": ("ls", "-lR"), "find": ("find",), "du": ("du",)}
 
 
 def listing(folder: Path, scale: Scale) -> Generator[Trial]:
@@ -53,6 +61,18 @@ def _large(folder: Path, scale: Scale) -> Generator[Trial]:
                 _side(walk, files, partial(_walk_again, walk, files, mountpoint, mount)) for walk in WALKS
             ]
             yield Trial(f"{title}, warm", sides, rounds)
+        yield _commands(home, mountpoint, files, rounds)
+
+
+def _commands(home: Home, mountpoint: Path, files: int, rounds: int) -> Trial:
+    """Commands of dlcmd from their start to their end."""
+    ways: dict[str, Callable[[], Run]] = {
+        "mount, the first": partial(_first_mount, home, mountpoint),
+        "mount": partial(_mount_by_command, home, mountpoint),
+        **{name: partial(_command, home, *command) for name, command in COMMANDS.items()},
+    }
+    sides = [_side(f"dlcmd {name}", files, way) for name, way in ways.items()]
+    return Trial(f"{files:,} files by whole commands", sides, rounds)
 
 
 def _beside_files(folder: Path, scale: Scale) -> Generator[Trial]:
@@ -102,3 +122,25 @@ def _mount(home: Home, mountpoint: Path) -> Run:
     drop_caches()
     with ExitStack() as stack:
         return measure(lambda: stack.enter_context(mounted(home, mountpoint)))
+
+
+def _first_mount(home: Home, mountpoint: Path) -> Run:
+    home.stop_server()
+    for kept in ("state", "cache"):
+        shutil.rmtree(home.folder / kept)
+    return _mount_by_command(home, mountpoint)
+
+
+def _mount_by_command(home: Home, mountpoint: Path) -> Run:
+    """Until the mount is ready. The server runs."""
+    with home.dataset() as dataset:
+        dataset.create()
+        server = {"server": [home.server_process()]}
+        run = measure(lambda: dlcmd(home, "mount", f"{SCHEME}{DATASET}", str(mountpoint)), server)
+    dlcmd(home, "umount", str(mountpoint))
+    return run
+
+
+def _command(home: Home, verb: str, *options: str) -> Run:
+    with home.dataset():  # its connection keeps the server
+        return measure(lambda: dlcmd(home, verb, *options, f"{SCHEME}{DATASET}"))

@@ -1,16 +1,16 @@
-"""Random reads in one large file: cold, with what the mount fetches for them, and warm through a mapping.
+"""Reads of one large file at random places, cold, with what the mount fetches for them, and warm through a mapping. The
+whole file in order, cold.
 
 Cold: a new mount and server, less memory than the file has bytes, and the kernel's caches dropped on both sides.
 *fetched*: bytes that the mount fetched for each byte that was read. This module reads files.
 """
 
 import itertools
-import json
 import mmap
 import os
 import random
 from collections.abc import Callable, Generator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -21,6 +21,7 @@ from bench.harness.forms import (
     SourceTree,
     can_drop_caches,
     drop_caches,
+    fetched_bytes,
     filesystem_type,
     make_tree,
     mounted,
@@ -29,10 +30,12 @@ from bench.harness.forms import (
     store_tree,
 )
 from bench.harness.readers import Work, read_together
+from bench.harness.stopwatch import Processes
 from dieselfs.limits import GIB, KIB, MIB
 
 COLD_READ_BYTES, COLD_READS = 16 * KIB, 300
 WARM_READ_BYTES, WARM_READS = 4 * KIB, 200_000
+ORDERED_READ_BYTES = 1 * MIB
 COLD_FILE_BYTES, COLD_MEMORY_BYTES, WARM_FILE_BYTES = 200 * MIB, 64 * MIB, 1 * GIB
 QUICK_COLD_FILE_BYTES, QUICK_COLD_MEMORY_BYTES, QUICK_WARM_FILE_BYTES = 50 * MIB, 24 * MIB, 64 * MIB
 
@@ -55,6 +58,8 @@ def misses(folder: Path, scale: Scale) -> Generator[Trial]:
     )
     with running_home(folder / "warm" / "home") as home:
         store_tree(home, tree.folder, tree.size_bytes)
+        if can_drop_caches():
+            yield _in_order(folder / "warm", home, tree, scale.rounds)
         with mounted_views(home, folder / "warm") as views:
             yield _warm_trial({filesystem_type(folder): tree.folder, **views}, tree, scale.rounds)
 
@@ -120,15 +125,33 @@ class _Cold:
         self.home.stop_server()
         place = self.folder / side
         with mounted(self.home, place, view=side, memory_bytes=self.memory_bytes):
-            before = _fetched_bytes(place)
+            before = fetched_bytes(place)
             done = run(place / path)
-            fetched = (_fetched_bytes(place) - before) / (COLD_READS * COLD_READ_BYTES)
-        return replace(done, seen={"fetched": fetched})
+            fetched = (fetched_bytes(place) - before) / (COLD_READS * COLD_READ_BYTES)
+        return done.with_seen(fetched=fetched)
 
 
-def _fetched_bytes(mountpoint: Path) -> int:
-    fetches = json.loads((mountpoint / ".dieselfs" / "stats").read_bytes())["fetches"]
-    return sum(fetches[f"{what}_bytes"] for what in ("chunk", "range", "block"))
+def _in_order(folder: Path, home: Home, tree: SourceTree, rounds: int) -> Trial:
+    """As `dd bs=1M` reads; the mounts have the default memory."""
+    local, offsets = filesystem_type(folder), range(0, tree.file_bytes, ORDERED_READ_BYTES)
+    (path,) = tree.paths()
+
+    def read(file: Path, processes: Processes | None = None) -> Run:
+        drop_caches()
+        return read_together([partial(_pread, file, offsets, ORDERED_READ_BYTES)], len(offsets), processes)
+
+    def run(side: str) -> Run:
+        if side not in VIEWS:
+            return read(tree.folder / path)
+        home.stop_server()
+        with mounted(home, folder / side, view=side) as mount:
+            return read(folder / side / path, {"mount": [mount], "server": [home.server_process()]})
+
+    sides = [
+        Side(side, partial(run, side), len(offsets), "reads", tree.file_bytes) for side in (local, *VIEWS)
+    ]
+    size = f"{ORDERED_READ_BYTES // MIB} MiB of {tree.file_bytes // MIB:,} MiB"
+    return Trial(f"pread of {size} in order, cold", sides, rounds, local)
 
 
 def _warm_trial(places: dict[str, Path], tree: SourceTree, rounds: int) -> Trial:

@@ -1,6 +1,6 @@
 """Upload by the library, by `dlcmd put -r` as a whole command (with one process, and with one for each processor), and
-of a tar archive as by `dlcmd import`, with an embedded server, compared with `cp -r` to the same file system. What the
-process costs that reads sources of an import: the same reading by the process that stores.
+of a tar archive as by `dlcmd import`, with an embedded server, compared with `cp -r` and `tar cf` to the same file
+system. What the process costs that reads sources of an import: the same reading by the process that stores.
 
 The source is warm. dieselfs has synced everything when it answers, unlike `cp`: another copy is followed by `sync`.
 Copies stay until the end, as some file systems are slow to reuse the inodes of removed files.
@@ -62,6 +62,7 @@ def upload(folder: Path, scale: Scale) -> Generator[Trial]:
             "dieselfs, from a tar archive": partial(_import, archive),
             "cp -r": partial(_copy, 'cp -r "$1" "$2"'),
             "cp -r, then sync": partial(_copy, 'cp -r "$1" "$2" && sync -f "$2"'),
+            "tar cf, then sync": partial(_copy, 'tar cf "$2/tar" -C "$1" . && sync -f "$2"'),
             "the bytes alone, in synced files of 4 MiB": _write,
         }
         sides = [
