@@ -61,7 +61,7 @@ def planned_reader(folder: Path, plan: str, file_bytes: int) -> Work:
     return read
 
 
-def get_batches(get_many: Callable[[Sequence[str]], Sized], batch: int, paths: Sequence[str]) -> int:
+def get_batches(get_many: Callable[[Sequence[Any]], Sized], batch: int, paths: Sequence[Any]) -> int:
     return sum(len(get_many(paths[first : first + batch])) for first in range(0, len(paths), batch))
 
 

@@ -55,6 +55,7 @@ SLOW = (THROUGH_PYFUSE3, SQUASHFUSE)
 GET, GET_MANY, VIEWS = "library, get", "library, get_many", "library, views"
 LIBRARY_PLAN = "library, plan"
 LMDB_GET, LMDB_CURSOR, TAR_PREAD = "py-lmdb, get", "py-lmdb, cursor", "indexed tar, pread"
+LMDB_BATCHES = f"{LMDB_GET}, {BATCH_FILES} at a time"
 
 
 def reading(folder: Path, scale: Scale) -> Generator[Trial]:
@@ -304,6 +305,7 @@ def _sharing_trials(forms: Forms, rounds: int) -> Generator[Trial]:
         for readers in READERS:
             works = {name: partial(opened, way) for name, way in ways.items()}
             works[LMDB_GET] = partial(_lmdb_work, forms)
+            works[LMDB_BATCHES] = partial(_lmdb_batches, forms)
             sides = []
             for name, work in works.items():
                 each = [partial(work, share) for share in shares_of(paths, readers)]
@@ -337,6 +339,12 @@ def _get_ahead(dataset: Dataset, files: int) -> int:
 
 def _lmdb_work(forms: Forms, paths: Sequence[str]) -> Work:
     return lmdb_reader(forms.lmdb, paths)
+
+
+def _lmdb_batches(forms: Forms, paths: Sequence[str]) -> Work:
+    """Keeps the values of a batch, as `get_many` does."""
+    keys, get = [os.fsencode(path) for path in paths], open_lmdb(forms.lmdb).get
+    return partial(get_batches, lambda batch: list(map(get, batch)), BATCH_FILES, keys)
 
 
 def _lmdb_cursor_work(forms: Forms, paths: Sequence[str]) -> Work:
