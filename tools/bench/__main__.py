@@ -3,6 +3,7 @@
 import os
 import platform
 import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -191,7 +192,7 @@ def machine_facts(folder: Path, arguments: list[str]) -> dict[str, str]:
         "file system": filesystem_type(folder),
         "Python": platform.python_version(),
         "commit": commit_of(Path(__file__).parents[2]) or "unknown: not a git checkout",
-        "command": " ".join(["python -m bench", *arguments]),
+        "command": f"python -m bench {shlex.join(arguments)}",
         "date": f"{datetime.now(UTC):%Y-%m-%d}",
         "load before": f"{os.getloadavg()[0]:.1f} processes",
         "user": "root" if os.getuid() == 0 else "not root: nothing is measured with caches dropped",

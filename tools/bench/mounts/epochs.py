@@ -42,7 +42,8 @@ def epochs(folder: Path, scale: Scale) -> Generator[Trial]:
         with running_home(place / "home") as home:
             store_tree(home, tree.folder, tree.size_bytes)
             yield _trial(place, home, tree, files, scale.rounds)
-            yield _trial(place, home, tree, min(BATCH_FILES, files), scale.rounds)
+            if files > BATCH_FILES:
+                yield _trial(place, home, tree, BATCH_FILES, scale.rounds)
 
 
 def _trial(folder: Path, home: Home, tree: SourceTree, files: int, rounds: int) -> Trial:

@@ -9,7 +9,7 @@ import os
 import shutil
 import subprocess
 from collections.abc import Callable, Generator
-from contextlib import ExitStack, nullcontext
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 
@@ -25,7 +25,6 @@ from bench.harness.forms import (
     make_tree,
     mounted,
     running_home,
-    store_entries,
     store_tree,
 )
 from bench.harness.stopwatch import measure
@@ -38,49 +37,35 @@ WALKS = {
     "find -type f | wc -l": 'test "$(find "$1" -type f | wc -l)" = "$2"',
 }
 
+LARGE_DATASET_FILE_BYTES = 1
 COMMANDS = {"ls -R": ("ls", "-R"), "ls -lR": ("ls", "-lR"), "find": ("find",), "du": ("du",)}
 
 
 def listing(folder: Path, scale: Scale) -> Generator[Trial]:
-    if scale.wants(f"Listing of {scale.entries:,} files"):
-        yield from _large(folder, scale)
-    yield from _beside_files(folder, scale)
+    for name, files, file_bytes in (
+        ("large", scale.entries, LARGE_DATASET_FILE_BYTES),
+        ("small", scale.small_files, SMALL_FILE_BYTES),
+    ):
+        if any(map(scale.wants, _titles(files, scale))):
+            yield from _walks(folder / name, files, file_bytes, scale)
 
 
-def _large(folder: Path, scale: Scale) -> Generator[Trial]:
-    mountpoint, rounds, files = folder / "mount", scale.rounds, scale.entries
-    with running_home(folder / "home") as home:
-        store_entries(home, files)
-        title = f"Listing of {files:,} files through the mount"
-        if can_drop_caches():
-            sides = [_side(walk, files, partial(_walk_cold, walk, files, mountpoint, home)) for walk in WALKS]
-            sides.append(Side("mounting", partial(_mount, home, mountpoint), 1, "mounts"))
-            yield Trial(f"{title}, cold", sides, rounds)
-        with mounted(home, mountpoint) as mount:
-            sides = [
-                _side(walk, files, partial(_walk_again, walk, files, mountpoint, mount)) for walk in WALKS
-            ]
-            yield Trial(f"{title}, warm", sides, rounds)
-        yield _commands(home, mountpoint, files, rounds)
+def _titles(files: int, scale: Scale) -> list[str]:
+    walks = [f"{walk} of {files:,} files, {state}" for walk in WALKS for state in ("cold", "warm")]
+    return walks if files != scale.entries else [_by_commands(files), *walks]
 
 
-def _commands(home: Home, mountpoint: Path, files: int, rounds: int) -> Trial:
-    """Commands of dlcmd from their start to their end."""
-    ways: dict[str, Callable[[], Run]] = {
-        "mount, the first": partial(_first_mount, home, mountpoint),
-        "mount": partial(_mount_by_command, home, mountpoint),
-        **{name: partial(_command, home, *command) for name, command in COMMANDS.items()},
-    }
-    sides = [_side(f"dlcmd {name}", files, way) for name, way in ways.items()]
-    return Trial(f"{files:,} files by whole commands", sides, rounds)
+def _by_commands(files: int) -> str:
+    return f"{files:,} files by whole commands"
 
 
-def _beside_files(folder: Path, scale: Scale) -> Generator[Trial]:
+def _walks(folder: Path, files: int, file_bytes: int, scale: Scale) -> Generator[Trial]:
     mountpoint, rounds = folder / "mount", scale.rounds
-    tree = make_tree(folder / "source", scale.small_files, SMALL_FILE_BYTES)
-    local, files = filesystem_type(folder), tree.files
-    with running_home(folder / "source-home") as home:
+    tree, local = make_tree(folder / "source", files, file_bytes), filesystem_type(folder)
+    with running_home(folder / "home") as home:
         store_tree(home, tree.folder, tree.size_bytes)
+        if files == scale.entries:
+            yield _commands(home, mountpoint, files, rounds)
         for walk in WALKS:
             title = f"{walk} of {files:,} files"
             if can_drop_caches():
@@ -93,6 +78,17 @@ def _beside_files(folder: Path, scale: Scale) -> Generator[Trial]:
                 ours = _side("mount", files, partial(_walk_again, walk, files, mountpoint, mount))
                 sides = [ours, _side(local, files, partial(_walk_again, walk, files, tree.folder))]
                 yield Trial(f"{title}, warm", sides, rounds, local)
+
+
+def _commands(home: Home, mountpoint: Path, files: int, rounds: int) -> Trial:
+    """Commands of dlcmd from their start to their end."""
+    ways: dict[str, Callable[[], Run]] = {
+        "mount, the first": partial(_first_mount, home, mountpoint),
+        "mount": partial(_mount_by_command, home, mountpoint),
+        **{name: partial(_command, home, *command) for name, command in COMMANDS.items()},
+    }
+    sides = [_side(f"dlcmd {name}", files, way) for name, way in ways.items()]
+    return Trial(_by_commands(files), sides, rounds)
 
 
 def _side(name: str, files: int, run: Callable[[], Run]) -> Side:
@@ -117,22 +113,16 @@ def _walk_cold(walk: str, files: int, folder: Path, home: Home | None = None) ->
         return _walk(walk, files, folder, mount)
 
 
-def _mount(home: Home, mountpoint: Path) -> Run:
-    """Until the mount is ready, with a cached snapshot."""
-    drop_caches()
-    with ExitStack() as stack:
-        return measure(lambda: stack.enter_context(mounted(home, mountpoint)))
-
-
 def _first_mount(home: Home, mountpoint: Path) -> Run:
     home.stop_server()
     for kept in ("state", "cache"):
-        shutil.rmtree(home.folder / kept)
+        shutil.rmtree(home.folder / kept, ignore_errors=True)
     return _mount_by_command(home, mountpoint)
 
 
 def _mount_by_command(home: Home, mountpoint: Path) -> Run:
     """Until the mount is ready. The server runs."""
+    mountpoint.mkdir(exist_ok=True)
     with home.dataset() as dataset:
         dataset.create()
         server = {"server": [home.server_process()]}
