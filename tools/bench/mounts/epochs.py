@@ -2,7 +2,7 @@
 system in random order; and its first batch. The clock runs before the list of a plan is read. This module reads files.
 """
 
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from functools import partial
 from itertools import count
 from pathlib import Path
@@ -66,7 +66,10 @@ def _trial(folder: Path, home: Home, tree: SourceTree, files: int, rounds: int) 
             run = read_together([partial(_planned, place, plan, files, tree.file_bytes)], files, processes)
             return run.with_seen(fetched=fetched_bytes(place) / (files * tree.file_bytes))
 
-    ways = {local: read_locally, **{view: partial(read_mounted, view) for view in VIEWS}}
+    ways: dict[str, Callable[[], Run]] = {
+        local: read_locally,
+        **{view: partial(read_mounted, view) for view in VIEWS},
+    }
     sides = [Side(name, way, files, "files", files * tree.file_bytes) for name, way in ways.items()]
     return Trial(title, sides, rounds, local)
 
