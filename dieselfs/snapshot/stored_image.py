@@ -5,6 +5,7 @@ needed, and is kept. The kernel keeps inodes and folders of an image for as long
 mount must serve the same one: they hand its descriptor on, and a part has the same bytes in each of them.
 """
 
+import logging
 import mmap
 import os
 from collections.abc import Callable
@@ -44,6 +45,8 @@ _MADV_POPULATE_WRITE = 23
 METADATA_OFFSET = 2 * BLOCK_BYTES
 """The place of the metadata area in the file. Before it: the header, and the opening block."""
 
+_log = logging.getLogger(__name__)
+
 
 def image_key(snapshot: Snapshot, ownership: ImageOwner, serving: Serving) -> bytes:
     """Digest of all that determines the bytes of an image; 16 bytes."""
@@ -63,6 +66,7 @@ def stored_image(snapshot: Snapshot, ownership: ImageOwner, serving: Serving) ->
     with suppress(OSError, Damaged):
         descriptor = os.open(beside, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
         try:
+            _reserve(descriptor)
             return open_image(
                 descriptor, partial(ImagePlan, snapshot, ownership, serving=serving), key
             ), descriptor
@@ -70,23 +74,38 @@ def stored_image(snapshot: Snapshot, ownership: ImageOwner, serving: Serving) ->
             os.close(descriptor)
             raise
     plan = ImagePlan(snapshot, ownership, serving=serving)
-    aside = beside.with_suffix(f".{os.getpid()}.tmp")
-    with suppress(OSError):
-        if not Path(snapshot.source).is_file() or str(beside).startswith("/proc/"):
-            raise FileNotFoundError(beside)
-        aside.unlink(missing_ok=True)
-        flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-        descriptor = os.open(aside, flags, 0o600)
+    if Path(snapshot.source).is_file() and not str(beside).startswith("/proc/"):
         try:
-            image = _new(descriptor, plan, key)
-            os.rename(aside, beside)
-        except BaseException:
-            os.close(descriptor)
-            aside.unlink(missing_ok=True)
-            raise
-        return image, descriptor
+            return _kept(beside, plan, key)
+        except OSError as error:
+            _log.warning("the image %s cannot be kept, so it is in memory: %s", beside, error.strerror)
     descriptor = os.memfd_create("dieselfs-image", os.MFD_CLOEXEC)
     return _new(descriptor, plan, key), descriptor
+
+
+def _kept(beside: Path, plan: ImagePlan, key: bytes) -> tuple[ErofsImage, int]:
+    """A new image in a file, and a descriptor of it. Raises OSError."""
+    aside = beside.with_suffix(f".{os.getpid()}.tmp")
+    aside.unlink(missing_ok=True)
+    flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+    descriptor = os.open(aside, flags, 0o600)
+    try:
+        image = _new(descriptor, plan, key)
+        os.rename(aside, beside)
+    except BaseException:
+        os.close(descriptor)
+        aside.unlink(missing_ok=True)
+        raise
+    return image, descriptor
+
+
+def _reserve(descriptor: int) -> None:
+    """Give holes of a file room on the disk, as of one that was copied without its zeros. Raises OSError for a full
+    disk, where a write to a mapped hole would be a signal.
+    """
+    size_bytes = os.fstat(descriptor).st_size
+    if os.lseek(descriptor, 0, os.SEEK_HOLE) < size_bytes:
+        os.posix_fallocate(descriptor, 0, size_bytes)
 
 
 def mapped_zeros(descriptor: int, count: int) -> npt.NDArray[np.uint8]:

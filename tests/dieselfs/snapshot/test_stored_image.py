@@ -23,6 +23,7 @@ from dieselfs.snapshot.erofs_image import ErofsImage, ImageOwner, ImagePlan, Ser
 from dieselfs.snapshot.reader import Snapshot
 from dieselfs.snapshot.stored_image import image_key, open_image, stored_image
 from tests.support.dataset import TreeEntry, pack_entries
+from tests.support.small_disk import small_disk
 
 OWNED = ImageOwner(12, 34, 0o700)
 
@@ -152,6 +153,56 @@ stored_image.xxh3_64_intdigest = lambda content: os.kill(os.getpid(), signal.SIG
 image.fill(0, 1)
 """
 """Dies between the bytes of a part and its mark."""
+
+
+def test_an_image_with_holes_on_a_full_disk_is_in_memory(
+    tmp_path: Path, snapshot: Snapshot, serving: Serving
+) -> None:
+    """As of a backup that leaves out zeros. It is filled in another process, which a signal could end."""
+    with small_disk(tmp_path / "disk", "1m") as disk:
+        source = disk / "5-1.snapshot"
+        source.write_bytes(snapshot.content)
+        stored(Snapshot.open(source), OWNED, serving)
+        (kept,) = disk.glob("*.erofs")
+        content = kept.read_bytes()
+        kept.write_bytes(b"")
+        os.truncate(kept, len(content))
+        with open(kept, "r+b") as file:
+            for first in range(0, len(content), BLOCK_BYTES):
+                if any(block := content[first : first + BLOCK_BYTES]):
+                    os.pwrite(file.fileno(), block, first)
+        with open(disk / "other", "wb", 0) as file, pytest.raises(OSError, match="No space left"):
+            while True:
+                file.write(bytes(BLOCK_BYTES))
+        filled = subprocess.run(
+            [sys.executable, "-c", FILLED, str(source)],
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+        assert filled.returncode == 0, filled
+        assert filled.stdout.startswith("/memfd:") and kept.read_bytes() == content
+        (line,) = filled.stderr.splitlines()
+        assert f"{kept} cannot be kept, so it is in memory: No space left" in line
+        (disk / "other").unlink()
+        assert columns(stored(Snapshot.open(source), OWNED, serving)) == whole(snapshot, OWNED, serving)
+        assert kept.read_bytes() != content
+
+
+FILLED = """
+import os, sys
+import numpy as np
+from dieselfs.snapshot.erofs_image import ImageOwner, ImagePlan, Serving
+from dieselfs.snapshot.reader import Snapshot
+from dieselfs.snapshot.stored_image import stored_image
+snapshot = Snapshot.open(sys.argv[1])
+serving, owner = Serving(b".control", np.arange(len(snapshot)) % 7 == 0), ImageOwner(12, 34, 0o700)
+image, descriptor = stored_image(snapshot, owner, serving)
+image.fill(0, len(image.metadata))
+assert np.array_equal(image.metadata, ImagePlan(snapshot, owner, serving=serving).write().metadata)
+print(os.readlink(f"/proc/self/fd/{descriptor}"))
+"""
 
 
 @pytest.mark.parametrize("place", [0, 30, 79, 4096, 9000, -9, -1])
