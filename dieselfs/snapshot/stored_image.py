@@ -11,6 +11,8 @@ import os
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import astuple
+from errno import EACCES, EPERM, EROFS
+from fcntl import F_GETFL, fcntl
 from functools import partial
 from pathlib import Path
 from struct import Struct
@@ -58,13 +60,13 @@ def image_key(snapshot: Snapshot, ownership: ImageOwner, serving: Serving) -> by
 def stored_image(snapshot: Snapshot, ownership: ImageOwner, serving: Serving) -> tuple[ErofsImage, int]:
     """The image and a descriptor of it, which the caller closes: from the file beside the snapshot, or a new one.
 
-    A new one is kept there; in memory where the folder cannot be written, and for a snapshot without a file. Raises
-    InvalidInput as `ImagePlan`.
+    A new one is kept there; in memory where the folder cannot be written, and for a snapshot without a file. One that
+    cannot be written is used if it is complete. Raises InvalidInput as `ImagePlan`.
     """
     key = image_key(snapshot, ownership, serving)
     beside = Path(snapshot.source).with_suffix(f".{key.hex()[:8]}.erofs")
     with suppress(OSError, Damaged):
-        descriptor = os.open(beside, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
+        descriptor = _opened(beside)
         try:
             _reserve(descriptor)
             return open_image(
@@ -99,12 +101,26 @@ def _kept(beside: Path, plan: ImagePlan, key: bytes) -> tuple[ErofsImage, int]:
     return image, descriptor
 
 
+def _opened(path: Path) -> int:
+    """A descriptor for reading, and for writing if that is allowed. Raises OSError."""
+    try:
+        return os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except OSError as error:
+        if error.errno not in (EACCES, EPERM, EROFS):
+            raise
+        return os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+
+
+def _is_writable(descriptor: int) -> bool:
+    return fcntl(descriptor, F_GETFL) & os.O_ACCMODE == os.O_RDWR
+
+
 def _reserve(descriptor: int) -> None:
     """Give holes of a file room on the disk, as of one that was copied without its zeros. Raises OSError for a full
     disk, where a write to a mapped hole would be a signal.
     """
     size_bytes = os.fstat(descriptor).st_size
-    if os.lseek(descriptor, 0, os.SEEK_HOLE) < size_bytes:
+    if _is_writable(descriptor) and os.lseek(descriptor, 0, os.SEEK_HOLE) < size_bytes:
         os.posix_fallocate(descriptor, 0, size_bytes)
 
 
@@ -175,12 +191,14 @@ def open_image(
     image, if a part of the metadata area must be computed.
 
     Checks it against its checksum, in about 0.01 s for a million files; each part of the metadata area when it is first
-    needed. Raises Damaged, also if it is not that of `key`; OSError if it cannot be mapped.
+    needed, or at once if the descriptor is for reading alone. Raises Damaged, also if it is not that of `key`, or lacks
+    a part that cannot be written; OSError if it cannot be mapped.
     """
     if os.fstat(descriptor).st_size < METADATA_OFFSET:
         raise Damaged("the stored image is cut off")
     is_whole = os.pread(descriptor, len(_WHOLE_MAGIC), 0) == _WHOLE_MAGIC
-    access = mmap.ACCESS_READ if is_whole else mmap.ACCESS_WRITE
+    is_fixed = is_whole or not _is_writable(descriptor)
+    access = mmap.ACCESS_READ if is_fixed else mmap.ACCESS_WRITE
     mapped = mmap.mmap(descriptor, 0, access=access)
     magic, checksum, found, metadata, files, _, _, nodes = _HEADER.unpack_from(mapped)
     if magic not in (_MAGIC, _WHOLE_MAGIC) or checksum_of(memoryview(mapped)) != checksum:
@@ -205,6 +223,8 @@ def _image(mapped: mmap.mmap, plan: Callable[[], ImagePlan] | None) -> ErofsImag
     nodes, blocks = data[places.nodes : places.first_blocks].view(U32).reshape(2, files)
     first_blocks = data[places.first_blocks : places.marks].view(U32)[:count]
     parts = _Parts(mapped, metadata, data[places.marks :].view(U64), first_blocks, key, plan)
+    if not data.flags.writeable:
+        parts.check()
     return ErofsImage(
         metadata, nodes, blocks, first_blocks, size_bytes, opening, opening_offset, parts.has, parts.fill
     )
@@ -249,10 +269,23 @@ class _Parts:
                 if not self._is_there[part]:
                     self._have(part)
 
+    def check(self) -> None:
+        """Raise Damaged unless all parts are there."""
+        if not all(map(self._is_right, range(len(self._marks)))):
+            raise Damaged("a part of the stored image is missing, and it cannot be written")
+        self._is_there = bytearray(b"\1" * len(self._marks))
+
+    def _place(self, part: int) -> slice:
+        return slice(part * PART_BYTES, min((part + 1) * PART_BYTES, len(self._metadata)))
+
+    def _is_right(self, part: int) -> bool:
+        mark = int(self._marks[part])
+        return mark != 0 and xxh3_64_intdigest(self._metadata[self._place(part)].data) == mark
+
     def _have(self, part: int) -> None:
-        place = slice(part * PART_BYTES, min((part + 1) * PART_BYTES, len(self._metadata)))
+        place = self._place(part)
         content = self._metadata[place]
-        if not self._marks[part] or xxh3_64_intdigest(content.data) != self._marks[part]:
+        if not self._is_right(part):
             if self._plan is None:
                 self._plan, self._computed = self._planned(), np.empty(PART_BYTES, U8)
             # Not in place: another mount may serve this part, which it has computed meanwhile.

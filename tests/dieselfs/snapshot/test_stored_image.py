@@ -205,6 +205,44 @@ print(os.readlink(f"/proc/self/fd/{descriptor}"))
 """
 
 
+def test_an_image_that_cannot_be_written_is_used_if_it_is_complete(
+    tmp_path: Path, snapshot: Snapshot, serving: Serving, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    computed = whole(snapshot, OWNED, serving)
+    with small_disk(tmp_path / "disk", "1m") as disk:
+        source = disk / "5-1.snapshot"
+        source.write_bytes(snapshot.content)
+
+        def read_only(option: str) -> None:
+            subprocess.run(["mount", "-o", f"remount,bind,{option}", str(disk)], check=True)
+
+        def where() -> tuple[str, list[object]]:
+            image, descriptor = stored_image(Snapshot.open(source), OWNED, serving)
+            place, found = os.readlink(f"/proc/self/fd/{descriptor}"), columns(image)
+            assert columns(open_image(descriptor)) == found  # in the next daemon of the mount
+            os.close(descriptor)
+            return place, found
+
+        stored(Snapshot.open(source), OWNED, serving)
+        (kept,) = disk.glob("*.erofs")
+        read_only("ro")
+        place, found = where()
+        assert place.startswith("/memfd:") and found == computed
+        read_only("rw")
+        columns(stored(Snapshot.open(source), OWNED, serving))
+        read_only("ro")
+        with monkeypatch.context() as patch:
+            patch.setattr(ImagePlan, "__init__", None)
+            assert where() == (str(kept), computed)
+        read_only("rw")
+        with open(kept, "r+b") as file:
+            file.seek(9000)
+            file.write(b"\xff")
+        read_only("ro")
+        place, found = where()
+        assert place.startswith("/memfd:") and found == computed
+
+
 @pytest.mark.parametrize("place", [0, 30, 79, 4096, 9000, -9, -1])
 def test_a_damaged_file_is_replaced(snapshot: Snapshot, serving: Serving, tmp_path: Path, place: int) -> None:
     """What is damaged in the metadata area, or the mark of a part, is computed again in place."""
