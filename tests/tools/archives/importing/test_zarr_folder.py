@@ -3,6 +3,7 @@
 import json
 from collections.abc import Callable
 from io import BytesIO
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -102,6 +103,38 @@ def test_rows_in_several_chunks_are_those_of_zarr(
     }
 
 
+@pytest.mark.parametrize(
+    ("chunks", "shards"),
+    [
+        ((3, 2, 6), (6, 4, 6)),
+        ((3, 2, 4), (6, 4, 8)),  # the last column of a shard is padding
+        ((2, 2, 3), (4, 2, 6)),
+        ((2, 1, 2), (4, 3, 4)),
+        ((13, 4, 4), (13, 4, 4)),
+        ((3, 4, 6), (6, 8, 12)),  # a row is in one chunk, and others of the shard are not used
+    ],
+)
+@pytest.mark.parametrize("place", ["start", "end"])
+def test_rows_in_several_chunks_of_shards_are_those_of_zarr(
+    tmp_path: Path, chunks: tuple[int, ...], shards: tuple[int, ...], place: str
+) -> None:
+    data = IMAGES.astype(np.int16)
+    made(tmp_path / "x", data, chunks=chunks, shards={"shape": shards, "index_location": place})
+    assert contents(tmp_path / "x", is_in_place=True, is_by_row=True) == {
+        f"x/{row:08}.4x6.int16": value.tobytes() for row, value in enumerate(data)
+    }
+
+
+def test_chunks_of_shards_with_parts_of_rows_are_slices(tmp_path: Path) -> None:
+    made(tmp_path / "x", chunks=(3, 2, 3), shards=(6, 2, 6))
+    found = contents(tmp_path / "x", is_in_place=True)
+    assert len(found) == 20
+    for row, height, column in product(range(0, 13, 3), (0, 2), (0, 3)):
+        part = IMAGES[row : row + 3, height : height + 2, column : column + 3]
+        name = f"x/{row:08}.{height:08}.{column:08}.{len(part)}x2x3.uint8"
+        assert found[name] == part.tobytes()
+
+
 def test_a_padded_chunk_of_as_many_numbers_is_not_the_whole(tmp_path: Path) -> None:
     made(tmp_path / "x", IMAGES[:, :2, :5], chunks=(13, 5, 2))
     (record,) = read_all(tmp_path / "x", is_in_place=True, is_by_row=False)
@@ -149,8 +182,6 @@ def test_arrays_of_a_group(tmp_path: Path, version: int) -> None:
             "it is compressed, or changed by another codec",
         ),
         ({"zarr_format": 2, "order": "F"}, "it is in Fortran order"),
-        ({"shards": (6, 4, 8), "chunks": (3, 2, 4)}, "the chunks in its shards have parts of rows"),
-        ({"chunks": (2, 2, 6), "shards": (4, 4, 6)}, "the chunks in its shards have parts of rows"),
     ],
 )
 def test_arrays_that_are_not_attached(tmp_path: Path, options: dict[str, Any], fault: str) -> None:
@@ -162,9 +193,11 @@ def test_arrays_that_are_not_attached(tmp_path: Path, options: dict[str, Any], f
 def test_rows_in_too_many_pieces(tmp_path: Path) -> None:
     for height, fault in ((16, ""), (17, "its chunks have each row in 34 pieces, limit 32")):
         folder = tmp_path / f"{height}"
-        made(folder, np.ones((6, height, 8), np.int32), chunks=(3, height, 6))
-        first, *_ = read_all(folder, is_in_place=True)
-        assert first.fault == (fault and f"{fault}; store it with dlcmd import")
+        for shards in (None, (6, height, 12)):
+            data = np.ones((6, height, 8), np.int32)
+            made(folder, data, chunks=(3, height, 6), shards=shards, overwrite=True)
+            first, *_ = read_all(folder, is_in_place=True)
+            assert first.fault == (fault and f"{fault}; store it with dlcmd import")
 
 
 FLOATS = IMAGES.astype(np.float32)
@@ -287,8 +320,18 @@ def change_metadata(change: Callable[[Any], None]) -> Callable[[Path], None]:
         change_metadata(lambda found: found.pop("codecs")),
     ],
 )
-def test_folders_that_lie(tmp_path: Path, change: Callable[[Path], None]) -> None:
-    made(tmp_path / "x", chunks=(2, 4, 6), shards=(4, 4, 6))
+@pytest.mark.parametrize("columns", [4, 2])
+def test_folders_that_lie(tmp_path: Path, change: Callable[[Path], None], columns: int) -> None:
+    made(tmp_path / "x", chunks=(2, columns, 6), shards=(4, columns, 6))
     change(tmp_path / "x")
     with pytest.raises(Damaged):
         read_all(tmp_path / "x", is_in_place=True)
+
+
+@pytest.mark.parametrize("inner", [[3, 4, 6], [0, 4, 6], [2, 4], []])
+def test_shards_of_another_form_are_refused(tmp_path: Path, inner: list[int]) -> None:
+    made(tmp_path / "x", chunks=(2, 4, 6), shards=(4, 4, 6))
+    change = change_metadata(lambda found: found["codecs"][0]["configuration"].update(chunk_shape=inner))
+    change(tmp_path / "x")
+    (record,) = read_all(tmp_path / "x", is_in_place=True)
+    assert record.fault == "its shards have a form of their own; store it with dlcmd import"

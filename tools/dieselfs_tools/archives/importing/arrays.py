@@ -5,9 +5,10 @@ For an import they are .npy files. For `dlcmd attach` they are ranges of the sou
 """
 
 import math
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import product
-from operator import add, ge
+from operator import add
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -133,7 +134,8 @@ def whole_file(name: str, array: Any, mtime_ns: int) -> Record:
 
 def in_place(source: Input, array: Array, blocks: Iterable[Block]) -> Iterator[Record]:
     """The files of an array as ranges of the source, or of files in its folder: rows, or blocks with parts of rows if
-    these have nothing else. `blocks` are all of it, in order. Raises Damaged for a place outside of a file.
+    these have nothing else. `blocks` are all of it, and are kept while others of the same rows follow. Raises Damaged
+    for a place outside of a file.
     """
     is_by_row, mtime_ns, name = source.form.is_by_row, source.mtime_ns, array.name
 
@@ -150,7 +152,7 @@ def in_place(source: Input, array: Array, blocks: Iterable[Block]) -> Iterator[R
     if is_whole and not array.total_bytes:  # chunked, it has no blocks
         yield Record.of(raw_name(name, array.dtype, array.shape).encode(), b"", mtime_ns)
         return
-    row, parts = array.shape[1:], list[Block]()
+    row, parts = array.shape[1:], defaultdict[int, list[Block]](list)  # by their first row
     for block in blocks:
         begin, length, chunk = block.offset, array.item_bytes * math.prod(block.shape), block.shape[1:]
         if begin < 0 or begin + length > block.source.size_bytes():
@@ -175,10 +177,10 @@ def in_place(source: Input, array: Array, blocks: Iterable[Block]) -> Iterator[R
             if (pieces := _pieces_of_row(row, chunk)) > ROW_PIECES_MAX:
                 yield refused(f"its chunks have each row in {pieces} pieces, limit {ROW_PIECES_MAX}{_IMPORT}")
                 return
-            parts.append(block)
-            if all(map(ge, map(add, block.first[1:], chunk), row)):
-                yield from _divided_rows(array, parts, mtime_ns)
-                parts.clear()
+            found = parts[block.first[0]]
+            found.append(block)
+            if len(found) == math.prod(-(-size // part) for size, part in zip(row, chunk, strict=True)):
+                yield from _divided_rows(array, parts.pop(block.first[0]), mtime_ns)
         else:
             path = raw_name(f"{name}/{'.'.join(map(number, block.first))}", array.dtype, block.shape)
             yield Record(path.encode(), mtime_ns, length, place=block.source.place(begin))

@@ -8,6 +8,7 @@ import math
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
+from operator import add, floordiv, mod, mul
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -29,7 +30,7 @@ _CHECKSUM_BYTES = 4
 
 
 class _Layout(NamedTuple):
-    """How an array is stored. `chunk`: the shape of a file; `inner_rows`: of a chunk in a shard, 0 without shards. The
+    """How an array is stored. `chunk`: the shape of a file; `inner`: of a chunk in a shard, empty without shards. The
     file of a chunk is `prefix`, and its numbers with a separator between them. `fault`: why it is not attached.
     """
 
@@ -37,7 +38,7 @@ class _Layout(NamedTuple):
     chunk: tuple[int, ...]
     prefix: str
     separator: str
-    inner_rows: int = 0
+    inner: tuple[int, ...] = ()
     index_codecs: int = 0
     is_index_first: bool = False
     fault: str = ""
@@ -164,12 +165,11 @@ def _layout_3(name: str, prefix: str, metadata: Mapping[str, Any]) -> _Layout:
     if sharding is None or layout.fault:
         return layout
     inner, index_codecs = _numbers(sharding["chunk_shape"]), [one["name"] for one in sharding["index_codecs"]]
-    if len(codecs) > 1 or index_codecs not in (["bytes"], ["bytes", "crc32c"]) or not inner:
+    is_divided = len(inner) == len(chunk) > 0 and 0 not in inner and not any(map(mod, chunk, inner))
+    if len(codecs) > 1 or index_codecs not in (["bytes"], ["bytes", "crc32c"]) or not is_divided:
         return layout._replace(fault="its shards have a form of their own")
-    if not inner[1:] == chunk[1:] == shape[1:] or inner[0] < 1 or chunk[0] % inner[0]:
-        return layout._replace(fault="the chunks in its shards have parts of rows")
     is_first = sharding.get("index_location", "end") == "start"
-    return layout._replace(inner_rows=inner[0], index_codecs=len(index_codecs), is_index_first=is_first)
+    return layout._replace(inner=inner, index_codecs=len(index_codecs), is_index_first=is_first)
 
 
 def _are_plain(codecs: Any, array: Array) -> bool:
@@ -203,14 +203,15 @@ def _blocks(source: Input, layout: _Layout) -> Iterator[Block]:
         with ExitStack() as stack:
             if (file := source.beside(key, stack, is_packed=False)) is None:
                 raise Damaged(f"{key} is missing: the numbers there are those of the fill value")
-            rows = min(chunk[0], array.shape[0] - first[0]) if chunk else 1
-            if not layout.inner_rows:
-                yield Block(first, (rows, *chunk[1:]) if chunk else (), 0, file)
+            places = zip(chunk, array.shape, first, strict=True)
+            used = [min(part, size - begin) for part, size, begin in places]
+            if not layout.inner:
+                yield Block(first, (*used[:1], *chunk[1:]), 0, file)
                 continue
-            for place, offset in enumerate(_index(file, layout, key, rows)):
-                begin = place * layout.inner_rows
-                shape = (min(layout.inner_rows, rows - begin), *chunk[1:])
-                yield Block((first[0] + begin, *first[1:]), shape, offset, file)
+            for at, offset in _index(file, layout, key, used):
+                begin = tuple(map(mul, at, layout.inner))
+                shape = (min(layout.inner[0], used[0] - begin[0]), *layout.inner[1:])
+                yield Block(tuple(map(add, first, begin)), shape, offset, file)
 
 
 def _indexes(number: int, counts: list[int]) -> list[int]:
@@ -222,15 +223,21 @@ def _indexes(number: int, counts: list[int]) -> list[int]:
     return found[::-1]
 
 
-def _index(shard: Input, layout: _Layout, key: str, rows: int) -> list[int]:
-    """Where the chunks of a shard with `rows` of the array begin."""
-    count, used = layout.chunk[0] // layout.inner_rows, -(-rows // layout.inner_rows)
-    chunk_bytes, length = layout.inner_rows * layout.array.row_bytes, count * _INDEX_ITEM
-    whole, size_bytes = length + (_CHECKSUM_BYTES if layout.index_codecs > 1 else 0), shard.size_bytes()
-    if whole + used * chunk_bytes > size_bytes:
+def _index(
+    shard: Input, layout: _Layout, key: str, used: Sequence[int]
+) -> Iterator[tuple[tuple[int, ...], int]]:
+    """The numbers of each chunk in a shard, and where it begins. `used`: how much of the shard is of the array; other
+    chunks are left out.
+    """
+    counts = tuple(map(floordiv, layout.chunk, layout.inner))
+    needed = [-(-many // part) for many, part in zip(used, layout.inner, strict=True)]
+    chunk_bytes = layout.array.item_bytes * math.prod(layout.inner)
+    length, size_bytes = math.prod(counts) * _INDEX_ITEM, shard.size_bytes()
+    whole = length + (_CHECKSUM_BYTES if layout.index_codecs > 1 else 0)
+    if whole + math.prod(needed) * chunk_bytes > size_bytes:
         raise Damaged(f"{key} is shorter than its index and chunks")
     index = shard.read_at(0 if layout.is_index_first else size_bytes - whole, length)
-    places = np.frombuffer(index, "<u8").reshape(count, 2).tolist()[:used]
-    if any(stored != chunk_bytes for _, stored in places):
+    places = np.frombuffer(index, "<u8").reshape(*counts, 2)[tuple(map(slice, needed))]
+    if (places[..., 1] != chunk_bytes).any():
         raise Damaged(f"{key} has not all of its chunks, or chunks of another length")
-    return [offset for offset, _ in places]
+    return zip(np.ndindex(*needed), places[..., 0].ravel().tolist(), strict=True)
