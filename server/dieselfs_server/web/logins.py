@@ -11,7 +11,7 @@ import hashlib
 import os
 import re
 import secrets
-from collections import Counter
+from collections import Counter, OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
@@ -48,6 +48,7 @@ class LoginRate:
         self._times = times
         self._ends_s = float("-inf")
         self._tries: Counter[str] = Counter()
+        self._total = 0  # of `_tries`
         self._failures: Counter[tuple[str, str]] = Counter()
         self._known_until_s: dict[str, float] = {}  # addresses from which somebody has logged in
 
@@ -57,14 +58,16 @@ class LoginRate:
             self._ends_s = now_s + WINDOW_S
             self._tries.clear()
             self._failures.clear()
+            self._total = 0
         group = address_group(address)
         is_known = self._known_until_s.get(group, now_s) > now_s
         tries, limit = self._tries[group], self._times * TRIES_OF_ALL
         if tries < TRIES_OF_EACH:
             limit += TRIES_WITH_EACH - TRIES_OF_ALL
-        if tries >= self._times * TRIES_PER_ADDRESS or (self._tries.total() >= limit and not is_known):
+        if tries >= self._times * TRIES_PER_ADDRESS or (self._total >= limit and not is_known):
             return False
         self._tries[group] += 1
+        self._total += 1
         return True
 
     def may_be(self, address: str, user: str) -> bool:
@@ -79,6 +82,7 @@ class LoginRate:
         group = address_group(address)
         if self._tries[group] > 0:
             self._tries[group] -= 1
+            self._total -= 1
         if len(self._known_until_s) >= KNOWN_ADDRESSES_MAX:
             del self._known_until_s[min(self._known_until_s, key=self._known_until_s.__getitem__)]
         self._known_until_s[group] = now_s + KNOWN_ADDRESS_S
@@ -112,7 +116,10 @@ class Tokens(Generic[Value]):
         self._owner_max = owner_max
         self._life_s = life_s
         self._idle_s = life_s if idle_s is None else idle_s
-        self._entries: dict[bytes, _Entry[Value]] = {}  # the oldest first
+        self._entries = OrderedDict[bytes, _Entry[Value]]()  # by digest, the oldest first
+        self._used = OrderedDict[bytes, None]()  # the last one that was used at the end
+        self._owned: dict[str, OrderedDict[bytes, None]] = {}  # by owner, the oldest first
+        self._owners: dict[int, OrderedDict[str, None]] = {}  # by how many they have
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -120,42 +127,64 @@ class Tokens(Generic[Value]):
     def add(self, value: Value, owner: str, now_s: float, token: str = "") -> str:
         """The token of a value: a new one unless it is given, in letters that may stand in a URL."""
         self._drop_ended(now_s)
-        of_owner = [digest for digest, entry in self._entries.items() if entry.owner == owner]
-        if len(of_owner) >= self._owner_max:
-            del self._entries[of_owner[0]]
+        if len(self._owned.get(owner, ())) >= self._owner_max:
+            self._drop(next(iter(self._owned[owner])))
         elif len(self._entries) >= self._count_max:
-            largest = Counter(entry.owner for entry in self._entries.values()).most_common(1)[0][0]
-            del self._entries[next(key for key, entry in self._entries.items() if entry.owner == largest)]
+            largest = next(iter(self._owners[max(self._owners)]))
+            self._drop(next(iter(self._owned[largest])))
         token = token or secrets.token_urlsafe(TOKEN_BYTES)
-        self._entries[_digest(token)] = _Entry(value, owner, now_s + self._life_s, now_s)
+        self._drop(digest := _digest(token))
+        owned = self._owned.setdefault(owner, OrderedDict())
+        self._entries[digest] = _Entry(value, owner, now_s + self._life_s, now_s)
+        self._used[digest] = owned[digest] = None
+        self._recount(owner, len(owned) - 1, len(owned))
         return token
 
     def find(self, token: str, now_s: float) -> Value | None:
         """The value of a token, which is used by this; None if it is unknown or has ended."""
         self._drop_ended(now_s)
-        entry = self._entries.get(_digest(token))
+        entry = self._entries.get(digest := _digest(token))
         if entry is None:
             return None
         entry.used_s = now_s
+        self._used.move_to_end(digest)
         return entry.value
 
     def take(self, token: str, now_s: float) -> Value | None:
         """As `find`; the token is worthless afterwards."""
         value = self.find(token, now_s)
-        self._entries.pop(_digest(token), None)
+        self._drop(_digest(token))
         return value
 
     def clear(self) -> None:
         self._entries.clear()
+        self._used.clear()
+        self._owned.clear()
+        self._owners.clear()
 
     def _drop_ended(self, now_s: float) -> None:
-        ended = [
-            digest
-            for digest, entry in self._entries.items()
-            if now_s >= entry.ends_s or now_s - entry.used_s >= self._idle_s
-        ]
-        for digest in ended:
-            del self._entries[digest]
+        while self._entries and now_s >= self._entries[first := next(iter(self._entries))].ends_s:
+            self._drop(first)
+        while self._used and now_s - self._entries[first := next(iter(self._used))].used_s >= self._idle_s:
+            self._drop(first)
+
+    def _drop(self, digest: bytes) -> None:
+        if (entry := self._entries.pop(digest, None)) is None:
+            return
+        owned = self._owned[entry.owner]
+        del self._used[digest], owned[digest]
+        self._recount(entry.owner, len(owned) + 1, len(owned))
+        if not owned:
+            del self._owned[entry.owner]
+
+    def _recount(self, owner: str, before: int, now: int) -> None:
+        """Note how many values an owner has."""
+        if before:
+            del self._owners[before][owner]
+            if not self._owners[before]:
+                del self._owners[before]
+        if now:
+            self._owners.setdefault(now, OrderedDict())[owner] = None
 
 
 def _digest(token: str) -> bytes:

@@ -258,6 +258,40 @@ def test_the_oldest_of_an_owner_gives_way_before_that_of_others() -> None:
     assert len(tokens) == 4 and tokens.find(made[2], 1) is None and tokens.find(made[1], 1) == 1
 
 
+class Seconds(float):
+    """Counts how often it is compared with the end of a token."""
+
+    compared = 0
+
+    def __ge__(self, other: float, /) -> bool:
+        type(self).compared += 1
+        return float.__ge__(self, other)
+
+
+def test_a_token_costs_as_much_beside_thousands_of_others() -> None:
+    tokens: Tokens[int] = Tokens(3000, 3000, life_s=100)
+    for number in range(3000):
+        tokens.add(number, str(number % 1000), number / 1000)
+    now_s = Seconds(3.0)
+    made = [tokens.add(number, f"new {number}", now_s) for number in range(100)]
+    assert [tokens.find(token, now_s) for token in made] == [*range(100)]
+    assert Seconds.compared < 1000 and len(tokens) == 3000
+    for ended_s, left in ((101.0, 2099), (102.5, 599), (103.0, 0)):
+        tokens.find("", ended_s)
+        assert len(tokens) == left
+
+
+def test_the_largest_owner_is_found_after_others_have_shrunk() -> None:
+    tokens: Tokens[str] = Tokens(6, 6, life_s=100)
+    of_a = [tokens.add("a", "a", 0) for _ in range(4)]
+    of_b = [tokens.add("b", "b", 0) for _ in range(2)]
+    for token in of_a[:3]:
+        tokens.take(token, 1)
+    more = [tokens.add("c", "c", 1) for _ in range(3)]
+    tokens.add("d", "d", 1)
+    assert [tokens.find(token, 1) for token in (of_a[3], *of_b, *more)] == ["a", "b", "b", None, "c", "c"]
+
+
 def test_tokens_are_not_guessed() -> None:
     tokens: Tokens[None] = Tokens(100, 100, life_s=100)
     made = {tokens.add(None, "a", 0) for _ in range(100)}
