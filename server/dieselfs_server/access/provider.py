@@ -32,6 +32,8 @@ KEYS_KEPT_S = 86_400.0
 """While the provider is away, its last keys count for this long."""
 ASK_S = 30.0
 """At least between two questions to the provider, whatever tokens arrive."""
+ASK_AGAIN_S = 1.0
+"""At least between two questions about itself, however many logins fail."""
 GROUPS_MAX = 1_000
 """Of a token; more are an error, so that none is left out in silence."""
 
@@ -47,26 +49,29 @@ log = logging.getLogger(__name__)
 
 
 class Discovery:
-    """What the provider says about itself. It is asked again after KEYS_FRESH_S, and after any failure: it may have
-    moved. Threads may ask at once.
+    """What the provider says about itself. It is asked again after KEYS_FRESH_S, and ASK_AGAIN_S after any failure: it
+    may have moved. Threads may ask at once.
     """
 
     def __init__(
         self, ask: Callable[[], dict[str, Any]], clock: Callable[[], float] = time.monotonic
     ) -> None:
         self._ask, self._clock = ask, clock
-        self._known = dict[str, Any](), float("-inf")  # and when it was asked for
+        self._known = dict[str, Any](), float("-inf")  # and when it was read
+        self._asked_s = float("-inf")
 
     def use(self, act: Callable[[dict[str, Any]], Value]) -> Value:
         """What `act` returns. Raises as `act`, and Unavailable, also for wrong settings: users cannot mend them."""
         (about, read_s), now_s = self._known, self._clock()
         try:
-            if now_s - read_s >= KEYS_FRESH_S:
+            is_due = now_s - read_s >= KEYS_FRESH_S and now_s - self._asked_s >= ASK_AGAIN_S
+            if not about or is_due:
+                self._asked_s = now_s
                 about = self._ask()
                 self._known = about, now_s
             return act(about)
         except DieselfsError as error:
-            self._known = {}, float("-inf")
+            self._known = self._known[0], float("-inf")
             if isinstance(error, InvalidInput):
                 raise Unavailable(str(error)) from None
             raise

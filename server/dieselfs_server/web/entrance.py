@@ -143,7 +143,8 @@ class Entrance:
         return answer
 
     async def from_provider(self, request: Request) -> Response:
-        fields = await _fields(request)  # the try was counted when the browser was sent away
+        fields = await _fields(request)  # what nobody was sent away for costs nothing, and is not counted
+        rates = self._logins.redirect_rate, self._logins.return_rate
         try:
             redirect = self._logins.take_redirect(
                 request.cookies.get(self._away, ""), fields.get("state", "")
@@ -158,11 +159,13 @@ class Entrance:
                     raise AccessDenied("the answer is from another identity provider: log in again")
                 return provider.finish(redirect, code, SESSION_S)
 
+            if not self._logins.return_rate.take(address_of(request), trio.current_time()):
+                raise Unavailable(_TOO_MANY)
             caller = await self._at_provider(finish)
         except AccessDenied as refusal:
             self._note_refusal(request, str(refusal))
             raise
-        return self._opened(request, caller, "provider", self._logins.redirect_rate)
+        return self._opened(request, caller, "provider", *rates)
 
     async def _at_provider(self, ask: "Callable[[ProviderLogins], Value]") -> Value:
         """Raises NotFound without a provider, and as `ask`; why it is Unavailable is for the log alone."""
@@ -210,13 +213,14 @@ class Entrance:
             raise Unavailable(_TOO_MANY)
         return await _fields(request)
 
-    def _opened(self, request: Request, caller: Caller, how: str, rate: LoginRate) -> JSONResponse:
-        """`rate`: which has counted the try."""
+    def _opened(self, request: Request, caller: Caller, how: str, *rates: LoginRate) -> JSONResponse:
+        """`rates`: which have counted the try."""
         if self._service.audit is not None:
             self._service.audit.write(
                 "login", caller.name, address_of(request), key_used=caller.key_id, page=how
             )
-        rate.succeed(address_of(request), trio.current_time())
+        for rate in rates:
+            rate.succeed(address_of(request), trio.current_time())
         self._logins.close(request.cookies.get(self._cookie, ""))
         answer = JSONResponse({})
         self._set_cookie(answer, self._cookie, self._logins.open(caller), SESSION_S)

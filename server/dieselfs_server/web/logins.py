@@ -200,6 +200,7 @@ REDIRECT_S = 600
 REDIRECT_TRIES = 40
 """Times as many logins may begin at the identity provider as tries with keys are allowed; those that succeed do not
 count. Thousands of users may be behind one address, nobody guesses anything there, and the server does less for each.
+As many may come back, for each of which the server asks the provider.
 """
 REDIRECTS_MAX = REDIRECT_TRIES * TRIES_PER_ADDRESS * int(REDIRECT_S / WINDOW_S)
 """As many as one address may begin within REDIRECT_S: those behind one address push nobody's login out."""
@@ -243,7 +244,8 @@ class Logins:
         sessions: CallerTokens | None = None,
     ) -> None:
         self._clock = clock
-        self.rate, self.redirect_rate = LoginRate(), LoginRate(REDIRECT_TRIES)
+        self.rate = LoginRate()
+        self.redirect_rate, self.return_rate = LoginRate(REDIRECT_TRIES), LoginRate(REDIRECT_TRIES)
         self._links: CallerTokens = links or Tokens(LINKS_MAX, LINKS_PER_USER_MAX, LINK_S)
         self._challenges: Tokens[Challenge] = Tokens(CHALLENGES_MAX, CHALLENGES_PER_ADDRESS_MAX, CHALLENGE_S)
         self._redirects: Tokens[Redirect] = Tokens(REDIRECTS_MAX, REDIRECTS_MAX, REDIRECT_S)

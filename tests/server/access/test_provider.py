@@ -39,6 +39,7 @@ from dieselfs_server.access.accounts import (
     with_members,
 )
 from dieselfs_server.access.provider import (
+    ASK_AGAIN_S,
     ASK_S,
     KEYS_FRESH_S,
     KEYS_KEPT_S,
@@ -221,10 +222,34 @@ def test_what_the_provider_says_about_itself_is_asked_for_again_after_a_failure(
     now_s[0] = KEYS_FRESH_S
     assert discovery.use(act) == 2
     for made, kind in ((Unavailable("x"), Unavailable), (InvalidInput("oidc_ca x"), Unavailable)):
+        now_s[0] += ASK_AGAIN_S
         fault.append(made)
         with pytest.raises(kind):
             discovery.use(act)
-    assert discovery.use(act) == 4
+    assert discovery.use(act) == 3
+    now_s[0] += ASK_AGAIN_S
+    assert [discovery.use(act) for _ in range(9)] == [4] * 9
+
+
+def test_logins_that_fail_ask_the_provider_about_itself_once_a_second() -> None:
+    now_s, asked = [0.0], list[float]()
+
+    def ask() -> dict[str, Any]:
+        asked.append(now_s[0])
+        if len(asked) > 3:
+            raise Unavailable("away")
+        return {"issuer": ISSUER}
+
+    def refuse(about: dict[str, Any]) -> None:
+        assert about == {"issuer": ISSUER}
+        raise AccessDenied("invalid_grant")
+
+    discovery = Discovery(ask, lambda: now_s[0])
+    for number in range(40):
+        now_s[0] = number * ASK_AGAIN_S / 8
+        with pytest.raises((AccessDenied, Unavailable)):
+            discovery.use(refuse)
+    assert asked == [number * ASK_AGAIN_S for number in range(5)]
 
 
 def test_a_login_of_the_page_asks_the_provider_once(monkeypatch: pytest.MonkeyPatch) -> None:
