@@ -39,7 +39,7 @@ from dieselfs.snapshot.reader import Snapshot
 from dieselfs.snapshot.signature import check_snapshot_signature
 from dieselfs_server.datasets.commit import lacks_entries, mirror_record, promotion_record, read_header
 from dieselfs_server.datasets.tags import TagStore
-from dieselfs_server.leases.lease import end_lease, take_lease
+from dieselfs_server.leases.lease import SeenLeases, end_lease, take_lease
 from dieselfs_server.metadata.interface import MetadataStore
 from dieselfs_server.store.interface import ObjectStore
 
@@ -100,6 +100,7 @@ class Mirrors:
         self._metadata = metadata
         self._tags = tags
         self._clock = clock
+        self._seen = SeenLeases(clock)
         self._time_ns = time_ns  # since 1970
         self._lock = Lock()  # guards the two below
         self._known: dict[bytes, tuple[float, _State | None]] = {}
@@ -131,7 +132,7 @@ class Mirrors:
     def _alone(self, dataset: DatasetRecord) -> Iterator[_State | None]:
         """The state of a dataset, which nobody else changes in the block. Raises Unavailable if somebody does."""
         dataset_id, holder = dataset.dataset_id, f"a change of the mirror {dataset.name} ({token_hex(4)})"
-        take_lease(self._metadata, dataset_id, holder, self._time_ns(), LEASE)
+        take_lease(self._metadata, dataset_id, holder, self._time_ns(), LEASE, self._seen, may_expire=False)
         try:
             yield self._read(dataset_id)
         finally:

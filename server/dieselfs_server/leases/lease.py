@@ -2,7 +2,8 @@
 
 Readers have pins on generations, and a purge keeps the chunks that these need. A maintenance job excludes others on all
 servers of a store by a lease that its server renews. A server whose clock is more than LEASE_S behind cannot exclude
-others; one whose clock was ahead excludes them until they have seen its lease unchanged for LEASE_S.
+others; one whose clock was ahead excludes them until they have seen its lease unchanged for LEASE_S. The lease of a
+change of a mirror is not renewed, and ends in this way alone: there, the clocks of servers do not matter.
 
 The membership list of a job has a lease for each member. Members renew their leases periodically, and receive changes.
 The list has the interval, so that all members of a large job together send as few requests as those of a small one. The
@@ -13,6 +14,7 @@ Jobs of one name with different secrets are different jobs. A job's list is remo
 """
 
 import struct
+import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
@@ -157,17 +159,35 @@ class Excluded(Unavailable):
     """Another job has the lease."""
 
 
+class SeenLeases:
+    """Since when a server has seen the leases of others unchanged: one that is not renewed for LEASE_S has ended, even
+    if the clock of its server was ahead, so that it would expire as much later. Of one kind of jobs; thread-safe.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._seen: dict[bytes, tuple[bytes, float]] = {}  # by dataset ID
+
+    def is_stale(self, dataset_id: bytes, note: bytes) -> bool:
+        """Whether a lease, the content of its note, has ended."""
+        now_s = self._clock()
+        seen = self._seen.get(dataset_id)
+        if seen is None or seen[0] != note:
+            seen = self._seen[dataset_id] = note, now_s
+        return now_s - seen[1] >= LEASE_S
+
+
 def take_lease(
     metadata: MetadataStore,
     dataset_id: bytes,
     holder: str,
     now_ns: int,
     note: str = NOTE,
-    is_stale: Callable[[bytes, bytes], bool] = lambda dataset_id, note: False,
+    seen: SeenLeases | None = None,
+    may_expire: bool = True,
 ) -> None:
     """Take the lease, or renew it. `holder`: the job and its server, not the same for two jobs. `note`: of which kind
-    of jobs one runs at a time. `is_stale`: whether the content of a note, which has not expired, shows that its server
-    is gone.
+    of jobs one runs at a time. `seen`: by which the lease of another server ends; without `may_expire`, only by this.
 
     Raises Excluded, which names the other holder, NotFound without metadata of the dataset, and Unavailable.
     """
@@ -176,8 +196,9 @@ def take_lease(
         (present,) = metadata.notes(dataset_id, [note])
         if present is not None:
             other = Lease.of(present)
-            is_others = other.expires_ns > now_ns and other.value != holder.encode()
-            if is_others and not is_stale(dataset_id, present):
+            has_ended = may_expire and other.expires_ns <= now_ns
+            is_others = other.value != holder.encode() and not has_ended
+            if is_others and (seen is None or not seen.is_stale(dataset_id, present)):
                 raise Excluded(
                     f"{other.value.decode('utf-8', 'replace')} is running on another server; "
                     "try again when it has ended"

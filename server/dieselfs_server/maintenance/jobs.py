@@ -16,7 +16,7 @@ import trio
 from dieselfs.errors import DieselfsError, NotFound, StorageFull, Unavailable
 from dieselfs.rpc.records import CopyProgress
 from dieselfs.rpc.serving.keep_alive import accompanied
-from dieselfs_server.leases.lease import LEASE_S, NOTE, RENEWAL_S, Excluded, end_lease, take_lease
+from dieselfs_server.leases.lease import NOTE, RENEWAL_S, Excluded, SeenLeases, end_lease, take_lease
 from dieselfs_server.metadata.interface import MetadataStore
 
 JOBS_MAX = 2
@@ -62,8 +62,7 @@ class MaintenanceJobs:
     ) -> None:
         self._metadata = metadata
         self._now_ns = now_ns
-        self._clock = clock
-        self._seen: dict[bytes, tuple[bytes, float]] = {}  # leases of others, since when, by dataset ID
+        self._seen = SeenLeases(clock)
         self._running: dict[bytes, str] = {}  # by dataset ID; changed only between checkpoints
         self._jobs_max = jobs_max
         self._threads = trio.CapacityLimiter(jobs_max)
@@ -103,13 +102,7 @@ class MaintenanceJobs:
                 await trio.to_thread.run_sync(end_lease, self._metadata, dataset_id, holder)
 
     def _take(self, dataset_id: bytes, holder: str) -> None:
-        take_lease(self._metadata, dataset_id, holder, self._now_ns(), NOTE, self._is_stale)
-
-    def _is_stale(self, dataset_id: bytes, note: bytes) -> bool:
-        """Whether a lease is not renewed. One of a server whose clock was ahead would expire as much later."""
-        if self._seen.get(dataset_id, (b"", 0.0))[0] != note:
-            self._seen[dataset_id] = note, self._clock()
-        return self._clock() - self._seen[dataset_id][1] >= LEASE_S
+        take_lease(self._metadata, dataset_id, holder, self._now_ns(), NOTE, self._seen)
 
     async def _run_leased(self, dataset_id: bytes, holder: str, work: Callable[[], T]) -> T:
         async def renew() -> None:

@@ -28,7 +28,7 @@ from dieselfs_server.datasets.mirrors import Mirrors, unapplied
 from dieselfs_server.datasets.snapshots import signed
 from dieselfs_server.datasets.tags import TagStore
 from dieselfs_server.handlers.mirrors import MirrorCalls
-from dieselfs_server.leases.lease import LEASE_S
+from dieselfs_server.leases.lease import LEASE_S, SeenLeases
 from dieselfs_server.maintenance.purge import purge
 from dieselfs_server.metadata.interface import MetadataStore
 from dieselfs_server.metadata.sqlite.store import SqliteMetadata
@@ -95,11 +95,12 @@ class Site:
             payload = bytes(read_chunk(origin.store, DATASET, chunk_id)[2])
             self.put(self.metadata, SealedChunk((), b"", payload), chunk_id)
 
-    def mirrors(self, before: Callable[[str], None] = lambda _: None) -> Mirrors:
+    def mirrors(self, before: Callable[[str], None] = lambda _: None, ahead_s: int = 0) -> Mirrors:
+        """Those of a server; `ahead_s`: of its clock."""
         store = cast(ObjectStore, Watched(self.store, before))
         metadata = cast(MetadataStore, Watched(self.metadata, before))
         tags = TagStore(store, IDENTITY)
-        return Mirrors(store, metadata, tags, time_ns=lambda: self.now_s * 10**9)
+        return Mirrors(store, metadata, tags, lambda: self.now_s, lambda: (self.now_s + ahead_s) * 10**9)
 
     def round(self, mirrors: Mirrors, snapshot: Snapshot) -> MirrorRecord:
         mirrors.note_seen(self.dataset, ORIGIN, snapshot.generation)
@@ -143,8 +144,11 @@ def test_a_crash_at_each_step_shows_a_whole_generation() -> None:
             done = here.round(here.mirrors(before), second)
         except Crash:
             assert shown(here) in (first.digest, second.digest)
-            here.now_s += LEASE_S + 1
-            done = here.round(here.mirrors(), second)
+            other = here.mirrors()
+            with suppress(Unavailable):  # if it has left its lease
+                here.round(other, second)
+            here.now_s += LEASE_S
+            done = here.round(other, second)
         assert (
             done.generation
             == done.newest
@@ -206,6 +210,35 @@ def test_the_lease_of_a_round_begins_after_its_checks() -> None:
 
     here.round(here.mirrors(before), first)
     assert len(refusals) == 2 and shown(here) == first.digest
+
+
+DAY_S = 86_400
+
+
+@pytest.mark.parametrize("ahead_s", [-DAY_S, 0, DAY_S])
+@pytest.mark.parametrize("other_ahead_s", [-DAY_S, 0, DAY_S])
+def test_a_lease_ends_when_it_is_unchanged_whatever_clocks_say(ahead_s: int, other_ahead_s: int) -> None:
+    """And none ends before: another server has not seen it for its time."""
+    origin, here = pair()
+    first = origin.write(b"a")
+    here.bring(origin, first)
+    other, refused_s = here.mirrors(ahead_s=other_ahead_s), list[int]()
+
+    def ask(name: str) -> None:
+        if refused_s:
+            raise Crash
+        if name == "put_record":  # the lease is taken
+            for _ in range(2):
+                with pytest.raises(Unavailable, match="a change of the mirror data"):
+                    other.note_seen(here.dataset, ORIGIN, first.generation)
+                refused_s.append(here.now_s)
+                here.now_s += LEASE_S - 1
+            raise Crash
+
+    with pytest.raises(Crash):
+        here.mirrors(ask, ahead_s).note_seen(here.dataset, ORIGIN, first.generation)
+    assert refused_s == [NOW_S, NOW_S + LEASE_S - 1]
+    assert here.round(other, first).generation == first.generation
 
 
 def test_the_last_part_of_a_snapshot_may_be_repeated() -> None:
@@ -271,6 +304,11 @@ def test_nothing_is_applied_before_the_end_of_a_promotion() -> None:
     assert not mirrors.is_mirror(here.dataset) and here.dataset.files == 1
 
 
+class AllEnded(SeenLeases):
+    def is_stale(self, dataset_id: bytes, note: bytes) -> bool:
+        return True
+
+
 class Promotion:
     """A mirror of two chunks, with the files a and b, and a server that promotes it."""
 
@@ -292,11 +330,12 @@ class Promotion:
         call(self.service, "promote_mirror", dataset=NAME)
 
     def other_server(self, folder: Path) -> Service:
-        """One whose clock shows that all leases have expired."""
+        """One by whose clocks all leases have ended."""
         service = own_service(folder, self.here.store, self.here.metadata)
         parts = parts_of(service, "promote_mirror")
         ahead_ns = (LEASE_S + 1) * 10**9
         parts._jobs._now_ns = parts.mirrors._time_ns = lambda: time.time_ns() + ahead_ns
+        parts.mirrors._seen = AllEnded()
         return service
 
     def rebuild(self, is_forced: bool) -> None:
