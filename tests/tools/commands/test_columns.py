@@ -4,11 +4,12 @@ import json
 import os
 import signal
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from dieselfs.dataset import Dataset
-from dieselfs.errors import EXIT_UNAVAILABLE, EXIT_USAGE
+from dieselfs.errors import EXIT_UNAVAILABLE, EXIT_USAGE, Unavailable
 from dieselfs_tools.commands import columns
 from tests.support.dlcmd import TIMEOUT_S, Dlcmd, wait_until
 from tests.support.server import RunningServer
@@ -124,6 +125,57 @@ def test_a_claim_is_renewed_while_its_command_runs(
             first = ends_ns()
             wait_until(lambda: ends_ns() > first)
         assert len(first) == 1 and ends_ns() == []
+
+
+LATE = """
+from dieselfs.selection import file_columns
+from dieselfs_tools.commands import columns
+
+now_s, read_table = [0.0], file_columns.read_table
+
+def read_late(*arguments):
+    now_s[0] = columns.CLAIM_S
+    return read_table(*arguments)
+
+columns._now_s, file_columns.read_table = lambda: now_s[0], read_late
+"""
+"""The claim is not renewed while the table is read."""
+
+
+def test_a_command_whose_claim_was_not_renewed_writes_nothing(dlcmd: Dlcmd, labelled: str) -> None:
+    (dlcmd.folder / "x.csv").write_text("file,x\nnone,1\n")
+    add = "columns", "add", f"dl://{labelled}", "x.csv", "--key", "file"
+    refused = dlcmd.forked([*add], code=LATE)
+    assert refused.exit_code == EXIT_UNAVAILABLE
+    (line,) = refused.stderr.splitlines()
+    assert "another one may have changed the columns; nothing was written: try again" in line
+    assert dlcmd("columns", "list", "--json", labelled).summary["columns"] == ["width", "lang"]
+    dlcmd(*add)  # its claim has gone
+
+
+def test_a_claim_that_has_ended_stays_ended(server: RunningServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also when the server can be reached again, or answers too late."""
+    now_s, answers_s = [0.0], 0.0
+    monkeypatch.setattr(columns, "_now_s", lambda: now_s[0])
+    with Dataset(server.settings(), "lost", must_exist=False) as data:
+        data.create()
+        pin = data.client.pin
+
+        def late(*arguments: Any) -> None:
+            pin(*arguments)
+            now_s[0] += answers_s
+
+        monkeypatch.setattr(data.client, "pin", late)
+        with columns._alone(data) as renew:
+            for _ in range(3):
+                now_s[0] += columns.CLAIM_S - 1
+                renew()
+            answers_s = columns.CLAIM_S
+            for _ in range(2):
+                with pytest.raises(Unavailable, match="nothing was written"):
+                    renew()
+                answers_s = 0.0
+        assert data.client.pins("lost") == []
 
 
 def test_a_command_that_was_killed_excludes_others_for_a_while(dlcmd: Dlcmd, labelled: str) -> None:

@@ -3,7 +3,7 @@
 import random
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from secrets import token_hex
 from threading import Event, Thread
@@ -50,20 +50,52 @@ def _stored(data: "Dataset") -> "FileColumns | None":
     return FileColumns.decode(content_at(data.snapshot, data.client, COLUMNS_PATH))
 
 
+def _now_s() -> float:
+    """A claim ends while this machine sleeps, too."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
+
+
+class _Claim:
+    """The claim of a command on the columns of `dataset`, until `end_s`, by `_now_s`. `put`: repeats it."""
+
+    def __init__(self, dataset: str, put: Callable[[], None], end_s: float) -> None:
+        self._dataset, self._put, self._end_s = dataset, put, end_s
+
+    def renew(self) -> None:
+        """Raises Unavailable if it has ended meanwhile, for another command may have begun; DieselfsError."""
+        asked_s = _now_s()
+        self._check()
+        self._put()
+        self._check()
+        self._end_s = asked_s + CLAIM_S
+
+    def _check(self) -> None:
+        if _now_s() >= self._end_s:
+            raise Unavailable(
+                f"{SCHEME}{self._dataset}: the claim of this command was not renewed for {format_duration(CLAIM_S)}, "
+                "so another one may have changed the columns; nothing was written: try again"
+            )
+
+
 @contextmanager
-def _alone(data: "Dataset") -> Iterator[None]:
-    """No other command changes the columns of a dataset, whose newest generation is then read.
+def _alone(data: "Dataset", is_dry_run: bool = False) -> Iterator[Callable[[], None]]:
+    """No other command changes the columns of a dataset, whose newest generation is then read. Gives `_Claim.renew`, to
+    be called before a change.
 
     The claim is a pin: each command first puts its own, and then looks for others, so of two at least one sees the
     other. Raises Unavailable.
     """
     from dieselfs.snapshot.pin import node_name
 
+    if is_dry_run:
+        yield lambda: None
+        return
     client, header, token = data.client, data.snapshot.header, token_hex(4)
     own = data.name, f"{_CLAIM}{node_name()} ({token})", header.generation, header.updated_ns
     deadline_s = time.monotonic() + CLAIM_WAIT_S
     try:
         while True:
+            asked_s = _now_s()
             client.pin(*own, CLAIM_S)
             others = [
                 each for each in client.pins(data.name) if _CLAIM in each.holder and token not in each.holder
@@ -79,8 +111,9 @@ def _alone(data: "Dataset") -> Iterator[None]:
                 )
             time.sleep(random.uniform(*_PAUSES_S))
         data.refresh()
-        with _repeated(lambda: client.pin(*own, CLAIM_S)):
-            yield
+        claim = _Claim(data.name, lambda: client.pin(*own, CLAIM_S), asked_s + CLAIM_S)
+        with _repeated(claim.renew):
+            yield claim.renew
     finally:
         with suppress(DieselfsError):  # else it expires
             client.pin(*own, 0)
@@ -108,6 +141,17 @@ def _repeated(call: Callable[[], None]) -> Iterator[None]:
 def _named(holder: str) -> str:
     user, _, what = holder.partition("/")
     return f"another command, of {user}, {what}"
+
+
+def _store(data: "Dataset", content: bytes | None, renew: Callable[[], None]) -> int:
+    """Replace the columns, None for no more of them; returns the generation. `renew`: of `_alone`."""
+    renew()
+    if content is None:
+        data.delete(COLUMNS_PATH)
+    else:
+        data.put(COLUMNS_PATH, content)  # a large one takes a while
+        renew()
+    return data.flush()
 
 
 def _found(data: "Dataset") -> "FileColumns":
@@ -140,7 +184,7 @@ def add(
     from dieselfs.selection.file_columns import read_table
 
     data = session.dataset(location.dataset)
-    with nullcontext() if is_dry_run else _alone(data):
+    with _alone(data, is_dry_run) as renew:
         added = read_table(table, key, location.path, data.snapshot, is_partial)
         stored = _stored(data)
         joined = added if stored is None else stored.joined(added, data.snapshot)
@@ -149,8 +193,7 @@ def add(
         what = f"{count(len(names), 'column')} of {count(rows, 'file')}"
         if is_dry_run:
             return session.output.summary(f"would add {what}", {"dry_run": True, **fields})
-        data.put(COLUMNS_PATH, joined.encode())
-        generation = data.flush()
+        generation = _store(data, joined.encode(), renew)
     return session.output.summary(f"added {what}", {**fields, "generation": generation})
 
 
@@ -196,17 +239,13 @@ def remove(session: Session, dataset: str, names: Sequence[str], is_dry_run: boo
     """Remove columns; earlier generations and tags keep them."""
     data = session.dataset(dataset)
     fields = {"dataset": dataset, "columns": list(names)}
-    with nullcontext() if is_dry_run else _alone(data):
+    with _alone(data, is_dry_run) as renew:
         rest = _found(data).without(names)
         if is_dry_run:
             return session.output.summary(
                 f"would remove {count(len(names), 'column')}", {"dry_run": True, **fields}
             )
-        if rest.names:
-            data.put(COLUMNS_PATH, rest.encode())
-        else:
-            data.delete(COLUMNS_PATH)
-        generation = data.flush()
+        generation = _store(data, rest.encode() if rest.names else None, renew)
     return session.output.summary(
         f"removed {count(len(names), 'column')}", {**fields, "generation": generation}
     )
