@@ -30,7 +30,6 @@ from dieselfs.snapshot.reader import Snapshot
 
 ORDERS_KEPT = 4
 _SHOWN_MAX = 80
-_TYPE_BITS = 0o170000
 
 
 class FoundLosses(NamedTuple):
@@ -104,8 +103,8 @@ class ScoredFiles:
         path is no file of the snapshot.
         """
         nodes = self._snapshot.find_many(batch.paths)
-        types = self._snapshot.column("modes")[nodes] & _TYPE_BITS
-        for place in np.flatnonzero((nodes < 0) | (types != stat.S_IFREG))[:1].tolist():
+        is_file = (nodes >= 0) & (self._snapshot.types(nodes) == stat.S_IFREG)
+        for place in np.flatnonzero(~is_file)[:1].tolist():
             path = printable(batch.paths[place][:_SHOWN_MAX])
             raise InvalidInput(f"{path} is no file of {self._snapshot.dataset}")
         self.batches += bool(batch.paths)

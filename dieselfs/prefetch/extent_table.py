@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from dieselfs.arrays import Nodes, Numbers, blocks_of, counts_of, grouped, runs_at_once
 from dieselfs.snapshot.reader import ExtentRef, Snapshot
+from dieselfs.snapshot.splice import runs_of
 
 PAGE_BYTES = 4096
 
@@ -151,15 +152,14 @@ class ExtentTable:
         return self._extents(owners[numbers].astype(np.int64), numbers.astype(np.int64))
 
     def _is_file(self, nodes: slice) -> npt.NDArray[np.bool_]:
-        is_file: npt.NDArray[np.bool_] = (self.snapshot.column("modes")[nodes] & 0o170000) == stat.S_IFREG
+        is_file: npt.NDArray[np.bool_] = self.snapshot.types(nodes) == stat.S_IFREG
         return is_file
 
     def _numbers(self, nodes: npt.NDArray[np.integer]) -> tuple[Numbers, Numbers]:
         """The file and the number of each extent, in the order of `nodes`."""
         counts = self._counts[nodes].astype(np.int64)
-        owners = np.repeat(nodes.astype(np.int64), counts)
-        within = np.arange(len(owners)) - np.repeat(np.cumsum(counts) - counts, counts)
-        return owners, np.repeat(self._firsts[nodes].astype(np.int64), counts) + within
+        numbers = runs_of(self._firsts[nodes].astype(np.int64), counts)
+        return np.repeat(nodes.astype(np.int64), counts), numbers
 
     def _extents(self, nodes: Numbers, numbers: Numbers) -> Extents:
         return Extents(

@@ -291,8 +291,7 @@ class Proof:
         """The folder whose files were ordered. Raises InvalidInput for names of another state, Damaged."""
         snapshot = file.snapshot
         snapshot.verify()
-        is_folder = (snapshot.column("modes") & np.uint32(0o170000)) == stat.S_IFDIR
-        for folder in snapshot.path_many(np.flatnonzero(is_folder)):
+        for folder in snapshot.path_many(np.flatnonzero(snapshot.types() == stat.S_IFDIR)):
             if hmac.compare_digest(_hidden_names(file.key, snapshot.digest, folder), self.names):
                 return folder
         raise InvalidInput(

@@ -15,7 +15,6 @@ from dieselfs.arrays import Numbers
 from dieselfs.snapshot.reader import Snapshot
 from dieselfs.snapshot.splice import Splice
 
-_TYPE_MASK = np.uint32(0o170000)
 _SCANNED = 1 << 16
 
 
@@ -81,9 +80,7 @@ class Starts:
         base, found = self._base, len(self._base)
         first = self._folders.stop if old in self._folders else old
         for start in range(first, len(base), _SCANNED):
-            others = np.flatnonzero(
-                base.column("modes")[start : start + _SCANNED] & _TYPE_MASK != stat.S_IFDIR
-            )
+            others = np.flatnonzero(base.types(slice(start, start + _SCANNED)) != stat.S_IFDIR)
             if len(others):
                 found = start + int(others[0])
                 break
@@ -97,7 +94,7 @@ def amounts_gone(
     """In the order of Amounts, what is not in the new snapshot of old nodes, which are removed or else replaced. The
     latter keep their paths, and their children are removed on their own.
     """
-    types = base.column("modes")[nodes] & _TYPE_MASK
+    types = base.types(nodes)
     counts = base.column("counts")[nodes].astype(np.int64)
     is_folder, is_link = types == stat.S_IFDIR, types == stat.S_IFLNK
     return (

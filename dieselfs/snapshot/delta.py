@@ -25,7 +25,6 @@ from dieselfs.snapshot.reader import ROOT, Snapshot
 from dieselfs.snapshot.splice import Splice, runs_of
 from dieselfs.snapshot.splicing import Columns, Spliced
 
-_TYPE_MASK = np.uint32(0o170000)
 _BLOCK_BYTES = 1 << 20
 _BLOCK_NODES = 1 << 16
 _ATTRIBUTES = ("modes", "sizes", "mtimes_ns")
@@ -54,8 +53,7 @@ def apply_delta(base: Snapshot, delta: Delta, source: str, file: BinaryIO) -> li
 
 def extent_counts_of(snapshot: Snapshot) -> Numbers:
     """The number of extents of each node: shape (nodes,)."""
-    is_folder = snapshot.column("modes") & _TYPE_MASK == stat.S_IFDIR
-    return np.where(is_folder, 0, snapshot.column("counts")).astype(np.int64)
+    return np.where(snapshot.types() == stat.S_IFDIR, 0, snapshot.column("counts")).astype(np.int64)
 
 
 def _ids(snapshot: Snapshot) -> npt.NDArray[np.uint8]:
@@ -111,7 +109,7 @@ def _delta(base: Snapshot, new: Snapshot, removed: Numbers, nodes: Numbers, adde
     ends = new.column("path_ends")[nodes].astype(np.int64)
     starts = np.where(nodes > 0, new.column("path_ends")[nodes - 1], 0).astype(np.int64)
     path_lengths = np.where(np.isin(nodes, added), ends - starts, 0)
-    types = new.column("modes")[nodes] & _TYPE_MASK
+    types = new.types(nodes)
     extent_counts = np.where(types == stat.S_IFDIR, 0, new.column("counts")[nodes]).astype(np.int64)
     extents = runs_of(new.column("firsts")[nodes].astype(np.int64), extent_counts)
     new_chunks = np.flatnonzero(chunks < 0)
@@ -249,9 +247,7 @@ def _links_differ(
     base: Snapshot, new: Snapshot, new_nodes: Numbers, old_nodes: Numbers
 ) -> npt.NDArray[np.bool_]:
     """Which of these nodes are links with different targets: shape (n,)."""
-    is_link = (new.column("modes")[new_nodes] & _TYPE_MASK == stat.S_IFLNK) & (
-        base.column("modes")[old_nodes] & _TYPE_MASK == stat.S_IFLNK
-    )
+    is_link = (new.types(new_nodes) == stat.S_IFLNK) & (base.types(old_nodes) == stat.S_IFLNK)
     differs = np.zeros(len(new_nodes), np.bool_)
     for place in np.flatnonzero(is_link).tolist():
         differs[place] = base.target(int(old_nodes[place])) != new.target(int(new_nodes[place]))

@@ -39,8 +39,7 @@ def plain_snapshot(snapshot: Snapshot, cipher: DatasetCipher) -> bytes:
     parts = [path.rpartition(b"/") for path in paths]
     order = sorted(range(len(paths)), key=lambda node: (parts[node][0], parts[node][2]))
     nodes = np.array(order, np.int64)
-    modes = snapshot.column("modes")[nodes]
-    kinds = modes & np.uint32(0o170000)
+    kinds = snapshot.types(nodes)
     counts = np.where(kinds == stat.S_IFREG, snapshot.column("counts")[nodes], 0).astype(np.int64)
     firsts = snapshot.column("firsts")[nodes].astype(np.int64)
     is_sole = counts == 1
@@ -65,7 +64,7 @@ def plain_snapshot(snapshot: Snapshot, cipher: DatasetCipher) -> bytes:
         [parts[node][0] for node in order],
         [parts[node][2] for node in order],
         np.array([_OPS[kind] for kind in kinds.tolist()], np.uint8),
-        modes & np.uint32(0o7777),
+        snapshot.column("modes")[nodes] & np.uint32(0o7777),
         snapshot.column("mtimes_ns")[nodes],
         sizes,
         np.where(is_sole, of("extent_chunks", sole, 0).astype(np.int64), -1),
@@ -88,7 +87,7 @@ def _opened_paths(snapshot: Snapshot, cipher: DatasetCipher) -> tuple[list[bytes
     """The plain path of each node, and the plain target of each link. A folder comes before what is in it."""
     paths, names, links = [b""], [b""], {}
     parents = snapshot.column("parents").tolist()
-    is_link = ((snapshot.column("modes") & np.uint32(0o170000)) == stat.S_IFLNK).tolist()
+    is_link = (snapshot.types() == stat.S_IFLNK).tolist()
     for node in range(ROOT + 1, len(snapshot)):
         name, parent = snapshot.name(node), parents[node]
         names.append(name)

@@ -50,6 +50,7 @@ _FORMATS: dict[np.dtype[np.generic], Literal["B", "I", "Q", "q"]] = {
 
 _TYPE_BITS = 0o170000
 """Of a mode, for many nodes, or hot paths, instead of `stat.S_ISREG`."""
+_ALL = slice(None)
 
 _HALF_BITS, _LOW_HALF = np.uint64(32), np.uint64(0xFFFF_FFFF)
 
@@ -142,6 +143,11 @@ class Snapshot:
     def column(self, name: str) -> npt.NDArray[Any]:
         """A column as a NumPy array, in place; for arithmetic over many nodes. Names: `SECTION_TYPES`."""
         return _column(self._columns, name)
+
+    def types(self, nodes: slice | npt.NDArray[np.integer] = _ALL) -> npt.NDArray[np.uint32]:
+        """The type bits of the modes of these nodes, as `stat.S_IFREG`: shape (n,)."""
+        types: npt.NDArray[np.uint32] = self.column("modes")[nodes] & np.uint32(_TYPE_BITS)
+        return types
 
     # -- whole snapshot ----------------------------------------------------------------------------------
 

@@ -72,7 +72,7 @@ class Spliced:
         order = np.argsort(gone)
         self._gone = gone[order]
         """Old nodes whose attributes, extents and targets are not in the new snapshot."""
-        self._gone_types = base.column("modes")[self._gone] & _TYPE_MASK
+        self._gone_types = base.types(self._gone)
         self._types = changes["modes"] & _TYPE_MASK
         if changes["extent_counts"][self._types != stat.S_IFREG].any():
             raise IndexError("column 'extent_counts': not a file")
@@ -231,7 +231,7 @@ class Spliced:
 
     def _copy(self, first: int, old: slice) -> _Copy:
         base = self._base
-        others, extents = np.flatnonzero(base.column("modes")[old] & _TYPE_MASK != stat.S_IFDIR), slice(0, 0)
+        others, extents = np.flatnonzero(base.types(old) != stat.S_IFDIR), slice(0, 0)
         if len(others):
             begin, last = (old.start + others[[0, -1]]).tolist()
             firsts, counts = base.column("firsts"), base.column("counts")
@@ -277,11 +277,10 @@ class Spliced:
         if name == "parents":
             return self._moved_parents(values)
         if name == "firsts":
-            is_folder = self._base.column("modes")[copy.nodes] & _TYPE_MASK == stat.S_IFDIR
-            moved = _plus(values, copy.shift.extents)
-            return (
-                np.where(is_folder, _plus(values, copy.shift.children), moved) if is_folder.any() else moved
-            )
+            is_folder, moved = self._base.types(copy.nodes) == stat.S_IFDIR, _plus(values, copy.shift.extents)
+            if is_folder.any():
+                moved = np.where(is_folder, _plus(values, copy.shift.children), moved)
+            return moved
         return values
 
     def _moved_extents(self, chunks: npt.NDArray[np.integer]) -> npt.NDArray[np.integer]:
@@ -336,7 +335,7 @@ class Spliced:
         self._write_paths(writer, first, old, before.path_bytes)
 
         types = attributes["modes"] & _TYPE_MASK
-        was_folder = base.column("modes")[sources] & _TYPE_MASK == stat.S_IFDIR
+        was_folder = base.types(sources) == stat.S_IFDIR
         counts = base.column("counts")[sources].astype(np.int64)
         extents = np.where(was_folder, 0, counts)
         extents[places] = changes["extent_counts"][changed]

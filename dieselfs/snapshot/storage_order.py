@@ -33,7 +33,7 @@ class StorageOrder:
     @classmethod
     def of(cls, snapshot: Snapshot, nodes: Numbers) -> "StorageOrder":
         """The order of these nodes, none twice: of shape (n,)."""
-        kinds = snapshot.column("modes")[nodes] & 0o170000
+        kinds = snapshot.types(nodes)
         files = nodes[kinds == stat.S_IFREG]
         counts = snapshot.column("counts")[files].astype(np.int64)
         extents = runs_of(snapshot.column("firsts")[files].astype(np.int64), counts)

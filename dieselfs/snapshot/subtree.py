@@ -18,20 +18,16 @@ from dieselfs.snapshot.hash_index import hash_slots
 from dieselfs.snapshot.reader import ROOT, Snapshot
 from dieselfs.snapshot.splice import runs_of
 
-_TYPE_BITS = np.uint32(0o170000)
-
 
 def nodes_below(snapshot: Snapshot, folder: int = ROOT) -> list[range]:
     """All nodes below a folder, level by level, ascending; empty for a node that is not a folder."""
-    modes, firsts, counts = (snapshot.column(name) for name in ("modes", "firsts", "counts"))
+    firsts, counts = snapshot.column("firsts"), snapshot.column("counts")
     levels = []
     level = snapshot.children(folder)
     while level:
         levels.append(level)
         run = slice(level.start, level.stop)
-        folders = level.start + np.flatnonzero(
-            ((modes[run] & _TYPE_BITS) == stat.S_IFDIR) & (counts[run] > 0)
-        )
+        folders = level.start + np.flatnonzero((snapshot.types(run) == stat.S_IFDIR) & (counts[run] > 0))
         if not len(folders):
             break
         last = folders[-1]
@@ -85,11 +81,10 @@ def files_below(snapshot: Snapshot, folder: int = ROOT) -> Numbers:
 
 def file_blocks(snapshot: Snapshot, folder: int = ROOT) -> Iterator[Numbers]:
     """As `files_below`, in blocks: all of them may be longer than memory."""
-    modes = snapshot.column("modes")
     for level in nodes_below(snapshot, folder):
         for block in blocks_of(len(level)):
             nodes = level[block]
-            is_file = (modes[nodes.start : nodes.stop] & _TYPE_BITS) == stat.S_IFREG
+            is_file = snapshot.types(slice(nodes.start, nodes.stop)) == stat.S_IFREG
             found = nodes.start + np.flatnonzero(is_file)
             yield found if folder else without_control(snapshot, found)
 
@@ -116,8 +111,7 @@ def subtree_snapshot(snapshot: Snapshot, path: bytes, selected: Numbers | None =
     name_lengths = snapshot.column("name_lengths")[nodes]
     parents[ROOT] = name_lengths[ROOT] = 0
 
-    modes, counts = snapshot.column("modes")[nodes], snapshot.column("counts")[nodes].astype(np.int64)
-    types = modes & _TYPE_BITS
+    types, counts = snapshot.types(nodes), snapshot.column("counts")[nodes].astype(np.int64)
     child_counts = np.bincount(parents[1:], minlength=len(nodes))
     counts = np.where(types == stat.S_IFDIR, child_counts, counts)
     extent_counts = counts - child_counts
@@ -128,8 +122,7 @@ def subtree_snapshot(snapshot: Snapshot, path: bytes, selected: Numbers | None =
         "path_ends": ends_of(paths),
         "name_lengths": name_lengths,
         "parents": parents,
-        "modes": modes,
-        **{name: snapshot.column(name)[nodes] for name in ("sizes", "mtimes_ns")},
+        **{name: snapshot.column(name)[nodes] for name in ("modes", "sizes", "mtimes_ns")},
         "firsts": np.where(types == stat.S_IFDIR, 1 + starts_of(child_counts), starts_of(extent_counts)),
         "counts": counts,
         "paths": np.frombuffer(b"".join(paths), U8),

@@ -120,10 +120,9 @@ class _Changes:
         """Where the children of a folder at this place begin, or would begin, in the base."""
         if place == len(self._base):
             return place
-        types = self._base.column("modes")
         for end in range(place + 1, 0, -_SCANNED):
             start = max(end - _SCANNED, 0)
-            folders = np.flatnonzero(types[start:end] & np.uint32(0o170000) == stat.S_IFDIR)
+            folders = np.flatnonzero(self._base.types(slice(start, end)) == stat.S_IFDIR)
             if len(folders):
                 folder = start + int(folders[-1])
                 first: int = self._base.column("firsts")[folder]

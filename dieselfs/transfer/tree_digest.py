@@ -157,7 +157,7 @@ def digest_of_snapshot(
 
 def _spanning_nodes(snapshot: Snapshot) -> list[int]:
     """The files whose digest is not in the snapshot."""
-    is_file = (snapshot.column("modes") & 0o170000) == stat.S_IFREG
+    is_file = snapshot.types() == stat.S_IFREG
     extents_min = 1 if snapshot.header.is_encrypted else 2
     nodes: list[int] = np.flatnonzero(is_file & (snapshot.column("counts") >= extents_min)).tolist()
     return nodes
@@ -207,7 +207,7 @@ def _checked_digests(snapshot: Snapshot, chunks: ChunkReader, tree: TreeDigest) 
 
 def _by_chunk(snapshot: Snapshot) -> Iterator[tuple[int, list[int], list[ExtentRef]]]:
     """The extents of each chunk that is in use, with their files, in the order of chunk IDs and offsets."""
-    files = np.flatnonzero((snapshot.column("modes") & 0o170000) == stat.S_IFREG)
+    files = np.flatnonzero(snapshot.types() == stat.S_IFREG)
     owners = np.repeat(files, snapshot.column("counts")[files])
     numbers = snapshot.column("extent_chunks")
     order = np.lexsort((snapshot.column("extent_offsets"), numbers))

@@ -20,7 +20,6 @@ CHANGES_SHOWN = 100
 """Paths of each kind of change."""
 STEP = 20_000
 """Paths that are looked up at a time: meanwhile no other thread of the server runs."""
-_TYPE_BITS = np.uint32(0o170000)
 
 
 def shape_of(snapshot: Snapshot, path: bytes) -> dict[str, Any]:
@@ -63,7 +62,7 @@ def shape_of(snapshot: Snapshot, path: bytes) -> dict[str, Any]:
 def _classes(snapshot: Snapshot, folder: int) -> tuple[list[bytes], Numbers, Numbers]:
     """The folders in a folder, without CONTROL_FOLDER: names, and the number and bytes of the files below each."""
     levels = nodes_below(snapshot, folder)
-    modes, sizes, parents = (snapshot.column(name) for name in ("modes", "sizes", "parents"))
+    sizes, parents = snapshot.column("sizes"), snapshot.column("parents")
     if not levels:
         return [], np.empty(0, np.int64), np.empty(0, np.int64)
     first = levels[0]
@@ -72,10 +71,10 @@ def _classes(snapshot: Snapshot, folder: int) -> tuple[list[bytes], Numbers, Num
     for above, level in pairwise(levels):
         run = slice(level.start, level.stop)
         owners = owners[parents[run].astype(np.int64) - above.start]
-        is_file = (modes[run] & _TYPE_BITS) == stat.S_IFREG
+        is_file = snapshot.types(run) == stat.S_IFREG
         np.add.at(counts, owners[is_file], 1)
         np.add.at(lengths, owners[is_file], sizes[run][is_file].astype(np.int64))
-    is_folder = (modes[first.start : first.stop] & _TYPE_BITS) == stat.S_IFDIR
+    is_folder = snapshot.types(slice(first.start, first.stop)) == stat.S_IFDIR
     is_folder &= np.arange(first.start, first.stop) != snapshot.find(CONTROL_FOLDER.encode())
     nodes = first.start + np.flatnonzero(is_folder)
     return [snapshot.name(int(node)) for node in nodes], counts[is_folder], lengths[is_folder]
@@ -90,8 +89,7 @@ def changes_between(old: Snapshot, new: Snapshot) -> dict[str, Any]:
     for start in range(0, len(files), STEP):
         run = slice(start, start + STEP)
         found[run] = new.find_many(old.path_many(files[run]))
-    is_file = (new.column("modes")[np.maximum(found, 0)] & _TYPE_BITS) == stat.S_IFREG
-    is_kept = (found >= 0) & is_file
+    is_kept = (found >= 0) & (new.types(np.maximum(found, 0)) == stat.S_IFREG)
     kept, now = files[is_kept], found[is_kept]
     changed = now[~_have_same_content(old, kept, new, now)]
     return {

@@ -105,7 +105,7 @@ def folder_sums(snapshot: "Snapshot", path: bytes, depth_max: int, patterns: Pat
     top = snapshot.require(path)
     if not snapshot.stat(top).is_folder:
         return {path: (snapshot.stat(top).size, 1)}
-    kinds, parents = snapshot.column("modes") & 0o170000, snapshot.column("parents")
+    kinds, parents = snapshot.types(), snapshot.column("parents")
     is_file, levels = kinds == modes.S_IFREG, nodes_below(snapshot, top)
     if (selected := selected_nodes(snapshot, top, patterns)) is not None:
         is_file &= np.isin(np.arange(len(is_file)), selected)

@@ -334,11 +334,10 @@ def _of_kind(
     top = snapshot.require(location.path)
     nodes = walk_order(snapshot, top) if snapshot.stat(top).is_folder else np.array([top])
     if kind is not None:
-        nodes = nodes[snapshot.column("modes")[nodes] & 0o170000 == BITS_OF_TYPE[TYPES[kind]]]
+        nodes = nodes[snapshot.types(nodes) == BITS_OF_TYPE[TYPES[kind]]]
     if least is not None or most is not None:
         sizes = snapshot.column("sizes")[nodes]
-        is_within = snapshot.column("modes")[nodes] & 0o170000 == modes.S_IFREG
-        is_within &= sizes >= (least or 0)
+        is_within = (snapshot.types(nodes) == modes.S_IFREG) & (sizes >= (least or 0))
         if most is not None:
             is_within &= sizes <= most
         nodes = nodes[is_within]
