@@ -3,14 +3,13 @@ files.
 """
 
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dieselfs.arrays import Numbers
 from dieselfs.digests import digest_of
 from dieselfs.errors import Damaged, NotFound
-from dieselfs.snapshot.files import cannot_store, write_aside, write_content
+from dieselfs.snapshot.files import cannot_store, put_file
 from dieselfs.snapshot.reader import Snapshot
 from dieselfs.snapshot.subtree import subtree_snapshot
 
@@ -34,10 +33,7 @@ def stored_plain(snapshot: Snapshot, cipher: "DatasetCipher") -> Snapshot:
 
     made = Snapshot(plain_snapshot(snapshot, cipher), str(path))
     made.verify()
-    try:
-        write_aside(path, partial(write_content, made.content))
-    except OSError as error:
-        raise cannot_store(path.parent, error) from None
+    _store(path, made.content)
     return Snapshot.open(path)
 
 
@@ -65,9 +61,12 @@ def stored_subtree(
         return found
     except (NotFound, Damaged):
         pass
-    content = subtree_snapshot(snapshot, folder, None if select is None else select())
+    _store(path, subtree_snapshot(snapshot, folder, None if select is None else select()))
+    return Snapshot.open(path, folder)
+
+
+def _store(path: Path, content: bytes | memoryview) -> None:
     try:
-        write_aside(path, partial(write_content, content))
+        put_file(path, content)
     except OSError as error:
         raise cannot_store(path.parent, error) from None
-    return Snapshot.open(path, folder)

@@ -18,8 +18,6 @@ Write = Callable[[BinaryIO], object]
 _Written = TypeVar("_Written")
 
 
-def write_content(content: bytes | memoryview, file: BinaryIO) -> None:
-    file.write(content)
 
 
 def created(path: Path) -> BinaryIO:
@@ -44,6 +42,11 @@ def write_aside(path: Path, write: Callable[[BinaryIO], _Written]) -> _Written:
         with suppress(OSError):
             aside.unlink(missing_ok=True)
         raise
+
+
+def put_file(path: Path, content: bytes | memoryview) -> None:
+    """As `write_aside`, with this content."""
+    write_aside(path, lambda file: file.write(content))
 
 
 def cannot_store(folder: Path, error: OSError) -> StorageFull:

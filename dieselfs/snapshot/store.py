@@ -20,7 +20,7 @@ from dieselfs.snapshot.check import Part
 from dieselfs.snapshot.delta import apply_delta
 from dieselfs.snapshot.delta_format import decode_delta
 from dieselfs.snapshot.derived import stored_plain
-from dieselfs.snapshot.files import cannot_store, created, file_name, state_of, write_aside, write_content
+from dieselfs.snapshot.files import cannot_store, created, file_name, put_file, state_of, write_aside
 from dieselfs.snapshot.format import SnapshotHeader
 from dieselfs.snapshot.freshness import State, Statement, is_older
 from dieselfs.snapshot.reader import Snapshot
@@ -162,7 +162,7 @@ class SnapshotStore:
             statement.check_age(time.time(), self._max_age_s, source)
         if known is None or known.updated_ns <= remote.updated_ns:
             with suppress(OSError):  # the snapshot is remembered as well
-                write_aside(folder / NEWEST_FILE, partial(write_content, remote.statement))
+                put_file(folder / NEWEST_FILE, remote.statement)
 
     def _newest(self, folder: Path) -> State | None:
         """The newest state that was seen: of the last statement, or of a snapshot."""
@@ -240,7 +240,7 @@ class SnapshotStore:
             return known
         aside = folder / f"adopted.{os.getpid()}.{get_ident()}.tmp"
         try:
-            write_aside(aside, partial(write_content, saved.content))
+            put_file(aside, saved.content)
             return self._put(aside, saved.source, lambda _: None, pins)
         except OSError as error:
             raise cannot_store(folder, error) from None
@@ -363,7 +363,7 @@ def _check_signer(path: Path, dataset: str, signer: bytes, pins: Sequence[bytes]
             f"identity, remove {path}"
         )
     if not known:
-        write_aside(path, partial(write_content, f"{signer.hex()}\n".encode()))
+        put_file(path, f"{signer.hex()}\n".encode())
 
 
 def _are_pinned(signers: Sequence[str], pins: Sequence[bytes]) -> bool:

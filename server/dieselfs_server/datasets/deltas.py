@@ -6,14 +6,13 @@ any process of the server.
 """
 
 from contextlib import suppress
-from functools import partial
 from pathlib import Path
 
 from dieselfs.digests import DIGEST_BYTES, digest_of
 from dieselfs.errors import Damaged
 from dieselfs.snapshot.delta import delta_along, delta_between
 from dieselfs.snapshot.delta_format import Delta, decode_delta, encode_delta
-from dieselfs.snapshot.files import write_aside, write_content
+from dieselfs.snapshot.files import put_file
 from dieselfs.snapshot.reader import Snapshot
 from dieselfs.snapshot.splicing import Columns
 
@@ -27,7 +26,7 @@ COMPARED_NODES_MAX = 20_000_000
 
 def write_sealed(path: Path, content: bytes) -> None:
     """Write a file with the BLAKE3 of its content before it. Raises OSError."""
-    write_aside(path, partial(write_content, digest_of(content) + content))
+    put_file(path, digest_of(content) + content)
 
 
 def read_sealed(path: Path) -> bytes:

@@ -29,7 +29,7 @@ from dieselfs.rpc.records import TagRecord
 from dieselfs.snapshot.builder import SnapshotBuilder
 from dieselfs.snapshot.delta_format import Delta
 from dieselfs.snapshot.encoding import Seal, with_signature
-from dieselfs.snapshot.files import write_aside, write_content
+from dieselfs.snapshot.files import put_file, write_aside
 from dieselfs.snapshot.format import SnapshotHeader, decode_snapshot_header
 from dieselfs.snapshot.freshness import LIFETIME_S, Statement
 from dieselfs.snapshot.reader import Snapshot
@@ -73,18 +73,17 @@ def seal_of(identity: Identity) -> Seal:
 
 def signed(content: bytes, identity: Identity) -> bytes:
     """The snapshot file `content` with the signature of these servers."""
-    header = decode_snapshot_header(content, len(content), "snapshot to sign")
-    return with_signature(content, header, *seal_of(identity)(header.digest))
+    return _sealed(content, seal_of(identity))
 
 
 def written(content: bytes) -> Write:
     """Writes the snapshot file `content`."""
+    return lambda file, seal: file.write(_sealed(content, seal))
 
-    def write(file: BinaryIO, seal: Seal) -> None:
-        header = decode_snapshot_header(content, len(content), "snapshot to sign")
-        file.write(with_signature(content, header, *seal(header.digest)))
 
-    return write
+def _sealed(content: bytes, seal: Seal) -> bytes:
+    header = decode_snapshot_header(content, len(content), "snapshot to sign")
+    return with_signature(content, header, *seal(header.digest))
 
 
 def check_signed(snapshot: Snapshot, identity: Identity | LiveIdentity) -> None:
@@ -402,9 +401,7 @@ class SnapshotCache:
     def _note_verified(self, path: Path, snapshot: Snapshot) -> None:
         if self._is_shared:
             with suppress(OSError):
-                write_aside(
-                    path.with_suffix(".verified"), partial(write_content, self._run + snapshot.digest)
-                )
+                put_file(path.with_suffix(".verified"), self._run + snapshot.digest)
 
     def _path(self, dataset_id: bytes, state: DatasetRecord | SnapshotHeader) -> Path:
         """Files sort by age: the time is in the name, because generations can restart after a loss of metadata."""

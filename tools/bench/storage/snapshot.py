@@ -23,7 +23,7 @@ from dieselfs.snapshot.delta import apply_delta
 from dieselfs.snapshot.delta_format import decode_delta, encode_delta
 from dieselfs.snapshot.encoding import unsigned
 from dieselfs.snapshot.erofs_image import ErofsImage, ImageOwner, Serving
-from dieselfs.snapshot.files import write_aside, write_content
+from dieselfs.snapshot.files import put_file, write_aside
 from dieselfs.snapshot.reader import Snapshot
 from dieselfs.snapshot.stored_image import stored_image
 from dieselfs.snapshot.successor import NextSnapshot, with_folders
@@ -105,9 +105,7 @@ def one_more(base: Snapshot, folder: Path) -> list[Side]:
     def serve() -> None:
         made = NextSnapshot(base, dataset, chunks, {**live, path: file})
         write_aside(next_path, lambda file: made.write(file, unsigned))
-        write_aside(
-            folder / "next.delta", partial(write_content, encode_delta(made.delta(Snapshot.open(next_path))))
-        )
+        put_file(folder / "next.delta", encode_delta(made.delta(Snapshot.open(next_path))))
 
     def apply() -> None:
         delta = decode_delta((folder / "next.delta").read_bytes(), "delta")
