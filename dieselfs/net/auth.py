@@ -20,7 +20,7 @@ import secrets
 from base64 import urlsafe_b64decode, urlsafe_b64encode
 from dataclasses import dataclass, field
 
-from dieselfs.errors import AccessDenied, InvalidInput
+from dieselfs.errors import AccessDenied, Damaged, InvalidInput
 from dieselfs.net.private_file import read_private_file
 
 SECRET_BYTES = 32
@@ -223,3 +223,11 @@ def check_signature(pin: bytes, public_key: bytes, message: bytes, signature: by
         Ed25519PublicKey.from_public_bytes(public_key).verify(signature, message)
     except InvalidSignature:
         raise AccessDenied(f"{what}: the signature of the server is wrong") from None
+
+
+def check_signed_by(public_key: bytes, message: bytes, signature: bytes, what: str) -> None:
+    """As `check_signature`, for any key: the caller decides whether to trust it. Raises Damaged."""
+    try:
+        check_signature(pin_of(public_key), public_key, message, signature, what)
+    except AccessDenied as error:
+        raise Damaged(str(error)) from None

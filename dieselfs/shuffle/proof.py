@@ -18,9 +18,9 @@ from urllib.parse import quote, unquote_to_bytes
 
 import numpy as np
 
-from dieselfs.errors import AccessDenied, Damaged, InvalidInput
+from dieselfs.errors import Damaged, InvalidInput
 from dieselfs.limits import CURSOR_CHARACTERS_MAX, SKIP_RANGES_MAX
-from dieselfs.net.auth import check_signature, pin_of
+from dieselfs.net.auth import check_signed_by
 from dieselfs.shuffle.cursor import DIGEST_CHARACTERS, Cursor
 from dieselfs.shuffle.order import Layout
 from dieselfs.shuffle.plan import Plan
@@ -236,12 +236,9 @@ class Proof:
         if proof.encode() != content or len(reads) > READS_MAX or not is_shown:
             raise Damaged(f"{source}: not written as a proof is")
         try:
-            check_signature(
-                pin_of(proof.public_key), proof.public_key, proof.message(), proof.signature, source
-            )
-            message = message_of(proof.digest)
-            check_signature(pin_of(proof.server), proof.server, message, proof.server_signature, source)
-        except AccessDenied:
+            check_signed_by(proof.public_key, proof.message(), proof.signature, source)
+            check_signed_by(proof.server, message_of(proof.digest), proof.server_signature, source)
+        except Damaged:
             raise Damaged(f"{source}: a signature is wrong: the proof was changed") from None
         return proof
 

@@ -8,8 +8,8 @@ import re
 from dataclasses import dataclass
 from typing import Protocol, Self
 
-from dieselfs.errors import AccessDenied, Damaged, DieselfsError
-from dieselfs.net.auth import check_signature, pin_of
+from dieselfs.errors import Damaged, DieselfsError
+from dieselfs.net.auth import check_signed_by
 from dieselfs.units import format_duration
 
 STATEMENT_BYTES_MAX = 1024
@@ -95,10 +95,7 @@ class Statement:
 
     def check_signature(self, source: str) -> None:
         """Raise Damaged unless `signer` has signed this. The caller decides whether it trusts the signer."""
-        try:
-            check_signature(pin_of(self.signer), self.signer, self.message(), self.signature, source)
-        except AccessDenied as error:
-            raise Damaged(str(error)) from None
+        check_signed_by(self.signer, self.message(), self.signature, source)
 
     def check_age(self, now_s: float, max_age_s: float, source: str) -> None:
         """Raise DieselfsError if this is of the future, or older than allowed or than it holds."""

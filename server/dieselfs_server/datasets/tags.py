@@ -12,9 +12,9 @@ from collections.abc import Callable
 import trio
 
 from dieselfs.arrays import distinct
-from dieselfs.errors import AccessDenied, AlreadyExists, Damaged, InvalidInput, NotFound
+from dieselfs.errors import AlreadyExists, Damaged, InvalidInput, NotFound
 from dieselfs.names import check_tag_name
-from dieselfs.net.auth import SIGNATURE_BYTES, check_signature, pin_of
+from dieselfs.net.auth import SIGNATURE_BYTES, check_signed_by
 from dieselfs.rpc.records import TagRecord
 from dieselfs.snapshot.reader import Snapshot
 from dieselfs_server.access.identity import (
@@ -179,11 +179,8 @@ def _sign_all(store: ObjectStore, new: Identity, old: Identity) -> int:
 def _check(name: str, snapshot: Snapshot, content: bytes, identity: Identity | LiveIdentity) -> None:
     """Raise Damaged unless `identity` has signed the snapshot, and the tag, in the content of a record."""
     check_signed(snapshot, identity)
-    signer, signature = snapshot.header.signer, content[:SIGNATURE_BYTES]
-    try:
-        check_signature(pin_of(signer), signer, _message(name, snapshot), signature, snapshot.source)
-    except AccessDenied as error:
-        raise Damaged(str(error)) from None
+    signature = content[:SIGNATURE_BYTES]
+    check_signed_by(snapshot.header.signer, _message(name, snapshot), signature, snapshot.source)
 
 
 def _prefix(dataset_id: bytes) -> str:

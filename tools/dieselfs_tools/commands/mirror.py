@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from dieselfs.errors import EXIT_OK, EXIT_PARTIAL, Damaged, DieselfsError, InvalidInput, NotFound, Unavailable
+from dieselfs.errors import EXIT_OK, EXIT_PARTIAL, Damaged, InvalidInput, NotFound, Unavailable
 from dieselfs.names import SCHEME, Location
 from dieselfs.units import count, format_duration
 from dieselfs_tools.cli import options
@@ -146,16 +146,13 @@ def _reported(session: Session, found: "list[MirrorRecord]", bound_s: float) -> 
 
 def _print(session: Session, one: "MirrorRecord") -> float:
     """Print a mirror; returns its lag in seconds. Raises Damaged unless the servers of its origin have signed it."""
-    from dieselfs.net.auth import check_signature, pin_of
+    from dieselfs.net.auth import check_signed_by, pin_of
     from dieselfs.snapshot.signature import message_of
 
     lag_s, pin = max(time.time() - one.current_s, 0.0), b""
     if one.generation:
         pin = pin_of(one.signer)
-        try:
-            check_signature(pin, one.signer, message_of(one.digest), one.signature, f"mirror {one.dataset}")
-        except DieselfsError as error:
-            raise Damaged(str(error)) from None
+        check_signed_by(one.signer, message_of(one.digest), one.signature, f"mirror {one.dataset}")
     generations = max(one.newest - one.generation, 0)
     text = (
         f"{SCHEME}{one.dataset}  mirror of {one.origin}, generation {one.generation}, {generations} behind, "
