@@ -26,7 +26,6 @@ SEAL_STEP_S = 300
 CLOCKS_S = 300.0
 """Clocks of nodes may differ by this."""
 
-SECRET_BYTES = 32
 FINGERPRINT_BYTES = 16
 FILE_BYTES_MIN = 32
 

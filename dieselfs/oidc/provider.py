@@ -7,7 +7,7 @@ do not name.
 
 import json
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from email.utils import parsedate_to_datetime
 from typing import Any
 from urllib.parse import urlencode, urlsplit
@@ -131,12 +131,12 @@ def fetch_keys(about: Mapping[str, Any], authority: str | None) -> list[dict[str
     return [key for key in keys if isinstance(key, dict)]
 
 
-def clock_ahead_s(issuer: str, authority: str | None, now: Callable[[], float] = time.time) -> float:
-    """By how much the clock of a provider is ahead of `now`, in seconds; 0 if it does not tell its time. Raises
-    Unavailable, InvalidInput.
+def clock_ahead_s(issuer: str, authority: str | None) -> float:
+    """By how much the clock of a provider is ahead, in seconds; 0 if it does not tell its time. Raises Unavailable,
+    InvalidInput.
     """
     date = _answered(issuer.rstrip("/") + DISCOVERY, authority)[2]
     try:
-        return parsedate_to_datetime(date).timestamp() - now()
+        return parsedate_to_datetime(date).timestamp() - time.time()
     except ValueError:
         return 0.0

@@ -22,6 +22,7 @@ from dieselfs.snapshot.reader import Snapshot
 from dieselfs.snapshot.subtree import files_below, listed_children, nodes_below
 
 _LOWER = np.frombuffer(bytes(range(256)).lower(), np.uint8)
+_SHOWN = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,8 +219,8 @@ def _leads_to_folder(snapshot: Snapshot, link: int) -> bool:
         return False
 
 
-def _some(names: list[str], at_most: int = 5) -> str:
-    return ", ".join(names[:at_most]) + (f" and {len(names) - at_most} more" if len(names) > at_most else "")
+def _some(names: list[str]) -> str:
+    return ", ".join(names[:_SHOWN]) + (f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else "")
 
 
 def _shown(snapshot: Snapshot, node: int) -> str:

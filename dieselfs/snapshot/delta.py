@@ -56,10 +56,6 @@ def extent_counts_of(snapshot: Snapshot) -> Numbers:
     return np.where(snapshot.types() == stat.S_IFDIR, 0, snapshot.column("counts")).astype(np.int64)
 
 
-def _ids(snapshot: Snapshot) -> npt.NDArray[np.uint8]:
-    return snapshot.column("chunk_ids").reshape(-1, 16)
-
-
 # -- difference ------------------------------------------------------------------------------------------
 
 
@@ -138,7 +134,7 @@ def _delta(base: Snapshot, new: Snapshot, removed: Numbers, nodes: Numbers, adde
             "links": new.column("links")[runs_of(link_ends - link_lengths, link_lengths)],
             "removed_chunks": np.flatnonzero(~is_kept_chunk),
             "chunks": new_chunks,
-            "chunk_ids": _ids(new)[new_chunks].reshape(-1),
+            "chunk_ids": new.column("chunk_ids").reshape(-1, 16)[new_chunks].reshape(-1),
             "chunk_digests": new.column("chunk_digests")[new_chunks],
             "chunk_payload_lengths": new.column("chunk_payload_lengths")[new_chunks],
         },

@@ -174,11 +174,7 @@ class SnapshotWriter:
         return pack_fields({"dataset": name, "dataset_id": about.dataset_id, **numbers, "sections": sections})
 
 
-def encode_columns(
-    about: DatasetRecord | SnapshotHeader,
-    columns: Mapping[str, npt.NDArray[Any]],
-    seal: Seal = unsigned,
-) -> bytes:
+def encode_columns(about: DatasetRecord | SnapshotHeader, columns: Mapping[str, npt.NDArray[Any]]) -> bytes:
     """The bytes of a snapshot file, with the counts of these columns, one per section; the rest is that of `about`."""
     nodes = len(columns["modes"])
     is_file = columns["modes"] & np.uint32(0o170000) == stat.S_IFREG
@@ -191,14 +187,13 @@ def encode_columns(
         "chunks": len(columns["chunk_payload_lengths"]),
         "hash_bits": hash_bits_for(nodes),
     }
-    return encode_snapshot(about, numbers, columns, seal)
+    return encode_snapshot(about, numbers, columns)
 
 
 def encode_snapshot(
     about: DatasetRecord | SnapshotHeader,
     numbers: Mapping[str, int],
     columns: Mapping[str, npt.NDArray[Any]],
-    seal: Seal = unsigned,
 ) -> bytes:
     """As `encode_columns`, with other counts than those of the columns."""
     lengths = {
@@ -208,7 +203,7 @@ def encode_snapshot(
     writer = SnapshotWriter(file, about, numbers, lengths)
     for name in SECTION_TYPES:
         writer.put(name, columns[name])
-    writer.finish(seal)
+    writer.finish()
     return file.getvalue()
 
 

@@ -11,13 +11,7 @@ from dieselfs.errors import StorageFull
 from dieselfs.records import DatasetRecord
 from dieselfs.snapshot.format import SnapshotHeader
 
-Write = Callable[[BinaryIO], object]
-"""Writes a snapshot into an empty file."""
-
-
 _Written = TypeVar("_Written")
-
-
 
 
 def created(path: Path) -> BinaryIO:

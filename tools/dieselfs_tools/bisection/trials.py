@@ -29,8 +29,8 @@ FILES_VARIABLE, LEFT_OUT_VARIABLE = "DIESELFS_BISECT_FILES", "DIESELFS_BISECT_LE
 """The environment variables of the command with the paths of two lists; REPLAY_VARIABLE has the order."""
 END_GRACE_S = 10.0
 """A command that is ended has this long after SIGTERM; then it is killed, with all that it started."""
-EXIT_BAD_MAX, EXIT_SKIP = 124, 125
-"""As for `git bisect run`: the highest exit code of a bad run, and that of one that shows nothing."""
+EXIT_SKIP = 125
+"""As for `git bisect run`: the exit code of a run that shows nothing."""
 _LINE_BYTES_MAX = 1 << 16
 _READ_BYTES = 1 << 16
 _LINE_END = re.compile(rb"[\r\n]+")

@@ -166,7 +166,7 @@ def scratch_fetch_rate(form: Form, settings: Settings) -> float:
         return fetch_rate(data.chunks)
 
 
-def fetch_rate(chunks: ServerSource, seconds: float = FETCH_S, bytes_max: int = FETCH_BYTES) -> float:
+def fetch_rate(chunks: ServerSource, seconds: float = FETCH_S) -> float:
     """Bytes per second of whole chunks in random order, several requests at a time, verified."""
     lengths = chunks.snapshot.column("chunk_payload_lengths").tolist()
     order = [number for number, length in enumerate(lengths) if length]
@@ -180,7 +180,7 @@ def fetch_rate(chunks: ServerSource, seconds: float = FETCH_S, bytes_max: int = 
 
     wanted, known = [], 0
     for chunk in order:
-        if known >= bytes_max:
+        if known >= FETCH_BYTES:
             break
         wanted.append(chunk)
         known += lengths[chunk]
