@@ -9,7 +9,7 @@ import pytest
 
 from dieselfs.errors import InvalidInput
 from dieselfs.limits import GIB, MIB
-from dieselfs.settings.reference import reference
+from dieselfs.settings.__main__ import reference
 from dieselfs.settings.table import (
     BY_NAME,
     SETTINGS,
