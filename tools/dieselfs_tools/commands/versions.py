@@ -12,6 +12,7 @@ from dieselfs.names import SCHEME, Location, is_location, printable
 from dieselfs.rpc.records import TagRecord
 from dieselfs.units import count, format_time
 from dieselfs_tools.cli import options
+from dieselfs_tools.cli.output import Output
 from dieselfs_tools.cli.patterns import Patterns
 from dieselfs_tools.cli.progress import Reading, shown
 from dieselfs_tools.cli.session import Session
@@ -58,9 +59,7 @@ def tag_ls(session: Session, dataset: str) -> int:
     """List the tags of a dataset."""
     tags, output = session.client.tags(dataset), session.output
     for found in tags:
-        when = format_time(found.updated_ns // 10**9)
-        size = output.size(found.total_bytes)
-        text = f"{when}  generation {found.generation:<8} {count(found.files, 'file')}, {size}  {found.name}"
+        text = _line(output, found.updated_ns, found.generation, found.files, found.total_bytes, found.name)
         output.record("tag", text, {"dataset": dataset, **_tag_fields(found)})
     return output.summary("", {"tags": len(tags)})
 
@@ -79,14 +78,23 @@ def tag_rm(session: Session, dataset: str, name: str, is_dry_run: bool) -> int:
 
 
 def _tag_fields(record: TagRecord) -> dict[str, object]:
+    return {"tag": record.name, **_state_fields(record)}
+
+
+def _state_fields(state: "TagRecord | SnapshotHeader") -> dict[str, object]:
     return {
-        "tag": record.name,
-        "generation": record.generation,
-        "updated_ns": record.updated_ns,
-        "files": record.files,
-        "bytes": record.total_bytes,
-        "digest": record.digest.hex(),
+        "generation": state.generation,
+        "updated_ns": state.updated_ns,
+        "files": state.files,
+        "bytes": state.total_bytes,
+        "digest": state.digest.hex(),
     }
+
+
+def _line(output: Output, updated_ns: int, generation: int, files: int, size_bytes: int, rest: str) -> str:
+    """A generation, for people."""
+    when, size = format_time(updated_ns // 10**9), output.size(size_bytes)
+    return f"{when}  generation {generation:<8} {count(files, 'file')}, {size}  {rest}"
 
 
 KEPT = 1
@@ -151,7 +159,7 @@ def snapshot_ls(session: Session) -> int:
     """List the snapshots that are stored on this machine for you."""
     stored = _store(session).stored()
     for one in stored:
-        _print(session, one.header, one.source, {"file": one.source, "file_bytes": one.header.file_length})
+        _print(session, one)
     return session.output.summary(
         "", {"snapshots": len(stored), "file_bytes": sum(one.header.file_length for one in stored)}
     )
@@ -185,10 +193,7 @@ def snapshot_log(session: Session, dataset: str, statement: str | None) -> int:
         tags = names.get((updated_ns, generation), [])
         marks = [f"@{name}" for name in tags]
         marks += ["newest"] * ((updated_ns, generation) == (newest.updated_ns, newest.generation))
-        text = (
-            f"{format_time(updated_ns // 10**9)}  generation {generation:<8} {count(files, 'file')}, "
-            f"{session.output.size(total_bytes)}  {' '.join(marks)}"
-        )
+        text = _line(session.output, updated_ns, generation, files, total_bytes, " ".join(marks))
         fields = {
             "dataset": dataset,
             "generation": generation,
@@ -245,7 +250,7 @@ def snapshot_prune(session: Session, keep: int, is_dry_run: bool) -> int:
             old.append(one)
     for one in old:
         removed_bytes += one.header.file_length if is_dry_run else store.remove(one)
-        _print(session, one.header, one.source, {"file": one.source, "file_bytes": one.header.file_length})
+        _print(session, one)
     done = "would remove" if is_dry_run else "removed"
     text = f"{done} {count(len(old), 'snapshot')}, {session.output.size(removed_bytes)}"
     fields = {"snapshots": len(old), "file_bytes": removed_bytes, "dry_run": is_dry_run}
@@ -271,20 +276,12 @@ def _opened(session: Session, place: Location | Path) -> "tuple[Snapshot, bytes]
     return found, b""
 
 
-def _print(session: Session, header: "SnapshotHeader", path: str, fields: dict[str, object]) -> None:
-    text = (
-        f"{format_time(header.updated_ns // 10**9)}  generation {header.generation:<8} "
-        f"{count(header.files, 'file')}, {session.output.size(header.file_length)}  dl://{header.dataset}  {path}"
-    )
-    stated = {
-        "dataset": header.dataset,
-        "generation": header.generation,
-        "updated_ns": header.updated_ns,
-        "files": header.files,
-        "bytes": header.total_bytes,
-        "digest": header.digest.hex(),
-    }
-    session.output.record("snapshot", text, {**stated, **fields})
+def _print(session: Session, one: "Snapshot") -> None:
+    header = one.header
+    state = header.updated_ns, header.generation, header.files, header.file_length
+    text = _line(session.output, *state, f"dl://{header.dataset}  {one.source}")
+    file = {"file": one.source, "file_bytes": header.file_length}
+    session.output.record("snapshot", text, {"dataset": header.dataset, **_state_fields(header), **file})
 
 
 @options.verb("diff", "dlcmd diff dl://pets@v1 dl://pets@v2", "dlcmd diff dl://pets@v1/train dl://pets/train")
