@@ -232,9 +232,11 @@ class Scratch:
 
 @contextmanager
 def scratch() -> Iterator[Scratch]:
-    """At the end nothing of it is left: no mount, no process, no file."""
+    """With the files of the dataset. At the end nothing of it is left: no mount, no process, no file."""
     with private_home() as home, ExitStack() as stack:
-        yield Scratch(home, stack)
+        here = Scratch(home, stack)
+        here.store()
+        yield here
 
 
 def _clear(place: Path) -> None:
@@ -267,7 +269,6 @@ def _supervision(place: Path) -> SupervisorStatus:
 def lost_node() -> Rehearsed:
     """One of three nodes of a job answers no more, as after a power failure: its connections stay open."""
     with scratch() as here:
-        here.store()
         *others, lost = here.mount_job()
         with reading(others, here.contents) as readers:
             readers.wait_for_reads(READS // 3)
@@ -293,7 +294,6 @@ def _is_avoided(places: Sequence[Path]) -> bool:
 def killed_daemon() -> Rehearsed:
     """The daemon of a mount is killed."""
     with scratch() as here:
-        here.store()
         place = here.mount()
         with reading([place], here.contents) as readers:
             status = _supervision(place)
@@ -317,7 +317,6 @@ def killed_daemon() -> Rehearsed:
 def killed_mount() -> Rehearsed:
     """Any process of a mount is killed, one after another, whatever state the others are in."""
     with scratch() as here:
-        here.store()
         place, choice, killed = here.mount(), random.Random(KILLS), 0
         resends = _supervision(place).resends
         with reading([place], here.contents) as readers:
@@ -336,8 +335,8 @@ def killed_mount() -> Rehearsed:
 
 def full_disk() -> Rehearsed:
     """The disk of the store is full while a program stores files."""
-    with scratch() as outer, ExitStack() as stack:
-        disk = outer.home / "disk"
+    with private_home() as outer, ExitStack() as stack:
+        disk = outer / "disk"
         disk.mkdir()
         words = ["mount", "-t", "tmpfs", "-o", f"size={DISK_MIB}m,mode=700", "dieselfs-chaos", str(disk)]
         done = subprocess.run(words, capture_output=True, text=True, check=False)
@@ -370,7 +369,6 @@ def full_disk() -> Rehearsed:
 def corrupt_chunk() -> Rehearsed:
     """A stored chunk has wrong bytes, as of a disk that fails."""
     with scratch() as here:
-        here.store()
         chunk = max(
             (path for path in (here.home / "chunks").rglob("*") if path.is_file()), key=os.path.getsize
         )
@@ -395,7 +393,6 @@ def corrupt_chunk() -> Rehearsed:
 def lost_metadata() -> Rehearsed:
     """The server and its metadata are lost; the chunks are there."""
     with scratch() as here:
-        here.store()
         place = here.mount()
         with reading([place], here.contents) as readers:
             readers.begin()
@@ -414,7 +411,6 @@ def lost_metadata() -> Rehearsed:
 def lost_chunks() -> Rehearsed:
     """The stored chunks are away, as after a disk that was not mounted, and somebody rebuilds the metadata."""
     with scratch() as here:
-        here.store()
         place = here.mount()
         (chunks,) = (path for path in (here.home / "chunks").iterdir() if path.name != "records")
         with reading([place], here.contents) as readers:
@@ -439,7 +435,6 @@ def lost_chunks() -> Rehearsed:
 def older_metadata() -> Rehearsed:
     """The metadata goes back to an older state while the server runs, as by a restored copy."""
     with scratch() as here:
-        here.store()
         place, metadata, copy = here.mount(), here.home / "metadata.db", here.home / "copy.db"
         more = {f"more-{number}": content_of(f"more-{number}", FILE_BYTES) for number in range(FILES)}
         with reading([place], here.contents) as readers, here.connect() as data:
