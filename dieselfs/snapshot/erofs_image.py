@@ -5,8 +5,6 @@ The metadata area (superblock, inodes, folders, links) is computed here, in colu
 needed. The data area is not: an export writes it, and a mount computes the blocks that the kernel reads.
 """
 
-from array import array
-from bisect import bisect_right
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import pairwise
@@ -18,8 +16,15 @@ import numpy.typing as npt
 from dieselfs.arrays import Nodes, Numbers
 from dieselfs.columns import U8, U32, starts_of
 from dieselfs.errors import InvalidInput
-from dieselfs.limits import KIB, MIB
+from dieselfs.limits import MIB
 from dieselfs.snapshot.erofs_files import BLOCK_BITS, BLOCK_BYTES, Files
+from dieselfs.snapshot.erofs_layout import (
+    ENTRY_BYTES,
+    FIRST_INODE_OFFSET,
+    INODE_BYTES,
+    SUPERBLOCK_OFFSET,
+    Layout,
+)
 from dieselfs.snapshot.erofs_tree import AT_ONCE, DOT, DOTS, FILE, FOLDER, LINK, TYPE_SHIFT, Tree
 from dieselfs.snapshot.reader import ROOT, Snapshot
 
@@ -27,12 +32,8 @@ IMAGE_BLOCKS_MAX = 1 << 32
 """Block addresses have 32 bits: 16 TiB."""
 
 MAGIC = 0xE0F5E1E2
-SUPERBLOCK_OFFSET = 1 * KIB
-FIRST_INODE_OFFSET = SUPERBLOCK_OFFSET + 128
 NID_BYTES = 32
 """An inode is addressed by its offset in units of this many bytes."""
-_INODE_BYTES, _ENTRY_BYTES = 64, 12
-_SLOT_BYTES_MIN = 2 * _INODE_BYTES
 _EXTENDED_PLAIN, _EXTENDED_INLINE = 1, 1 | 2 << 1
 _MODE_BITS_KEPT = 0o170777
 _ENTRY_TYPES = np.zeros(16, np.uint32)
@@ -80,14 +81,12 @@ _INODE = np.dtype(
         ("rest", "V16"),
     ]
 )
-_WHOLE_INODE = np.dtype(f"V{_INODE_BYTES}")
+_WHOLE_INODE = np.dtype(f"V{INODE_BYTES}")
 """The same: NumPy copies it whole, which takes a tenth of the time of field by field."""
 assert _SUPERBLOCK.itemsize == FIRST_INODE_OFFSET - SUPERBLOCK_OFFSET
-assert _ENTRY.size == _ENTRY_BYTES
-assert _INODE.itemsize == _INODE_BYTES and FIRST_INODE_OFFSET % _INODE_BYTES == 0
+assert _ENTRY.size == ENTRY_BYTES
+assert _INODE.itemsize == INODE_BYTES
 
-
-_NAMES_OF_BLOCK_MAX = BLOCK_BYTES // (_ENTRY_BYTES + 1)
 PART_BYTES = 1 * MIB
 """The metadata area is computed, and pushed, in parts of this size: 16,384 inodes."""
 
@@ -163,7 +162,7 @@ class ImagePlan:
         """Raises InvalidInput if the image would have more than IMAGE_BLOCKS_MAX blocks."""
         self.snapshot, self.ownership, self.serving = snapshot, ownership, serving
         self._tree = Tree(snapshot, folder, b"" if serving is None else serving.control)
-        self._layout = _place(self._tree, snapshot)
+        self._layout = Layout(self._tree)
         self._files = Files(self._tree, None if serving is None else serving.is_guarded)
         self.metadata_bytes, self.files = self._layout.end, self._files.count
         guard_blocks = METADATA_GUARD_BLOCKS if serving is not None else 0
@@ -224,194 +223,15 @@ class ImagePlan:
             _write_superblock(part, tree, self.size_bytes)
         place, entries, rows = layout.of_table(first, end)
         if len(entries):
-            table = part[place - first :][: _INODE_BYTES * len(entries)].view(_INODE)
+            table = part[place - first :][: INODE_BYTES * len(entries)].view(_INODE)
             _write_inodes(table, tree, layout, self.ownership, entries, rows, first_blocks)
         places, entries, rows = layout.of_slots(first, end)
         if len(entries):
             inodes = np.zeros(len(entries), _INODE)
             _write_inodes(inodes, tree, layout, self.ownership, entries, rows, first_blocks)
-            part.view(_WHOLE_INODE)[(places - first) // _INODE_BYTES] = inodes.view(_WHOLE_INODE)
+            part.view(_WHOLE_INODE)[(places - first) // INODE_BYTES] = inodes.view(_WHOLE_INODE)
         _write_names(part, first, tree, layout)
         _write_links(part, first, tree, layout)
-
-
-@dataclass(frozen=True, eq=False, slots=True)
-class _Places:
-    """Things at places: `all_starts`, shape (n,), the offset of each; `order`, by place, and then `starts`."""
-
-    all_starts: Numbers
-    order: Numbers
-    starts: Numbers
-
-    @classmethod
-    def of(cls, starts: Numbers) -> "_Places":
-        order = np.argsort(starts)
-        return cls(starts, order, starts[order])
-
-    def between(self, first: int, end: int) -> Numbers:
-        """Those that begin from `first` on and before `end`, ascending."""
-        return np.sort(self.order[slice(*np.searchsorted(self.starts, (first, end)).tolist())])
-
-
-@dataclass(frozen=True, eq=False, slots=True)
-class _Layout:
-    """The layout of the metadata area, in bytes.
-
-    `contents`: the folders and links, ascending; shape (contents,): `is_inline`, whether the bytes follow the inode,
-    `content_starts` and `content_bytes`. `inline`: the inline ones, `inline_rows` their rows among the contents,
-    `inline_numbers` how many inodes of the table belong to entries before each, and `slots` the places of their inodes.
-    A unit is a block of a folder, or an inline folder: `units` are their places; `unit_bounds`, shape (units + 1,),
-    where the names of each begin. `links`: the places of the bytes of the links.
-    """
-
-    count: int
-    contents: Numbers
-    is_inline: npt.NDArray[np.bool_]
-    content_starts: Numbers
-    content_bytes: Numbers
-    inline: Numbers
-    inline_rows: Numbers
-    inline_numbers: Numbers
-    slots: _Places
-    units: _Places
-    unit_bounds: Numbers
-    links: _Places
-    end: int
-
-    def inodes(self, entries: Numbers) -> Numbers:
-        """The offsets of the inodes of these entries: shape (n,)."""
-        bounds = int(entries.min(initial=1 << 62)), int(entries.max(initial=0)) + 1
-        skipped, last = np.searchsorted(self.inline, bounds).tolist()
-        if skipped == last:  # mostly: few entries are inline
-            inodes: Numbers = FIRST_INODE_OFFSET + _INODE_BYTES * (entries - skipped)
-            return inodes
-        before = np.searchsorted(self.inline, entries)
-        inodes = FIRST_INODE_OFFSET + _INODE_BYTES * (entries - before)
-        if len(self.inline):
-            before = np.minimum(before, len(self.inline) - 1)
-            inodes = np.where(self.inline[before] == entries, self.slots.all_starts[before], inodes)
-        return inodes
-
-    def of_table(self, first: int, end: int) -> tuple[int, Numbers, Numbers]:
-        """The inodes of the table in this range: where they begin, their entries, and the rows of those that are
-        contents.
-        """
-        borders = (max(first, FIRST_INODE_OFFSET), max(end, FIRST_INODE_OFFSET))
-        numbers = [(border - FIRST_INODE_OFFSET) // _INODE_BYTES for border in borders]
-        start, stop = (min(number, self.count - len(self.inline)) for number in numbers)
-        if start == stop:
-            return first, np.empty(0, np.int64), np.empty(0, np.int64)
-        bounds = np.array([start, stop - 1])
-        entry, last = (bounds + np.searchsorted(self.inline_numbers, bounds, side="right")).tolist()
-        entries = np.arange(entry, last + 1)
-        gone = slice(*np.searchsorted(self.inline, (entry, last)).tolist())
-        if gone.start < gone.stop:
-            entries = np.delete(entries, self.inline[gone] - entry)
-        among = slice(*np.searchsorted(self.contents, (entry, last + 1)).tolist())
-        rows = among.start + np.flatnonzero(~self.is_inline[among])
-        return FIRST_INODE_OFFSET + _INODE_BYTES * start, entries, rows
-
-    def of_slots(self, first: int, end: int) -> tuple[Numbers, Numbers, Numbers]:
-        """The inodes of the inline slots in this range: places, entries and rows."""
-        found = self.slots.between(first, end)
-        return self.slots.all_starts[found], self.inline[found], self.inline_rows[found]
-
-
-def _place(tree: Tree, snapshot: Snapshot) -> _Layout:
-    contents = np.sort(np.concatenate([tree.folders, tree.links]))
-    content_bytes = np.empty(len(contents), np.int64)
-    places, names = np.searchsorted(contents, tree.folders), np.diff(tree.name_bounds)
-    content_bytes[places] = tree.name_bytes + _ENTRY_BYTES * names
-    link_places = np.searchsorted(contents, tree.links)
-    content_bytes[link_places] = snapshot.column("sizes")[tree.nodes(tree.links)]
-    is_inline = content_bytes + _INODE_BYTES <= BLOCK_BYTES
-    is_inline[0] = False  # the address of the root must fit into 16 bits, so it is the first of the table
-
-    table_end = FIRST_INODE_OFFSET + _INODE_BYTES * (tree.count - int(is_inline.sum()))
-    end = -(-table_end // BLOCK_BYTES) * BLOCK_BYTES
-    # Slots of 4096, 2048, ... bytes, the largest first: none crosses the border of a block.
-    slots = np.maximum(_SLOT_BYTES_MIN, 1 << np.ceil(np.log2(content_bytes + _INODE_BYTES)).astype(np.int64))
-    inline = np.flatnonzero(is_inline)
-    inline = inline[np.argsort(-slots[inline], kind="stable")]
-    content_starts = np.zeros(len(contents), np.int64)
-    content_starts[inline] = end + starts_of(slots[inline]) + _INODE_BYTES
-    end += -(-int(slots[inline].sum()) // BLOCK_BYTES) * BLOCK_BYTES
-
-    large, blocks = np.flatnonzero(~is_inline[places]), _Blocks(tree)
-    firsts, block_counts, last_bytes = array("q"), array("q"), array("q")
-    for first, last in zip(
-        tree.name_bounds[large].tolist(), tree.name_bounds[large + 1].tolist(), strict=True
-    ):
-        found, bytes_in_last = blocks.of(first, last)
-        firsts.extend(found)
-        block_counts.append(len(found))
-        last_bytes.append(bytes_in_last)
-    unit_counts = np.ones(len(places), np.int64)
-    unit_counts[large] = block_counts
-    content_starts[places[large]] = end + BLOCK_BYTES * starts_of(unit_counts[large])
-    content_bytes[places[large]] = BLOCK_BYTES * (unit_counts[large] - 1) + np.array(last_bytes)
-    is_block = np.repeat(~is_inline[places], unit_counts)
-    unit_starts = np.repeat(content_starts[places], unit_counts)
-    unit_starts[is_block] = end + BLOCK_BYTES * np.arange(len(firsts))
-    unit_bounds = np.append(np.repeat(tree.name_bounds[:-1], unit_counts), tree.name_bounds[-1])
-    unit_bounds[:-1][is_block] = firsts
-    end += BLOCK_BYTES * len(firsts)
-    far = link_places[~is_inline[link_places]]
-    taken = -(-content_bytes[far] // BLOCK_BYTES) * BLOCK_BYTES
-    content_starts[far] = end + starts_of(taken)
-    end += int(taken.sum())
-
-    inline = np.flatnonzero(is_inline)
-    slot_places, link_starts = _Places.of(content_starts[inline] - _INODE_BYTES), content_starts[link_places]
-    return _Layout(
-        tree.count,
-        contents,
-        is_inline,
-        content_starts,
-        content_bytes,
-        contents[inline],
-        inline,
-        contents[inline] - np.arange(len(inline)),
-        slot_places,
-        _Places.of(unit_starts),
-        unit_bounds,
-        _Places.of(link_starts),
-        end,
-    )
-
-
-class _Blocks:
-    """The blocks of folders, which are asked for in their order."""
-
-    def __init__(self, tree: Tree) -> None:
-        self._tree = tree
-        self._first = self._end = 0  # of the names whose ends are known
-        self._ends = memoryview(b"")
-
-    def of(self, first: int, last: int) -> tuple[list[int], int]:
-        """The first name of each block of the folder that has the names from `first` up to `last`, and the bytes in the
-        last block. Each has as many names as fit.
-        """
-        blocks = []
-        while first < last:
-            self._know(first)
-            blocks.append(first)
-            ends, place = self._ends, first - self._first
-            stop = min(last, self._end, first + _NAMES_OF_BLOCK_MAX) - self._first
-            first = self._first + bisect_right(ends, ends[place] + BLOCK_BYTES, place, stop + 1) - 1
-        if self._tree.control and blocks[-1] == last - 1:
-            # A block of the control folder alone would be empty without it.
-            name = self._tree.names(np.array([last - 1]), np.array([1]))
-            blocks[-1] -= bool(name.is_of(self._tree.control)[0])
-        return blocks, self._ends[last - self._first] - self._ends[blocks[-1] - self._first]
-
-    def _know(self, first: int) -> None:
-        """Have the ends of the names in a block from `first` on, and of the name before it."""
-        total = int(self._tree.name_bounds[-1])
-        if self._end < min(first + _NAMES_OF_BLOCK_MAX, total):
-            self._first, self._end = max(first - 1, 0), min(first + AT_ONCE, total)
-            lengths = self._tree.name_lengths(self._first, self._end) + _ENTRY_BYTES
-            self._ends = np.concatenate([[0], np.cumsum(lengths)]).data
 
 
 def _write_superblock(part: npt.NDArray[np.uint8], tree: Tree, size_bytes: int) -> None:
@@ -429,7 +249,7 @@ def _write_superblock(part: npt.NDArray[np.uint8], tree: Tree, size_bytes: int) 
 def _write_inodes(
     inodes: npt.NDArray[np.void],
     tree: Tree,
-    layout: _Layout,
+    layout: Layout,
     ownership: ImageOwner,
     entries: Numbers,
     rows: Numbers,
@@ -463,7 +283,7 @@ def _write_inodes(
     inodes[places] = contents
 
 
-def _write_names(metadata: npt.NDArray[np.uint8], begin: int, tree: Tree, layout: _Layout) -> None:
+def _write_names(metadata: npt.NDArray[np.uint8], begin: int, tree: Tree, layout: Layout) -> None:
     """The names of the folders in a part of the metadata that begins at `begin`: in each unit the directory entries,
     then the names themselves.
     """
@@ -481,9 +301,9 @@ def _write_names(metadata: npt.NDArray[np.uint8], begin: int, tree: Tree, layout
         in_unit = np.arange(len(names.targets)) - np.repeat(starts_of(counts), counts)
         before = starts_of(names.lengths)
         offsets = (
-            _ENTRY_BYTES * np.repeat(counts, counts) + before - np.repeat(before[starts_of(counts)], counts)
+            ENTRY_BYTES * np.repeat(counts, counts) + before - np.repeat(before[starts_of(counts)], counts)
         )
-        places = (unit_starts + _ENTRY_BYTES * in_unit) // 4
+        places = (unit_starts + ENTRY_BYTES * in_unit) // 4
         nids = layout.inodes(names.targets) // NID_BYTES
         words[places], words[places + 1] = nids & 0xFFFF_FFFF, nids >> 32
         words[places + 2] = offsets | _ENTRY_TYPES[tree.types(names.nodes)] << 16
@@ -535,14 +355,14 @@ def _without(block: bytes, place: int) -> npt.NDArray[np.uint8]:
     ends = [*starts[1:], len(block)]
     names = [block[start:end].rstrip(b"\0") for start, end in zip(starts, ends, strict=True)]
     del entries[place], names[place]
-    records, end = b"", _ENTRY_BYTES * len(entries)
+    records, end = b"", ENTRY_BYTES * len(entries)
     for (nid, _, kind), name in zip(entries, names, strict=True):
         records += _ENTRY.pack(nid, end, kind)
         end += len(name)
     return np.frombuffer((records + b"".join(names)).ljust(len(block), b"\0"), np.uint8)
 
 
-def _write_links(metadata: npt.NDArray[np.uint8], begin: int, tree: Tree, layout: _Layout) -> None:
+def _write_links(metadata: npt.NDArray[np.uint8], begin: int, tree: Tree, layout: Layout) -> None:
     snapshot, found = tree.snapshot, layout.links.between(begin, begin + len(metadata))
     rows = np.searchsorted(snapshot.column("link_nodes"), tree.nodes(tree.links[found])).tolist()
     starts = (layout.links.all_starts[found] - begin).tolist()
