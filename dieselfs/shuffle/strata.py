@@ -77,7 +77,7 @@ def strata_of_classes(snapshot: Snapshot, pattern: str | None = None) -> Strata:
 
 def strata_of_lengths(snapshot: Snapshot) -> Strata:
     """By size, in RANGES ranges with equal numbers of files. As `column_of`."""
-    order = StorageOrder.of(snapshot, files_below(snapshot))
+    order = StorageOrder(snapshot, files_below(snapshot))
     return ranges_of(snapshot.column("sizes")[order.owners])
 
 
@@ -110,7 +110,7 @@ def column_of(snapshot: Snapshot, stratum: Callable[[bytes], Hashable] | Mapping
     order of the storage. About 2 us for a file. Raises InvalidInput for more than STRATA_MAX strata.
     """
     named = stratum if callable(stratum) else stratum.get
-    order = StorageOrder.of(snapshot, files_below(snapshot))
+    order = StorageOrder(snapshot, files_below(snapshot))
     numbers: dict[Hashable, int] = {}
     found = [numbers.setdefault(named(path), len(numbers)) for path in snapshot.path_many(order.owners)]
     if len(numbers) > STRATA_MAX:

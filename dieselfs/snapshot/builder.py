@@ -84,7 +84,7 @@ class SnapshotBuilder:
         """
         spilled, about = self._spilled, header or self.dataset
         rows = self._rows = self._rows or spilled.finished()
-        tree = Numbering.of(spilled.runs, spilled.explicit, spilled.root_row, rows.name)
+        tree = Numbering(spilled.runs, spilled.explicit, spilled.root_row, rows.name)
         is_listed = np.ones(len(self.chunk_table), np.bool_)
         if header is None:
             is_listed = listed_chunks(rows.used_chunks(tree.hidden, len(is_listed)))

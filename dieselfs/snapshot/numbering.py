@@ -3,7 +3,6 @@
 from array import array
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping, Set
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -22,28 +21,19 @@ class Run(NamedTuple):
     owners: Numbers
 
 
-@dataclass(frozen=True, eq=False)
 class Numbering:
     """`folders`: all folders, in the order of their nodes; a rank is a place among them. `child_firsts`,
     `child_counts`: shape (folders,). `implicit`: ranks of those without an entry, ascending. `hidden`: rows in the
     place of a folder, which are not in the snapshot, ascending. `runs`: all nodes.
     """
 
-    folders: list[bytes]
-    child_firsts: Numbers
-    child_counts: Numbers
-    implicit: Numbers
-    hidden: Numbers
-    runs: Run
-
-    @classmethod
-    def of(
-        cls,
+    def __init__(
+        self,
         runs: Mapping[bytes, tuple[int, int]],
         explicit: Set[bytes],
         root_row: int,
         name_of: Callable[[int], bytes],
-    ) -> "Numbering":
+    ) -> None:
         """`runs`, `explicit`, `root_row`: those of `SpilledRows`; `name_of` gives the name of a row."""
         folders = _with_parents({b"", *explicit, *runs})
         folders.sort(key=lambda path: (path.count(b"/") + 1 if path else 0, path.replace(b"/", b"\0")))
@@ -72,17 +62,13 @@ class Numbering:
                     hidden.append(at)
                 first = at + is_hidden
             put(first, end, rank)
-        of_nodes = Run(*(np.array(column, np.int64) for column in (rows, counts, owners)))
-        child_counts = np.bincount(of_nodes.owners[1:], of_nodes.counts[1:], len(folders)).astype(np.int64)
+        self.folders, self.hidden = folders, np.sort(np.array(hidden, np.int64))
+        self.runs = Run(*(np.array(column, np.int64) for column in (rows, counts, owners)))
+        child_counts = np.bincount(self.runs.owners[1:], self.runs.counts[1:], len(folders))
+        self.child_counts: Numbers = child_counts.astype(np.int64)
+        self.child_firsts: Numbers = 1 + starts_of(self.child_counts)
         implicit = [rank for rank, path in enumerate(folders) if path not in explicit]
-        return cls(
-            folders,
-            1 + starts_of(child_counts),
-            child_counts,
-            np.array(implicit, np.int64),
-            np.sort(np.array(hidden, np.int64)),
-            of_nodes,
-        )
+        self.implicit = np.array(implicit, np.int64)
 
     def blocks(self, nodes: int) -> Iterator[Run]:
         """All nodes in their order, at most `nodes` at a time."""

@@ -2,7 +2,6 @@
 
 import stat
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -12,7 +11,6 @@ from dieselfs.snapshot.splice import runs_of
 from dieselfs.snapshot.subtree import walk_order
 
 
-@dataclass(frozen=True, eq=False)
 class StorageOrder:
     """Nodes, as node numbers of shape (n,): folders and links in the order in which they were given.
 
@@ -21,37 +19,20 @@ class StorageOrder:
     `entries` is the number of nodes, `total_bytes` that of the bytes of all files.
     """
 
-    folders: Numbers
-    links: Numbers
-    empty_files: Numbers
-    owners: Numbers
-    extents: Numbers
-    starts: Sequence[int]
-    entries: int
-    total_bytes: int
-
-    @classmethod
-    def of(cls, snapshot: Snapshot, nodes: Numbers) -> "StorageOrder":
+    def __init__(self, snapshot: Snapshot, nodes: Numbers) -> None:
         """The order of these nodes, none twice: of shape (n,)."""
         kinds = snapshot.types(nodes)
+        self.folders, self.links = nodes[kinds == stat.S_IFDIR], nodes[kinds == stat.S_IFLNK]
         files = nodes[kinds == stat.S_IFREG]
         counts = snapshot.column("counts")[files].astype(np.int64)
+        self.empty_files = files[counts == 0]
         extents = runs_of(snapshot.column("firsts")[files].astype(np.int64), counts)
         chunks = snapshot.column("extent_chunks")[extents]
         order = np.lexsort((snapshot.column("extent_offsets")[extents], chunks))
-        extents = extents[order]
-        owners = np.repeat(files, counts)[order]
-        chunks = chunks[order].astype(np.int64)
-        return cls(
-            folders=nodes[kinds == stat.S_IFDIR],
-            links=nodes[kinds == stat.S_IFLNK],
-            empty_files=files[counts == 0],
-            owners=owners,
-            extents=extents,
-            starts=[*np.flatnonzero(np.diff(chunks, prepend=-1)).tolist(), len(chunks)],
-            entries=len(nodes),
-            total_bytes=int(snapshot.column("sizes")[files].sum()),
-        )
+        self.extents, self.owners = extents[order], np.repeat(files, counts)[order]
+        changes = np.flatnonzero(np.diff(chunks[order].astype(np.int64), prepend=-1))
+        self.starts: Sequence[int] = [*changes.tolist(), len(chunks)]
+        self.entries, self.total_bytes = len(nodes), int(snapshot.column("sizes")[files].sum())
 
 
 def tree_order(snapshot: Snapshot, node: int, selected: Numbers | None = None) -> StorageOrder:
@@ -59,4 +40,4 @@ def tree_order(snapshot: Snapshot, node: int, selected: Numbers | None = None) -
     folders of each node.
     """
     nodes = np.concatenate([np.array([node]), walk_order(snapshot, node)])
-    return StorageOrder.of(snapshot, nodes if selected is None else nodes[np.isin(nodes, selected)])
+    return StorageOrder(snapshot, nodes if selected is None else nodes[np.isin(nodes, selected)])

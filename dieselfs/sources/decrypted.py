@@ -50,7 +50,7 @@ class Decryption:
         self._folder = snapshot.folder + b"/" if snapshot.folder else b""
         self._make = cipher
         self._cipher: DatasetCipher | None = None
-        order = StorageOrder.of(snapshot, np.arange(len(snapshot)))
+        order = StorageOrder(snapshot, np.arange(len(snapshot)))
         self._extents: Numbers = order.extents
         self._owners: Numbers = order.owners
         chunks = snapshot.column("extent_chunks")[order.extents].astype(np.int64)

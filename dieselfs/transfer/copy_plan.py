@@ -99,7 +99,7 @@ def plan_copy(
     return CopyPlan(
         request=request,
         source=source,
-        order=StorageOrder.of(source, np.array(survey.copied, np.int64)),
+        order=StorageOrder(source, np.array(survey.copied, np.int64)),
         skipped=survey.equal + len(survey.differing),
         moved=tuple(survey.movable(top)) if request.is_move else (),
     )

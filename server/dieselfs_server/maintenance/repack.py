@@ -11,21 +11,20 @@ stored after the snapshot of the strata. Of a chunk that refers to another one, 
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
 
 from dieselfs.arrays import Numbers, Ranges, distinct
-from dieselfs.chunk.format import ChunkHeader, Op
+from dieselfs.chunk.format import ChunkHeader, Op, Preamble
 from dieselfs.chunk.ids import chunk_name
 from dieselfs.digests import extent_digest_of
 from dieselfs.errors import Damaged, InvalidInput
 from dieselfs.limits import CHUNK_ENTRIES_MAX, CHUNK_TARGET_BYTES, MIB
 from dieselfs.names import printable
-from dieselfs.records import DatasetRecord
+from dieselfs.records import ChunkRecord, DatasetRecord
 from dieselfs.rpc.records import RepackReport
-from dieselfs.shuffle.strata import Strata, is_even, spread
+from dieselfs.shuffle.strata import is_even, spread
 from dieselfs.snapshot.reader import Snapshot
 from dieselfs.snapshot.storage_order import StorageOrder
 from dieselfs.snapshot.subtree import files_below
@@ -41,20 +40,28 @@ BATCH_BYTES = 64 * MIB
 """Files that are read together: a pass over the old chunks fills 16 new ones."""
 
 
-@dataclass(frozen=True, slots=True)
+StrataAt = Callable[[bytes, Numbers], Numbers]
+"""Of a chunk ID and offsets in its payload: the stratum of the file at each, -1 for none."""
+
+
 class _Old:
     """A chunk. `files`: the numbers of the entries with the first extents of files that may move, with their `strata`;
     `rests`: those with further extents; `others`: those without bytes. `is_holed`: some of its entries are dead.
     """
 
-    chunk_id: bytes
-    payload_start: int
-    header: ChunkHeader
-    files: Numbers
-    strata: Strata
-    rests: Numbers
-    others: Numbers
-    is_holed: bool
+    def __init__(
+        self, record: ChunkRecord, preamble: Preamble, header: ChunkHeader, strata_at: StrataAt
+    ) -> None:
+        self.chunk_id, self.payload_start, self.header = record.chunk_id, preamble.payload_start, header
+        is_live, has_bytes = is_live_of(record), (header.ops == Op.FILE) & (header.lengths > 0)
+        is_short = (header.lengths == header.sizes) | (header.sizes < CHUNK_TARGET_BYTES)
+        is_moving = is_live & has_bytes & is_short
+        files = np.flatnonzero(is_moving & (header.places == 0))
+        strata = strata_at(record.chunk_id, header.offsets[files].astype(np.int64))
+        self.files, self.strata = files[strata >= 0], strata[strata >= 0].astype(np.uint16)
+        self.rests = np.flatnonzero(is_moving & (header.places > 0))
+        self.others = np.flatnonzero(is_live & ~has_bytes)
+        self.is_holed = record.deleted_entries > 0
 
 
 def repack(
@@ -116,9 +123,8 @@ def repack(
     return RepackReport(len(chosen), kept, written, files, needed_bytes, generation)
 
 
-def _strata_by_place(snapshot: Snapshot, strata: bytes | bytearray) -> Callable[[bytes, Numbers], Numbers]:
-    """A function of a chunk ID and offsets in its payload: the stratum of the file at each, -1 for none."""
-    order = StorageOrder.of(snapshot, files_below(snapshot))
+def _strata_by_place(snapshot: Snapshot, strata: bytes | bytearray) -> StrataAt:
+    order = StorageOrder(snapshot, files_below(snapshot))
     if len(strata) != 2 * len(order.extents):
         raise InvalidInput(f"strata of {len(strata) // 2} extents, of a snapshot with {len(order.extents)}")
     column = np.frombuffer(strata, "<u2")
@@ -143,7 +149,7 @@ def _survey(
     store: ObjectStore,
     metadata: MetadataStore,
     dataset: DatasetRecord,
-    strata_at: Callable[[bytes, Numbers], Numbers],
+    strata_at: StrataAt,
     proceed: Proceed,
 ) -> Iterator[_Old]:
     """The chunks that have files of the snapshot. Raises Damaged for one that cannot be read."""
@@ -157,27 +163,8 @@ def _survey(
         for chunk_id, found in headers:
             proceed()
             preamble, header = found.result()
-            if header.source is not None and not header.source.is_chunk:
-                continue
-            is_live = is_live_of(records[chunk_id])
-            has_bytes = (header.ops == Op.FILE) & (header.lengths > 0)
-            is_moving = (
-                is_live & has_bytes & ((header.lengths == header.sizes) | (header.sizes < CHUNK_TARGET_BYTES))
-            )
-            files = np.flatnonzero(is_moving & (header.places == 0))
-            strata = strata_at(chunk_id, header.offsets[files].astype(np.int64))
-            others = np.flatnonzero(is_live & ~has_bytes)
-            is_known = strata >= 0
-            yield _Old(
-                chunk_id,
-                preamble.payload_start,
-                header,
-                files[is_known],
-                strata[is_known].astype(np.uint16),
-                np.flatnonzero(is_moving & (header.places > 0)),
-                others,
-                records[chunk_id].deleted_entries > 0,
-            )
+            if header.source is None or header.source.is_chunk:
+                yield _Old(records[chunk_id], preamble, header, strata_at)
 
 
 def _move(

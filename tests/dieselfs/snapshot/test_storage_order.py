@@ -40,5 +40,5 @@ def test_only_selected_nodes_are_in_it() -> None:
     assert {snapshot.path(node) for node in order.owners.tolist()} == {b"a/large", b"b/07"}
     assert (order.entries, order.total_bytes) == (5, 2607)
     assert tree_order(snapshot, snapshot.require(b"a"), selected).entries == 2
-    nothing = StorageOrder.of(snapshot, np.array([], np.int64))
+    nothing = StorageOrder(snapshot, np.array([], np.int64))
     assert (nothing.entries, nothing.total_bytes, list(nothing.starts)) == (0, 0, [0])
