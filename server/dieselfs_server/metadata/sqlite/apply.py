@@ -201,40 +201,20 @@ assert _ROWS_PER_INSERT_MAX * _STAGED_WIDTH <= 32_766  # SQLite's limit of param
 _SPANNING = 0  # instead of a chunk number (from 1 on): the file spans chunks
 
 
-@dataclass(frozen=True, eq=False)
 class _Entries:
     """The entries of the chunk as SQLite stores them: signed numbers, split paths. Arrays have shape (entries,)."""
 
-    chunk: int
-    chunk_id: bytes
-    header: ChunkHeader
-    folders: list[bytes]
-    names: list[bytes]
-    is_file: npt.NDArray[np.bool_]
-    sizes: Numbers
-    lengths: Numbers
-    offsets: Numbers
-    digest_halves: Numbers
-    """The digests of files as two numbers each, shape (entries, 2)."""
-    versions: Numbers
-
-    @classmethod
-    def of(cls, chunk: int, chunk_id: bytes, header: ChunkHeader) -> "_Entries":
+    def __init__(self, chunk: int, chunk_id: bytes, header: ChunkHeader) -> None:
+        self.chunk, self.chunk_id, self.header = chunk, chunk_id, header
         parts = [path.rpartition(b"/") for path in header.paths]
-        is_file = header.ops == Op.FILE
-        return cls(
-            chunk,
-            chunk_id,
-            header,
-            [folder for folder, _, _ in parts],
-            [name for _, _, name in parts],
-            is_file,
-            header.sizes.astype(np.int64),
-            header.lengths.astype(np.int64),
-            np.where(is_file, header.offsets, 0).astype(np.int64),
-            np.where(is_file, header.digests, np.void(NO_DIGEST)).view(np.int64).reshape(-1, 2),
-            header.versions.astype(np.int64),
-        )
+        self.folders, self.names = [folder for folder, _, _ in parts], [name for _, _, name in parts]
+        self.is_file = is_file = header.ops == Op.FILE
+        self.sizes, self.lengths = header.sizes.astype(np.int64), header.lengths.astype(np.int64)
+        self.offsets = np.where(is_file, header.offsets, 0).astype(np.int64)
+        digests = np.where(is_file, header.digests, np.void(NO_DIGEST))
+        self.digest_halves = digests.view(np.int64).reshape(-1, 2)
+        """The digests of files as two numbers each, shape (entries, 2)."""
+        self.versions = header.versions.astype(np.int64)
 
 
 @dataclass(frozen=True, eq=False)
@@ -257,7 +237,7 @@ def apply_entries(
 ) -> Effects[int]:
     """Apply the entries of chunk number `chunk`, which is new. Returns the effects, which are not written yet."""
     effects: Effects[int] = Effects()
-    entries = _Entries.of(chunk, chunk_id, header)
+    entries = _Entries(chunk, chunk_id, header)
     is_extent = entries.is_file & (entries.lengths != entries.sizes)
     whole = _newest_of_each_path(entries, np.flatnonzero(~is_extent), effects)
     _stage(connection, entries, whole)
