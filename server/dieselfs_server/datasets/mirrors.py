@@ -32,6 +32,7 @@ from dieselfs.chunk.ids import chunk_name
 from dieselfs.errors import AccessDenied, Damaged, InvalidInput, NotFound, Unavailable
 from dieselfs.limits import CHUNK_ENTRIES_MAX
 from dieselfs.names import printable
+from dieselfs.process.repeating import repeated
 from dieselfs.records import DatasetRecord, Extent, FileRecord
 from dieselfs.rpc.records import MirrorRecord, RebuildReport
 from dieselfs.snapshot.freshness import is_older
@@ -39,7 +40,7 @@ from dieselfs.snapshot.reader import Snapshot
 from dieselfs.snapshot.signature import check_snapshot_signature
 from dieselfs_server.datasets.commit import lacks_entries, mirror_record, promotion_record, read_header
 from dieselfs_server.datasets.tags import TagStore
-from dieselfs_server.leases.lease import SeenLeases, end_lease, take_lease
+from dieselfs_server.leases.lease import RENEWAL_S, SeenLeases, end_lease, take_lease
 from dieselfs_server.metadata.interface import MetadataStore
 from dieselfs_server.store.interface import ObjectStore
 
@@ -132,9 +133,15 @@ class Mirrors:
     def _alone(self, dataset: DatasetRecord) -> Iterator[_State | None]:
         """The state of a dataset, which nobody else changes in the block. Raises Unavailable if somebody does."""
         dataset_id, holder = dataset.dataset_id, f"a change of the mirror {dataset.name} ({token_hex(4)})"
-        take_lease(self._metadata, dataset_id, holder, self._time_ns(), LEASE, self._seen, may_expire=False)
+
+        def take() -> None:
+            now_ns = self._time_ns()
+            take_lease(self._metadata, dataset_id, holder, now_ns, LEASE, self._seen, may_expire=False)
+
+        take()
         try:
-            yield self._read(dataset_id)
+            with repeated(take, RENEWAL_S):
+                yield self._read(dataset_id)
         finally:
             end_lease(self._metadata, dataset_id, holder, LEASE)
 

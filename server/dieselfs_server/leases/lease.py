@@ -3,7 +3,7 @@
 Readers have pins on generations, and a purge keeps the chunks that these need. A maintenance job excludes others on all
 servers of a store by a lease that its server renews. A server whose clock is more than LEASE_S behind cannot exclude
 others; one whose clock was ahead excludes them until they have seen its lease unchanged for LEASE_S. The lease of a
-change of a mirror is not renewed, and ends in this way alone: there, the clocks of servers do not matter.
+change of a mirror ends in this way alone: there, the clocks of servers do not matter.
 
 The membership list of a job has a lease for each member. Members renew their leases periodically, and receive changes.
 The list has the interval, so that all members of a large job together send as few requests as those of a small one. The

@@ -24,7 +24,7 @@ from dieselfs_server.access.accounts import Caller
 from dieselfs_server.admission.room import Disk, Room
 from dieselfs_server.call import Call
 from dieselfs_server.datasets.commit import catch_up_dataset, commit_chunk, read_chunk
-from dieselfs_server.datasets.mirrors import Mirrors, unapplied
+from dieselfs_server.datasets.mirrors import LEASE, Mirrors, unapplied
 from dieselfs_server.datasets.snapshots import signed
 from dieselfs_server.datasets.tags import TagStore
 from dieselfs_server.handlers.mirrors import MirrorCalls
@@ -35,6 +35,7 @@ from dieselfs_server.metadata.sqlite.store import SqliteMetadata
 from dieselfs_server.service import Service
 from dieselfs_server.store.interface import ObjectStore
 from dieselfs_server.store.memory import MemoryStore
+from tests.support.dlcmd import wait_until
 from tests.support.identity import IDENTITY, OTHER_IDENTITY
 from tests.support.own_service import TRUSTED, call, own_service, parts_of
 
@@ -239,6 +240,31 @@ def test_a_lease_ends_when_it_is_unchanged_whatever_clocks_say(ahead_s: int, oth
         here.mirrors(ask, ahead_s).note_seen(here.dataset, ORIGIN, first.generation)
     assert refused_s == [NOW_S, NOW_S + LEASE_S - 1]
     assert here.round(other, first).generation == first.generation
+
+
+def test_a_change_that_takes_long_keeps_its_lease(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("dieselfs_server.datasets.mirrors.RENEWAL_S", 0.01)
+    origin, here = pair()
+    first = origin.write(b"a")
+    here.bring(origin, first)
+    other, refusals = here.mirrors(), list[str]()
+
+    def is_renewed(seen: list[bytes | None]) -> bool:
+        return here.metadata.notes(DATASET, [LEASE]) != seen
+
+    def refused(name: str) -> None:
+        if name == "put_record" and not refusals:
+            for _ in range(3):
+                with pytest.raises(Unavailable, match="a change of the mirror data"):
+                    other.note_seen(here.dataset, ORIGIN, first.generation)
+                refusals.append(name)
+                seen = here.metadata.notes(DATASET, [LEASE])
+                here.now_s += LEASE_S - 1
+                wait_until(partial(is_renewed, seen))
+
+    here.mirrors(refused).note_seen(here.dataset, ORIGIN, first.generation)
+    assert len(refusals) == 3
+    assert other.note_seen(here.dataset, ORIGIN, first.generation).newest == first.generation
 
 
 def test_the_last_part_of_a_snapshot_may_be_repeated() -> None:

@@ -6,13 +6,13 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from secrets import token_hex
-from threading import Event, Thread
 from typing import TYPE_CHECKING
 
 import click
 
 from dieselfs.errors import DieselfsError, InvalidInput, Unavailable
 from dieselfs.names import COLUMNS_PATH, SCHEME, Location
+from dieselfs.process.repeating import repeated
 from dieselfs.units import count, format_duration
 from dieselfs_tools.cli import options
 from dieselfs_tools.cli.session import Session
@@ -112,30 +112,11 @@ def _alone(data: "Dataset", is_dry_run: bool = False) -> Iterator[Callable[[], N
             time.sleep(random.uniform(*_PAUSES_S))
         data.refresh()
         claim = _Claim(data.name, lambda: client.pin(*own, CLAIM_S), asked_s + CLAIM_S)
-        with _repeated(claim.renew):
+        with repeated(claim.renew, RENEWAL_S):
             yield claim.renew
     finally:
         with suppress(DieselfsError):  # else it expires
             client.pin(*own, 0)
-
-
-@contextmanager
-def _repeated(call: Callable[[], None]) -> Iterator[None]:
-    """Call every RENEWAL_S until the end of the block, in a thread."""
-    has_ended = Event()
-
-    def run() -> None:
-        while not has_ended.wait(RENEWAL_S):
-            with suppress(DieselfsError):  # the claim is longer than several tries
-                call()
-
-    thread = Thread(target=run, name="claim", daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        has_ended.set()
-        thread.join()
 
 
 def _named(holder: str) -> str:
