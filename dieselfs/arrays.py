@@ -80,3 +80,13 @@ def distinct(values: npt.NDArray[_Element]) -> npt.NDArray[_Element]:
     """Each value once, ascending: shape (n,). For this, `np.unique` imports `numpy.ma`, which takes 30 ms."""
     ordered = np.sort(values, axis=None)
     return ordered[np.append(True, ordered[1:] != ordered[:-1])] if len(ordered) else ordered
+
+
+def among(values: npt.NDArray[_Element], others: npt.ArrayLike) -> npt.NDArray[np.bool_]:
+    """Whether each value is one of `others`: shape (n,). `np.isin` imports `numpy.ma` now and then, as `np.unique`."""
+    ordered = np.sort(np.asarray(others), axis=None)
+    if not len(ordered):
+        return np.zeros(len(values), np.bool_)
+    places = np.minimum(np.searchsorted(ordered, values), len(ordered) - 1)
+    found: npt.NDArray[np.bool_] = ordered[places] == values
+    return found

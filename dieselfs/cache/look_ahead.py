@@ -18,7 +18,7 @@ from threading import Condition, Event, Thread, current_thread
 import numpy as np
 import numpy.typing as npt
 
-from dieselfs.arrays import Numbers
+from dieselfs.arrays import Numbers, among
 from dieselfs.cache.policy import PREFETCH_WHOLE_SHARE, is_worth_whole
 from dieselfs.cache.thread_cache import ThreadCache
 from dieselfs.errors import DieselfsError
@@ -364,7 +364,7 @@ class LookAhead:
             self._fetched_bytes.value += sum(map(len, contents))
             if following.window.behind > span.first:
                 left = span.nodes[np.searchsorted(span.positions, following.window.behind) :]
-                came = {node: came[node] for node in left[np.isin(left, nodes)].tolist()}
+                came = {node: came[node] for node in left[among(left, nodes)].tolist()}
             self._contents.update(came)
             self._reserve(sum(map(len, came.values())))
 

@@ -18,7 +18,7 @@ from typing import Generic, TypeVar
 
 import numpy as np
 
-from dieselfs.arrays import Ranges
+from dieselfs.arrays import Ranges, among
 from dieselfs.limits import CHUNK_TARGET_BYTES, KIB
 
 LOOKUP_SHARE = 0.125
@@ -211,7 +211,7 @@ class CachePolicy(Generic[Key, Held]):
         if key not in self._evictable:
             return
         before = self._handed_out.get(key, ranges[:0])
-        is_next_epoch = bool(np.isin(ranges[:, 0], before[:, 0]).any())
+        is_next_epoch = bool(among(ranges[:, 0], before[:, 0]).any())
         handed = self._handed_out[key] = ranges if is_next_epoch else np.concatenate((before, ranges))
         self._finished.pop(key, None)
         if handed[:, 1].sum() >= self._live_bytes(key):

@@ -12,7 +12,7 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 
-from dieselfs.arrays import Numbers, distinct
+from dieselfs.arrays import Numbers, among, distinct
 from dieselfs.shuffle.plan import Plan, Share
 
 LAG_MAX = 4096
@@ -326,7 +326,7 @@ class PlanWindow:
         can_be = self.tripwires.could_be(nodes) & is_single
         extra = []
         for reader, of_reader in by_reader:
-            is_own = np.isin(positions, of_reader)
+            is_own = among(positions, of_reader)
             places = np.flatnonzero(is_own & is_wire).tolist()
             if not places:
                 places = np.flatnonzero(is_own & can_be)[-1:].tolist()

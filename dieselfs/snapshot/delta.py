@@ -15,7 +15,7 @@ from typing import BinaryIO
 import numpy as np
 import numpy.typing as npt
 
-from dieselfs.arrays import Hashes, Numbers, distinct
+from dieselfs.arrays import Hashes, Numbers, among, distinct
 from dieselfs.errors import Damaged
 from dieselfs.snapshot.check import Part
 from dieselfs.snapshot.delta_format import Delta
@@ -104,7 +104,7 @@ def _delta(base: Snapshot, new: Snapshot, removed: Numbers, nodes: Numbers, adde
     chunks = _matched_chunks(base, new)
     ends = new.column("path_ends")[nodes].astype(np.int64)
     starts = np.where(nodes > 0, new.column("path_ends")[nodes - 1], 0).astype(np.int64)
-    path_lengths = np.where(np.isin(nodes, added), ends - starts, 0)
+    path_lengths = np.where(among(nodes, added), ends - starts, 0)
     types = new.types(nodes)
     extent_counts = np.where(types == stat.S_IFDIR, 0, new.column("counts")[nodes]).astype(np.int64)
     extents = runs_of(new.column("firsts")[nodes].astype(np.int64), extent_counts)

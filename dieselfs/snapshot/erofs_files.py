@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import numpy as np
 import numpy.typing as npt
 
-from dieselfs.arrays import Nodes, Numbers, stable_argsort
+from dieselfs.arrays import Nodes, Numbers, among, stable_argsort
 from dieselfs.columns import starts_of
 from dieselfs.snapshot.erofs_tree import FILE, Tree
 
@@ -85,7 +85,7 @@ class Files:
         for first, end, chunk, last in self._whole_chunks():
             found, offsets = nodes[first:end], blocks[first:end]
             falls = 1 + np.flatnonzero(offsets[1:] < offsets[:-1])
-            if not np.isin(falls, starts_of(self._by_chunk[chunk:last])).all():
+            if not among(falls, starts_of(self._by_chunk[chunk:last])).all():
                 found[:] = found[
                     np.lexsort((offsets, np.repeat(np.arange(chunk, last), self._by_chunk[chunk:last])))
                 ]

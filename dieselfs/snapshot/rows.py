@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from dieselfs.arrays import Numbers
+from dieselfs.arrays import Numbers, among
 from dieselfs.chunk.format import Op
 from dieselfs.columns import I64, U8, U32, U64
 from dieselfs.digests import EXTENT_DIGESTS
@@ -153,7 +153,7 @@ class Rows:
             files += int(is_file.sum())
             total_bytes += int(block["size"][is_file].sum())
             extents += int((is_file & (block["chunk"] > 0) & (block["size"] > 0)).sum())
-        hidden_links = hidden[np.isin(hidden, self._link_rows)]
+        hidden_links = hidden[among(hidden, self._link_rows)]
         return Totals(
             files,
             total_bytes,
@@ -174,7 +174,7 @@ class Rows:
             is_used[numbers[numbers > 0] - 1] = True
         for start in range(0, len(self.pieces), _BLOCK_ROWS):
             run = slice(start, start + _BLOCK_ROWS)
-            is_shown = ~np.isin(self.piece_rows[run], hidden)
+            is_shown = ~among(self.piece_rows[run], hidden)
             is_used[np.minimum(self.pieces["chunk"][run][is_shown], chunks)] = True
         return is_used[:chunks]
 

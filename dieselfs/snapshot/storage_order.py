@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from dieselfs.arrays import Numbers
+from dieselfs.arrays import Numbers, among
 from dieselfs.snapshot.reader import Snapshot
 from dieselfs.snapshot.splice import runs_of
 from dieselfs.snapshot.subtree import walk_order
@@ -40,4 +40,4 @@ def tree_order(snapshot: Snapshot, node: int, selected: Numbers | None = None) -
     folders of each node.
     """
     nodes = np.concatenate([np.array([node]), walk_order(snapshot, node)])
-    return StorageOrder(snapshot, nodes if selected is None else nodes[np.isin(nodes, selected)])
+    return StorageOrder(snapshot, nodes if selected is None else nodes[among(nodes, selected)])

@@ -10,7 +10,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from dieselfs.arrays import Numbers, blocks_of
+from dieselfs.arrays import Numbers, among, blocks_of
 from dieselfs.columns import U8, ends_of, starts_of
 from dieselfs.names import CONTROL_FOLDER
 from dieselfs.snapshot.format import EXTENT_COLUMNS
@@ -41,7 +41,7 @@ def without_control(snapshot: Snapshot, nodes: Numbers) -> Numbers:
     if control < 0:
         return nodes
     below = [np.arange(level.start, level.stop) for level in nodes_below(snapshot, control)]
-    return nodes[~np.isin(nodes, np.concatenate([np.array([control]), *below]))]
+    return nodes[~among(nodes, np.concatenate([np.array([control]), *below]))]
 
 
 def listed_children(snapshot: Snapshot, folder: int) -> Sequence[int]:

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dieselfs import arrays
-from dieselfs.arrays import counts_of, distinct, grouped
+from dieselfs.arrays import among, counts_of, distinct, grouped
 from dieselfs.columns import starts_of
 
 
@@ -20,8 +20,18 @@ def test_each_value_once_ascending(values: list[int]) -> None:
     assert found.tolist() == sorted({*values}) and found.dtype == np.int32
 
 
-def test_masked_arrays_are_not_imported() -> None:
-    code = "import sys, numpy, dieselfs.arrays as a; a.distinct(numpy.arange(3)); sys.exit('numpy.ma' in sys.modules)"
+@given(st.lists(st.integers(-5, 5), max_size=20), st.lists(st.integers(-5, 5), max_size=20))
+def test_which_values_are_among_others(values: list[int], others: list[int]) -> None:
+    found = among(np.array(values, np.int32), others)
+    assert found.tolist() == [each in others for each in values] and found.dtype == np.bool_
+
+
+@pytest.mark.parametrize("call", ["distinct(wide)", "among(wide, wide)"])
+def test_masked_arrays_are_not_imported(call: str) -> None:
+    code = (
+        "import sys, numpy, dieselfs.arrays as a; wide = numpy.arange(20) << 40; "
+        f"a.{call}; sys.exit('numpy.ma' in sys.modules)"
+    )
     assert subprocess.run([sys.executable, "-P", "-c", code], check=False).returncode == 0
 
 

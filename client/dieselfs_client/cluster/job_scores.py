@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import trio
 
-from dieselfs.arrays import Nodes
+from dieselfs.arrays import Nodes, among
 from dieselfs.cluster.member import Member
 from dieselfs.cluster.placement import Placement
 from dieselfs.columns import U32
@@ -159,7 +159,7 @@ class JobScores:
         if len(found) % 4 or len(order) != len(files) or len(scores) not in (0, len(files)):
             raise Unavailable(f"node {owner.node}: an order of {len(found) // 4} of {len(files)} files")
         order = order.astype(files.dtype)
-        if not np.isin(order, files).all():
+        if not among(order, files).all():
             raise Unavailable(f"node {owner.node}: an order of other files")
         return self.files.adopt(key, order, files, scores)
 

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 import trio
 
-from dieselfs.arrays import Ranges
+from dieselfs.arrays import Ranges, among
 from dieselfs.cache.policy import CachePolicy, RecentRequests
 from dieselfs.chunk.ids import chunk_name
 from dieselfs.chunk.segment import Segment
@@ -227,12 +227,12 @@ class NodeCache(TrioCache[int, Segment]):
         """
         policy = self.policy
         here = np.fromiter([*policy.pinned, *self.damaged], np.int64)
-        missing = own[~np.isin(own, here)]
+        missing = own[~among(own, here)]
         lengths = self._snapshot.column("chunk_payload_lengths")
-        pinned = own[np.isin(own, np.fromiter(policy.pinned, np.int64))]
+        pinned = own[among(own, np.fromiter(policy.pinned, np.int64))]
         pinned_bytes = int(lengths[pinned].sum(dtype=np.int64))
         pinned_max_bytes = policy.pinned_max_bytes - (policy.pinned_bytes - pinned_bytes)
-        damaged = int(np.isin(own, np.fromiter(self.damaged, np.int64)).sum())
+        damaged = int(among(own, np.fromiter(self.damaged, np.int64)).sum())
         return Warmth.of(pinned_bytes, pinned_max_bytes, lengths[missing], damaged)
 
     # ----------------------------------------------------------------------------------------------------

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from dieselfs.arrays import Numbers, distinct
+from dieselfs.arrays import Numbers, among, distinct
 from dieselfs.cluster.warmth import Warmth
 from dieselfs.prefetch.extent_table import Extents, ExtentTable
 from dieselfs_client.memory.budget import Allotment
@@ -110,7 +110,7 @@ class PrefetchBudget:
         if not chunks:
             return self._table.of_numbers(np.empty(0, np.int64))
         extents = Extents.joined([*map(self._table.of_chunk, chunks)])
-        is_kept = np.isin(extents.numbers, kept.numbers)
+        is_kept = among(extents.numbers, kept.numbers)
         self.keep(extents[is_kept])
         others = extents[~is_kept]
         others = others[self._is_stored[others.numbers]]

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import trio
 
-from dieselfs.arrays import Numbers, distinct
+from dieselfs.arrays import Numbers, among, distinct
 from dieselfs.importance.scored_files import ScoredFiles
 from dieselfs.limits import PEER_ANSWER_BYTES_MAX
 from dieselfs.prefetch.extent_table import PAGE_BYTES, Extents, ExtentTable
@@ -72,7 +72,7 @@ class KeptFiles:
         dropped = budget.unpin(chunks, kept)
         budget.keep(kept)
         # The bytes of tripwires are lost with the daemon that had them.
-        budget.restore_stored(kept[np.isin(kept.nodes, left) & ~self._tripwires.among(kept.nodes)])
+        budget.restore_stored(kept[among(kept.nodes, left) & ~self._tripwires.among(kept.nodes)])
         return dropped
 
     def passed(self, nodes: Numbers) -> Extents:
@@ -88,7 +88,7 @@ class KeptFiles:
         if not self._is_begun or scored is None or self.job is not None:
             return table.of_numbers(np.empty(0, np.int64))
         released = scored.read(nodes)
-        budget.keep(table.of_files(distinct(nodes[~np.isin(nodes, released)])))
+        budget.keep(table.of_files(distinct(nodes[~among(nodes, released)])))
         return budget.unkeep(table.of_files(released))
 
     @property
@@ -121,7 +121,7 @@ class KeptFiles:
         self._wanted.update(fetched.wanted)
         parts = self._cut(fetched.contents, extents)
         found, came = Batch(), Arrived()
-        for chunk, of_chunk in extents[np.isin(extents.numbers, [*parts])].by_chunk():
+        for chunk, of_chunk in extents[among(extents.numbers, [*parts])].by_chunk():
             contents = [parts[number] for number in of_chunk.numbers.tolist()]
             found[chunk] = of_chunk
             came[chunk] = memoryview(b"".join(contents)), np.cumsum(of_chunk.lengths) - of_chunk.lengths
@@ -137,7 +137,7 @@ class KeptFiles:
             number: memoryview(contents[node])[place:end]
             for number, node, place, end in zip(*(column.tolist() for column in columns), strict=True)
         }
-        others = extents[~np.isin(extents.numbers, due.numbers)]
+        others = extents[~among(extents.numbers, due.numbers)]
         others = self._budget.missing(others[self._budget.is_wanted(others)])
         self._found.add({number: bytes(parts[number]) for number in others.numbers.tolist()})
         return {**self._found.take(due.numbers.tolist()), **parts}

@@ -8,7 +8,7 @@ is not pushed, and is fetched when it is read. The choice depends only on the sn
 import numpy as np
 import numpy.typing as npt
 
-from dieselfs.arrays import Numbers
+from dieselfs.arrays import Numbers, among
 from dieselfs.prefetch.extent_table import Extents
 from dieselfs.shuffle.order import mix
 from dieselfs.snapshot.reader import Snapshot
@@ -61,7 +61,7 @@ class Tripwires:
 
     def among(self, nodes: Numbers) -> npt.NDArray[np.bool_]:
         """Which of these files are tripwires now."""
-        return self.usual(nodes) | np.isin(nodes, np.fromiter(self._added, np.int64, len(self._added)))
+        return self.usual(nodes) | among(nodes, np.fromiter(self._added, np.int64, len(self._added)))
 
     # -- their bytes -------------------------------------------------------------------------------------
 
