@@ -151,6 +151,10 @@ class ExtentTable:
         numbers = numbers[int(ends[chunk - 1]) if chunk else 0 : int(ends[chunk])]
         return self._extents(owners[numbers].astype(np.int64), numbers.astype(np.int64))
 
+    def prepare(self) -> None:
+        """Compute now what `of_chunk` would compute when it is first called. Thread-safe."""
+        self._by_chunk  # noqa: B018  # it is kept
+
     def _is_file(self, nodes: slice) -> npt.NDArray[np.bool_]:
         is_file: npt.NDArray[np.bool_] = self.snapshot.types(nodes) == stat.S_IFREG
         return is_file

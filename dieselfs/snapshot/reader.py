@@ -355,6 +355,20 @@ class Snapshot:
         places = map(slice, starts.tolist(), (self._paths_start + ends[nodes]).tolist())
         return list(map(self._data.__getitem__, places))
 
+    def path_lines(self, nodes: npt.NDArray[np.integer], terminator: bytes) -> bytes:
+        """The paths of many files in one text, each with one byte behind it. Takes a third of `path_many`, and most of
+        it without the interpreter lock.
+        """
+        nodes = nodes.astype(np.int64)
+        ends = self.column("path_ends").view(I64)
+        starts, stops = ends[nodes - 1], ends[nodes]  # no file is node 0
+        line_ends = np.cumsum(stops - starts + 1)
+        places = np.repeat(stops + 1 - line_ends, stops - starts + 1)
+        places += np.arange(len(places))
+        text = self.column("paths").take(places, mode="clip")
+        text[line_ends - 1] = ord(terminator)
+        return text.tobytes()
+
     def name(self, node: int) -> bytes:
         end = self._path_ends[node]
         return bytes(self._paths[end - self._name_lengths[node] : end])

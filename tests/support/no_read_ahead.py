@@ -29,6 +29,7 @@ class NoReadAhead(Prefetcher):
     def __init__(self, chunk_cache: ChunkCache) -> None:
         self.moved = trio.Event()
         self.runs = NoRuns(chunk_cache)
+        self._plans = {}
 
     def note_read(self, node: int) -> None:
         pass

@@ -256,6 +256,7 @@ class Node:
         self._progress.write()
 
     async def order_opened(self, name: bytes) -> None:
+        self._prefetcher.expect_plan()
         if self.follower is not None:
             await self.follower.order_opened(name)
 

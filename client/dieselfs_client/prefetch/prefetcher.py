@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 import trio
 
-from dieselfs.arrays import Numbers, distinct
+from dieselfs.arrays import Numbers, among, distinct
 from dieselfs.errors import DieselfsError, MountError
 from dieselfs.limits import FETCHES_AT_ONCE_MAX
 from dieselfs.prefetch.extent_table import Extents, ExtentTable, Pages
@@ -233,6 +233,10 @@ class Prefetcher:
         following.window.join(share, position, self._hit_rate.begin())
         self._wake()
 
+    def expect_plan(self) -> None:
+        """A plan is being computed: prepare for it meanwhile."""
+        self._nursery.start_soon(trio.to_thread.run_sync, self.table.prepare)
+
     def begin_keeping(self) -> None:
         """Make room for important files."""
         if len(dropped := self.kept.begin()):
@@ -269,7 +273,7 @@ class Prefetcher:
         """Which of these extents programs find in the page cache of the file that they read."""
         chunks = {chunk for chunk, _ in self.table.files_at([*numbers])}
         extents = Extents.joined([*map(self.table.of_chunk, chunks)])
-        extents = extents[np.isin(extents.numbers, [*numbers])]
+        extents = extents[among(extents.numbers, [*numbers])]
         with suppress(MountError):  # the next push notes that the mount has ended
             is_gone = await trio.to_thread.run_sync(
                 self._pages.reclaimed, extents, True, limiter=self.pushing
@@ -282,6 +286,11 @@ class Prefetcher:
     @property
     def windows(self) -> list[PlanWindow]:
         return [plan.window for plan in self._plans.values()]
+
+    @property
+    def is_starting(self) -> bool:
+        """Whether the first files of a plan are on their way."""
+        return any(not plan.is_ahead.is_set() for plan in self._plans.values())
 
     @property
     def is_busy(self) -> bool:
@@ -404,7 +413,7 @@ class Prefetcher:
             wanted = self.budget.missing(extents)
         self.planned.value += extents.page_bytes()
         self.planned_hits.value += self.budget.hit_bytes(extents)
-        self.tripwires.add(span.extra_tripwires[np.isin(span.extra_tripwires, wanted.nodes)])
+        self.tripwires.add(span.extra_tripwires[among(span.extra_tripwires, wanted.nodes)])
         waiting = dict(wanted.by_chunk())
         self._expected.update(
             chunk for chunk, of_chunk in waiting.items() if self._batches.is_whole(chunk, of_chunk)
@@ -477,7 +486,7 @@ class Prefetcher:
         await self._arrived(found, came)
         self.planned_hits.value += sum(extents.page_bytes() for extents in found.values())
         rest = {
-            chunk: extents[~np.isin(extents.numbers, found[chunk].numbers)] if chunk in found else extents
+            chunk: extents[~among(extents.numbers, found[chunk].numbers)] if chunk in found else extents
             for chunk, extents in due.items()
         }
         return Batch({chunk: extents for chunk, extents in rest.items() if len(extents)}, due.is_shared_plan)
@@ -548,7 +557,7 @@ class Prefetcher:
             return False
         lost = distinct(samples.chunks[is_reclaimed])
         self._reclaimed.value += len(lost)
-        self.budget.reclaim(stored[np.isin(stored.chunks, lost)])
+        self.budget.reclaim(stored[among(stored.chunks, lost)])
         return bool(len(lost))
 
     # -- arrivals ----------------------------------------------------------------------------------------
@@ -610,7 +619,7 @@ class Prefetcher:
         self.tripwires.release(extents.nodes)
         sprung = self.tripwires.sprung()
         if (len(extents) or len(sprung)) and not self._is_over:
-            dropped = distinct(extents.nodes[~np.isin(extents.nodes, sprung)])
+            dropped = distinct(extents.nodes[~among(extents.nodes, sprung)])
 
             def drop() -> None:
                 self._pages.drop(dropped)

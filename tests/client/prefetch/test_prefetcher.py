@@ -38,7 +38,9 @@ def test_a_plan_is_stored_before_it_is_read(packed: PackedDataset) -> None:
     async def scenario(rig: Rig) -> None:
         share = rig.plan().share()
         rig.prefetcher.declare(share)
+        assert rig.prefetcher.is_starting, "the driver lets other tasks run between requests for the list"
         await rig.prefetcher.ahead_of(share)
+        assert not rig.prefetcher.is_starting
         assert all(map(rig.is_at_hand, share.nodes(0, GROUP_FILES).tolist()))
         assert await read_to_the_end(rig, share) == 0
 

@@ -161,6 +161,8 @@ def test_following_links() -> None:
 def test_the_paths_of_many_nodes_at_once_are_those_of_each() -> None:
     nodes = np.array([MANY_SNAPSHOT.find(path) for path in MANY], np.uint32)
     assert MANY_SNAPSHOT.path_many(nodes) == [*MANY]
+    assert MANY_SNAPSHOT.path_lines(nodes[::-1], b"\0") == b"".join(path + b"\0" for path in [*MANY][::-1])
+    assert MANY_SNAPSHOT.path_lines(nodes[:0], b"\0") == b""
 
 
 MANY_SNAPSHOT = Snapshot(snapshot_bytes(MANY), SOURCE)

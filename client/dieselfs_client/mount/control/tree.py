@@ -30,6 +30,7 @@ import numpy as np
 import numpy.typing as npt
 import trio
 
+from dieselfs.arrays import among
 from dieselfs.errors import InvalidInput, NotFound, Unavailable
 from dieselfs.importance.score_lines import LossBatch, ScoreLines
 from dieselfs.limits import READ_TIMEOUT_S
@@ -93,7 +94,7 @@ class PathLines:
         first, last = np.searchsorted(self._block_ends, (offset, end - 1), side="right").tolist()
         origin = int(self._block_ends[first - 1]) if first else 0
         nodes = self._nodes[first * LINES_PER_BLOCK : (last + 1) * LINES_PER_BLOCK]
-        text = self._terminator.join([*self._snapshot.path_many(nodes), b""])
+        text = self._snapshot.path_lines(nodes, self._terminator)
         return text[offset - origin : end - origin]
 
 
@@ -110,7 +111,7 @@ def unwritable(snapshot: Snapshot, nodes: npt.NDArray[np.uint32]) -> bytes | Non
         breaks = start + np.flatnonzero(paths[start : start + SCAN_BYTES] == ord(NEWLINE))
         if len(breaks):
             owners = np.searchsorted(snapshot.column("path_ends"), breaks, side="right")
-            found = np.flatnonzero(np.isin(nodes, owners))
+            found = np.flatnonzero(among(nodes, owners))
             if len(found):
                 return snapshot.path(int(nodes[found[0]]))
     return None

@@ -303,8 +303,8 @@ class ReadPath:
         return is_refused
 
     def is_pushing(self) -> bool:
-        """Whether chunks are on their way for a sequential reader, which comes to them later."""
-        return self._ahead.runs.is_busy
+        """Whether chunks are on their way for a sequential reader, which comes to them later, or for a new plan."""
+        return self._ahead.runs.is_busy or self._ahead.is_starting
 
     async def fetch(self, inode: int, offset: int, size: int) -> Buffers:
         """As `at_once`, but waits for bytes that are not in memory.
