@@ -49,6 +49,9 @@ class SimpleContents:
     async def order_opened(self, name: bytes) -> None:
         pass
 
+    def is_starting(self) -> bool:
+        return not self.is_ahead.is_set()
+
     async def ahead_of(self, share: Share) -> None:
         await self.is_ahead.wait()
 

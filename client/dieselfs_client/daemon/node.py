@@ -260,6 +260,9 @@ class Node:
         if self.follower is not None:
             await self.follower.order_opened(name)
 
+    def is_starting(self) -> bool:
+        return self._prefetcher.is_starting
+
     async def ahead_of(self, share: Share) -> None:
         await self._prefetcher.ahead_of(share)
 

@@ -141,6 +141,9 @@ class ControlContents(Protocol):
     async def order_opened(self, name: bytes) -> None:
         """A process opens the order `name`. Raises Refused if the mount has been replaced."""
 
+    def is_starting(self) -> bool:
+        """Whether the first files of a declared share are on their way."""
+
     async def ahead_of(self, share: Share) -> None:
         """Wait, for a limited time, until the first files of a declared share are stored."""
 
@@ -414,7 +417,7 @@ class ControlTree:
 
     def at_once(self, inode: int, offset: int, size_bytes: int) -> bytes | None:
         """Bytes of a file, or None where the read must wait with `fetch`. A first read that starts a task also waits,
-        so that the task runs before the rest of a long list is made.
+        and so do those of a list while the first files of a plan are on their way: so that the task runs meanwhile.
         """
         if inode in (CONTROL_INODE, SHUFFLE_INODE):
             raise InvalidInput("not a file")
@@ -422,6 +425,8 @@ class ControlTree:
         is_first = offset == 0 and file.on_first_read is not None
         is_end = file.share is not None and offset + size_bytes >= file.attributes.size
         if is_first or is_end or file.content is None:
+            return None
+        if file.share is not None and self._contents.is_starting():
             return None
         return self._read(file, offset, size_bytes)
 

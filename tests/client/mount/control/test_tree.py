@@ -316,7 +316,8 @@ async def test_the_end_of_an_order_comes_when_its_first_files_can_be_read_fast(
 ) -> None:
     found = await tree.lookup_shuffle(b"seed=1")
     contents.is_ahead = trio.Event()
-    await tree.fetch(found.inode, 0, found.size - 1)
+    await tree.fetch(found.inode, 0, found.size - 2)
+    assert tree.at_once(found.inode, found.size - 2, 1) is None, "tasks have their turn meanwhile"
     assert tree.at_once(found.inode, found.size - 1, 1) is None
     received: list[bytes] = []
 
@@ -329,6 +330,7 @@ async def test_the_end_of_an_order_comes_when_its_first_files_can_be_read_fast(
     contents.is_ahead.set()
     await trio.testing.wait_all_tasks_blocked()
     assert received == [b"\n"]
+    assert tree.at_once(found.inode, found.size - 2, 1) is not None
 
 
 # -- how warm it is ------------------------------------------------------------------------------------------
