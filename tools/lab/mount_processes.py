@@ -10,7 +10,7 @@ from dieselfs.process.launch import wait_for_end
 from dieselfs_client.supervision.status import processes_serving
 
 LASTING = ("supervisor", "keeper", "zygote", "standby", "daemon")
-"""Processes that a mount has all the time. A page helper is there from the first push on."""
+"""Processes of a mount that is read: it has a standby from the first read on, and a page helper from the first push."""
 KINDS = (*LASTING, "page helper")
 DEATH_TIMEOUT_S = 10.0
 _NAMES = {"dieselfs-mount": "supervisor", "dieselfs-keeper": "keeper", "dieselfs-daemon": "daemon"}

@@ -282,6 +282,7 @@ class _MountService(Service):
                     nursery.start_soon(self._announce_mount, driver, node, view, connection, nursery)
                     self.published_metrics.about = self._about()
                     nursery.start_soon(self._begin_background, driver, is_taken_over, nursery)
+                    nursery.start_soon(self._tell_of_use, node)
                     nursery.start_soon(self._obey, orders, driver, connection, nursery.cancel_scope)
                     what = "taking over" if is_taken_over else "serving"
                     generation, dataset = snapshot.generation, snapshot.location
@@ -372,6 +373,11 @@ class _MountService(Service):
             await trio.sleep(TAKEOVER_PAUSE_S)
         nursery.start_soon(self.keep_pinned)
         nursery.start_soon(publish, self.published_metrics)
+
+    async def _tell_of_use(self, node: Node) -> None:
+        """Let the supervisor keep a standby daemon for readers from now on."""
+        await node.used.wait()
+        self.supervisor_client.tell("used")
 
     async def _cover(self, view: View) -> None:
         """Mount what users see over the FUSE mount. Raises MountError if the kernel refuses."""

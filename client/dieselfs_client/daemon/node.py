@@ -144,6 +144,7 @@ class Node:
             metrics=metrics,
             workers=prepared.workers,
         )
+        self.used = self._prefetcher.used
         self.control = ControlTree(
             snapshot,
             self,

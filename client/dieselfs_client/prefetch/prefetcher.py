@@ -127,6 +127,8 @@ class Prefetcher:
         self._looked_s, self._looks = -np.inf, 0
         self._plans: dict[Hashable, _Following] = {}
         self._expected: set[int] = set()
+        self.used = trio.Event()
+        """Set once a reader has asked the daemon for a file, or a plan was declared."""
         self.moved = trio.Event()
         """Set and replaced when files were stored, a reader advances, or memory becomes free."""
         self._fetching = trio.CapacityLimiter(max(BATCHES_AT_ONCE_MAX, workers))
@@ -138,6 +140,7 @@ class Prefetcher:
 
     def note_read(self, node: int) -> None:
         """Note that a reader asks for a file."""
+        self.used.set()
         self._lending.note_read()
         self.tripwires.spring(node)
         self._hit_rate.requested(node)
@@ -217,6 +220,7 @@ class Prefetcher:
 
     def declare(self, share: Share, position: int = 0) -> None:
         """Prefetch for a reader that is about to read its share of a plan, from `position` on."""
+        self.used.set()
         self._retire(share)
         key = share.plan.spec
         if key.policy == IMPORTANCE:

@@ -6,7 +6,8 @@ memory, so this module imports little, and its limits are here and not in `diese
     to a new daemon                 keep NAME + descriptor ..., go [clean]
     to the daemon                   stop, yield, beat SUPERVISOR KEEPER, keep NAME + descriptor
     from the daemon                 born PID, beat, keep NAME + descriptor, drop NAME, mounted DEVICE,
-                                    view REASON, moved MOUNTPOINT, ready [resends], clean, ended, failed CODE KIND TEXT
+                                    view REASON, moved MOUNTPOINT, ready [resends], used, clean, ended,
+                                    failed CODE KIND TEXT
     to the zygote                   keep snapshot + descriptor, go, fork + the daemon's end of its channel
     to both                         go, again: tell another supervisor all that was told before
     to and from the keeper          keep NAME + descriptor, drop NAME, beat

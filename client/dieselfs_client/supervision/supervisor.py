@@ -7,9 +7,10 @@ This module starts processes and takes signals. It knows nothing of datasets, an
 memory is used for the life of the mount (13 MB, 6 of them its own; importing `dieselfs.limits` would add 30).
 
 COMMAND starts a *zygote*: a process that has imported everything and opened the dataset, and forks daemons. The first
-one is a fork of this process (`zygote_fork.py`). A standby daemon is forked in advance. So the mount is served again
-10 ms after a daemon died, not after half a second, and daemons share most of their memory with the zygote. All are
-children of the supervisor, unless it has adopted them; `control_channel.py` lists their messages.
+one is a fork of this process (`zygote_fork.py`). So the mount is served again some 10 ms after a daemon died, not after
+half a second, and daemons share most of their memory with the zygote. Once the mount was read, a standby daemon is
+forked in advance: it takes over also when the zygote has just died. All are children of the supervisor, unless it has
+adopted them; `control_channel.py` lists their messages.
 
 A supervisor that dies is replaced by its *keeper*, a fork that holds what the next one needs (`keeper.py`). When both
 have died, or leave ten heartbeats unanswered, the daemon starts another one with `--adopt` (`adoption.py`). The mount
@@ -126,6 +127,7 @@ class Supervisor:
         self._stopping_s: float | None = None
         self._is_clean = True  # the last daemon left no request unanswered
         self._was_ready = False
+        self._was_used = False  # by a reader: a mount that nobody reads has no standby daemon
         self._is_unmounted = self._is_abandoned = self._was_told_to_stop = False
         self._outcome: tuple[int, str, str] | None = None  # exit code, kind of error, message
         self._signals, self._wakeup = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
@@ -286,6 +288,8 @@ class Supervisor:
             self._entrust()
             self._startup_report.ready()
             unmap_clean()
+        elif word == "used":
+            self._was_used = True
         elif word == "clean":
             self._is_clean = True
         elif word == "failed":
@@ -394,12 +398,13 @@ class Supervisor:
         return None
 
     def _check_standby(self, now_s: float) -> None:
-        """Keep a standby daemon, except while a daemon starts or an upgrade is in progress."""
+        """Keep a standby daemon of a mount that was read, except while a daemon starts or an upgrade is in progress."""
         standby, daemon = self._standby, self._daemon
         if standby is not None and standby.is_gone(now_s):
             standby.close()
             self._standby = standby = None
-        if standby is None and daemon is not None and daemon.is_ready and self._successor is None:
+        is_due = self._was_used and standby is None and self._successor is None
+        if is_due and daemon is not None and daemon.is_ready:
             self._standby = self._fork(now_s)
 
     def _fork(self, now_s: float) -> Child | None:

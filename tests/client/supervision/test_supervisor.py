@@ -372,6 +372,34 @@ def test_the_first_zygote_is_a_fork_and_a_later_one_a_program(
     control.unmount(mountpoint)
 
 
+def standbys(now: SupervisorStatus) -> list[int]:
+    """Daemons that wait."""
+    zygote = zygote_of(now)
+    others = [child for child in children_of(now) if child not in (zygote, now.daemon)]
+    return [child for child in others if os.getsid(child) == zygote]
+
+
+def test_a_standby_daemon_is_forked_once_the_mount_is_read(
+    options: MountOptions, dataset: str, mountpoint: Path
+) -> None:
+    """Until then, the zygote forks the next daemon when it is needed."""
+    control.mount(dataset, mountpoint, options)
+    first = state(mountpoint)
+    assert "7" in os.listdir(mountpoint)
+    os.kill(first.daemon, signal.SIGKILL)
+    second = wait_for(mountpoint, lambda now: now.restarts == 1 and now.is_served)
+    assert os.getsid(second.daemon) == zygote_of(second) == zygote_of(first)
+    assert standbys(second) == []
+    assert (mountpoint / "7").read_bytes() == verifying_reader.content_of("7")
+    wait_until(lambda: len(standbys(second)) == 1)
+    [standby] = standbys(second)
+    os.kill(second.daemon, signal.SIGKILL)
+    third = wait_for(mountpoint, lambda now: now.restarts == 2 and now.is_served)
+    assert third.daemon == standby
+    wait_until(lambda: len(standbys(third)) == 1)  # without another read
+    control.unmount(mountpoint)
+
+
 def test_a_signal_to_all_processes_is_a_signal_to_the_supervisor(
     options: MountOptions, dataset: str, mountpoint: Path
 ) -> None:

@@ -14,7 +14,7 @@ from lab.mount_processes import processes_of
 
 FILES = 1000
 SETTLE_S = 4.0
-"""The standby daemon, and the push of the metadata, come after the mount is ready."""
+"""The keeper, and the push of the metadata, come after the mount is ready."""
 
 
 def idle(folder: Path, scale: Scale) -> Iterator[Iterator[Row]]:
