@@ -31,6 +31,8 @@ HEAVY = {
     "dieselfs.sources.decrypted",
     "dieselfs_client.cluster.role",
     "idna",
+    "numpy._typing",
+    "numpy.linalg",
     "ssl",
 }
 """What a mount of a plain dataset, outside of jobs, does not use."""
@@ -40,6 +42,23 @@ def test_the_zygote_of_a_plain_mount_loads_nothing_that_others_use() -> None:
     loaded = f"import sys, dieselfs_client.zygote, dieselfs_client.daemon.forking; print(*{HEAVY} & sys.modules.keys())"
     done = subprocess.run([sys.executable, "-c", loaded], capture_output=True, text=True, check=True)
     assert done.stdout.split() == []
+
+
+BARE = """
+import dieselfs_client.bare_packages
+import subprocess, sys
+import numpy
+import numpy.char, numpy.ctypeslib, numpy.fft, numpy.linalg, numpy.ma, numpy.polynomial, numpy.random, numpy.rec
+assert numpy.linalg.inv(numpy.eye(1)).tolist() == [[1.0]] and numpy.ma.is_masked(numpy.ma.masked)
+assert numpy.typing.NDArray[numpy.int64] | None
+assert subprocess.check_output(["echo", "text"], text=True) == "text\\n"
+import bz2, locale, lzma
+assert locale.getlocale and bz2.compress and lzma.compress
+"""
+
+
+def test_what_is_not_imported_at_once_works_when_it_is_used() -> None:
+    subprocess.run([sys.executable, "-c", BARE], check=True)
 
 
 def test_unmapped_files_are_read_again_and_keep_what_a_process_changed(tmp_path: Path) -> None:
