@@ -1,8 +1,8 @@
 """The classes of `dieselfs.thrift`: structs, and the arguments and results of calls. No I/O.
 
 Parsing the IDL takes longer than most commands, and the classes of all calls take 2 MB. So `dieselfs.thrift.json` has
-what the parser of thriftpy2 makes of the IDL, and a class is made when it is first used. After a change of the IDL,
-`python -m tests.support.compiled_idl` writes that file again.
+what the parser of thriftpy2 makes of the IDL, a line for each class, and a line is decoded when its class is first
+used. After a change of the IDL, `python -m tests.support.compiled_idl` writes that file again.
 """
 
 import json
@@ -18,17 +18,19 @@ class Structs:
     `services`: the names of the calls of each service.
     """
 
-    def __init__(self, compiled: dict[str, Any]) -> None:
-        self.PROTOCOL_VERSION: int = compiled["PROTOCOL_VERSION"]
-        self.services: dict[str, list[str]] = compiled["services"]
-        self._exceptions: list[str] = compiled["exceptions"]
-        self._fields: dict[str, list[list[Any]]] = compiled["structs"]
+    def __init__(self, compiled: str) -> None:
+        head, _, self._lines = compiled.partition(', "structs": {')
+        about = json.loads(head + "}")
+        self.PROTOCOL_VERSION: int = about["PROTOCOL_VERSION"]
+        self.services: dict[str, list[str]] = about["services"]
+        self._exceptions: list[str] = about["exceptions"]
 
     def __getattr__(self, name: str) -> Any:
         """The class of this name, made now. Several threads may make one: the first stays."""
-        fields = self.__dict__["_fields"].get(name)
-        if fields is None:
+        _, is_known, line = self.__dict__["_lines"].partition(f'\n"{name}": ')
+        if not is_known:
             raise AttributeError(f"dieselfs.thrift has no {name}")
+        fields: list[list[Any]] = json.JSONDecoder().raw_decode(line)[0]
         base = TException if name in self._exceptions else TPayload
         made: Any = type(name, (base,), {"__module__": __name__})
         spec, defaults = {}, []
@@ -48,4 +50,4 @@ class Structs:
         return getattr(self, of) if isinstance(of, str) else of
 
 
-thrift = Structs(json.loads(get_data("dieselfs.rpc", "dieselfs.thrift.json") or b""))
+thrift = Structs((get_data("dieselfs.rpc", "dieselfs.thrift.json") or b"").decode())

@@ -1,6 +1,5 @@
 """The compiled IDL is that of the IDL, and its classes are those that thriftpy2 makes."""
 
-import json
 import subprocess
 import sys
 from typing import Any
@@ -50,7 +49,7 @@ def test_a_class_is_made_once_and_an_unknown_one_is_named() -> None:
 
 def test_threads_that_make_a_class_at_once_get_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     """Else a reply would have another class than the struct in it, for as long as the process lives."""
-    shared = Structs(json.loads(COMPILED.read_text(encoding="utf-8")))
+    shared = Structs(COMPILED.read_text(encoding="utf-8"))
     make = gen_init
     others: list[type] = []
 
