@@ -6,6 +6,7 @@ outgrow the processor's caches.
 """
 
 import math
+import mmap
 import socket
 import struct
 import time
@@ -43,7 +44,8 @@ class Wire:
         """Asked while no byte has moved for VERB_SILENCE_S, and again after as long; if not, the wait ends."""
         self.gone_s = self._probed_s = SERVER_GONE_S
         """How long the other machine may acknowledge nothing; the second one is what the kernel has been told."""
-        self._arrived = memoryview(bytearray(_ARRIVED_BYTES))
+        # Mapped, because a bytearray touches all pages at once, and most replies need one.
+        self._arrived = memoryview(mmap.mmap(-1, _ARRIVED_BYTES, mmap.MAP_PRIVATE))
         self._taken = self._filled = 0  # bounds of the bytes that have arrived and are not taken yet
         sock.settimeout(None)
         seconds, fraction = divmod(WAIT_LOOK_S, 1)

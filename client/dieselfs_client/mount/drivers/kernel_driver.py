@@ -7,6 +7,7 @@ affect other requests.
 
 import errno
 import logging
+import mmap
 import os
 import select
 from collections.abc import Awaitable, Callable
@@ -94,7 +95,8 @@ class KernelDriver(Driver):
         """Returns when the filesystem is unmounted. If cancelled, all requests taken are answered or in flight."""
         readiness = select.poll()
         readiness.register(self.device, select.POLLIN)
-        buffer = bytearray(protocol.REQUEST_BYTES_MAX)
+        # Most requests need a page of it. The others are not touched, as those of a bytearray would be.
+        buffer = mmap.mmap(-1, protocol.REQUEST_BYTES_MAX, mmap.MAP_PRIVATE)
         packet = memoryview(buffer)
         in_a_row = 0
         while True:
