@@ -1,4 +1,4 @@
-"""Pages of libraries that only the start of a process needs. This module unmaps memory.
+"""Pages that only the start of a process needs. This module unmaps memory.
 
 It imports little, for the supervisor.
 """
@@ -26,10 +26,11 @@ def clean_mappings(smaps: Iterable[str], before: Collection[str]) -> Iterator[tu
 
 
 def unmap_clean() -> None:
-    """Unmap all pages of `clean_mappings`, mostly code that runs at the start alone. What is used again costs a page
-    fault, which takes it from the page cache.
+    """Unmap free memory, and all pages of `clean_mappings`, mostly code that runs at the start alone. What is used
+    again costs a page fault, which takes it from the page cache.
     """
-    madvise = ctypes.CDLL(None).madvise
+    libc = ctypes.CDLL(None)
+    libc.malloc_trim(0)
     with open("/proc/self/maps") as before, open("/proc/self/smaps") as smaps:
         for start, end in clean_mappings(smaps, {*before}):
-            madvise(ctypes.c_void_p(start), ctypes.c_size_t(end - start), _MADV_DONTNEED)
+            libc.madvise(ctypes.c_void_p(start), ctypes.c_size_t(end - start), _MADV_DONTNEED)

@@ -121,7 +121,6 @@ def main() -> None:
             os.close(file)
         forking.import_for(options, opened.snapshot)
         serve = forking.serve_of(opened, mountpoint, options, destination)
-        _libc.malloc_trim(0)
         unmap_clean()
         forking.fork_daemons(control_channel, serve, log_file)
 
