@@ -5,8 +5,13 @@ It imports little, for the supervisor.
 
 import ctypes
 from collections.abc import Collection, Iterable, Iterator
+from resource import getpagesize
+from struct import Struct
 
 _MADV_DONTNEED = 4
+_PAGE, _PAGE_BYTES = Struct("=Q"), getpagesize()
+_KIND_BITS, _OF_FILE = 61, 0b101
+"""A page in `/proc/PID/pagemap`: present, not swapped, of a file and not of this process alone."""
 
 
 def clean_mappings(smaps: Iterable[str], before: Collection[str]) -> Iterator[tuple[int, int]]:
@@ -25,12 +30,33 @@ def clean_mappings(smaps: Iterable[str], before: Collection[str]) -> Iterator[tu
                 yield start, end
 
 
-def unmap_clean() -> None:
+def unmap_clean(has_threads: bool = True) -> None:
     """Unmap free memory, and all pages of `clean_mappings`, mostly code that runs at the start alone. What is used
-    again costs a page fault, which takes it from the page cache.
+    again costs a page fault, which takes it from the page cache. In a process without other threads, also the pages of
+    data that are as in their file.
     """
     libc = ctypes.CDLL(None)
     libc.malloc_trim(0)
-    with open("/proc/self/maps") as before, open("/proc/self/smaps") as smaps:
-        for start, end in clean_mappings(smaps, {*before}):
-            libc.madvise(ctypes.c_void_p(start), ctypes.c_size_t(end - start), _MADV_DONTNEED)
+    with open("/proc/self/maps") as maps:
+        before = [*maps]
+    with open("/proc/self/smaps") as smaps:
+        places = [*clean_mappings(smaps, {*before})]
+    if not has_threads:
+        places += clean_data(before)
+    for start, end in places:
+        libc.madvise(ctypes.c_void_p(start), ctypes.c_size_t(end - start), _MADV_DONTNEED)
+
+
+def clean_data(maps: Iterable[str]) -> Iterator[tuple[int, int]]:
+    """Start and end of each page that is as in its file, of private mappings that can be written. `maps`: lines of
+    `/proc/self/maps`.
+    """
+    with open("/proc/self/pagemap", "rb") as pages:
+        for words in map(str.split, maps):
+            if words[1][1::2] == "wp" and "".join(words[5:6]).startswith("/"):
+                start, end = (int(place, 16) for place in words[0].split("-"))
+                pages.seek(start // _PAGE_BYTES * _PAGE.size)
+                flags = pages.read((end - start) // _PAGE_BYTES * _PAGE.size)
+                for number, (flag,) in enumerate(_PAGE.iter_unpack(flags)):
+                    if flag >> _KIND_BITS == _OF_FILE:
+                        yield start + number * _PAGE_BYTES, start + (number + 1) * _PAGE_BYTES

@@ -121,7 +121,7 @@ def main() -> None:
             os.close(file)
         forking.import_for(options, opened.snapshot)
         serve = forking.serve_of(opened, mountpoint, options, destination)
-        unmap_clean()
+        unmap_clean(has_threads=False)
         forking.fork_daemons(control_channel, serve, log_file)
 
 

@@ -19,7 +19,7 @@ import pytest
 from dieselfs.errors import EXIT_BUG, EXIT_OK, DieselfsError, NotFound
 from dieselfs_client import zygote
 from dieselfs_client.daemon import forking
-from dieselfs_client.library_pages import clean_mappings, unmap_clean
+from dieselfs_client.library_pages import clean_data, clean_mappings, unmap_clean
 from dieselfs_client.mount.points.options import MountOptions
 from dieselfs_client.supervision.control_channel import ControlChannel, Message
 from dieselfs_client.supervision.supervisor_client import SupervisorClient
@@ -77,6 +77,21 @@ def test_unmapped_files_are_read_again_and_keep_what_a_process_changed(tmp_path:
         )
         assert [size == "0" for _, size in sorted(resident)] == [True, False]  # r--p, rw-p
         assert (clean[:4], changed[:4]) == (b"code", b"node")
+
+
+def test_data_that_is_as_in_its_file_is_found_page_by_page(tmp_path: Path) -> None:
+    library = tmp_path / "library"
+    library.write_bytes(bytes(4 * mmap.PAGESIZE))
+    with library.open("rb") as file:
+        data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
+    with data:
+        data[mmap.PAGESIZE] = 1
+        assert data[:: mmap.PAGESIZE] == b"\0\1\0\0"  # all pages are there
+        lines = [line for line in Path("/proc/self/maps").read_text().splitlines() if str(library) in line]
+        first = int(lines[0].split("-")[0], 16)
+        found = [(start - first, end - start) for start, end in clean_data(lines)]
+        assert found == [(page * mmap.PAGESIZE, mmap.PAGESIZE) for page in (0, 2, 3)]
+        assert [*clean_data([lines[0].replace("rw-p", "rw-s"), lines[0].split(" /")[0]])] == []
 
 
 def mapped(permissions: str, anonymous: int, swap: int, path: str = "/lib/a library") -> list[str]:

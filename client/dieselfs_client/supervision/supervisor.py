@@ -287,7 +287,7 @@ class Supervisor:
             self._write_status()  # before the report, whose reader may look at once
             self._entrust()
             self._startup_report.ready()
-            unmap_clean()
+            unmap_clean(has_threads=False)
         elif word == "used":
             self._was_used = True
         elif word == "clean":
