@@ -153,11 +153,11 @@ def serve_of(opened: Opened, mountpoint: str, options: MountOptions, destination
 
 
 def import_for(options: MountOptions, snapshot: Snapshot) -> None:
-    """Import what only some daemons need: here it is shared memory."""
+    """Import, and make, what only some daemons need: here it is shared memory."""
     with suppress(MountError):  # the daemon reports it
         driver_class(options.driver)
-    with suppress(MountError):
-        view_class(view_choices(options)[0])
+    with suppress(DieselfsError):
+        view_class(view_choices(options)[0]).prepare(snapshot, options)
     if options.job is not None:
         import_module("dieselfs_client.cluster.role")
     if options.follow_s:

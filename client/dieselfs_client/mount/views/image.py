@@ -9,6 +9,7 @@ import threading
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
+from typing import ClassVar
 
 import trio
 
@@ -24,6 +25,7 @@ from dieselfs_client.mount.points.mounting import (
     limit_image_read_ahead,
     mount_kernel_file_system,
 )
+from dieselfs_client.mount.points.options import MountOptions
 from dieselfs_client.mount.points.view_choice import VIEWS
 from dieselfs_client.mount.reading.core import CONTROL_FOLDER, MountCore
 from dieselfs_client.mount.reading.error_log import ErrorLog
@@ -36,6 +38,9 @@ from dieselfs_client.prefetch.tripwires import Tripwires
 
 PUSHED_AGAIN_S = 1.0
 """A part is not pushed again within this time: if the kernel reclaims pages at once, pushes have no benefit."""
+
+SHARED_NODES_MAX = PART_BYTES // 64
+"""The image of a larger dataset is made by its daemon: the plan for the metadata area is large, and ends with it."""
 
 _CLONE_FS = 0x200
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -104,9 +109,23 @@ class ImageView(View):
     """`kept` is the image: all daemons of a mount serve the same one."""
 
     reads_ahead = False  # EROFS reads ahead within files, and more would bring parts of others
+    shared: ClassVar[tuple[ErofsImage, int] | None] = None
+    """The image, with its whole metadata area, and a descriptor of it."""
+
+    @classmethod
+    def prepare(cls, snapshot: Snapshot, options: MountOptions) -> None:
+        """A daemon that does this itself copies the pages of the code for it."""
+        if len(snapshot) <= SHARED_NODES_MAX:
+            image, kept = image_file(snapshot, *owner(options), not options.allow_other)
+            image.fill(0, len(image.metadata))
+            cls.shared = image, kept
 
     def __post_init__(self) -> None:
-        image, self.kept = image_file(self.snapshot, *owner(self.options), self.is_private, self.inherited)
+        shared, inherited = self.shared, self.inherited
+        if shared is None or (inherited is not None and not os.path.sameopenfile(shared[1], inherited)):
+            image, self.kept = image_file(self.snapshot, *owner(self.options), self.is_private, inherited)
+        else:
+            image, self.kept = shared[0], os.dup(shared[1]) if inherited is None else inherited
         self.metadata_bytes = len(image.metadata)
         self._layout = ImageLayout(self.snapshot, image)
         self._pages: ImagePages | None = None

@@ -49,6 +49,10 @@ class View:
         """Whether the mode of the root must keep other users out: FUSE does that, other file systems do not."""
         return not self.options.allow_other
 
+    @classmethod
+    def prepare(cls, snapshot: Snapshot, options: MountOptions) -> None:
+        """Make what the daemons of a mount share, in the process that forks them. Raises as `open_view`."""
+
     def pages(self, device: int, layers: Layers, buffer_pool: BufferPool, workers: int) -> PageCache:
         """The page cache of the mount; `device`, `workers`: see `PageCache`."""
         return PageCache(device, layers.fuse_place, self.snapshot, buffer_pool, workers=workers)

@@ -9,10 +9,13 @@ import pytest
 import trio
 
 from dieselfs.errors import MountError
+from dieselfs.settings.table import IMAGE
 from dieselfs.snapshot.erofs_files import BLOCK_BYTES
 from dieselfs.snapshot.erofs_image import PART_BYTES
 from dieselfs.snapshot.reader import Snapshot
-from dieselfs_client.mount.views.image import PUSHED_AGAIN_S, MetadataPush, image_file
+from dieselfs_client.mount.points.options import MountOptions
+from dieselfs_client.mount.points.view_choice import Choice
+from dieselfs_client.mount.views.image import PUSHED_AGAIN_S, ImageView, MetadataPush, image_file
 from dieselfs_client.prefetch.tripwires import Tripwires
 from tests.support.dataset import TreeEntry, pack_entries
 from tests.support.erofs import fsck, image_bytes, mounted_image, needs_fsck
@@ -43,6 +46,32 @@ def test_the_next_daemon_has_the_same_image_whatever_its_code_makes_of_it(snapsh
     assert second.size_bytes == first.size_bytes
     for descriptor in (kept, inherited):
         os.close(descriptor)
+
+
+def test_daemons_share_the_image_of_the_process_that_forks_them(
+    snapshot: Snapshot, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Unless the daemon before serves another one, or the dataset is large."""
+    monkeypatch.setattr(ImageView, "shared", None)
+    options, choice = MountOptions(), Choice(IMAGE, "")
+    _, other = image_file(snapshot, 7, 8, True)
+    with monkeypatch.context() as context:
+        context.setattr("dieselfs_client.mount.views.image.SHARED_NODES_MAX", len(snapshot) - 1)
+        ImageView.prepare(snapshot, options)
+    assert ImageView.shared is None
+    ImageView.prepare(snapshot, options)
+    assert ImageView.shared is not None
+    image, kept = ImageView.shared
+    assert image.has(0, len(image.metadata))
+    first = ImageView(choice, snapshot, options)
+    assert first.kept not in (None, kept) and first._layout.image is image
+    second = ImageView(choice, snapshot, options, first.kept)
+    assert second.kept == first.kept and second._layout.image is image
+    third = ImageView(choice, snapshot, options, other)
+    assert third.kept == other and third._layout.image is not image
+    for descriptor in (kept, other):
+        os.close(descriptor)
+    first.close()
 
 
 @needs_fsck
