@@ -111,6 +111,7 @@ def main(
             raise click.ClickException(str(error)) from error
         return
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # what users start is compiled
     if figure is not None and find_spec("matplotlib") is None:
         raise click.ClickException(
             "--figure needs matplotlib, which is not installed: pip install matplotlib"

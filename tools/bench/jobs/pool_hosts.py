@@ -4,7 +4,6 @@ Each `Reader` runs in its own process: it enters the namespace of its host, conn
 """
 
 import logging
-import mmap
 import os
 import sys
 import time
@@ -18,7 +17,7 @@ from subprocess import Popen
 
 from bench.harness.figures import Run, RunFailed
 from bench.harness.forms import SourceTree, make_tree
-from bench.harness.readers import Reader, Work, get_batches
+from bench.harness.readers import Reader, Work, get_batches, with_free_pages
 from bench.harness.stopwatch import processor_s, spent_since
 from bench.jobs.pool_rivals import Fleet
 from dieselfs.cluster.credential import JobCredential
@@ -167,7 +166,7 @@ def library_reads(
     else:
         work = partial(get_batches, dataset.get_many, batch, paths)
     if not is_again:
-        return _with_free_pages(min(memory_bytes, job.stage.tree.size_bytes), work)
+        return with_free_pages(min(memory_bytes, job.stage.tree.size_bytes), work)
     get_batches(dataset.get_many, FILL_FILES, paths)
     return work
 
@@ -197,21 +196,6 @@ def _opened(job: RunningJob, memory_bytes: int) -> Dataset:
     dataset = job.connect(memory_bytes)
     dataset.get(job.stage.tree.paths()[0])  # connects
     return dataset
-
-
-def _with_free_pages(length_bytes: int, work: Work) -> Work:
-    """Free pages of a virtual machine return to its host within half a second, and then cost twenty times as much; the
-    rivals took their memory when they were filled.
-    """
-    spare = mmap.mmap(-1, length_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    spare.madvise(mmap.MADV_HUGEPAGE)
-    spare[:: mmap.PAGESIZE] = bytes(-(-length_bytes // mmap.PAGESIZE))
-
-    def work_there() -> int:
-        spare.close()
-        return work()
-
-    return work_there
 
 
 def _get_each(get: Callable[[str], bytes | None], paths: Sequence[str]) -> int:

@@ -24,38 +24,43 @@ from bench.harness.forms import (
     shuffled,
     store_tree,
 )
-from bench.harness.readers import Work, python_reader, read_together
+from bench.harness.readers import Reader, Work, python_reader, read_together
+from bench.harness.stopwatch import Processes
 from dieselfs.limits import MOUNT_MEMORY_BYTES
+from dieselfs_client.memory.room import PAGE_COPIES
 
 BATCH_FILES = 256
-LARGE_TREES = 2.4
-"""So many times the large files: more bytes than the default memory."""
 
 
 def epochs(folder: Path, scale: Scale) -> Generator[Trial]:
     if not can_drop_caches():
         return
-    large_files = round(scale.large_files * LARGE_TREES)
-    for files, file_bytes in ((scale.small_files, SMALL_FILE_BYTES), (large_files, LARGE_FILE_BYTES)):
-        place = folder / str(file_bytes)
+    for files, file_bytes, is_whole in (
+        (scale.small_files, SMALL_FILE_BYTES, True),
+        (scale.small_files // 5, SMALL_FILE_BYTES, False),
+        (scale.large_files * 12 // 5, LARGE_FILE_BYTES, True),  # more bytes than the default memory
+        (scale.large_files * 3 // 5, LARGE_FILE_BYTES, False),
+    ):
+        place = folder / f"{files}x{file_bytes}"
         tree = make_tree(place / "source", files, file_bytes)
         with running_home(place / "home") as home:
             store_tree(home, tree.folder, tree.size_bytes)
-            yield _trial(place, home, tree, files, scale.rounds)
-            if files > BATCH_FILES:
-                yield _trial(place, home, tree, BATCH_FILES, scale.rounds)
+            yield _trial(place, home, tree, files if is_whole else min(BATCH_FILES, files), scale.rounds)
 
 
 def _trial(folder: Path, home: Home, tree: SourceTree, files: int, rounds: int) -> Trial:
     local, numbers = filesystem_type(folder), count()
     title = f"{tree.title}, open(), default plan, cold"
-    if files < tree.files:
+    if files == BATCH_FILES:
         title = f"the first {files} of {title}"
+
+    def together(reader: Reader, processes: Processes) -> Run:
+        return read_together([reader], files, processes, PAGE_COPIES * tree.size_bytes)
 
     def read_locally() -> Run:
         drop_caches()
         paths = shuffled(tree.paths())[:files]
-        return read_together([partial(python_reader, tree.folder, paths, tree.file_bytes)], files)
+        return together(partial(python_reader, tree.folder, paths, tree.file_bytes), {})
 
     def read_mounted(view: str) -> Run:
         home.stop_server()
@@ -63,7 +68,7 @@ def _trial(folder: Path, home: Home, tree: SourceTree, files: int, rounds: int) 
         with mounted(home, place, view=view, memory_bytes=MOUNT_MEMORY_BYTES) as mount:
             drop_caches()
             processes = {"mount": [mount], "server": [home.server_process()]}
-            run = read_together([partial(_planned, place, plan, files, tree.file_bytes)], files, processes)
+            run = together(partial(_planned, place, plan, files, tree.file_bytes), processes)
             return run.with_seen(fetched=fetched_bytes(place) / (files * tree.file_bytes))
 
     ways: dict[str, Callable[[], Run]] = {

@@ -32,6 +32,7 @@ from bench.harness.forms import (
 from bench.harness.readers import Work, read_together
 from bench.harness.stopwatch import Processes
 from dieselfs.limits import GIB, KIB, MIB
+from dieselfs_client.memory.room import PAGE_COPIES
 
 COLD_READ_BYTES, COLD_READS = 16 * KIB, 300
 WARM_READ_BYTES, WARM_READS = 4 * KIB, 200_000
@@ -138,7 +139,8 @@ def _in_order(folder: Path, home: Home, tree: SourceTree, rounds: int) -> Trial:
 
     def read(file: Path, processes: Processes | None = None) -> Run:
         drop_caches()
-        return read_together([partial(_pread, file, offsets, ORDERED_READ_BYTES)], len(offsets), processes)
+        reader = partial(_pread, file, offsets, ORDERED_READ_BYTES)
+        return read_together([reader], len(offsets), processes, PAGE_COPIES * tree.file_bytes)
 
     def run(side: str) -> Run:
         if side not in VIEWS:

@@ -40,6 +40,7 @@ from bench.harness.readers import (
 )
 from dieselfs.dataset import Dataset
 from dieselfs.settings.table import KERNEL, PYFUSE3
+from dieselfs_client.memory.room import PAGE_COPIES
 from dieselfs_client.mount.drivers.choice import driver_class
 
 READERS = (1, 4)
@@ -124,7 +125,7 @@ class Reading:
     def files(self) -> int:
         return self.forms.tree.files if self.paths is None else len(self.paths)
 
-    def run(self, place: Place) -> Run:
+    def run(self, place: Place, free_bytes: int = 0) -> Run:
         """A planned one reads another epoch each time."""
         if self.paths is None:
             plan = f"seed={SEED},epoch={next(_epochs)},group={GROUP_CHUNKS},world={self.readers}"
@@ -136,7 +137,8 @@ class Reading:
             shares = shares_of(self.paths, self.readers)
             works = [partial(self.reader, place.folder, each, self.forms.tree.file_bytes) for each in shares]
         before = place.seen()
-        run, after = read_together(works, self.files, place.processes), place.seen()
+        run = read_together(works, self.files, place.processes, free_bytes)
+        after = place.seen()
         return replace(run, seen={name: after[name] - before[name] for name in after})
 
 
@@ -149,7 +151,7 @@ def _cold_trial(forms: Forms, readers: int, rounds: int) -> Trial:
             drop_caches()
             if name == FOUND:  # lists all files first, as most training programs do
                 subprocess.run(["find", place.folder], stdout=subprocess.DEVNULL, check=True)
-            return reading.run(place)
+            return reading.run(place, PAGE_COPIES * forms.tree.size_bytes)
 
     base = filesystem_type(forms.tree.folder)
     names = (base, PLAN, RANDOM, *([FOUND] if readers == 1 else []), *SLOW)
@@ -217,7 +219,7 @@ def _place(forms: Forms, name: str) -> Iterator[Place]:
 
 
 def _cold_library_trial(forms: Forms, rounds: int) -> Trial:
-    paths = shuffled(forms.tree.paths())
+    paths, free_bytes = shuffled(forms.tree.paths()), PAGE_COPIES * forms.tree.size_bytes
     with forms.home.dataset() as dataset:
         in_chunks = list(dataset.shuffle(SEED, 0, GROUP_CHUNKS))
 
@@ -227,7 +229,7 @@ def _cold_library_trial(forms: Forms, rounds: int) -> Trial:
             drop_caches()
             return work
 
-        return read_together([reader], len(paths))
+        return read_together([reader], len(paths), free_bytes=free_bytes)
 
     def library_cold(get: Callable[[Dataset, Sequence[str]], int], paths: Sequence[str]) -> Run:
         forms.home.stop_server()
@@ -238,12 +240,13 @@ def _cold_library_trial(forms: Forms, rounds: int) -> Trial:
                 drop_caches()
                 return partial(get, dataset, paths)
 
-            return read_together([reader], len(paths), {"server": [forms.home.server_process()]})
+            server = {"server": [forms.home.server_process()]}
+            return read_together([reader], len(paths), server, free_bytes)
 
     def mount_cold(paths: Sequence[str]) -> Run:
         with _place(forms, PLAN) as place:
             drop_caches()
-            return Reading(forms, 1, None).run(place)
+            return Reading(forms, 1, None).run(place, free_bytes)
 
     def library_planned(get: Callable[[Dataset, int], int]) -> Callable[[Sequence[str]], Run]:
         return lambda paths: library_cold(lambda dataset, paths: get(dataset, len(paths)), paths)
