@@ -71,6 +71,9 @@ _COLUMNS = [field.name for field in fields(Extents)]
 class Pages(Protocol):
     """The page cache: `PageCache`. Methods block, and raise MountError."""
 
+    def prepare(self) -> None:
+        """Start what `store` needs."""
+
     def store(self, extents: Extents, payload: memoryview, starts: npt.NDArray[np.int64]) -> int: ...
 
     def drop(self, nodes: npt.NDArray[np.integer]) -> None: ...

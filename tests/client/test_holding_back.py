@@ -53,6 +53,9 @@ class AnyPages:
     def drop_parts(self, extents: Extents) -> None:
         pass
 
+    def prepare(self) -> None:
+        pass
+
     def reclaimed(self, extents: Extents, of_readers: bool = False) -> npt.NDArray[np.bool_]:
         return np.zeros(len(extents), np.bool_)
 

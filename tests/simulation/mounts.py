@@ -60,6 +60,9 @@ class Pages:
         for node, place in zip(extents.nodes.tolist(), extents.places.tolist(), strict=True):
             self._stored.get(node, {}).pop(place, None)
 
+    def prepare(self) -> None:
+        pass
+
     def reclaimed(self, extents: Extents, of_readers: bool = False) -> npt.NDArray[np.bool_]:
         return np.array([int(node) not in self._stored for node in extents.nodes], np.bool_)
 

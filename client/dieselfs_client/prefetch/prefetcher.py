@@ -239,7 +239,8 @@ class Prefetcher:
 
     def expect_plan(self) -> None:
         """A plan is being computed: prepare for it meanwhile."""
-        self._nursery.start_soon(trio.to_thread.run_sync, self.table.prepare)
+        for prepare in (self._pages.prepare, self.table.prepare):
+            self._nursery.start_soon(trio.to_thread.run_sync, prepare)
 
     def begin_keeping(self) -> None:
         """Make room for important files."""

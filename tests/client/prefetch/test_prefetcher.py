@@ -316,6 +316,9 @@ class ExtentPages:
         for node, number in zip(extents.nodes.tolist(), extents.numbers.tolist(), strict=True):
             self.extents.get(node, set()).discard(number)
 
+    def prepare(self) -> None:
+        pass
+
     def reclaimed(self, extents: Extents, of_readers: bool = False) -> npt.NDArray[np.bool_]:
         pairs = zip(extents.nodes.tolist(), extents.numbers.tolist(), strict=True)
         return np.array([number not in self.extents.get(node, ()) for node, number in pairs], np.bool_)

@@ -106,6 +106,9 @@ class SetPages:
     def drop_parts(self, extents: Extents) -> None:
         self.drop(extents.nodes)
 
+    def prepare(self) -> None:
+        pass
+
     def reclaimed(self, extents: Extents, of_readers: bool = False) -> npt.NDArray[np.bool_]:
         return np.array([node not in self.files for node in extents.nodes.tolist()], np.bool_)
 

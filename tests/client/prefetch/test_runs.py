@@ -73,6 +73,9 @@ class RangePages:
         for place, length in zip(extents.places.tolist(), extents.lengths.tolist(), strict=True):
             self.steps -= _steps(place, length)
 
+    def prepare(self) -> None:
+        pass
+
     def reclaimed(self, extents: Extents, of_readers: bool = False) -> npt.NDArray[np.bool_]:
         ranges = zip(extents.places.tolist(), extents.lengths.tolist(), strict=True)
         there = self.read if of_readers else self.steps

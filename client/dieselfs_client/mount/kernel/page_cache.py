@@ -260,6 +260,13 @@ class PageCache:
                 reason = f"the page helper cannot be started: {error.strerror}"
                 raise MountError(f"page cache: {reason}") from None
 
+    def prepare(self) -> None:
+        """Start a helper, if there is none: an order would wait for its interpreter."""
+        with self._lock, suppress(OSError):  # an order reports it
+            if not self._idle and not self._storing and self._starts < self._starts_max:
+                self._idle.append(_Helper(self._device, self._buffer_pool, self._image_file))
+                self._starts += 1
+
     def close(self) -> None:
         """End the helpers that carry out no order: they take 4 MB each. The next order starts another one."""
         with self._lock:

@@ -305,6 +305,14 @@ def test_a_helper_is_there_from_the_first_order_until_close_and_again(mount: Mou
         assert not helpers()
 
 
+def test_a_helper_that_was_started_in_advance_carries_out_the_first_order(mount: Mount) -> None:
+    mount.pages.prepare()
+    prepared = helpers()
+    mount.pages.prepare()
+    assert mount.store_chunks() > 0
+    assert helpers() == prepared and len(prepared) == 1
+
+
 def test_a_helper_that_dies_is_replaced(mount: Mount) -> None:
     mount.store_chunks()
     killed = helpers()
