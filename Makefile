@@ -17,6 +17,8 @@ KEY     ?=
 BEFORE  ?=
 EXEC    ?=
 export EXEC
+# Else each of the thousands of processes of the tests compiles all modules again.
+unexport PYTHONDONTWRITEBYTECODE
 # The types and the documents are checked at the same time; packages of the system and of Python are installed so.
 MAKEFLAGS += --jobs=2
 
