@@ -4,9 +4,9 @@
 needs one protocol alone. So its packages stay empty. In a program of a user, who may use thriftpy2, they must not.
 
 `import trio` brings `ssl`, `hashlib` with OpenSSL, `idna`, and the names of languages: 6 MB, of which a daemon needs
-OpenSSL for a server over TLS alone. The classes of trio for TLS and its resolver of names are for programs that use
-them, and no process of a mount does, so trio gets empty modules. `hashlib` and `hmac` take the functions of Python, as
-fast for short messages.
+OpenSSL for a server over TLS alone. Its classes for TLS, files and processes, its resolver of names, and the validators
+of attrs are for programs that use them. No process of a mount does, so trio gets empty modules. `hashlib` and `hmac`
+take the functions of Python, as fast for short messages.
 
 `import numpy` brings the documentation of its functions in C and linear algebra, and annotations bring types for
 checkers: 1 MB. Nobody uses them in a daemon.
@@ -37,8 +37,10 @@ class _Hollow(ModuleType):
         return self.value
 
 
+_TRIO_UNUSED = "_dtls", "_file_io", "_highlevel_ssl_helpers", "_path", "_ssl", "_subprocess"
 _hidden: dict[str, Any] = {name: ModuleType(name) for name in ("ssl", "idna", "locale")}
-_hidden["trio._dtls"] = _Hollow("trio._dtls")
+_hidden["attr.validators"] = _Hollow("attr.validators", lambda *_: None)  # no validator, in `outcome`
+_hidden |= {f"trio.{name}": _Hollow(f"trio.{name}") for name in _TRIO_UNUSED}
 _hidden["locale"].getencoding = getencoding  # of `subprocess`
 _hidden |= {"bz2": None, "lzma": None}  # what imports these, gets an ImportError
 if any(map(find_spec, ("_sha2", "_sha256"))):  # some distributions build Python without them

@@ -25,6 +25,7 @@ from dieselfs_client.supervision.control_channel import ControlChannel, Message
 from dieselfs_client.supervision.supervisor_client import SupervisorClient
 
 HEAVY = {
+    "attr.validators",
     "_hashlib",
     "cryptography",
     "dieselfs.dataset",
@@ -34,6 +35,8 @@ HEAVY = {
     "numpy._typing",
     "numpy.linalg",
     "ssl",
+    "trio._path",
+    "trio._subprocess",
 }
 """What a mount of a plain dataset, outside of jobs, does not use."""
 
