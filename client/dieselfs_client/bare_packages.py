@@ -37,23 +37,38 @@ class _Hollow(ModuleType):
         return self.value
 
 
-_TRIO_UNUSED = "_dtls", "_file_io", "_highlevel_ssl_helpers", "_path", "_ssl", "_subprocess"
-_hidden: dict[str, Any] = {name: ModuleType(name) for name in ("ssl", "idna", "locale")}
-_hidden["attr.validators"] = _Hollow("attr.validators", lambda *_: None)  # no validator, in `outcome`
-_hidden |= {f"trio.{name}": _Hollow(f"trio.{name}") for name in _TRIO_UNUSED}
-_hidden["locale"].getencoding = getencoding  # of `subprocess`
-_hidden |= {"bz2": None, "lzma": None}  # what imports these, gets an ImportError
-if any(map(find_spec, ("_sha2", "_sha256"))):  # some distributions build Python without them
-    _hidden["_hashlib"] = None
+def _imported(package: str, hidden: dict[str, Any]) -> ModuleType:
+    """A package that finds `hidden` in place of modules; or all of it, if another release of it needs these at once."""
+    before = {*sys.modules}
+    hidden = {name: module for name, module in hidden.items() if name not in before}
+    sys.modules |= hidden
+    try:
+        return import_module(package)
+    except Exception:  # any: a base class is missing, or a name
+        for name in sys.modules.keys() - before:
+            del sys.modules[name]
+        return import_module(package)
+    finally:
+        for name, module in hidden.items():  # the next import of it brings all of it
+            if name in sys.modules and sys.modules[name] is module:
+                del sys.modules[name]
+
+
+def _import_trio() -> None:
+    unused = "_dtls", "_file_io", "_highlevel_ssl_helpers", "_path", "_ssl", "_subprocess"
+    hidden: dict[str, Any] = {name: ModuleType(name) for name in ("ssl", "idna", "locale")}
+    hidden["attr.validators"] = _Hollow("attr.validators", lambda *_: None)  # no validator, in `outcome`
+    hidden |= {f"trio.{name}": _Hollow(f"trio.{name}") for name in unused}
+    hidden["locale"].getencoding = getencoding  # of `subprocess`
+    hidden |= {"bz2": None, "lzma": None}  # what imports these, gets an ImportError
+    has_own_hashes = any(map(find_spec, ("_sha2", "_sha256")))  # some distributions build Python without them
+    without_openssl: dict[str, Any] = {"_hashlib": None} if has_own_hashes else {}
+    _imported("hmac", without_openssl)
+    _imported("trio", hidden | without_openssl)
+
+
 if not sys.modules.keys() & {"_hashlib", "hashlib", "idna", "ssl", "trio"}:
-    _hidden = {name: module for name, module in _hidden.items() if name not in sys.modules}
-    sys.modules |= _hidden
-    import hmac  # noqa: F401  # has the functions of Python
-
-    import trio  # noqa: F401  # has the empty modules now
-
-    for _name in _hidden:
-        del sys.modules[_name]  # the next import of it brings all of it
+    _import_trio()
 
 
 class _AnyArray:
@@ -64,12 +79,10 @@ class _AnyArray:
 
 
 def _import_numpy() -> None:
-    documents, algebra = ModuleType("numpy._core._add_newdocs"), _Hollow("numpy.linalg")
     types = _Hollow("numpy.typing", _AnyArray)
-    sys.modules |= {module.__name__: module for module in (documents, algebra, types)}
-    numpy = import_module("numpy")
-    vars(numpy)["typing"] = types
-    del sys.modules[algebra.__name__]
+    parts = ModuleType("numpy._core._add_newdocs"), _Hollow("numpy.linalg"), types
+    numpy = _imported("numpy", {part.__name__: part for part in parts})
+    vars(numpy)["typing"] = sys.modules["numpy.typing"] = types
 
 
 if "numpy" not in sys.modules:

@@ -64,6 +64,22 @@ def test_what_is_not_imported_at_once_works_when_it_is_used() -> None:
     subprocess.run([sys.executable, "-c", BARE], check=True)
 
 
+NEEDY = """
+import sys
+sys.path.insert(0, sys.argv[1])
+from dieselfs_client import bare_packages as bare
+found = bare._imported("needy", {"needy.part": bare._Hollow("needy.part")})
+assert found.Child.whole and sys.modules["needy.part"].Base is found.Base
+"""
+
+
+def test_a_release_that_needs_what_is_left_out_is_imported_whole(tmp_path: Path) -> None:
+    (tmp_path / "needy").mkdir()
+    (tmp_path / "needy" / "__init__.py").write_text("from needy.part import Base\nclass Child(Base): pass\n")
+    (tmp_path / "needy" / "part.py").write_text("class Base: whole = True\n")
+    subprocess.run([sys.executable, "-c", NEEDY, str(tmp_path)], check=True)
+
+
 def test_unmapped_files_are_read_again_and_keep_what_a_process_changed(tmp_path: Path) -> None:
     library = tmp_path / "a library"
     library.write_bytes(b"code" * 4096)
