@@ -5,10 +5,11 @@ It imports little, for the supervisor.
 
 import ctypes
 from collections.abc import Collection, Iterable, Iterator
+from contextlib import suppress
 from resource import getpagesize
 from struct import Struct
 
-_MADV_DONTNEED = 4
+_MADV_NORMAL, _MADV_DONTNEED = 0, 4
 _PAGE, _PAGE_BYTES = Struct("=Q"), getpagesize()
 _KIND_BITS, _OF_FILE = 61, 0b101
 """A page in `/proc/PID/pagemap`: present, not swapped, of a file and not of this process alone."""
@@ -33,25 +34,30 @@ def clean_mappings(smaps: Iterable[str], before: Collection[str]) -> Iterator[tu
 def unmap_clean(has_threads: bool = True) -> None:
     """Unmap free memory, and all pages of `clean_mappings`, mostly code that runs at the start alone. What is used
     again costs a page fault, which takes it from the page cache. In a process without other threads, also the pages of
-    data that are as in their file.
+    data that are as in their file. Nothing if this process may not read what it has mapped.
     """
     libc = ctypes.CDLL(None)
     libc.malloc_trim(0)
+    with suppress(OSError):
+        # This function changes data, too: the first time before it looks which pages are unchanged.
+        for advice in (_MADV_NORMAL, _MADV_DONTNEED):
+            for start, end in _clean(has_threads):
+                libc.madvise(ctypes.c_void_p(start), ctypes.c_size_t(end - start), advice)
+
+
+def _clean(has_threads: bool) -> list[tuple[int, int]]:
     with open("/proc/self/maps") as maps:
         before = [*maps]
     with open("/proc/self/smaps") as smaps:
         places = [*clean_mappings(smaps, {*before})]
-    if not has_threads:
-        places += clean_data(before)
-    for start, end in places:
-        libc.madvise(ctypes.c_void_p(start), ctypes.c_size_t(end - start), _MADV_DONTNEED)
+    return places if has_threads else [*places, *clean_data(before)]
 
 
 def clean_data(maps: Iterable[str]) -> Iterator[tuple[int, int]]:
     """Start and end of each page that is as in its file, of private mappings that can be written. `maps`: lines of
     `/proc/self/maps`.
     """
-    with open("/proc/self/pagemap", "rb") as pages:
+    with open("/proc/self/pagemap", "rb", buffering=0) as pages:
         for words in map(str.split, maps):
             if words[1][1::2] == "wp" and "".join(words[5:6]).startswith("/"):
                 start, end = (int(place, 16) for place in words[0].split("-"))

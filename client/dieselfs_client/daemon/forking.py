@@ -156,7 +156,7 @@ def import_for(options: MountOptions, snapshot: Snapshot) -> None:
     """Import, and make, what only some daemons need: here it is shared memory."""
     with suppress(MountError):  # the daemon reports it
         driver_class(options.driver)
-    with suppress(DieselfsError):
+    with suppress(DieselfsError, OSError):
         view_class(view_choices(options)[0]).prepare(snapshot, options)
     if options.job is not None:
         import_module("dieselfs_client.cluster.role")
