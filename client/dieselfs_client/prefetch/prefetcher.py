@@ -13,6 +13,7 @@ import logging
 from collections.abc import Callable, Hashable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import numpy.typing as npt
@@ -110,6 +111,7 @@ class Prefetcher:
         self._pages = pages
         self._allotment = allotment
         self._nursery = nursery
+        self._is_preparing = False
         self._clock = clock
         self._foreground = foreground or Foreground()
         self._lending = Lending(chunk_cache, snapshot.chunk_payload_length, allotment.pinned, nursery, clock)
@@ -238,9 +240,12 @@ class Prefetcher:
         self._wake()
 
     def expect_plan(self) -> None:
-        """A plan is being computed: prepare for it meanwhile."""
-        for prepare in (self._pages.prepare, self.table.prepare):
-            self._nursery.start_soon(trio.to_thread.run_sync, prepare)
+        """A plan is being computed: prepare for it meanwhile. The end of the daemon does not wait for the table."""
+        self._nursery.start_soon(trio.to_thread.run_sync, self._pages.prepare)
+        if not self._is_preparing:
+            self._is_preparing = True
+            prepare = partial(trio.to_thread.run_sync, self.table.prepare, abandon_on_cancel=True)
+            self._nursery.start_soon(prepare)
 
     def begin_keeping(self) -> None:
         """Make room for important files."""
@@ -328,6 +333,7 @@ class Prefetcher:
             if passed := window.passed():  # the next span does not wait for the drop
                 self._nursery.start_soon(self._drop, passed, self._passed(window, passed))
             if window.is_finished:
+                plan.is_ahead.set()  # it was declared at its end
                 # Reads may lag behind the last tripwire, and a reader may begin again.
                 with trio.move_on_after(FINISHED_S):
                     while self._is_followed(plan) and window.is_finished:
