@@ -325,4 +325,4 @@ class _Helper:
             with suppress(subprocess.TimeoutExpired):
                 # It waits for a page, until the end of the mount.
                 self._process.wait(PAGE_HELPER_END_S)
-            return -1
+            return self._process.poll()
