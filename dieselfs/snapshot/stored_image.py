@@ -191,8 +191,8 @@ def open_image(
     image, if a part of the metadata area must be computed.
 
     Checks it against its checksum, in about 0.01 s for a million files; each part of the metadata area when it is first
-    needed, or at once if the descriptor is for reading alone. Raises Damaged, also if it is not that of `key`, or lacks
-    a part that cannot be written; OSError if it cannot be mapped.
+    needed, or at once if `key` is given and the descriptor is for reading alone. Raises Damaged, also if it is not that
+    of `key`, or then lacks a part that cannot be written; OSError if it cannot be mapped.
     """
     if os.fstat(descriptor).st_size < METADATA_OFFSET:
         raise Damaged("the stored image is cut off")
@@ -208,7 +208,10 @@ def open_image(
     places = _Places(metadata, files, nodes)
     if len(mapped) != (places.whole_end if is_whole else places.end):
         raise Damaged("the stored image has another length than its header says")
-    return _image(mapped, plan)
+    image = _image(mapped, plan)
+    if key is not None and is_fixed:
+        image.fill(0, len(image.metadata))
+    return image
 
 
 def _image(mapped: mmap.mmap, plan: Callable[[], ImagePlan] | None) -> ErofsImage:
@@ -223,8 +226,6 @@ def _image(mapped: mmap.mmap, plan: Callable[[], ImagePlan] | None) -> ErofsImag
     nodes, blocks = data[places.nodes : places.first_blocks].view(U32).reshape(2, files)
     first_blocks = data[places.first_blocks : places.marks].view(U32)[:count]
     parts = _Parts(mapped, metadata, data[places.marks :].view(U64), first_blocks, key, plan)
-    if not data.flags.writeable:
-        parts.check()
     return ErofsImage(
         metadata, nodes, blocks, first_blocks, size_bytes, opening, opening_offset, parts.has, parts.fill
     )
@@ -263,17 +264,13 @@ class _Parts:
         return 0 not in self._is_there[first // PART_BYTES : -(-end // PART_BYTES)]
 
     def fill(self, first: int, end: int) -> None:
-        """`ErofsImage.fill`. Raises Damaged if another version has begun the image, and would compute other bytes."""
+        """`ErofsImage.fill`. Raises Damaged if another version has begun the image, and would compute other bytes, and
+        if a part is missing that cannot be written.
+        """
         for part in range(first // PART_BYTES, min(-(-end // PART_BYTES), len(self._marks))):
             with self._lock:
                 if not self._is_there[part]:
                     self._have(part)
-
-    def check(self) -> None:
-        """Raise Damaged unless all parts are there."""
-        if not all(map(self._is_right, range(len(self._marks)))):
-            raise Damaged("a part of the stored image is missing, and it cannot be written")
-        self._is_there = bytearray(b"\1" * len(self._marks))
 
     def _place(self, part: int) -> slice:
         return slice(part * PART_BYTES, min((part + 1) * PART_BYTES, len(self._metadata)))
@@ -286,6 +283,8 @@ class _Parts:
         place = self._place(part)
         content = self._metadata[place]
         if not self._is_right(part):
+            if not content.flags.writeable:
+                raise Damaged("a part of the stored image is missing, and it cannot be written")
             if self._plan is None:
                 self._plan, self._computed = self._planned(), np.empty(PART_BYTES, U8)
             # Not in place: another mount may serve this part, which it has computed meanwhile.

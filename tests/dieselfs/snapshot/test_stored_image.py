@@ -257,6 +257,28 @@ def test_a_damaged_file_is_replaced(snapshot: Snapshot, serving: Serving, tmp_pa
     os.close(descriptor)
 
 
+@pytest.mark.usefixtures("parted")
+def test_a_daemon_that_inherits_an_image_for_reading_checks_the_parts_that_it_needs(
+    snapshot: Snapshot, serving: Serving, tmp_path: Path
+) -> None:
+    computed = ImagePlan(snapshot, OWNED, serving=serving).write().metadata
+    stored(snapshot, OWNED, serving).fill(BLOCK_BYTES, 2 * BLOCK_BYTES)
+    (kept,) = tmp_path.glob("*.erofs")
+    descriptor = os.open(kept, os.O_RDONLY)
+    with pytest.raises(Damaged, match="missing, and it cannot be written"):
+        open_image(descriptor, None, image_key(snapshot, OWNED, serving))
+    inherited = open_image(descriptor, lambda: ImagePlan(snapshot, OWNED, serving=serving))
+    os.close(descriptor)
+    inherited.fill(BLOCK_BYTES, 2 * BLOCK_BYTES)
+    place = slice(BLOCK_BYTES, 2 * BLOCK_BYTES)
+    assert np.array_equal(inherited.metadata[place], computed[place])
+    with pytest.raises(Damaged, match="missing, and it cannot be written"):
+        inherited.fill(0, 1)
+    stored(snapshot, OWNED, serving).fill(0, 1)  # by another mount
+    inherited.fill(0, 1)
+    assert np.array_equal(inherited.metadata[: 2 * BLOCK_BYTES], computed[: 2 * BLOCK_BYTES])
+
+
 def test_another_version_does_not_complete_an_image(snapshot: Snapshot, serving: Serving) -> None:
     image, descriptor = stored_image(snapshot, OWNED, serving)
     other = open_image(descriptor, lambda: ImagePlan(snapshot, ImageOwner(0, 0), serving=serving))
