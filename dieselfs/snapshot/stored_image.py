@@ -44,6 +44,7 @@ _HEADER = Struct("<8s16s16sQQQQQ")
 _CHECKED_FROM = 24
 _MADV_POPULATE_WRITE = 23
 """Maps all pages at once; faults of single ones would take a quarter of the time of the whole."""
+_STAT_BLOCK_BYTES = 512
 METADATA_OFFSET = 2 * BLOCK_BYTES
 """The place of the metadata area in the file. Before it: the header, and the opening block."""
 
@@ -68,10 +69,9 @@ def stored_image(snapshot: Snapshot, ownership: ImageOwner, serving: Serving) ->
     with suppress(OSError, Damaged):
         descriptor = _opened(beside)
         try:
+            image = open_image(descriptor, partial(ImagePlan, snapshot, ownership, serving=serving), key)
             _reserve(descriptor)
-            return open_image(
-                descriptor, partial(ImagePlan, snapshot, ownership, serving=serving), key
-            ), descriptor
+            return image, descriptor
         except BaseException:
             os.close(descriptor)
             raise
@@ -119,9 +119,11 @@ def _reserve(descriptor: int) -> None:
     """Give holes of a file room on the disk, as of one that was copied without its zeros. Raises OSError for a full
     disk, where a write to a mapped hole would be a signal.
     """
-    size_bytes = os.fstat(descriptor).st_size
-    if _is_writable(descriptor) and os.lseek(descriptor, 0, os.SEEK_HOLE) < size_bytes:
-        os.posix_fallocate(descriptor, 0, size_bytes)
+    status = os.fstat(descriptor)
+    # Room that is reserved and not written counts as a hole, but has blocks; a compressed file has fewer, but no hole.
+    may_lack = _is_writable(descriptor) and status.st_blocks * _STAT_BLOCK_BYTES < status.st_size
+    if may_lack and os.lseek(descriptor, 0, os.SEEK_HOLE) < status.st_size:
+        os.posix_fallocate(descriptor, 0, status.st_size)
 
 
 def mapped_zeros(descriptor: int, count: int) -> npt.NDArray[np.uint8]:
@@ -201,13 +203,13 @@ def open_image(
     access = mmap.ACCESS_READ if is_fixed else mmap.ACCESS_WRITE
     mapped = mmap.mmap(descriptor, 0, access=access)
     magic, checksum, found, metadata, files, _, _, nodes = _HEADER.unpack_from(mapped)
+    places = _Places(metadata, files, nodes)
+    if len(mapped) != (places.whole_end if is_whole else places.end):
+        raise Damaged("the stored image has another length than its header says")
     if magic not in (_MAGIC, _WHOLE_MAGIC) or checksum_of(memoryview(mapped)) != checksum:
         raise Damaged("the stored image does not match its checksum")
     if key is not None and found != key:
         raise Damaged("the stored image is of another snapshot, owner or layout")
-    places = _Places(metadata, files, nodes)
-    if len(mapped) != (places.whole_end if is_whole else places.end):
-        raise Damaged("the stored image has another length than its header says")
     image = _image(mapped, plan)
     if key is not None and is_fixed:
         image.fill(0, len(image.metadata))

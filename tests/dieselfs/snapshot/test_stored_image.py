@@ -305,6 +305,22 @@ def test_an_image_of_the_version_before_is_read(snapshot: Snapshot, serving: Ser
     assert columns(found) == columns(without)
 
 
+def test_room_is_reserved_for_a_right_image_and_once(
+    snapshot: Snapshot, serving: Serving, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stored(snapshot, OWNED, serving)
+    (kept,) = tmp_path.glob("*.erofs")
+    with monkeypatch.context() as patch:
+        patch.delattr(os, "posix_fallocate")
+        stored(snapshot, OWNED, serving)  # its metadata area is reserved, and not written
+    with open(kept, "rb") as damaged:
+        os.truncate(kept, 1 << 26)
+        before = os.fstat(damaged.fileno())
+        stored(snapshot, OWNED, serving)
+        assert os.fstat(damaged.fileno()).st_blocks == before.st_blocks
+        assert kept.stat().st_ino != before.st_ino
+
+
 @pytest.mark.parametrize("length", [0, 100, 4096, 10_000])
 def test_a_file_that_is_cut_off_is_replaced(
     snapshot: Snapshot, serving: Serving, tmp_path: Path, length: int
