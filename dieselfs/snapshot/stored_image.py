@@ -295,7 +295,7 @@ class _Parts:
             self._plan.write_part(computed, place.start, self._first_blocks)
             _populate(self._mapped, METADATA_OFFSET + place.start, METADATA_OFFSET + place.stop)
             content[:] = computed
-            self._marks[part] = xxh3_64_intdigest(content.data)
+            self._marks[part] = xxh3_64_intdigest(computed.data)
         self._is_there[part] = True
         self._missing -= 1
         if not self._missing:

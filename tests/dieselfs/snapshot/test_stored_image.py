@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 import pytest
-from xxhash import xxh3_128_digest
+from xxhash import xxh3_64_intdigest, xxh3_128_digest
 
 from dieselfs.arrays import Nodes
 from dieselfs.errors import Damaged
@@ -255,6 +255,23 @@ def test_a_damaged_file_is_replaced(snapshot: Snapshot, serving: Serving, tmp_pa
     descriptor = os.open(kept, os.O_RDWR)
     assert columns(open_image(descriptor)) == computed
     os.close(descriptor)
+
+
+def test_a_mark_is_that_of_what_was_computed(
+    snapshot: Snapshot, serving: Serving, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A byte is damaged in the file before the mark is written; the next daemon finds it."""
+    image, descriptor = stored_image(snapshot, OWNED, serving)
+
+    def damaging(content: memoryview) -> int:
+        os.pwrite(descriptor, b"\xff", 9000)
+        return xxh3_64_intdigest(content)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(stored_image_module, "xxh3_64_intdigest", damaging)
+        image.fill(0, 1)
+    os.close(descriptor)
+    assert columns(stored(snapshot, OWNED, serving)) == whole(snapshot, OWNED, serving)
 
 
 @pytest.mark.usefixtures("parted")
