@@ -15,6 +15,7 @@ from errno import EACCES, EPERM, EROFS
 from fcntl import F_GETFL, fcntl
 from functools import partial
 from pathlib import Path
+from stat import S_ISREG
 from struct import Struct
 from threading import Lock
 
@@ -69,6 +70,7 @@ def stored_image(snapshot: Snapshot, ownership: ImageOwner, serving: Serving) ->
     with suppress(OSError, Damaged):
         descriptor = _opened(beside)
         try:
+            _check_owner(descriptor, snapshot.source)
             image = open_image(descriptor, partial(ImagePlan, snapshot, ownership, serving=serving), key)
             _reserve(descriptor)
             return image, descriptor
@@ -102,13 +104,23 @@ def _kept(beside: Path, plan: ImagePlan, key: bytes) -> tuple[ErofsImage, int]:
 
 
 def _opened(path: Path) -> int:
-    """A descriptor for reading, and for writing if that is allowed. Raises OSError."""
+    """A descriptor for reading, and for writing if that is allowed. Raises OSError. A FIFO does not block."""
+    flags = os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
     try:
-        return os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
+        return os.open(path, os.O_RDWR | flags)
     except OSError as error:
         if error.errno not in (EACCES, EPERM, EROFS):
             raise
-        return os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        return os.open(path, os.O_RDONLY | flags)
+
+
+def _check_owner(descriptor: int, snapshot_file: str) -> None:
+    """Raise Damaged unless it is a regular file of root, of this user, or of the owner of the snapshot."""
+    status = os.fstat(descriptor)
+    if not S_ISREG(status.st_mode):
+        raise Damaged("the stored image is no regular file")
+    if status.st_uid not in (0, os.geteuid()) and status.st_uid != os.stat(snapshot_file).st_uid:
+        raise Damaged("the stored image belongs to another user than its snapshot")
 
 
 def _is_writable(descriptor: int) -> bool:

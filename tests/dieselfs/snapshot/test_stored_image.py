@@ -1,3 +1,4 @@
+import errno
 import os
 import random
 import signal
@@ -336,6 +337,38 @@ def test_room_is_reserved_for_a_right_image_and_once(
         stored(snapshot, OWNED, serving)
         assert os.fstat(damaged.fileno()).st_blocks == before.st_blocks
         assert kept.stat().st_ino != before.st_ino
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root gives files to others")
+def test_an_image_of_another_user_is_replaced(snapshot: Snapshot, serving: Serving, tmp_path: Path) -> None:
+    stored(snapshot, OWNED, serving)
+    (kept,) = tmp_path.glob("*.erofs")
+    os.chown(kept, 12345, -1)
+    stored(snapshot, OWNED, serving)
+    assert kept.stat().st_uid == 0
+    for path in (kept, Path(snapshot.source)):
+        os.chown(path, 12345, -1)
+    stored(snapshot, OWNED, serving)
+    assert kept.stat().st_uid == 12345, "the snapshot is theirs too"
+
+
+def test_a_fifo_is_replaced(
+    snapshot: Snapshot, serving: Serving, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stored(snapshot, OWNED, serving)
+    (kept,) = tmp_path.glob("*.erofs")
+    kept.unlink()
+    os.mkfifo(kept)
+    usual = os.open
+
+    def for_reading(path: Path, flags: int, *mode: int) -> int:
+        if path == kept and flags & os.O_RDWR:
+            raise PermissionError(errno.EACCES, "as if this user may not write it")
+        return usual(path, flags, *mode)
+
+    monkeypatch.setattr(os, "open", for_reading)
+    assert columns(stored(snapshot, OWNED, serving)) == whole(snapshot, OWNED, serving)
+    assert kept.is_file()
 
 
 @pytest.mark.parametrize("length", [0, 100, 4096, 10_000])
