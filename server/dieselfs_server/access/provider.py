@@ -59,19 +59,22 @@ class Discovery:
         self._ask, self._clock = ask, clock
         self._known = dict[str, Any](), float("-inf")  # and when it was read
         self._asked_s = float("-inf")
+        self._trouble = ""  # why it is not known
 
     def use(self, act: Callable[[dict[str, Any]], Value]) -> Value:
         """What `act` returns. Raises as `act`, and Unavailable, also for wrong settings: users cannot mend them."""
         (about, read_s), now_s = self._known, self._clock()
+        is_due = now_s - read_s >= KEYS_FRESH_S and now_s - self._asked_s >= ASK_AGAIN_S
+        if not about and not is_due and self._trouble:
+            raise Unavailable(self._trouble)
         try:
-            is_due = now_s - read_s >= KEYS_FRESH_S and now_s - self._asked_s >= ASK_AGAIN_S
             if not about or is_due:
                 self._asked_s = now_s
                 about = self._ask()
                 self._known = about, now_s
             return act(about)
         except DieselfsError as error:
-            self._known = self._known[0], float("-inf")
+            self._known, self._trouble = (self._known[0], float("-inf")), str(error)
             if isinstance(error, InvalidInput):
                 raise Unavailable(str(error)) from None
             raise

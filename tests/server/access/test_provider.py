@@ -252,6 +252,25 @@ def test_logins_that_fail_ask_the_provider_about_itself_once_a_second() -> None:
     assert asked == [number * ASK_AGAIN_S for number in range(5)]
 
 
+def test_logins_before_the_provider_has_answered_ask_it_once_a_second() -> None:
+    now_s, asked = [0.0], list[float]()
+
+    def ask() -> dict[str, Any]:
+        asked.append(now_s[0])
+        if len(asked) < 3:
+            raise InvalidInput(f"oidc_ca {len(asked)}")
+        return {"issuer": ISSUER}
+
+    discovery = Discovery(ask, lambda: now_s[0])
+    for number in range(16):
+        now_s[0] = number * ASK_AGAIN_S / 8
+        with pytest.raises(Unavailable, match=f"oidc_ca {number // 8 + 1}"):
+            discovery.use(len)
+    now_s[0] = 2 * ASK_AGAIN_S
+    assert [discovery.use(len) for _ in range(9)] == [1] * 9
+    assert asked == [0.0, ASK_AGAIN_S, 2 * ASK_AGAIN_S]
+
+
 def test_a_login_of_the_page_asks_the_provider_once(monkeypatch: pytest.MonkeyPatch) -> None:
     asked, signing, about = list[str](), SIGNING, {"issuer": ISSUER}
     about |= {name: f"{ISSUER}/{name}" for name in ("authorization_endpoint", "token_endpoint", "jwks_uri")}
