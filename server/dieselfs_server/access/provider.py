@@ -49,8 +49,8 @@ log = logging.getLogger(__name__)
 
 
 class Discovery:
-    """What the provider says about itself. It is asked again after KEYS_FRESH_S, and ASK_AGAIN_S after any failure: it
-    may have moved. Threads may ask at once.
+    """What the provider says about itself. It is asked again after KEYS_FRESH_S, and ASK_AGAIN_S after a failure: it
+    may have moved. A refused login is no failure. Threads may ask at once.
     """
 
     def __init__(
@@ -73,6 +73,8 @@ class Discovery:
                 about = self._ask()
                 self._known = about, now_s
             return act(about)
+        except AccessDenied:
+            raise
         except DieselfsError as error:
             self._known, self._trouble = (self._known[0], float("-inf")), str(error)
             if isinstance(error, InvalidInput):

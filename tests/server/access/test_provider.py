@@ -240,16 +240,34 @@ def test_logins_that_fail_ask_the_provider_about_itself_once_a_second() -> None:
             raise Unavailable("away")
         return {"issuer": ISSUER}
 
-    def refuse(about: dict[str, Any]) -> None:
+    def fail(about: dict[str, Any]) -> None:
         assert about == {"issuer": ISSUER}
-        raise AccessDenied("invalid_grant")
+        raise Unavailable("status 502")
 
     discovery = Discovery(ask, lambda: now_s[0])
     for number in range(40):
         now_s[0] = number * ASK_AGAIN_S / 8
-        with pytest.raises((AccessDenied, Unavailable)):
-            discovery.use(refuse)
+        with pytest.raises(Unavailable):
+            discovery.use(fail)
     assert asked == [number * ASK_AGAIN_S for number in range(5)]
+
+
+def test_a_login_that_is_refused_is_no_reason_to_ask_the_provider_about_itself() -> None:
+    now_s, asked = [0.0], list[float]()
+
+    def ask() -> dict[str, Any]:
+        asked.append(now_s[0])
+        return {"issuer": ISSUER}
+
+    def refuse(about: dict[str, Any]) -> None:
+        raise AccessDenied("invalid_grant")
+
+    discovery = Discovery(ask, lambda: now_s[0])
+    for number in range(9):
+        now_s[0] = number * ASK_AGAIN_S
+        with pytest.raises(AccessDenied, match="invalid_grant"):
+            discovery.use(refuse)
+    assert asked == [0.0]
 
 
 def test_logins_before_the_provider_has_answered_ask_it_once_a_second() -> None:
