@@ -8,8 +8,9 @@ Chunks of a mirror have no entries: the metadata store has their records alone. 
 and what keeps it is the tag. When a generation no longer needs it, its record is made again, so that the grace time and
 pins count from then.
 
-One caller at a time changes the record and the tag, on any server, by a lease. A crash between the two leaves a record
-that is older than the tag: what is shown is whole, and the next round shows it again.
+One caller at a time changes the record and the tag, on any server, by a lease, which is renewed before each write. A
+crash between the two leaves a record that is older than the tag: what is shown is whole, and the next round shows it
+again.
 
 Promoted, a mirror gets chunks with entries, which refer to those that it has. The record of the promotion has a first
 phase, in which these are stored and none is applied, and a second one, in which all are. They are applied all at once,
@@ -22,6 +23,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from io import BytesIO
 from secrets import token_hex
 from threading import Lock
@@ -130,18 +132,21 @@ class Mirrors:
         self._keep(dataset_id, state)
 
     @contextmanager
-    def _alone(self, dataset: DatasetRecord) -> Iterator[_State | None]:
-        """The state of a dataset, which nobody else changes in the block. Raises Unavailable if somebody does."""
+    def _alone(self, dataset: DatasetRecord) -> Iterator[tuple[_State | None, Callable[[], None]]]:
+        """The state of a dataset, which nobody else changes in the block, and a check that this is still so, to be
+        called before each write. Both raise Unavailable if somebody does.
+        """
         dataset_id, holder = dataset.dataset_id, f"a change of the mirror {dataset.name} ({token_hex(4)})"
 
-        def take() -> None:
-            now_ns = self._time_ns()
-            take_lease(self._metadata, dataset_id, holder, now_ns, LEASE, self._seen, may_expire=False)
+        def take(is_renewal: bool) -> None:
+            asked = dataset_id, holder, self._time_ns(), LEASE, self._seen
+            take_lease(self._metadata, *asked, may_expire=False, is_renewal=is_renewal)
 
-        take()
+        take(is_renewal=False)
+        check = partial(take, is_renewal=True)
         try:
-            with repeated(take, RENEWAL_S):
-                yield self._read(dataset_id)
+            with repeated(check, RENEWAL_S):
+                yield self._read(dataset_id), check
         finally:
             end_lease(self._metadata, dataset_id, holder, LEASE)
 
@@ -223,19 +228,21 @@ class Mirrors:
         Raises InvalidInput for a dataset with other content, or with another origin.
         """
         now_s = self._time_ns() // 10**9
-        with self._alone(dataset) as state:
+        with self._alone(dataset) as (state, check):
             self.check_settled(dataset.dataset_id, dataset.name)
             if state is None or dataset.files:
                 if dataset.chunks or dataset.files or not origin.isprintable():
                     raise InvalidInput(
                         f"dl://{dataset.name} has content of its own, so it cannot become a mirror"
                     )
+                check()
                 self._store.delete_record(promotion_record(dataset.dataset_id))  # of a mirror before it
                 state = _State(origin, current_s=now_s)
             if state.origin != origin:
                 raise InvalidInput(f"dl://{dataset.name} is a mirror of {state.origin}, not of {origin}")
             is_current = newest == state.generation
             state = replace(state, newest=newest, current_s=now_s if is_current else state.current_s)
+            check()
             self._put(dataset.dataset_id, state)
         return _record_of(dataset.name, state)
 
@@ -296,12 +303,13 @@ class Mirrors:
                 self._check_chunk(dataset_id, chunk_id, stated)
         for chunk_id in old.keys() - new.keys():
             self._die_now(dataset_id, chunk_id, now_ns)
-        with self._alone(dataset) as present:
+        with self._alone(dataset) as (present, check):
             self.check_settled(dataset_id, dataset.name)
             if present is None or present.digest != state.digest:
                 raise Unavailable(
                     f"another round of the mirror {dataset.name} has ended meanwhile; try again"
                 )
+            check()
             self._tags.replace(snapshot, MIRROR_TAG)
             state = replace(
                 present,
@@ -316,6 +324,7 @@ class Mirrors:
             )
             if state.newest == state.generation:
                 state = replace(state, current_s=now_ns // 10**9)
+            check()
             self._put(dataset_id, state)
         self._drop_parts(dataset_id)
         return _record_of(dataset.name, state)
@@ -349,9 +358,10 @@ class Mirrors:
         """Show no other generation from now on. Returns the one that is shown, and its snapshot; None if all its
         entries are stored. Raises InvalidInput for what is no mirror, or shows nothing yet; Unavailable, Damaged.
         """
-        with self._alone(dataset) as state:
+        with self._alone(dataset) as (state, check):
             if state is None or not state.generation:
                 raise InvalidInput(f"dl://{dataset.name} is not a mirror that shows a generation")
+            check()
             self._store.create_record(promotion_record(dataset.dataset_id), b"")
         is_stored = not lacks_entries(self._store, dataset.dataset_id)
         snapshot = None if is_stored else self._tags.get(dataset.name, dataset.dataset_id, MIRROR_TAG)

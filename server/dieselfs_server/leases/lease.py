@@ -185,20 +185,24 @@ def take_lease(
     note: str = NOTE,
     seen: SeenLeases | None = None,
     may_expire: bool = True,
+    is_renewal: bool = False,
 ) -> None:
     """Take the lease, or renew it. `holder`: the job and its server, not the same for two jobs. `note`: of which kind
     of jobs one runs at a time. `seen`: by which the lease of another server ends; without `may_expire`, only by this.
+    `is_renewal`: the holder took it before, and takes it from no other one.
 
-    Raises Excluded, which names the other holder, NotFound without metadata of the dataset, and Unavailable.
+    Raises Excluded, which names the other holder, or for a renewal of a lease that is gone; NotFound without metadata
+    of the dataset, and Unavailable.
     """
 
     def attempt() -> bool:
         (present,) = metadata.notes(dataset_id, [note])
-        if present is not None:
-            other = Lease.of(present)
-            has_ended = may_expire and other.expires_ns <= now_ns
-            is_others = other.value != holder.encode() and not has_ended
-            if is_others and (seen is None or not seen.is_stale(dataset_id, present)):
+        if present is None and is_renewal:
+            raise Excluded(f"{holder} has lost its lease; try again")
+        if present is not None and (other := Lease.of(present)).value != holder.encode():
+            has_expired = may_expire and other.expires_ns <= now_ns
+            has_ended = has_expired or (seen is not None and seen.is_stale(dataset_id, present))
+            if is_renewal or not has_ended:
                 raise Excluded(
                     f"{other.value.decode('utf-8', 'replace')} is running on another server; "
                     "try again when it has ended"

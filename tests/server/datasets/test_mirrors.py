@@ -267,6 +267,36 @@ def test_a_change_that_takes_long_keeps_its_lease(monkeypatch: pytest.MonkeyPatc
     assert other.note_seen(here.dataset, ORIGIN, first.generation).newest == first.generation
 
 
+@pytest.mark.parametrize(
+    ("stopped_at", "calls"), [("check_settled", 1), ("check_settled", 2), ("replace", 1)]
+)
+def test_a_round_that_has_lost_its_lease_writes_nothing_more(
+    monkeypatch: pytest.MonkeyPatch, stopped_at: str, calls: int
+) -> None:
+    """Its server was stopped as it noted a generation, or showed it; another one shows the next meanwhile."""
+    origin, here = pair()
+    first, second = origin.write(b"a"), origin.write(b"b")
+    here.bring(origin, second)
+    late, other, left = here.mirrors(), here.mirrors(), [calls]
+    owner = late._tags if stopped_at == "replace" else late
+    whole = getattr(owner, stopped_at)
+
+    def stopped(*arguments: Any) -> None:
+        whole(*arguments)
+        left[0] -= 1
+        if not left[0]:
+            with pytest.raises(Unavailable, match="a change of the mirror data"):
+                here.round(other, second)
+            here.now_s += LEASE_S
+            here.round(other, second)
+
+    monkeypatch.setattr(owner, stopped_at, stopped)
+    with pytest.raises(Unavailable, match="has lost its lease; try again"):
+        here.round(late, first)
+    assert here.mirrors().shown(here.dataset).generation == second.generation
+    assert shown(here) == second.digest
+
+
 def test_the_last_part_of_a_snapshot_may_be_repeated() -> None:
     origin, here = pair()
     first = origin.write(b"a")

@@ -6,7 +6,7 @@ from contextlib import closing
 import pytest
 
 from dieselfs.errors import NotFound
-from dieselfs_server.leases.lease import LEASE_S, Excluded, end_lease, take_lease
+from dieselfs_server.leases.lease import LEASE_S, NOTE, Excluded, SeenLeases, end_lease, take_lease
 from dieselfs_server.metadata.sqlite.store import SqliteMetadata
 
 DATASET = bytes(range(16))
@@ -41,6 +41,26 @@ def test_a_crashed_server_excludes_others_for_a_while(metadata: SqliteMetadata) 
     take_lease(metadata, DATASET, "purge (b)", EXPIRED_NS)
     with pytest.raises(Excluded):
         take_lease(metadata, DATASET, "fsck (a)", EXPIRED_NS)  # it has lost it
+
+
+def test_a_renewal_takes_the_lease_from_nobody(metadata: SqliteMetadata) -> None:
+    """Neither from one whose lease has ended, nor a lease that is gone."""
+    now_s = [0.0]
+    seen = SeenLeases(lambda: now_s[0])
+
+    def renew(holder: str) -> None:
+        take_lease(metadata, DATASET, holder, EXPIRED_NS, NOTE, seen, is_renewal=True)
+
+    with pytest.raises(Excluded, match=r"fsck \(a\) has lost its lease"):
+        renew("fsck (a)")
+    take_lease(metadata, DATASET, "fsck (a)", NOW_NS)
+    for _ in range(2):
+        with pytest.raises(Excluded, match=r"fsck \(a\) is running on another server"):
+            renew("purge (b)")
+        now_s[0] += LEASE_S
+    renew("fsck (a)")  # it has expired, and nobody has taken it
+    with pytest.raises(Excluded):
+        take_lease(metadata, DATASET, "purge (b)", EXPIRED_NS)
 
 
 def test_lost_metadata_has_no_lease(metadata: SqliteMetadata) -> None:
