@@ -3,7 +3,7 @@
 Readers have pins on generations, and a purge keeps the chunks that these need. A maintenance job excludes others on all
 servers of a store by a lease that its server renews. A server whose clock is more than LEASE_S behind cannot exclude
 others; one whose clock was ahead excludes them until they have seen its lease unchanged for LEASE_S. The lease of a
-change of a mirror ends in this way alone: there, the clocks of servers do not matter.
+change of a mirror ends in this way, or CLOCK_MARGIN_S after its time: clocks that differ by less do not matter there.
 
 The membership list of a job has a lease for each member. Members renew their leases periodically, and receive changes.
 The list has the interval, so that all members of a large job together send as few requests as those of a small one. The
@@ -153,6 +153,8 @@ NOTE = "maintenance"
 LEASE_S = 120
 """After a crash of its server, a job excludes others for at most this long."""
 RENEWAL_S = 20.0
+CLOCK_MARGIN_S = 3600
+"""The lease of a change of a mirror ends this long after it expires, also by a server that has not seen it before."""
 
 
 class Excluded(Unavailable):
@@ -188,8 +190,8 @@ def take_lease(
     is_renewal: bool = False,
 ) -> None:
     """Take the lease, or renew it. `holder`: the job and its server, not the same for two jobs. `note`: of which kind
-    of jobs one runs at a time. `seen`: by which the lease of another server ends; without `may_expire`, only by this.
-    `is_renewal`: the holder took it before, and takes it from no other one.
+    of jobs one runs at a time. `seen`: by which the lease of another server ends before it expires. Without
+    `may_expire`, it expires CLOCK_MARGIN_S later. `is_renewal`: take it from nobody, and only if it is not gone.
 
     Raises Excluded, which names the other holder, or for a renewal of a lease that is gone; NotFound without metadata
     of the dataset, and Unavailable.
@@ -200,8 +202,8 @@ def take_lease(
         if present is None and is_renewal:
             raise Excluded(f"{holder} has lost its lease; try again")
         if present is not None and (other := Lease.of(present)).value != holder.encode():
-            has_expired = may_expire and other.expires_ns <= now_ns
-            has_ended = has_expired or (seen is not None and seen.is_stale(dataset_id, present))
+            end_ns = other.expires_ns + (0 if may_expire else CLOCK_MARGIN_S * 10**9)
+            has_ended = end_ns <= now_ns or (seen is not None and seen.is_stale(dataset_id, present))
             if is_renewal or not has_ended:
                 raise Excluded(
                     f"{other.value.decode('utf-8', 'replace')} is running on another server; "

@@ -28,7 +28,7 @@ from dieselfs_server.datasets.mirrors import LEASE, Mirrors, unapplied
 from dieselfs_server.datasets.snapshots import signed
 from dieselfs_server.datasets.tags import TagStore
 from dieselfs_server.handlers.mirrors import MirrorCalls
-from dieselfs_server.leases.lease import LEASE_S, SeenLeases
+from dieselfs_server.leases.lease import CLOCK_MARGIN_S, LEASE_S, SeenLeases, take_lease
 from dieselfs_server.maintenance.purge import purge
 from dieselfs_server.metadata.interface import MetadataStore
 from dieselfs_server.metadata.sqlite.store import SqliteMetadata
@@ -214,12 +214,13 @@ def test_the_lease_of_a_round_begins_after_its_checks() -> None:
 
 
 DAY_S = 86_400
+APART_S = CLOCK_MARGIN_S // 2
 
 
-@pytest.mark.parametrize("ahead_s", [-DAY_S, 0, DAY_S])
-@pytest.mark.parametrize("other_ahead_s", [-DAY_S, 0, DAY_S])
+@pytest.mark.parametrize("ahead_s", [-APART_S, 0, APART_S, DAY_S])
+@pytest.mark.parametrize("other_ahead_s", [-DAY_S, -APART_S, 0, APART_S])
 def test_a_lease_ends_when_it_is_unchanged_whatever_clocks_say(ahead_s: int, other_ahead_s: int) -> None:
-    """And none ends before: another server has not seen it for its time."""
+    """And none ends before, within the margin of clocks: another server has not seen it for its time."""
     origin, here = pair()
     first = origin.write(b"a")
     here.bring(origin, first)
@@ -240,6 +241,20 @@ def test_a_lease_ends_when_it_is_unchanged_whatever_clocks_say(ahead_s: int, oth
         here.mirrors(ask, ahead_s).note_seen(here.dataset, ORIGIN, first.generation)
     assert refused_s == [NOW_S, NOW_S + LEASE_S - 1]
     assert here.round(other, first).generation == first.generation
+
+
+def test_servers_that_start_for_each_round_end_a_lease_by_the_clock() -> None:
+    """None has seen it before."""
+    origin, here = pair()
+    first = origin.write(b"a")
+    here.bring(origin, first)
+    take_lease(here.metadata, DATASET, "a change of the mirror data (crashed)", NOW_S * 10**9, LEASE)
+    end_s = NOW_S + LEASE_S + CLOCK_MARGIN_S
+    for here.now_s in (NOW_S, NOW_S + LEASE_S, end_s - 1):
+        with pytest.raises(Unavailable, match="a change of the mirror data"):
+            here.round(here.mirrors(), first)
+    here.now_s = end_s
+    assert here.round(here.mirrors(), first).generation == first.generation
 
 
 def test_a_change_that_takes_long_keeps_its_lease(monkeypatch: pytest.MonkeyPatch) -> None:
