@@ -178,6 +178,27 @@ def test_a_claim_that_has_ended_stays_ended(server: RunningServer, monkeypatch: 
         assert data.client.pins("lost") == []
 
 
+def test_a_claim_that_is_gone_is_not_put_again(
+    server: RunningServer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It has expired by the clock of a server, and another command may have begun."""
+    monkeypatch.setattr(columns, "RENEWAL_S", 0.01)
+    with Dataset(server.settings(), "gone", must_exist=False) as data:
+        data.create()
+        with columns._alone(data) as renew:
+            (own,) = data.client.pins("gone")
+            removal = "gone", own.holder.partition("/")[2], own.generation, data.snapshot.header.updated_ns, 0
+
+            def is_noticed() -> bool:
+                data.client.pin(*removal)  # again, as a renewal that had looked before may have put it
+                return "is gone" in caplog.text
+
+            wait_until(is_noticed)
+            with pytest.raises(Unavailable, match="nothing was written"):
+                renew()
+            assert data.client.pins("gone") == []
+
+
 def test_a_command_that_was_killed_excludes_others_for_a_while(dlcmd: Dlcmd, labelled: str) -> None:
     (dlcmd.folder / "x.csv").write_text("file,x\nnone,1\n")
     add = "columns", "add", f"dl://{labelled}", "x.csv", "--key", "file"

@@ -56,24 +56,30 @@ def _now_s() -> float:
 
 
 class _Claim:
-    """The claim of a command on the columns of `dataset`, until `end_s`, by `_now_s`. `put`: repeats it."""
+    """The claim of a command on the columns of `dataset`, until `end_s`, by `_now_s`.
 
-    def __init__(self, dataset: str, put: Callable[[], None], end_s: float) -> None:
-        self._dataset, self._put, self._end_s = dataset, put, end_s
+    `put`: repeats it; `is_there`: whether the servers have it.
+    """
+
+    def __init__(
+        self, dataset: str, put: Callable[[], None], is_there: Callable[[], bool], end_s: float
+    ) -> None:
+        self._dataset, self._put, self._is_there, self._end_s = dataset, put, is_there, end_s
 
     def renew(self) -> None:
         """Raises Unavailable if it has ended meanwhile, for another command may have begun; DieselfsError."""
         asked_s = _now_s()
-        self._check()
+        self._check(self._is_there())
         self._put()
         self._check()
         self._end_s = asked_s + CLAIM_S
 
-    def _check(self) -> None:
-        if _now_s() >= self._end_s:
+    def _check(self, is_there: bool = True) -> None:
+        if not is_there or _now_s() >= self._end_s:
             raise Unavailable(
-                f"{SCHEME}{self._dataset}: the claim of this command was not renewed for {format_duration(CLAIM_S)}, "
-                "so another one may have changed the columns; nothing was written: try again"
+                f"{SCHEME}{self._dataset}: the claim of this command is gone, or was not renewed for "
+                f"{format_duration(CLAIM_S)}, so another one may have changed the columns; nothing was written: try "
+                "again"
             )
 
 
@@ -92,6 +98,10 @@ def _alone(data: "Dataset", is_dry_run: bool = False) -> Iterator[Callable[[], N
         return
     client, header, token = data.client, data.snapshot.header, token_hex(4)
     own = data.name, f"{_CLAIM}{node_name()} ({token})", header.generation, header.updated_ns
+
+    def is_there() -> bool:
+        return any(token in each.holder for each in client.pins(data.name))
+
     deadline_s = time.monotonic() + CLAIM_WAIT_S
     try:
         while True:
@@ -111,7 +121,7 @@ def _alone(data: "Dataset", is_dry_run: bool = False) -> Iterator[Callable[[], N
                 )
             time.sleep(random.uniform(*_PAUSES_S))
         data.refresh()
-        claim = _Claim(data.name, lambda: client.pin(*own, CLAIM_S), asked_s + CLAIM_S)
+        claim = _Claim(data.name, lambda: client.pin(*own, CLAIM_S), is_there, asked_s + CLAIM_S)
         with repeated(claim.renew, RENEWAL_S):
             yield claim.renew
     finally:
