@@ -38,6 +38,13 @@ LARGE_BYTES = 8 * MIB
 AWAY_TIMEOUT_S = 1.0
 """The same after such a call, until one succeeds."""
 
+LAGGY_S, LAGGY_LOOK_S = 0.5, 0.4
+"""When a call has had no reply for LAGGY_S, librados asks the monitors for the disks that are in service now; it looks
+every LAGGY_LOOK_S. By default it does so after 10 s, which no call here takes: a connection that only had calls for a
+lost machine would never learn that others have taken its place.
+"""
+
+assert LAGGY_S + LAGGY_LOOK_S < AWAY_TIMEOUT_S
 assert ANSWER_TIMEOUT_S + LOST_MACHINE_REST_S < LOST_MACHINE_S  # 2.0 + 0.2 = 2.2 s
 assert all(
     limit_s.is_integer()
@@ -108,6 +115,8 @@ class RadosPool:
             "client_mount_timeout": f"{CONNECT_TIMEOUT_S:g}",
             "rados_mon_op_timeout": f"{self._operation_timeout_s:g}",
             "rados_osd_op_timeout": f"{limit_s:g}",
+            "objecter_timeout": f"{LAGGY_S:g}",
+            "objecter_tick_interval": f"{LAGGY_LOOK_S:g}",
         }
         try:
             cluster = self._librados.Rados(conffile=conf, name=user, conf=timeouts)
