@@ -1,5 +1,6 @@
 """A Ceph pool: what is refused, what is missing, and what happens when the cluster hangs or is full."""
 
+import json
 import sys
 import time
 from collections.abc import Iterator
@@ -25,6 +26,7 @@ from dieselfs_server.store.rados_pool import (
     load_librados,
 )
 from lab.ceph import CEPHX, NONE, USER, RunningCeph, running_ceph
+from lab.namespace import wait_for
 from tests.support.ceph import needs_ceph
 
 pytestmark = needs_ceph
@@ -154,6 +156,33 @@ def test_a_read_beside_a_large_change_of_a_hung_cluster_is_given_up_as_soon_as_a
         assert not change.done()
     change.result()
     assert (pool.size("new"), pool.read("other", 0, 9)) == (LARGE_BYTES, b"content")
+
+
+def test_calls_find_the_disk_that_takes_over_from_a_lost_one(tmp_path: Path) -> None:
+    """A connection whose calls all went to the lost one has nobody else to learn that from."""
+
+    def primary(name: str) -> int:
+        place = json.loads(ceph.command("osd", "map", "data", name, "--format", "json"))
+        return int(place["acting_primary"])
+
+    def is_found(pool: RadosPool, name: str) -> bool:
+        with suppress(Unavailable):
+            return pool.size(name) == len(b"content")
+        return False
+
+    with running_ceph(tmp_path / "ceph", osds=2) as ceph:
+        # Else the other disk waits until the reads that the lost one may still answer have ended: 48 s.
+        ceph.command("config", "set", "osd", "osd_pool_default_read_lease_ratio", "0.05")
+        ceph.make_pool("data")
+        ceph.command("osd", "pool", "set", "data", "size", "2")
+        with closing(RadosPool("data", ceph.conf, USER)) as pool:
+            name = next(name for name in map(str, count()) if primary(name) == 0)
+            pool.create(name, b"content")
+            with ceph.hung():
+                with pytest.raises(Unavailable):
+                    pool.size(name)
+                ceph.command("osd", "down", "0")  # as its neighbours tell the monitors after a while
+                wait_for(lambda: is_found(pool, name), "the other disk answers", CHANGE_S)
 
 
 def test_what_cannot_be_opened_says_why(ceph: RunningCeph, tmp_path: Path) -> None:
